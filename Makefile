@@ -61,8 +61,8 @@ test-argo: setup  ## run the story on a cluster that has Argo Workflows; see doc
 bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench
 
-bench-checkpoint: setup  ## measure what checkpoints cost; writes tests/bench/reports/checkpoint.json (QUICK=1: no report)
-	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick)
+bench-checkpoint: setup  ## measure what checkpoints cost; writes reports/checkpoint.json (QUICK=1: no report; LONG=1: all parts)
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick) $(if $(LONG),--long)
 
 bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.json (QUICK=1: no cluster, no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.quota $(if $(QUICK),--quick)

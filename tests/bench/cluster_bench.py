@@ -1,5 +1,7 @@
 """What plugin steps cost on a cluster: ``python -m bench.cluster_bench``, with ``tests`` on PYTHONPATH.
 
+After each round comes its baseline: for as many steps one PUT to storage and one patch of an object, in a row.
+
 It needs a cluster whose API server and S3 server this machine reaches: that of
 KUBECONFIG, or the project's own, which it starts. Everything but the load
 itself is real. The report goes to ``tests/bench/reports/cluster.json``.
@@ -9,25 +11,31 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import processes
+from bench.aims import Aim, Measured, verdicts
 from bench.latency import Answers, one_round
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.place import Place, image, place
 from bench.progress import say
 from bench.requests import counted
-from bench.samples import percentile
+from bench.samples import percentile, ratio, seconds, summary
 from bench.sidecar_mode import installed, sidecar_mode
 from support.agent_process import AgentProcess
 from support.polling import until
+
+from tiphys.kube.resources import CONFIG_MAPS
 
 REPORT = Path(__file__).parent / "reports" / "cluster.json"
 ROUNDS = {1: 20, 50: 4, 200: 3, 500: 2}
 """Rounds by number of open steps."""
 SIDECAR_ROUNDS = {1: 5, 50: 2}
 """Each round is one workflow, with the start of its agent pod."""
+AIMS = {"over_plain_loop": Aim("≤", 1.5), "api_requests_per_step": Aim("≤", 0.5)}
+"""Of quick runs, too, which have the same load."""
 STEPS_OF_A_WORKFLOW = 50
 REST_SECONDS = 20.0
 
@@ -46,7 +54,8 @@ def main() -> int:
     report["noise"] = probe.report()
     if not options.quick:
         REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
-    print(describe_noise(report["noise"], report["machine"]["cores"]), summary(report), sep="\n")  # noqa: T201  the result
+    found = values(report)
+    print(*verdicts(found, AIMS), describe_noise(report["noise"], report["machine"]["cores"]), sep="\n")  # noqa: T201  the result
     return 0
 
 
@@ -58,6 +67,7 @@ def agent_mode(here: Place, quick: bool) -> dict[str, Any]:
     with AgentProcess(where, environment) as agent, Answers(here) as answers:
         until(lambda: counted(agent.url).get("tiphys_agent_leader") == 1.0)
         result: dict[str, Any] = {"start_seconds": round(time.monotonic() - began, 1), "loads": {}}
+        here.api.create(CONFIG_MAPS, here.namespace, {"metadata": {"name": "plain"}, "data": {}})
         one_round(here, answers, "warm-up", [1])
         before = processes.cost(agent.pid)
         time.sleep(2.0 if quick else REST_SECONDS)
@@ -73,9 +83,13 @@ def _load(
 ) -> dict[str, Any]:
     sizes = [count] if together else [STEPS_OF_A_WORKFLOW] * (count // STEPS_OF_A_WORKFLOW) or [count]
     requests, before, times = counted(agent.url), processes.cost(agent.pid), []
+    bursts, loops = [], []
     for number in range(rounds):
         kind = "one" if together else "load"
-        times += one_round(here, answers, f"{kind}-{count}-{number}", sizes)
+        answered = one_round(here, answers, f"{kind}-{count}-{number}", sizes)
+        times += answered
+        bursts.append(max(answered) / 1000)
+        loops.append(seconds(partial(_plain_steps, here, count)))
     cost = processes.between(before, processes.cost(agent.pid))
     asked = {name: value - requests.get(name, 0.0) for name, value in counted(agent.url).items()}
     total = sum(value for name, value in asked.items() if name.startswith("tiphys_agent_api_requests_total"))
@@ -85,6 +99,8 @@ def _load(
         "p50_ms": percentile(times, 50),
         "p99_ms": percentile(times, 99),
         "most_ms": round(max(times), 1),
+        "plain_loop_seconds": summary(loops),
+        "over_plain_loop": ratio(bursts, loops),
         "api_requests_per_step": round(total / len(times), 2),
         "patches_per_step": round(
             sum(v for k, v in asked.items() if k.startswith("tiphys_agent_patches_total")) / len(times), 3
@@ -93,6 +109,14 @@ def _load(
     }
     say(f"{count} open steps in {len(sizes)} workflows: {json.dumps(result)}")
     return result
+
+
+def _plain_steps(here: Place, count: int) -> None:
+    """The least that answers to so many steps take: a PUT of a claim and a patch for each, one after the other."""
+    client = here.store.client()
+    for number in range(count):
+        client.put_object(Bucket=here.store.bucket, Key=f"plain/{number}", Body=b"{}")
+        here.api.patch(CONFIG_MAPS, here.namespace, "plain", {"data": {"step": str(time.monotonic())}})
 
 
 def settings(here: Place) -> dict[str, Any]:
@@ -110,17 +134,15 @@ def settings(here: Place) -> dict[str, Any]:
     }
 
 
-def summary(report: dict[str, Any]) -> str:
-    """The last line. The agent's numbers are those of 200 open steps; a sidecar's, those of a workflow's first one."""
+def values(report: dict[str, Any]) -> dict[str, Measured]:
+    """The agent's numbers are those of 200 open steps; a sidecar's, those of a workflow's first one."""
     load = report["agent"]["loads"]["200"]
-    values = {"agent_p50_ms": load["p50_ms"], "agent_p99_ms": load["p99_ms"]}
+    found = {name: load[name] for name in ("over_plain_loop", "api_requests_per_step", "p50_ms", "p99_ms")}
     if "sidecar" in report:
-        values["sidecar_p50_ms"] = report["sidecar"]["loads"]["1"]["p50_ms"]
-        values["sidecar_rss_mib"] = report["sidecar"]["sidecar_after_load"]["rss_mib"]
-    values["api_requests_per_step"] = load["api_requests_per_step"]
-    if "install_seconds" in report:
-        values["install_seconds"] = report["install_seconds"]
-    return " ".join(f"{name}={value}" for name, value in values.items())
+        found["sidecar_p50_ms"] = report["sidecar"]["loads"]["1"]["p50_ms"]
+        found["sidecar_rss_mib"] = report["sidecar"]["sidecar_after_load"]["rss_mib"]
+        found["install_seconds"] = report["install_seconds"]
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,14 +6,15 @@ cloud storage, trainers as processes. The report goes to ``tests/bench/reports/c
 
 import argparse
 import importlib.metadata
-import json
 import signal
 import sys
 import traceback
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import boto3
+from bench import readme
+from bench.aims import number_line, verdicts
 from bench.checkpoint import (
     ceilings,
     corruption,
@@ -26,15 +27,12 @@ from bench.checkpoint import (
     stall,
     verifying,
 )
-from bench.checkpoint.figures import inserted
-from bench.checkpoint.report import line, table
+from bench.checkpoint.report import AIMS, QUICK_AIMS, table, values
 from bench.checkpoint.server import LATENCY_SECONDS, s3_server
 from bench.checkpoint.workload import TENSORS, Workload
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
 
-README = Path(__file__).parents[3] / "README.md"
-REPORT = Path(__file__).parents[1] / "reports" / "checkpoint.json"
 SEED = 5
 PARTS = {
     "ceilings": ceilings.measure,
@@ -47,15 +45,13 @@ PARTS = {
     "peers": peers.measure,
 }
 """In the order in which they run."""
-QUICK = [name for name in PARTS if name != "peers"]
+LONG = ("landing", "peers")
+"""They take most of an hour, and are measured only where they are asked for; a quick run has the first."""
 
 
 def main() -> int:
     """Measure, write the report, print the table and the line of numbers."""
     options = _parser().parse_args()
-    if options.readme:
-        README.write_text(inserted(README.read_text(), json.loads(REPORT.read_text())))
-        return 0
     # As Ctrl-C does: the servers and programs that were started end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     probe = NoiseProbe()
@@ -63,7 +59,7 @@ def main() -> int:
         mib = options.state_mib or (32 if options.quick else 1024)
         work = Workload(server, options.quick, SEED, state_mib=mib, repeats=3 if options.quick else 5)
         parts: dict[str, Any] = {}
-        for name in options.only or (QUICK if options.quick else PARTS):
+        for name in _names(options):
             say(f"── {name}")
             parts[name] = measured(name, work)
     report = {
@@ -71,21 +67,20 @@ def main() -> int:
         "noise": probe.report(),
         "versions": versions(),
         "settings": settings(work),
-        "parts": {**_kept(options), **parts},
+        "parts": parts,
     }
     if not (options.quick or options.state_mib):
-        REPORT.write_text(json.dumps(report, indent=2) + "\n")
+        readme.publish("checkpoint", report)
+    aims = {} if options.state_mib else QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
-    print(table(parts), noise, line(parts), sep="\n\n")  # noqa: T201  the result
+    found = values(parts)
+    print(table(parts), "", *verdicts(found, aims), "", noise, number_line(found, AIMS), sep="\n")  # noqa: T201
     return 1 if any("failed" in part for part in parts.values()) else 0
 
 
-def _kept(options: argparse.Namespace) -> dict[str, Any]:
-    """Parts of the committed report that are not measured again; each part's ratios are of one run."""
-    if not options.only or not REPORT.exists():
-        return {}
-    found: dict[str, Any] = json.loads(REPORT.read_text())["parts"]
-    return found
+def _names(options: argparse.Namespace) -> Sequence[str]:
+    left_out = ("peers",) if options.quick else () if options.long else LONG
+    return options.only or [name for name in PARTS if name not in left_out]
 
 
 def measured(name: str, work: Workload) -> dict[str, Any]:
@@ -122,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a state of 32 MiB and few trials; writes no report")
     parser.add_argument("--state-mib", type=int, metavar="MIB", help="a state of another size; writes no report")
-    parser.add_argument("--readme", action="store_true", help="put the figures of the report into README, and end")
+    parser.add_argument("--long", action="store_true", help=f"measure {' and '.join(LONG)}, too")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)}")
     return parser
 

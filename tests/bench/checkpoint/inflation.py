@@ -42,18 +42,20 @@ def _inflation(work: Workload, server: S3, network: float | None) -> dict[str, A
             times = json.loads(process.communicate()[0])
     server.empty()
     found = compare(times["idle"], times["uploading"])
-    say(f"steps {'free' if network is None else 'throttled'}: {found['median_inflation']:+.1%} while uploading")
+    network_name = "free" if network is None else "throttled"
+    say(f"steps {network_name}: {found['median_inflation']['median']:+.1%} while uploading")
     return found
 
 
 def compare(idle: Sequence[Sequence[float]], uploading: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Rounds of step times without and with an upload, in seconds."""
-    calm, busy = list(chain(*idle)), list(chain(*uploading))
+    """Rounds of step times without and with an upload, in seconds; the median is that of all rounds."""
+    rounds = [(calm, busy) for calm, busy in zip(idle, uploading, strict=True) if busy]
+    calm, busy = (list(chain(*steps)) for steps in zip(*rounds, strict=True))
     return {
-        "idle_step_seconds": summary([statistics.median(one) for one in idle]),
-        "uploading_step_seconds": summary([statistics.median(one) for one in uploading if one]),
+        "idle_step_seconds": summary([statistics.median(steps) for steps, _ in rounds]),
+        "uploading_step_seconds": summary([statistics.median(steps) for _, steps in rounds]),
         "steps": [len(calm), len(busy)],
-        "median_inflation": significant(statistics.median(busy) / statistics.median(calm) - 1),
+        "median_inflation": summary([statistics.median(busy) / statistics.median(calm) - 1 for calm, busy in rounds]),
         "p99_inflation": significant(_p99(busy) / _p99(calm) - 1),
     }
 

@@ -13,12 +13,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.aims import Aim, Measured, number_line, verdicts
+from bench import readme
+from bench.aims import number_line, verdicts
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.place import place
 from bench.progress import say
@@ -28,6 +28,7 @@ from bench.quota.cluster import admissions
 from bench.quota.decisions import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota.placement import FOLDER, absent, allocation, speed
 from bench.quota.preemption import OTHER_SAVES, preemption
+from bench.quota.report import AIMS, QUICK_AIMS, values
 from bench.quota.workloads import (
     ARRIVES_SECONDS,
     GPUS,
@@ -43,7 +44,6 @@ from tiphys_plugin.__main__ import set_gc_thresholds
 from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
 from tiphys_plugin.quota.simulation.results import measure_replay
 
-REPORT = Path(__file__).parents[1] / "reports" / "quota.json"
 SEED = 6
 SIZES = ((1_000, 1_000, 1000), (10_000, 1_000, 100), (1_000, 10_000, 100), (10_000, 10_000, 40), (100_000, 10_000, 20))
 """Waiting requests, nodes, and decisions that are timed."""
@@ -57,27 +57,8 @@ QUICK_LOADS = ((1.0, 4.0), 100)
 """What jobs of no priority ask for, as a multiple of all GPUs, and how many of high priority come."""
 SEEDS = range(10)
 QUICK_SEEDS = range(2)
-ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
 FLEETS = (1_000, 10_000)
 """Nodes among which a placement is timed."""
-AIMS = {
-    "tiresias_ratio": Aim("≤", 0.70),
-    "fifo_ratio": Aim("≤", 0.45),
-    "bestfit_alloc": Aim("≥", 92.9),
-    "fgd_alloc": Aim("≥", 95.0),
-    "decision_over_scan": Aim("≤", 1.5),
-    "decision_p99_over_scan": Aim("≤", 25),
-    "admissions_over_puts_1": Aim("≥", 1),
-    "admissions_over_puts_2": Aim("≥", 0.5),
-    "high_priority_wait_ratio": Aim("≤", 1),
-    "preempt_loss_ratio": Aim("≤", 0.10),
-    "over_admissions": Aim("≤", 0),
-    "leaks": Aim("≤", 0),
-    "double_grants": Aim("≤", 0),
-    "skip_wait_ratio": Aim("≤", 0.05),
-    "jain": Aim("≥", 0.98),
-}
-"""Those of quick runs, too: replays in virtual time and ratios are the same for fewer of them."""
 HOURS = 48.0
 QUICK_HOURS = 12.0
 
@@ -105,9 +86,9 @@ def main() -> int:
         say(f"on a cluster: {json.dumps(report['cluster'])}")
     report["noise"] = probe.report()
     if not options.quick:
-        REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
-    found = values(report)
-    print(*verdicts(found, AIMS), describe_noise(report["noise"], report["machine"]["cores"]), sep="\n")  # noqa: T201
+        readme.publish("quota", report)
+    found, aims = values(report), QUICK_AIMS if options.quick else AIMS
+    print(*verdicts(found, aims), describe_noise(report["noise"], report["machine"]["cores"]), sep="\n")  # noqa: T201
     print(number_line(found, AIMS))  # noqa: T201  the result
     return 0
 
@@ -173,29 +154,6 @@ def settings(quick: bool) -> dict[str, Any]:
         "allocation": "tasks of the openb trace in random order, then drawn from it with replacement, until they ask "
         "for all GPUs of the nodes that have any; placed at arrival or never",
         "starvation": "small jobs with declared durations, and a gang that needs all GPUs",
-    }
-
-
-def values(report: Mapping[str, Any]) -> dict[str, Measured]:
-    """What is compared; decisions are those on a thousand nodes beside a thousand that wait."""
-    core = report["core"]["1000 on 1000"]
-    filled = report.get("allocation", {})
-    unknown = report.get("attained", {})
-    services = report.get("cluster", {}).get("services", {})
-    return {
-        **{name: unknown[name] for name in ("tiresias_ratio", "fifo_ratio") if name in unknown},
-        **{name: filled[policy]["allocated_percent"] for name, policy in ALLOCATIONS.items() if policy in filled},
-        "decision_over_scan": core["over_scan"],
-        "decision_p99_over_scan": core["p99_over_scan"],
-        **{f"admissions_over_puts_{number}": found["over_replacements"] for number, found in services.items()},
-        "high_priority_wait_ratio": report["preemption"]["wait_ratio"],
-        "preempt_loss_ratio": report["preemption"]["loss_ratio"],
-        **{
-            name: sum(one[name] for one in report["campaigns"].values())
-            for name in ("over_admissions", "leaks", "double_grants")
-        },
-        "skip_wait_ratio": report["starvation"]["ratio"],
-        "jain": report["fairness"]["jain"],
     }
 
 

@@ -5,20 +5,20 @@ engine and real processes. The report goes to ``tests/bench/reports/resume.json`
 """
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import structlog
+from bench import readme
+from bench.aims import number_line, verdicts
 from bench.checkpoint.server import S3, s3_server
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
 from bench.resume import decide, goodput, healthy, plan, poison, simulated, webhooks
+from bench.resume.report import AIMS, QUICK_AIMS, values
 
-REPORT = Path(__file__).parents[1] / "reports" / "resume.json"
 PARTS: dict[str, Callable[[S3, bool], dict[str, Any]]] = {
     "plan": plan.measure,
     "decide": decide.measure,
@@ -28,10 +28,6 @@ PARTS: dict[str, Callable[[S3, bool], dict[str, Any]]] = {
     "goodput": lambda _, quick: goodput.measure(quick),
     "simulated": lambda _, quick: simulated.measure(quick),
 }
-LINE = (
-    *("plan_10k_requests", "plan_10k_seconds", "webhook_resumes", "false_resubmits", "poison_cycles"),
-    *("goodput_scratch", "goodput_folder", "goodput_tiphys", "goodput_over_optimum", "decide_p95_seconds"),
-)
 
 
 def main() -> int:
@@ -41,20 +37,19 @@ def main() -> int:
     # As Ctrl-C does: the servers and programs that were started end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     probe = NoiseProbe()
-    report: dict[str, Any] = {"machine": machine(), "parts": {}}
-    if options.only and REPORT.exists():
-        report["parts"] = json.loads(REPORT.read_text())["parts"]
+    report: dict[str, Any] = {"machine": machine()}
+    parts: dict[str, Any] = {}
     with s3_server() as server:
         report["s3"] = server.name
         for name in options.only or PARTS:
             say(f"── {name}")
-            report["parts"][name] = PARTS[name](server, options.quick)
+            parts[name] = PARTS[name](server, options.quick)
     report["noise"] = probe.report()
     if not options.quick:
-        REPORT.write_text(json.dumps(report, indent=2) + "\n")
-    found = {key: value for part in report["parts"].values() for key, value in part.get("line", {}).items()}
-    print(describe_noise(report["noise"], report["machine"]["cores"]))  # noqa: T201  the result
-    print(" ".join(f"{name}={found[name]:g}" for name in LINE if name in found))  # noqa: T201  the result
+        readme.publish("resume", {**report, "parts": parts})
+    found, aims = values(parts), QUICK_AIMS if options.quick else AIMS
+    noise = describe_noise(report["noise"], report["machine"]["cores"])
+    print(*verdicts(found, aims), noise, number_line(found, AIMS), sep="\n")  # noqa: T201  the result
     return 0
 
 

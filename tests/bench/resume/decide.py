@@ -1,16 +1,18 @@
 """What the controller adds to a recovery: from the moment it sees a failure to the next Workflow, by a real S3 server.
 
-The Workflow goes to an API server for tests, which answers at once.
+The Workflow goes to an API server for tests, which answers at once. After each recovery comes the baseline: as many
+plain requests to the S3 server, one after the other.
 """
 
+import statistics
 import time
 from typing import Any
 
-from bench.checkpoint.server import S3, STORE
+from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
-from bench.samples import significant
+from bench.samples import percentile, ratio, seconds, significant, summary
 from support.kube_server import KubeServer, serving
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
@@ -31,29 +33,44 @@ _UNLIMITED = AutoResumeLimits(resumes_per_minute=1e9, resume_burst=1_000_000_000
 
 
 def measure(server: S3, quick: bool) -> dict[str, Any]:
-    wire, seconds, requests = Wire(), [], []
+    wire, requests = Wire(), []
     with server.at(None), serving() as kubernetes:
         store = open_store(STORE)
-        runs = _failed_runs(store, kubernetes, QUICK_RUNS if quick else RUNS)
-        attendant = _attendant(store, _submitter(kubernetes))
+        runs = iter(_failed_runs(store, kubernetes, QUICK_RUNS if quick else RUNS))
+        reconciler, client = _reconciler(store, _submitter(kubernetes)), plain_client()
+
+        def recover() -> None:
+            sent = wire.requests
+            found = reconciler.reconcile((NAMESPACE, next(runs)))
+            requests.append(wire.requests - sent)
+            assert found.resumed and found.resumed.submission == 2, found.decision
+
+        def send_as_many() -> None:
+            for number in range(requests[-1]):
+                client.put_object(Bucket=BUCKET, Key=f"plain/{number}", Body=b"{}")
+
+        client.list_buckets()  # the connection is made before the clock runs
         wire.delay = DELAY_SECONDS
+        recoveries, loops = [], []
         with wire.tapped():
-            for run in runs:
-                sent, begin = wire.requests, time.perf_counter()
-                attended = attendant.reconcile((NAMESPACE, run))
-                seconds.append(time.perf_counter() - begin)
-                requests.append(wire.requests - sent)
-                assert attended.resumed and attended.resumed.submission == 2, attended.decision
-    seconds.sort()
-    p95 = seconds[min(len(seconds) - 1, round(0.95 * len(seconds)))]
-    say(f"decide: p95 {p95:.3f} s of {len(seconds)} runs")
+            for _ in range(QUICK_RUNS if quick else RUNS):
+                recoveries.append(seconds(recover))
+                loops.append(seconds(send_as_many))
+    over_requests = ratio(recoveries, loops)
+    say(f"decide: {max(requests)} requests, {over_requests['median']} times as long as they take alone")
     return {
-        "runs": len(runs),
+        "runs": len(recoveries),
         "items_of_a_run": ITEMS,
         "delay_seconds": DELAY_SECONDS,
         "requests": max(requests),
-        "seconds": {"p50": significant(seconds[len(seconds) // 2]), "most": significant(seconds[-1])},
-        "line": {"decide_p95_seconds": significant(p95)},
+        "seconds": summary(recoveries),
+        "p95_seconds": percentile(recoveries, 95),
+        "plain_requests_seconds": summary(loops),
+        "line": {
+            "decide_requests": max(requests),
+            "decide_over_requests": over_requests,
+            "decide_p95_over_requests": significant(percentile(recoveries, 95) / statistics.median(loops)),
+        },
     }
 
 
@@ -61,7 +78,7 @@ def _submitter(kubernetes: KubeServer) -> KubernetesSubmitter:
     return KubernetesSubmitter(kubernetes.api(NAMESPACE), "bench")
 
 
-def _attendant(store: Store, submitter: KubernetesSubmitter) -> AutoResumeReconciler:
+def _reconciler(store: Store, submitter: KubernetesSubmitter) -> AutoResumeReconciler:
     given = ReconcilerDependencies(
         stores=lambda _: store,
         submitter=lambda: submitter,

@@ -1,9 +1,11 @@
-"""What a plan costs: runs of many items on a real S3 server, planned with every request counted, and delayed."""
+"""What a plan costs: runs of many items on a real S3 server, planned with every request counted, and delayed.
+
+In turns with the baseline, a plain loop over the same items that asks for the output of each by name.
+"""
 
 import json
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,37 +13,36 @@ from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import WRITERS, done, items_of, items_pipeline, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
-from bench.samples import significant
+from bench.samples import interleaved, ratio, seconds, significant, summary
 from tiphys_controller.submit.planner import plan_stored_run
 
 from tiphys.records import RunRecord, json_digest
-from tiphys.store import RunLayout, open_store
+from tiphys.store import RunLayout, Store, open_store
 
 SIZES = (10, 100, 1_000, 10_000)
 MISSING = (0.0, 0.01, 0.5)
-DELAYS = (0.0, DELAY_SECONDS)
-QUICK_SIZES, QUICK_MISSING, QUICK_DELAYS = (10, 200), (0.01,), (DELAY_SECONDS,)
+QUICK_SIZES, QUICK_MISSING = (10, 200), (0.01,)
+ROUNDS = 3
 SEED = 7
 _BATCH = 1000
 
 
 def measure(server: S3, quick: bool) -> dict[str, Any]:
     wire, rows = Wire(), []
-    sizes, missing, delays = (QUICK_SIZES, QUICK_MISSING, QUICK_DELAYS) if quick else (SIZES, MISSING, DELAYS)
+    sizes, missing = (QUICK_SIZES, QUICK_MISSING) if quick else (SIZES, MISSING)
     with server.at(None), wire.tapped():
         for size in sizes:
-            rows += list(_rows(wire, size, missing, delays))
+            rows += list(_rows(wire, size, missing))
     largest = max(row["steps"] for row in rows)
-    wanted = (largest, 0.01, DELAY_SECONDS)
-    line = next(row for row in rows if (row["steps"], row["missing_share"], row["delay_seconds"]) == wanted)
+    shown = next(row for row in rows if (row["steps"], row["missing_share"]) == (largest, 0.01))
     return {
-        "settings": {"seed": SEED, "delays": delays},
+        "settings": {"seed": SEED, "delay_seconds": DELAY_SECONDS},
         "rows": rows,
-        "line": {"plan_10k_requests": line["requests"], "plan_10k_seconds": line["seconds"]},
+        "line": {"plan_10k_requests": shown["requests"], "plan_over_heads": shown["over_heads"]},
     }
 
 
-def _rows(wire: Wire, size: int, missing: Sequence[float], delays: Sequence[float]) -> Iterator[dict[str, Any]]:
+def _rows(wire: Wire, size: int, missing: Sequence[float]) -> Iterator[dict[str, Any]]:
     run = f"plan-{size}"
     pipeline = items_pipeline(size)
     items, manifest = items_of(pipeline), pipeline.manifest
@@ -57,32 +58,52 @@ def _rows(wire: Wire, size: int, missing: Sequence[float], delays: Sequence[floa
         more = order[len(gone) : round(share * size)]
         _remove(run, more)
         gone += more
-        for delay in delays:
-            wire.delay = delay
-            row = {"steps": size, "missing_share": share, "missing": len(gone), "delay_seconds": delay}
-            row |= _planned(wire, run, len(gone)) | _one_by_one(wire, run, items, set(gone))
-            say(f"plan: {json.dumps(row)}")
-            yield row
-        wire.delay = 0.0
+        yield _measured(wire, run, items, set(gone))
 
 
-def _planned(wire: Wire, run: str, missing: int) -> dict[str, Any]:
-    store = open_store(STORE)
-    store.read(RunLayout(run).run_record)  # the connection is made before the clock runs
-    sent, begin = wire.requests, time.perf_counter()
+def _measured(wire: Wire, run: str, items: Sequence[str], gone: set[str]) -> dict[str, Any]:
+    store, client = open_store(STORE), plain_client()
+    store.read(RunLayout(run).run_record)  # connections are made before the clock runs
+    client.list_buckets()
+    sent: dict[str, int] = {}
+
+    def counted(name: str, call: Callable[[], None]) -> float:
+        before, took = wire.requests, seconds(call)
+        sent[name] = wire.requests - before
+        return took
+
+    wire.delay = DELAY_SECONDS
+    times = interleaved(
+        {
+            "plan": lambda: counted("plan", lambda: _plan(store, run, len(gone))),
+            "heads": lambda: counted("heads", lambda: _head_all(client, run, items, len(gone))),
+        },
+        ROUNDS,
+    )
+    wire.delay = 0.0
+    row = {
+        "steps": len(items),
+        "missing_share": significant(len(gone) / len(items)),
+        "requests": sent["plan"],
+        "head_requests": sent["heads"],
+        "seconds": summary(times["plan"]),
+        "head_seconds": summary(times["heads"]),
+        "over_heads": ratio(times["plan"], times["heads"]),
+    }
+    say(f"plan: {json.dumps(row)}")
+    return row
+
+
+def _plan(store: Store, run: str, missing: int) -> None:
     found = plan_stored_run(store, run)
-    seconds = time.perf_counter() - begin
     assert bool(found.decisions.running_tasks) == bool(missing)
-    return {"requests": wire.requests - sent, "seconds": significant(seconds)}
 
 
-def _one_by_one(wire: Wire, run: str, items: Sequence[str], gone: set[str]) -> dict[str, Any]:
-    """The naive way: ask for each output by name, as many at a time as our own reads are."""
-    client = plain_client()
-    sent, begin = wire.requests, time.perf_counter()
+def _head_all(client: Any, run: str, items: Sequence[str], missing: int) -> None:
+    """As many at a time as our own reads are."""
     keys = [f"store/{RunLayout(run).outputs(item, 1)}parameters/loss" for item in items]
 
-    def there(key: str) -> bool:
+    def is_there(key: str) -> bool:
         try:
             client.head_object(Bucket=BUCKET, Key=key)
         except client.exceptions.ClientError:
@@ -90,9 +111,7 @@ def _one_by_one(wire: Wire, run: str, items: Sequence[str], gone: set[str]) -> d
         return True
 
     with ThreadPoolExecutor(WRITERS) as pool:
-        found = sum(pool.map(there, keys))
-    assert found == len(items) - len(gone)
-    return {"head_requests": wire.requests - sent, "head_seconds": significant(time.perf_counter() - begin)}
+        assert sum(pool.map(is_there, keys)) == len(items) - missing
 
 
 def _remove(run: str, items: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """One alert that arrives a thousand times, out of order and from several connections, and what comes of it.
 
-The controller is a process of its own; the API server is one for tests, S3 a real one.
+The controller is a process of its own; the API server is one for tests, S3 a real one. After each delivery comes the
+baseline: one plain PUT of the same bytes, since a delivery is answered when it is stored.
 """
 
 import http.client
@@ -10,13 +11,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint.server import S3, STORE
+from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
-from bench.samples import significant
+from bench.samples import percentile, seconds, significant, summary
 from support.controller_process import ControllerProcess, kubeconfig
 from support.kube_server import KubeServer, serving
 from support.polling import until
@@ -49,19 +52,30 @@ def measure(server: S3, quick: bool) -> dict[str, Any]:
             deliveries = _deliveries(count)
             with ThreadPoolExecutor(CONNECTIONS) as pool:
                 parts = [deliveries[number::CONNECTIONS] for number in range(CONNECTIONS)]
-                seconds = sorted(one for part in pool.map(lambda part: _post(process.url, part), parts) for one in part)
+                times = list(pool.map(lambda part: _deliver(process.url, part), parts))
             until(lambda: len(read_submissions(store, RUN)) > 1, seconds=180)
             time.sleep(_QUICK_QUIET_SECONDS if quick else _QUIET_SECONDS)  # time for a second one, which must not come
         resumes = len(read_submissions(store, RUN)) - 1
-    p99 = seconds[min(len(seconds) - 1, round(0.99 * len(seconds)))]
-    say(f"webhooks: {resumes} resumes of {count} deliveries, p99 {1000 * p99:.1f} ms")
+    replies, puts = (list(chain.from_iterable(one[name] for one in times)) for name in ("reply", "put"))
+    say(f"webhooks: {resumes} resumes of {count} deliveries, p99 {1000 * percentile(replies, 99):.1f} ms")
     return {
         "deliveries": count,
         "connections": CONNECTIONS,
         "seed": SEED,
-        "answer_ms": {"p50": significant(1000 * seconds[len(seconds) // 2]), "p99": significant(1000 * p99)},
-        "line": {"webhook_resumes": resumes},
+        "reply_ms": {"p50": _milliseconds(replies, 50), "p99": _milliseconds(replies, 99)},
+        "put_ms": {"p50": _milliseconds(puts, 50), "p99": _milliseconds(puts, 99)},
+        "line": {
+            "webhook_resumes": resumes,
+            "webhook_over_put": summary([percentile(one["reply"], 50) / percentile(one["put"], 50) for one in times]),
+            "webhook_p99_over_put": summary(
+                [percentile(one["reply"], 99) / percentile(one["put"], 50) for one in times]
+            ),
+        },
     }
+
+
+def _milliseconds(values: Sequence[float], percent: float) -> float:
+    return significant(1000 * percentile(values, percent))
 
 
 def _deliveries(count: int) -> list[bytes]:
@@ -83,21 +97,27 @@ def _delivery(chance: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
-def _post(url: str, bodies: Sequence[bytes]) -> list[float]:
-    """Seconds from each request to its answer."""
+def _deliver(url: str, bodies: Sequence[bytes]) -> dict[str, list[float]]:
+    """Seconds from each request of one connection to its answer, and of as many plain PUTs."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    found = []
-    for body in bodies:
-        begin = time.perf_counter()
+    client = plain_client()
+    client.list_buckets()  # the connection is made before the clock runs
+
+    def post(body: bytes) -> None:
         connection.request("POST", "/v1/alerts", body, headers)
         answer = connection.getresponse()
-        told = answer.read()
-        found.append(time.perf_counter() - begin)
-        assert answer.status == 202, told
+        content = answer.read()
+        assert answer.status == 202, content
+
+    times: dict[str, list[float]] = {"reply": [], "put": []}
+    for number, body in enumerate(bodies):
+        times["reply"].append(seconds(partial(post, body)))
+        put = partial(client.put_object, Bucket=BUCKET, Key=f"plain/{number}", Body=body)
+        times["put"].append(seconds(put))
         time.sleep(PAUSE_SECONDS)
     connection.close()
-    return found
+    return times
 
 
 def _arguments(folder: Path) -> list[str]:

@@ -2,10 +2,11 @@
 
 from collections import Counter
 
+import pytest
 from bench.checkpoint.foresight import compile_warns
 from bench.checkpoint.inflation import compare
 from bench.checkpoint.landing import Trial, outcome
-from bench.checkpoint.report import AIMS, line, table
+from bench.checkpoint.report import AIMS, QUICK_AIMS, table, values
 from bench.checkpoint.situations import Cell, Situation, cells
 from bench.samples import summary
 
@@ -32,35 +33,30 @@ def test_landings_are_pooled_over_the_cells_that_allow_one():
     assert found["cells"]["64 MiB, 100 MB/s, 5 s of grace"]["missed"] == ["during the first save: killed"]
 
 
-def test_inflation_compares_all_steps_of_all_rounds():
-    found = compare([[1.0, 1.0], [1.0]], [[1.1, 1.1], [], [1.3]])
-    assert found["median_inflation"] == 0.1
+def test_inflation_compares_the_steps_of_each_round():
+    found = compare([[1.0, 1.0], [1.0], [2.0]], [[1.1, 1.1], [], [2.6]])
+    assert found["median_inflation"]["samples"] == [0.1, 0.3]
     assert found["steps"] == [3, 3]
 
 
 PARTS = {
-    "stall": {"first": summary([0.1, 0.2, 0.3]), "line": {"stall_over_memcpy": 1.2, "stall_first_ratio": 5.0}},
+    "stall": {"first": summary([0.1, 0.2, 0.3]), "line": {"stall_over_memcpy": 1.2}},
     "corruption": {"by_class": {"truncate": "5/5"}, "line": {"good_refused": 0}},
 }
 
 
-def test_the_last_line_keeps_its_order_and_leaves_out_what_was_not_measured():
-    assert line(PARTS) == "stall_first_ratio=5 stall_over_memcpy=1.2 good_refused=0"
-
-
-def test_the_table_shows_medians_with_their_range_and_which_promises_are_kept():
-    shown = table(PARTS).splitlines()
-    assert shown[0].split() == ["stall.first", "0.2", "0.1", "…", "0.3", "n=3"]
-    assert shown[1].split() == ["corruption.by_class.truncate", "5/5"]
-    assert shown[-3:] == [
-        "kept    stall_over_memcpy = 1.2  (≤ 1.3)",
-        "MISSED  stall_first_ratio = 5  (≥ 20)",
-        "kept    good_refused = 0  (≤ 0)",
+def test_the_table_shows_medians_with_their_range():
+    assert [row.split() for row in table(PARTS).splitlines()] == [
+        ["stall.first", "0.2", "0.1", "…", "0.3", "n=3"],
+        ["corruption.by_class.truncate", "5/5"],
     ]
 
 
-def test_all_eleven_numbers_have_a_target():
-    assert " ".join(AIMS) == (
-        "stall_first_ratio stall_steady_ratio stall_over_memcpy durable_ratio verify_over_sha256 "
-        "restore_verify_overhead corrupt_found corrupt_total good_refused sigterm_landed_ratio step_inflation"
-    )
+def test_the_values_of_all_parts_are_compared():
+    assert values(PARTS) == {"stall_over_memcpy": 1.2, "good_refused": 0}
+
+
+@pytest.mark.parametrize("name", ["stall_over_memcpy", "durable_ratio", "verify_over_sha256", "step_inflation"])
+def test_what_a_small_state_cannot_show_is_not_judged_by_a_quick_run(name):
+    assert name in AIMS
+    assert name not in QUICK_AIMS

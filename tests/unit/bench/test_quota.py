@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from bench.aims import number_line
-from bench.quota.__main__ import AIMS, values
 from bench.quota.campaign import campaign
 from bench.quota.cluster import admissions
 from bench.quota.decisions import decisions
+from bench.quota.report import AIMS, values
 from bench.quota.rules import within_limits
 from bench.quota.workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
 from bench.samples import summary

@@ -1,0 +1,82 @@
+"""What is promised of GPU quotas, and how README says it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.aims import Aim, Measured
+from bench.readme import rows
+
+ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
+AIMS = {
+    "tiresias_ratio": Aim("≤", 0.70),
+    "fifo_ratio": Aim("≤", 0.45),
+    "bestfit_alloc": Aim("≥", 92.9),
+    "fgd_alloc": Aim("≥", 95.0),
+    "decision_over_scan": Aim("≤", 1.5),
+    "decision_p99_over_scan": Aim("≤", 25),
+    "admissions_over_puts_1": Aim("≥", 1),
+    "admissions_over_puts_2": Aim("≥", 0.5),
+    "high_priority_wait_ratio": Aim("≤", 1),
+    "preempt_loss_ratio": Aim("≤", 0.10),
+    "over_admissions": Aim("≤", 0),
+    "leaks": Aim("≤", 0),
+    "double_grants": Aim("≤", 0),
+    "skip_wait_ratio": Aim("≤", 0.05),
+    "jain": Aim("≥", 0.98),
+}
+QUICK_AIMS = {name: aim for name, aim in AIMS.items() if name not in ("decision_p99_over_scan", "jain")}
+"""Without what needs more samples or more hours than a quick run has."""
+
+_WORDS = {
+    "tiresias_ratio": "mean completion of trainings of unknown duration, 64 GPUs, times that published for Tiresias",
+    "fifo_ratio": "the same, times first come, first served with skipping",
+    "bestfit_alloc": "percent of 6,212 GPUs in use when all were asked for: best fit (published: 92.9)",
+    "fgd_alloc": "the same: least fragmentation (published: 95.2)",
+    "decision_over_scan": "CPU time of a decision, beside 1,000 requests on 1,000 nodes, times a plain loop over them",
+    "decision_p99_over_scan": "the same, p99",
+    "admissions_over_puts_1": "admissions through the ledger of a real API server, per plain replacement of its object",
+    "admissions_over_puts_2": "the same, by two services",
+    "high_priority_wait_ratio": "p99 wait of a request of high priority, over grace period, save and two polls",
+    "preempt_loss_ratio": "GPU-seconds that preemption loses, over those without the time to save, for saves of 3 s",
+    "over_admissions": "quotas exceeded, by many processes of which some are killed",
+    "double_grants": "leases granted twice, by the same",
+    "leaks": "leases lost, by the same",
+}
+
+
+def values(report: Mapping[str, Any]) -> dict[str, Measured]:
+    """What is compared; decisions are those on a thousand nodes beside a thousand that wait."""
+    core = report["core"]["1000 on 1000"]
+    filled = report.get("allocation", {})
+    unknown = report.get("attained", {})
+    services = report.get("cluster", {}).get("services", {})
+    return {
+        **{name: unknown[name] for name in ("tiresias_ratio", "fifo_ratio") if name in unknown},
+        **{name: filled[policy]["allocated_percent"] for name, policy in ALLOCATIONS.items() if policy in filled},
+        **{f"decision_{name}": core[name] for name in ("over_scan", "p99_over_scan") if name in core},
+        **{f"admissions_over_puts_{number}": found["over_replacements"] for number, found in services.items()},
+        "high_priority_wait_ratio": report["preemption"]["wait_ratio"],
+        "preempt_loss_ratio": report["preemption"]["loss_ratio"],
+        **{
+            name: sum(one[name] for one in report["campaigns"].values())
+            for name in ("over_admissions", "leaks", "double_grants")
+        },
+        "skip_wait_ratio": report["starvation"]["ratio"],
+        "jain": report["fairness"]["jain"],
+    }
+
+
+def block(report: Mapping[str, Any]) -> list[str]:
+    """Markdown of the committed report."""
+    core, campaigns = report["core"]["1000 on 1000"], report["campaigns"].values()
+    by_save = report["preemption"]["loss_by_save_seconds"].items()
+    losses = ", ".join(f"{one['ratio']:.3g} for saves of {seconds} s" for seconds, one in by_save)
+    asked, kills = (sum(one[name] for one in campaigns) for name in ("requests", "kills"))
+    return [
+        *rows(_WORDS, values(report), AIMS),
+        "",
+        f"GPUs idle while a victim saves, so preemption loses more with longer saves: {losses}. "
+        f"The processes made {asked:,} requests and met {kills} kills. On the machine of the report, "
+        f"{report['machine']['cores']} cores of {report['machine']['cpu']}, {core['per_second']:.0f} decisions per "
+        f"second are made, with a p99 of {core['p99_ms']:.3g} ms; other machines make more or fewer.",
+    ]

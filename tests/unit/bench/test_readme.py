@@ -1,0 +1,69 @@
+"""README quotes the numbers of the committed reports, and no others."""
+
+import pytest
+from bench.aims import Aim
+from bench.checkpoint import report as checkpoint
+from bench.quota import report as quota
+from bench.readme import BENCHMARKS, README, inserted, read_report, rows
+from bench.resume import report as resume
+from bench.samples import summary
+
+TIMES = {"stall_seconds": summary([0.04]), "durable_seconds": summary([11.0])}
+REPORTED = {
+    "machine": {"cores": 2},
+    "settings": {
+        "state": "64 float32 arrays, together 1024 MiB",
+        "throttle_megabytes_per_second": 100.0,
+        "throttle_latency_seconds": 0.02,
+    },
+    "parts": {
+        "stall": {"line": {"stall_over_memcpy": summary([1.1, 1.15, 1.3])}},
+        "inflation": {"line": {"step_inflation": 0.031}},
+        "landing": {"landed": 320, "trials": 320, "wilson_lower_bound": 0.9881, "line": {"sigterm_landed_ratio": 1.0}},
+        "peers": {"left_out": {}, "packages": {}, "tiphys": {"throttled": TIMES, "free": TIMES}},
+    },
+}
+BEGIN = "<!-- made from tests/bench/reports/checkpoint.json by `python -m bench.readme` -->"
+END = "<!-- end -->"
+
+
+def test_a_row_has_the_median_the_quartiles_and_the_aim():
+    measured = {"stall": summary([1.1, 1.15, 1.3]), "runs": 119338, "share": 0.5, "unknown": 7}
+    words = {"stall": "a stall", "runs": "of runs", "share": "a share", "absent": "of nothing"}
+    assert rows(words, measured, {"stall": Aim("≤", 1.3), "share": Aim("≥", 0.25)}, ["share"])[2:] == [
+        "| a stall | 1.15 (1.12 … 1.23) | ≤ 1.3 |",
+        "| of runs | 119,338 |  |",
+        "| a share | 50 % | ≥ 25 % |",
+    ]
+
+
+def test_the_block_of_checkpoints_holds_what_was_measured_beside_what_is_promised():
+    lines = checkpoint.block(REPORTED)
+    assert "320 of 320 saves landed after SIGTERM (at least 98.8%" in lines[0]
+    assert "| stall of a save, times that of a memcpy into warm memory | 1.15 (1.12 … 1.23) | ≤ 1.3 |" in lines
+    assert "| how much longer a training step takes during an upload, throttled | 3.1 % | ≤ 10 % |" in lines
+    assert "| tiphys | 40 ms | 11.0 s | 40 ms | 11.0 s |" in lines
+
+
+def test_the_block_is_exchanged_and_nothing_else():
+    once = inserted(f"# Tiphys\n\n{BEGIN}\nold\n{END}\n\nmore\n", "checkpoint", REPORTED)
+    lines = "\n".join([BEGIN, *checkpoint.block(REPORTED), END])
+    assert once == f"# Tiphys\n\n{lines}\n\nmore\n"
+    assert inserted(once, "checkpoint", REPORTED) == once
+
+
+def test_a_readme_without_a_place_for_it_is_refused():
+    with pytest.raises(ValueError, match="README needs the lines"):
+        inserted("# Tiphys\n", "checkpoint", REPORTED)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_readme_quotes_the_committed_report(name: str):
+    text = README.read_text()
+    assert inserted(text, name, read_report(name)) == text, "run `PYTHONPATH=tests python -m bench.readme`"
+
+
+@pytest.mark.parametrize("report", [checkpoint, resume, quota])
+def test_a_quick_run_is_judged_by_names_that_a_full_run_has(report):
+    assert report.QUICK_AIMS.keys() <= report.AIMS.keys()
+    assert report.QUICK_AIMS.keys() != report.AIMS.keys()
