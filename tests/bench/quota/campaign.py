@@ -5,6 +5,7 @@ after another, sweeps up what the dead have left, and looks at the book all the
 time.
 """
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from bench.progress import say
 from bench.quota.asker import owner
 from bench.quota.rules import RULES, within_limits
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+
+from tiphys.errors import StoreError
 
 _CHECK_EVERY = timedelta(milliseconds=200)
 _KILL_SECONDS = (0.1, 1.0)
@@ -80,7 +83,8 @@ class _Askers:
                 say(f"{done} of {requests} requests, {self.kills} kills")
                 tell_at = now + _TELL_SECONDS
             self._look()
-            self.sweep()
+            with contextlib.suppress(StoreError):  # the file is busy; the next turn sweeps
+                self.sweep()
             time.sleep(_LOOK_SECONDS)
 
     def sweep(self) -> None:
