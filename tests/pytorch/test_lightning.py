@@ -25,6 +25,7 @@ from support.sessions import open_session
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import UsageError
 from tiphys.lineage.select import list_commits
+from tiphys.lineage.training_progress import read_training_progress
 
 # Lightning warns of loggers, of worker processes and of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,6 +129,14 @@ def test_a_fit_that_was_interrupted_is_the_fit_that_was_not(name, interrupted):
 
     assert resumed.global_step == STEPS
     assert bits(resumed) == straight
+
+
+def test_steps_and_total_are_reported_without_a_line_of_the_program(name):
+    fit(store := MemoryStore(), STEPS, name=name, seed=1)
+
+    reported = read_training_progress(store, LINEAGE)
+    assert reported is not None
+    assert (reported.global_step, reported.total_steps) == (STEPS, STEPS)
 
 
 def test_accumulated_gradients_are_never_lost_between_two_checkpoints():

@@ -26,6 +26,7 @@ from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import UsageError
 from tiphys.lineage.select import list_commits
+from tiphys.lineage.training_progress import read_training_progress
 
 # The Trainer warns of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -125,6 +126,15 @@ def test_sigterm_saves_at_once_and_exits_with_75(tmp_path):
 
     assert end.value.code == 75
     assert list_commits(store, LINEAGE) == [ref(1, 3)]
+
+
+def test_steps_total_and_loss_are_reported_without_a_line_of_the_program(tmp_path):
+    train(store := MemoryStore(), tmp_path, STEPS, seed=1)
+
+    reported = read_training_progress(store, LINEAGE)
+    assert reported is not None
+    assert (reported.global_step, reported.total_steps) == (STEPS, STEPS)
+    assert reported.metrics["loss"] > 0
 
 
 def test_several_processes_are_refused():

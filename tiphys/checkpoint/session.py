@@ -38,6 +38,9 @@ class Session:
     `tiphys.checkpoint.tracked_session.TrackedSession` does both.
     """
 
+    total_steps: int | None = None
+    """Steps of the whole training, from which the time left is estimated; a program may set it once it knows."""
+
     @overload
     def restore(self) -> Any: ...
     @overload
@@ -125,6 +128,12 @@ class Session:
         """
         return None
 
+    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Report progress without saving, for a step after which there is nothing to pass to `step`.
+
+        `step` reports its own; both may be called for the same step.
+        """
+
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         """Wait at most ``timeout_seconds`` until no save is running; leaving the ``with`` block waits too.
 
@@ -185,7 +194,7 @@ def session(
     """Open the session of this attempt; use it in a ``with`` block.
 
     Args:
-        total_steps: Steps of the whole training, for the progress that Argo shows.
+        total_steps: Steps of the whole training, from which Argo and Tiphys show progress and the time left.
         sharded: Each rank saves a state of its own. Otherwise rank 0 saves one
             state for all ranks, as with averaged gradients; every rank restores it.
         alone: This process opens the only session of several ranks, and hands

@@ -33,21 +33,22 @@ from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
 from tiphys.checkpoint.save.commit import AttemptFence, UploadCancelledError
 from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
-from tiphys.checkpoint.save.interval import FailureHistory, SaveIntervalController, read_failure_history
+from tiphys.checkpoint.save.interval import open_interval_controller
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import CheckpointSettings, is_save_due
 from tiphys.checkpoint.state.serialization import flatten_state
 from tiphys.checkpoint.state.shards import FRAMEWORK, ShardPlan, plan_shards
-from tiphys.checkpoint.telemetry.events import EventLog, ProgressFile, log_message
+from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
+from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
-from tiphys.store import Store, read_step_attempts
+from tiphys.store import Store
 
 _EXIT_MARGIN_SECONDS = 1.0
 _EXIT_MARGIN_SHARE = 0.1
@@ -80,7 +81,7 @@ class TrackedSession(Session):
         store: Store of the checkpoints.
         clock: Monotonic clock, in seconds.
         environ: Environment of the program.
-        total_steps: Steps of the whole training, for Argo's progress; None if unknown.
+        total_steps: Steps of the whole training; None if unknown.
         metrics: Metrics of the training loop; None for none.
         rank_info: Position of this process among the ranks; None for a single process.
         sharded: Whether each rank saves a state of its own.
@@ -108,8 +109,8 @@ class TrackedSession(Session):
         self._environ = environ
         self._metrics = metrics or NoMetrics()
         self._event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)
-        self._progress_file = ProgressFile(environ.get("ARGO_PROGRESS_FILE", ""), total_steps, clock)
-        self._interval = SaveIntervalController(settings.save_every, self._read_failure_history(), clock=clock)
+        self.total_steps = total_steps
+        self._interval = open_interval_controller(settings, run_store, clock)
         self._candidates = RestoreCandidates(settings, run_store, store)
         self._stop = StopSignal(clock)
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
@@ -130,6 +131,10 @@ class TrackedSession(Session):
             fence=self._fence,
             stop_signal=self._stop,
             barrier=barrier,
+        )
+        progress_store = run_store if self._coordinator.reports_events else None
+        self._progress = ProgressReporter(
+            progress_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
         )
         self._saver = Saver(
             self._committer,
@@ -217,7 +222,7 @@ class TrackedSession(Session):
     ) -> Save | None:
         self._step_timer.record_step()
         self._record_step(global_step)
-        self._progress_file.write_step(global_step)
+        self._progress.record_step(global_step, self.total_steps, metrics)
         self._metrics.record_step(global_step)
         save = None
         due = not self._should_stop_at(global_step) and self._is_save_due(global_step)
@@ -243,6 +248,9 @@ class TrackedSession(Session):
     ) -> Save | None:
         self._record_step(global_step)
         return self._save(self._draft(global_step, metrics, epoch, data_position), self._plan_shards(state), "asked")
+
+    def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._progress.record_step(global_step, self.total_steps, metrics)
 
     @_excluded_from_step_time
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
@@ -285,6 +293,7 @@ class TrackedSession(Session):
             self._stop.uninstall()
             self._saver.close()
             self._coordinator.close()
+            self._progress.close()
             self._metrics.close()
             self._crash_log.close()
         if isinstance(error, FencedError):
@@ -339,16 +348,9 @@ class TrackedSession(Session):
         if self._saver.is_abandoned or self._seconds_left() == 0:
             raise UploadCancelledError("the grace period leaves no time to wait for the other ranks")
 
-    def _read_failure_history(self) -> FailureHistory | None:
-        """Return the failures of earlier attempts of this step; None if the interval is fixed."""
-        settings = self._settings
-        if settings.save_every.auto is None:
-            return None
-        return read_failure_history(read_step_attempts(self._run_store, settings.run, settings.step))
-
     def _continue_from(self, manifest: CheckpointManifest, skipped: list[SkippedCheckpoint]) -> None:
         ref = manifest.ref
-        self._committer.record_restore(ref)
+        self._committer.record_restore(manifest)
         self._saver.assume_bandwidth(manifest)
         self._last_step = ref.global_step
         self._saved_at = self._clock()

@@ -7,8 +7,8 @@ lies what training programs and Argo's artifacts write. A program that writes
 nonsense there harms its own tenant only.
 
 Numbers are zero-padded, so that listings return them in order. In ``manifests/``,
-``quarantine/``, ``pins/`` and ``tombstones/`` they count down, so that the newest
-checkpoint is listed first.
+``quarantine/``, ``pins/``, ``tombstones/`` and ``training-progress/`` they count
+down, so that the newest is listed first.
 """
 
 import re
@@ -238,6 +238,20 @@ class LineageLayout:
         micros = round(measured.own_seconds * 1e6)
         window, member = _pad_number(measured.window), _pad_number(measured.member)
         return f"{self.step_times(attempt)}{window}-{member}-{measured.rank:05d}-{micros}"
+
+    @property
+    def training_progress(self) -> str:
+        """Prefix of the reports of training progress; the newest report of the newest attempt lists first."""
+        return f"{self.prefix}training-progress/"
+
+    def training_progress_report(self, attempt: int, milliseconds: int) -> str:
+        """Key of a report. ``milliseconds`` since the epoch order the reports of an attempt."""
+        return f"{self.training_progress}{_countdown(attempt, milliseconds)}.json"
+
+    def parse_training_progress(self, key: str) -> int | None:
+        """The attempt of a key below ``training-progress/``; None for any other key."""
+        reported = self.parse_checkpoint(key)
+        return reported.attempt if reported and key.startswith(self.training_progress) else None
 
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""

@@ -492,24 +492,6 @@ def test_an_error_of_the_program_passes_through_as_it_is(store):
         raise ZeroDivisionError
 
 
-def test_progress_is_written_for_argo(store, tmp_path):
-    path = tmp_path / "progress"
-    clock = Clock()
-    seen = []
-    with open_session(store, clock=clock, progress_file=str(path), total_steps=4) as session:
-        for step, seconds in [(1, 0), (2, 0.5), (3, 0.6), (4, 0.1)]:
-            clock.advance(seconds)
-            session.step(step, state_at(step))
-            seen.append(path.read_text())
-    assert seen == ["1/4\n", "1/4\n", "3/4\n", "4/4\n"]
-
-
-def test_progress_that_cannot_be_written_or_has_no_total_is_left_out(store, tmp_path):
-    open_session(store, progress_file=str(tmp_path / "absent" / "progress"), total_steps=4).step(1, state_at(1))
-    open_session(store, progress_file=str(tmp_path / "progress")).step(1, state_at(1))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_image_without_numpy_is_told_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "tiphys.checkpoint.tracked_session", None)
     environ = {

@@ -38,6 +38,9 @@ class DistributedSession:
     outside of Tiphys and neither restores nor saves.
     """
 
+    total_steps: int | None = None
+    """Steps of the whole training, from which the time left is estimated."""
+
     def restore(self, state: dict[str, Any]) -> int:
         """Load the newest valid checkpoint into ``state``, as ``dcp.load`` does.
 
@@ -164,7 +167,7 @@ def session(
     Raises as `tiphys.checkpoint.session` does, but a `StoreError` instead of `SystemExit`.
 
     Args:
-        total_steps: Steps of the whole training, for the progress that Argo shows.
+        total_steps: Steps of the whole training, from which Argo and Tiphys show progress and the time left.
         environ: Environment with the ``TIPHYS_*`` variables.
         clock: Seconds since any fixed moment, for saves that are due by time.
     """

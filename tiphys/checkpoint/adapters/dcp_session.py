@@ -26,18 +26,19 @@ from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import AttemptFence
 from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
-from tiphys.checkpoint.save.interval import SaveIntervalController, read_failure_history
+from tiphys.checkpoint.save.interval import open_interval_controller
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.settings import CheckpointSettings, is_save_due
-from tiphys.checkpoint.telemetry.events import EventLog, ProgressFile, log_message
+from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
+from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointManifest, CheckpointRef, Event, SkippedCheckpoint
-from tiphys.store import Store, read_step_attempts
+from tiphys.store import Store
 
 
 def unwrap_dcp_error(error: BaseException) -> BaseException:
@@ -67,7 +68,7 @@ class TrackedDistributedSession(DistributedSession):
         environ: Environment of the program.
         clock: Monotonic clock, in seconds.
         metrics: Metrics of the training loop; None for none.
-        total_steps: Steps of the whole training, for Argo's progress; None if unknown.
+        total_steps: Steps of the whole training; None if unknown.
     """
 
     def __init__(
@@ -92,15 +93,8 @@ class TrackedDistributedSession(DistributedSession):
         self._event_log = (EventLog if ranks.is_first else _LogOnlyEventLog)(
             run_store, settings.run, settings.step, settings.attempt
         )
-        self._progress_file = ProgressFile(
-            environ.get("ARGO_PROGRESS_FILE", "") if ranks.is_first else "", total_steps, clock
-        )
-        history = (
-            read_failure_history(read_step_attempts(run_store, settings.run, settings.step))
-            if settings.save_every.auto
-            else None
-        )
-        self._interval = SaveIntervalController(settings.save_every, history, clock=clock)
+        self.total_steps = total_steps
+        self._interval = open_interval_controller(settings, run_store, clock)
         self._candidate_source = RestoreCandidates(settings, run_store, store)
         self._stop = StopSignal(clock)
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
@@ -114,6 +108,10 @@ class TrackedDistributedSession(DistributedSession):
             candidates=self._candidate_source,
             fence=self._fence,
             stop_signal=self._stop,
+        )
+        progress_store = run_store if ranks.is_first else None
+        self._progress = ProgressReporter(
+            progress_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
         )
         self._stager = _make_stager()
         self._cache = NodeCache(settings.cache) if settings.cache else None
@@ -149,7 +147,7 @@ class TrackedDistributedSession(DistributedSession):
             manifest, fault = self._load(ref, state)
             if manifest is not None:
                 self._metrics.record_restore(self._clock() - before, manifest.size_bytes, ref.global_step)
-                self._continue_from(ref, skipped)
+                self._continue_from(manifest, skipped)
                 return ref.global_step
             self._metrics.record_verify_failure()
             skipped.append(SkippedCheckpoint(checkpoint=ref, reason=fault))
@@ -168,7 +166,7 @@ class TrackedDistributedSession(DistributedSession):
     ) -> Save | None:
         self._completed_step = global_step
         self._committer.record_step()
-        self._progress_file.write_step(global_step)
+        self._progress.record_step(global_step, self.total_steps, metrics)
         self._metrics.record_step(global_step)
         busy = self._running_save is not None and not self._running_save.done
         stop, due, busy, fenced = self._ranks.any_rank(
@@ -211,7 +209,7 @@ class TrackedDistributedSession(DistributedSession):
         for ref in self._ranks.decide_on_first(self._list_candidates):
             manifest, _ = self._ranks.decide_on_first(lambda ref=ref: self._open_manifest(ref))  # type: ignore[misc]
             if manifest is not None:
-                self._committer.record_restore(ref)
+                self._committer.record_restore(manifest)
                 return DcpReader(self._store, manifest, cache=self._cache)
         return None
 
@@ -235,6 +233,7 @@ class TrackedDistributedSession(DistributedSession):
         finally:
             self._stop.uninstall()
             self._stager.close()
+            self._progress.close()
             self._metrics.close()
         cause = unwrap_dcp_error(error) if error else None
         restored = self._restoring or self._committer.restored
@@ -347,9 +346,9 @@ class TrackedDistributedSession(DistributedSession):
     def _make_writer(self, draft: CheckpointManifest) -> DcpWriter:
         return DcpWriter(self._store, draft, self._committer)
 
-    def _continue_from(self, ref: CheckpointRef, skipped: list[SkippedCheckpoint]) -> None:
-        self._restoring = None
-        self._committer.record_restore(ref)
+    def _continue_from(self, manifest: CheckpointManifest, skipped: list[SkippedCheckpoint]) -> None:
+        self._restoring, ref = None, manifest.ref
+        self._committer.record_restore(manifest)
         self._last_step = ref.global_step
         self._saved_at = self._clock()
         self._report_skipped(skipped, f"using {ref.display_name}")

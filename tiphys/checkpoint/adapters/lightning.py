@@ -17,6 +17,7 @@ Such a checkpoint may hold any object, for example hyperparameters. They are
 pickled, so a restore runs the code that the checkpoint names.
 """
 
+import math
 import sys
 from typing import Any
 
@@ -62,7 +63,9 @@ class CheckpointCallback(Callback):
         trainer._checkpoint_connector._loaded_checkpoint = checkpoint
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Raise `UsageError` unless the trainer resumed from the restored checkpoint."""
+        """Learn the number of steps; raise `UsageError` unless the trainer resumed from the restored checkpoint."""
+        if self._session.total_steps is None and math.isfinite(total := trainer.estimated_stepping_batches):
+            self._session.total_steps = int(total)
         if self._restored_step is None:
             return
         if trainer.ckpt_path:

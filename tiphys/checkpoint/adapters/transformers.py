@@ -43,15 +43,17 @@ class CheckpointCallback(TrainerCallback):
         return str(folder)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Raise `UsageError` for several processes, whose random states the files of one do not contain."""
+        """Learn the total of steps; raise `UsageError` for several processes: the files hold random states of one."""
         if args.world_size > 1:
             raise UsageError(
                 f"the Trainer runs in {args.world_size} processes, but this callback saves the files of one; "
                 "save with tiphys.checkpoint.adapters.dcp instead"
             )
+        self._session.total_steps = self._session.total_steps or state.max_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        """After SIGTERM, request a checkpoint from the Trainer at once."""
+        """Report progress; after SIGTERM, request a checkpoint from the Trainer at once."""
+        self._session.report(state.global_step, _last_logged_metrics(state))
         if self._session.should_stop:
             control.should_save = True
         return control

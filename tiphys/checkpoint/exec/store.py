@@ -16,6 +16,7 @@ from tiphys.checkpoint.save.interval import SaveIntervalController
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.telemetry.events import EventLog
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
+from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import IntegrityError
 from tiphys.lineage.quarantine import quarantine_checkpoint
@@ -33,6 +34,7 @@ class FileCheckpointStore:
         store: Store of the checkpoints.
         metrics: Receives the times of saves and restores.
         stop_signal: Requested once SIGTERM arrived.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class FileCheckpointStore:
         store: Store,
         metrics: NoMetrics,
         stop_signal: StopSignal,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._environ = environ
@@ -63,6 +66,9 @@ class FileCheckpointStore:
             candidates=self._candidates,
             fence=self._fence,
             stop_signal=stop_signal,
+        )
+        self._progress = ProgressReporter(
+            run_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
         )
 
     @property
@@ -93,7 +99,7 @@ class FileCheckpointStore:
             except IntegrityError as error:
                 events.append(self._skip_damaged(ref, error))
                 continue
-            self._committer.record_restore(ref)
+            self._committer.record_restore(manifest)
             self._metrics.record_restore(time.monotonic() - started, manifest.size_bytes, ref.global_step)
             events.append(self.event_log.restored_event(ref))
             break
@@ -123,6 +129,7 @@ class FileCheckpointStore:
         check_unchanged()
         manifest = self._committer.publish(complete_manifest(draft, stored, time.perf_counter() - before))
         self._committer.on_committed(manifest)
+        self._progress.record_step(global_step, None, None)
         return manifest
 
     def on_failed(self, global_step: int, error: Exception) -> None:

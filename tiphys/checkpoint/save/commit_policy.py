@@ -25,6 +25,7 @@ from tiphys.checkpoint.save.interval import SaveIntervalController
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics, classify_save_failure
+from tiphys.checkpoint.telemetry.progress import SavedStep
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError, UsageError
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
@@ -81,6 +82,8 @@ class CheckpointCommitter(CommitSink):
         self._progress_recorded = False
         self.restored: CheckpointRef | None = None
         self.newest_committed: CheckpointRef | None = None
+        self.newest_saved: SavedStep | None = None
+        """The newest checkpoint that the attempt restored or committed."""
         self.failed_saves = 0
         self._start_times = StartTimes(opened_at=utc_now())
 
@@ -89,9 +92,10 @@ class CheckpointCommitter(CommitSink):
         """The newest checkpoint with the progress of this attempt: its last commit, else the restored one."""
         return self.newest_committed or self.restored
 
-    def record_restore(self, ref: CheckpointRef) -> None:
-        """Record that the attempt continues from ``ref``, whose hashes were all verified."""
-        self.restored = ref
+    def record_restore(self, manifest: CheckpointManifest) -> None:
+        """Record that the attempt continues from the checkpoint of ``manifest``, whose hashes were all verified."""
+        self.restored = ref = manifest.ref
+        self.newest_saved = SavedStep(ref.global_step, manifest.written_at)
         self._start_times = self._start_times.model_copy(update={"restored_at": utc_now()})
         self._retention.trust(ref)
 
@@ -156,6 +160,7 @@ class CheckpointCommitter(CommitSink):
 
     def on_committed(self, manifest: CheckpointManifest) -> None:
         self.newest_committed = manifest.ref
+        self.newest_saved = SavedStep(manifest.global_step, manifest.written_at)
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
         if self._barrier and not self._barrier.is_first:

@@ -20,10 +20,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from tiphys.checkpoint.settings import IntervalBounds, SaveInterval
+from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointManifest, Record
-from tiphys.store import Attempt
+from tiphys.store import Attempt, Store, read_step_attempts
 
 PRIOR_FAILURES = 0.1
 PRIOR_SECONDS = 2.4 * 3600
@@ -219,6 +219,15 @@ class SaveIntervalController:
             "failures": dict(self._history.failures),
         }
         return IntervalChange(message, data)
+
+
+def open_interval_controller(
+    settings: CheckpointSettings, run_store: Store, clock: Callable[[], float]
+) -> SaveIntervalController:
+    """Open the controller of an attempt. Only an automatic interval reads how earlier attempts of the step ended."""
+    is_fixed = settings.save_every.auto is None
+    attempts = [] if is_fixed else read_step_attempts(run_store, settings.run, settings.step)
+    return SaveIntervalController(settings.save_every, read_failure_history(attempts), clock=clock)
 
 
 class IntervalLimit(StrEnum):

@@ -1,13 +1,11 @@
-"""What a session reports: log lines on standard error, events of the run, and the progress file of Argo.
+"""What a session reports: log lines on standard error, and events of the run.
 
 A line is logged at once; an event is stored if storage accepts it in time.
 Reporting never fails, because it must not stop a training.
 """
 
-import contextlib
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from tiphys.errors import TiphysError
@@ -72,28 +70,3 @@ class EventLog:
             append_events(self._store, self._run, PROGRAM_EVENT_SOURCE, events)
         except TiphysError as error:
             log_message(f"the events above could not be stored: {error}")
-
-
-_INTERVAL_SECONDS = 1.0
-
-
-class ProgressFile:
-    """Writes ``step/total`` to Argo's progress file at most once a second; does nothing without a path or a total."""
-
-    def __init__(self, path: str, total_steps: int | None, clock: Callable[[], float]) -> None:
-        self._path = Path(path) if path and total_steps else None
-        self._total = total_steps or 0
-        self._clock = clock
-        self._written_at: float | None = None
-
-    def write_step(self, global_step: int) -> None:
-        """Record that ``global_step`` steps are complete."""
-        if self._path is None:
-            return
-        now = self._clock()
-        recent = self._written_at is not None and now - self._written_at < _INTERVAL_SECONDS
-        if recent and global_step < self._total:
-            return
-        self._written_at = now
-        with contextlib.suppress(OSError):  # a progress bar must not stop a training
-            self._path.write_text(f"{min(global_step, self._total)}/{self._total}\n")

@@ -17,6 +17,7 @@ import pytest
 from support.lineage import LINEAGE, RUN, claim_of, ref, write_claim
 from support.memory import MemoryStore
 from support.polling import until
+from support.sessions import Clock
 
 from tiphys.checkpoint.exec.detect import find_checkpoints
 from tiphys.checkpoint.exec.files import scan_folder
@@ -28,6 +29,7 @@ from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.lineage.select import list_commits
+from tiphys.lineage.training_progress import read_training_progress
 from tiphys.store import read_events
 
 SETTINGS = CheckpointSettings(
@@ -70,7 +72,7 @@ def options(folder, script="true", **others):
     return ExecOptions(folder, ("sh", "-c", script, str(folder)), interval_seconds=0.01, **wanted)
 
 
-def keeper(store, attempt=1):
+def keeper(store, attempt=1, clock=time.monotonic):
     return FileCheckpointStore(
         CheckpointSettings(**{**vars(SETTINGS), "attempt": attempt}),
         {},
@@ -78,6 +80,7 @@ def keeper(store, attempt=1):
         store=store,
         metrics=NoMetrics(),
         stop_signal=StopSignal(time.monotonic),
+        clock=clock,
     )
 
 
@@ -102,6 +105,18 @@ def test_what_the_program_wrote_is_committed_when_it_ends(store, folder):
     assert list_commits(store, LINEAGE) == []  # it may have died while it wrote
     assert run(store, options(folder, 'echo y > "$0"/checkpoint-7/model')) == 0
     assert list_commits(store, LINEAGE) == [ref(1, 7)]
+
+
+def test_the_step_of_a_commit_is_reported(store, folder):
+    clock = Clock()
+    checkpoints = keeper(store, clock=clock)
+    clock.advance(1.0)
+    write(folder, 7)
+    saving = BackgroundCommit(checkpoints, options(folder), time.monotonic)
+    saving.start(find_checkpoints(scan_folder(folder, ()), options(folder))[0], 7, "due", lambda one: None)
+    until(lambda: read_training_progress(store, LINEAGE) is not None)
+    assert (reported := read_training_progress(store, LINEAGE)) is not None
+    assert (reported.global_step, reported.checkpoint_step) == (7, 7)
 
 
 def test_storage_that_fails_at_the_end_leaves_the_exit_code_alone(store, folder):

@@ -1,0 +1,104 @@
+"""Training progress is the word of a program: read within bounds, told in one line.
+
+| report                                  | told |
+|-----------------------------------------|------|
+| of the newest attempt                   | step, total, loss, pace, time left, age of the checkpoint |
+| without total or pace                   | without time left |
+| older than two minutes                  | its age instead of pace and time left |
+| too large, damaged, of another attempt  | nothing |
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support.lineage import LINEAGE
+from support.memory import MemoryStore
+
+from tiphys.errors import ObjectMissingError
+from tiphys.lineage.training_progress import describe_training_progress, read_training_progress
+from tiphys.records.training_progress import TrainingProgress
+from tiphys.store import LineageLayout
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+LAYOUT = LineageLayout(LINEAGE)
+
+
+def report(step: int = 1200, **fields: Any) -> TrainingProgress:
+    return TrainingProgress(global_step=step, written_at=NOON, **fields)
+
+
+def store_with(*reports: tuple[int, int, bytes]) -> MemoryStore:
+    return MemoryStore({LAYOUT.training_progress_report(attempt, at): data for attempt, at, data in reports})
+
+
+def test_the_newest_report_of_the_newest_attempt_counts():
+    old, new, last = report(9), report(3), report(4)
+    store = store_with((1, 900, old.to_bytes()), (2, 100, new.to_bytes()), (2, 200, last.to_bytes()))
+    assert read_training_progress(store, LINEAGE) == last
+    assert read_training_progress(store, LINEAGE, 2) == last
+    assert read_training_progress(store, LINEAGE, 3) is None
+    assert read_training_progress(MemoryStore(), LINEAGE) is None
+
+
+def test_a_report_that_was_replaced_while_it_was_read_is_not_missed():
+    class Replacing(MemoryStore):
+        def read(self, key: str) -> bytes:
+            if key == LAYOUT.training_progress_report(1, 200):
+                raise ObjectMissingError("replaced")
+            return super().read(key)
+
+    store = Replacing(store_with((1, 100, report(3).to_bytes()), (1, 200, b"")).objects)
+    assert read_training_progress(store, LINEAGE) == report(3).model_copy(
+        update={"nonce": read_training_progress(store, LINEAGE).nonce}  # type: ignore[union-attr]
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"not json",
+        b'{"global_step": -1}',
+        b'{"global_step": 1, "steps_per_second": NaN}',
+        b'{"global_step": 1' + b"0" * 30 + b"}",
+        b'{"global_step": 1, "nonce": "' + b"x" * 5000 + b'"}',
+        b'{"global_step": 1, "version": 99}',
+    ],
+)
+def test_a_damaged_or_large_report_says_nothing(data: bytes):
+    assert read_training_progress(store_with((1, 100, data)), LINEAGE) is None
+
+
+def test_names_of_metrics_cannot_forge_lines_or_markup():
+    names = {"loss": 1.0, "x" * 41: 1.0, "a\nb": 1.0, "[a](http://b)": 1.0, "\x1b[31m": 1.0, "": 1.0}
+    assert list(report(metrics=names).metrics) == ["loss"]
+
+
+def test_everything_known_is_told_in_one_line():
+    progress = report(
+        total_steps=5000,
+        steps_per_second=3.4,
+        metrics={"lr": 1e-3, "loss": 0.41234},
+        checkpoint_step=1000,
+        checkpoint_at=NOON - timedelta(seconds=60),
+    )
+    assert describe_training_progress(progress, NOON + timedelta(seconds=4)) == (
+        "step 1,200 of 5,000, loss 0.4123, 3.4 steps/s, 18m 34s left, checkpoint of step 1,000 is 1m 4s old"
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "after", "line"),
+    [
+        (report(), 0, "step 1,200"),
+        (report(total_steps=5000), 0, "step 1,200 of 5,000"),
+        (report(steps_per_second=0.0, total_steps=5000), 0, "step 1,200 of 5,000, 0 steps/s"),
+        (report(steps_per_second=2.0), 0, "step 1,200, 2 steps/s"),
+        (report(steps_per_second=2.0, total_steps=1000), 0, "step 1,200 of 1,000, 2 steps/s, 0s left"),
+        (report(steps_per_second=2.0, total_steps=5000), 600, "step 1,200 of 5,000, reported 10m ago"),
+        (report(metrics={"train_loss": float("nan"), "acc": 1.0}), 0, "step 1,200, train_loss nan"),
+        (report(checkpoint_step=1, checkpoint_at=NOON), -9, "step 1,200, checkpoint of step 1 is 0s old"),
+    ],
+)
+def test_what_is_unknown_is_left_out(progress: TrainingProgress, after: int, line: str):
+    assert describe_training_progress(progress, NOON + timedelta(seconds=after)) == line

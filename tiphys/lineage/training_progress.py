@@ -1,0 +1,81 @@
+"""Reads and describes the training progress that programs report."""
+
+from datetime import datetime, timedelta
+from itertools import islice
+
+from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.protocol.quantities import format_duration
+from tiphys.records.training_progress import TrainingProgress
+from tiphys.store import LineageLayout, Store, read_record
+
+_MAX_READ_REPORTS = 3
+"""A report may be replaced between the listing and the read."""
+_STALE_AFTER = timedelta(minutes=2)
+
+
+def read_training_progress(store: Store, lineage: str, attempt: int | None = None) -> TrainingProgress | None:
+    """Read the newest report of the newest attempt that reports; None if there is none, or it is damaged.
+
+    Costs a listing and a small read.
+
+    Args:
+        store: Store of the run.
+        lineage: Lineage of the training step.
+        attempt: Only a report of this attempt counts; None: of any.
+
+    Raises:
+        StoreError: storage failed.
+    """
+    layout = LineageLayout(lineage)
+    for info in islice(store.list(layout.training_progress), _MAX_READ_REPORTS):
+        if info.size > TrainingProgress.max_bytes or attempt not in (None, layout.parse_training_progress(info.key)):
+            return None
+        try:
+            return read_record(store, info.key, TrainingProgress)
+        except ObjectMissingError:
+            continue
+        except IntegrityError:
+            return None
+    return None
+
+
+def describe_training_progress(progress: TrainingProgress, now: datetime) -> str:
+    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, checkpoint of step 1,000 is 1m old``."""
+    age = now - progress.written_at
+    parts = [describe_step(progress)]
+    parts += [f"{name} {value:.4g}" for name, value in _headline_metric(progress)]
+    if age > _STALE_AFTER:
+        parts.append(f"reported {format_age(age)} ago")
+    elif progress.steps_per_second is not None:
+        parts.append(f"{progress.steps_per_second:.3g} steps/s")
+        if (seconds := estimate_seconds_left(progress, now)) is not None:
+            parts.append(f"{format_duration(round(seconds))} left")
+    if progress.checkpoint_step is not None and progress.checkpoint_at is not None:
+        saved_ago = format_age(now - progress.checkpoint_at)
+        parts.append(f"checkpoint of step {progress.checkpoint_step:,} is {saved_ago} old")
+    return ", ".join(parts)
+
+
+def describe_step(progress: TrainingProgress) -> str:
+    """``step 1,200 of 5,000``, or without the total if it is unknown."""
+    total = f" of {progress.total_steps:,}" if progress.total_steps else ""
+    return f"step {progress.global_step:,}{total}"
+
+
+def estimate_seconds_left(progress: TrainingProgress, now: datetime) -> float | None:
+    """Seconds until the last step at the present pace; None if total or pace is unknown."""
+    if not progress.total_steps or not progress.steps_per_second:
+        return None
+    seconds = (progress.total_steps - progress.global_step) / progress.steps_per_second
+    return max(0.0, seconds - max(0.0, (now - progress.written_at).total_seconds()))
+
+
+def format_age(age: timedelta) -> str:
+    """An age in whole seconds; 0s where the clock of the writer is ahead."""
+    return format_duration(max(0, round(age.total_seconds())))
+
+
+def _headline_metric(progress: TrainingProgress) -> list[tuple[str, float]]:
+    """The loss, by its usual names, or else the first metric."""
+    names = sorted(progress.metrics, key=lambda name: (name != "loss", "loss" not in name))
+    return [(name, progress.metrics[name]) for name in names[:1]]
