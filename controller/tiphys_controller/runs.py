@@ -5,7 +5,7 @@ Where neither storage nor the cluster tells, the phase is Unknown, with the
 reason, and is never guessed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from enum import StrEnum
@@ -15,10 +15,14 @@ from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage.step_names import StepNames, selects_step
+from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.records import FailureEvidence, Record, Timestamp
+from tiphys.records import AttemptClaim, FailureEvidence, Record, Timestamp
+from tiphys.records.training_progress import TrainingProgress
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
+from tiphys.store.runs import read_concurrently
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
+from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 from tiphys_controller.submit.start import author_parameters, read_code_version
@@ -130,6 +134,8 @@ class AttemptDetail(Record):
     ended_at: Timestamp | None
     outputs: dict[str, str]
     """Values of parameters and keys of artifacts, by name."""
+    training_progress: TrainingProgress | None = Field(default=None, exclude_if=lambda progress: progress is None)
+    """Newest report of the program of an open attempt, in its own words."""
 
 
 class StepDetail(StepReport):
@@ -185,6 +191,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
     run_plan = plan_stored_run(store, run, damaged=damaged)
     selected = run_plan.names.resolve(step) if step else ""
     attempts = {one: tries for one, tries in attempts.items() if selects_step(selected, one)}
+    progress = _read_open_progress(store, attempts)
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
@@ -194,12 +201,23 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(
-            _step_detail(report, attempts, run_plan.names)
+            _step_detail(report, attempts, run_plan.names, progress)
             for report in build_plan_report(run_plan, store.url).steps
             if selected.partition(".")[0] in ("", report.name)
         ),
         damaged=tuple(one.message for one in sorted(damaged)),
     )
+
+
+def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]]) -> dict[AttemptId, TrainingProgress]:
+    """Newest reports of the open attempts of training steps."""
+    claims = [one.claim for step in attempts.values() for one in step if one.end is None and one.claim.lineage]
+
+    def read(claim: AttemptClaim) -> TrainingProgress | None:
+        return read_training_progress(store, claim.lineage, claim.attempt)
+
+    reports = zip(claims, read_concurrently(read, claims), strict=True)
+    return {(claim.step, claim.attempt): report for claim, report in reports if report}
 
 
 def _summarize_run(store: Store, run: str, submitter: Submitter | None) -> RunSummary:
@@ -280,13 +298,21 @@ def _submission_detail(submission: Submission) -> SubmissionDetail:
     )
 
 
-def _step_detail(report: StepReport, attempts: dict[str, list[Attempt]], names: StepNames) -> StepDetail:
+def _step_detail(
+    report: StepReport,
+    attempts: dict[str, list[Attempt]],
+    names: StepNames,
+    progress: Mapping[AttemptId, TrainingProgress],
+) -> StepDetail:
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
     step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
-    return StepDetail(**dict(report), attempts=tuple(_attempt_detail(attempt, names) for attempt in step_attempts))
+    details = (_attempt_detail(attempt, names, progress) for attempt in step_attempts)
+    return StepDetail(**dict(report), attempts=tuple(details))
 
 
-def _attempt_detail(attempt: Attempt, names: StepNames) -> AttemptDetail:
+def _attempt_detail(
+    attempt: Attempt, names: StepNames, progress: Mapping[AttemptId, TrainingProgress]
+) -> AttemptDetail:
     end = attempt.end
     return AttemptDetail(
         step=attempt.claim.step,
@@ -306,4 +332,5 @@ def _attempt_detail(attempt: Attempt, names: StepNames) -> AttemptDetail:
         outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
         if end
         else {},
+        training_progress=progress.get((attempt.claim.step, attempt.claim.attempt)),
     )

@@ -40,7 +40,7 @@ def read_training_progress(store: Store, lineage: str, attempt: int | None = Non
 
 
 def describe_training_progress(progress: TrainingProgress, now: datetime) -> str:
-    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, checkpoint of step 1,000 is 1m old``."""
+    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, saved 1m 4s ago``."""
     age = now - progress.written_at
     parts = [describe_step(progress)]
     parts += [f"{name} {value:.4g}" for name, value in _headline_metric(progress)]
@@ -50,9 +50,8 @@ def describe_training_progress(progress: TrainingProgress, now: datetime) -> str
         parts.append(f"{progress.steps_per_second:.3g} steps/s")
         if (seconds := estimate_seconds_left(progress, now)) is not None:
             parts.append(f"{format_duration(round(seconds))} left")
-    if progress.checkpoint_step is not None and progress.checkpoint_at is not None:
-        saved_ago = format_age(now - progress.checkpoint_at)
-        parts.append(f"checkpoint of step {progress.checkpoint_step:,} is {saved_ago} old")
+    if progress.checkpoint_at is not None:
+        parts.append(f"saved {format_age(now - progress.checkpoint_at)} ago")
     return ", ".join(parts)
 
 

@@ -26,7 +26,8 @@ from hera_pipelines.cli.target import cluster_submitter, refuse_options
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.lineage import read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
-from tiphys.records import Event
+from tiphys.lineage.training_progress import describe_training_progress
+from tiphys.records import Event, utc_now
 from tiphys.store import Store, read_submissions
 
 RUNS_EXAMPLES = """\b
@@ -157,6 +158,8 @@ def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
             yield step.name, "", "", "", "", "", step.reason
         for attempt in step.attempts:
             message = ": ".join(part for part in (attempt.cause.replace("_", " "), attempt.message) if part)
+            if attempt.training_progress:
+                message = describe_training_progress(attempt.training_progress, utc_now())
             yield (
                 attempt.name,
                 attempt.item,

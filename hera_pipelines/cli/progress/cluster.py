@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tiphys_controller import LiveWorkflow
 
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
-from hera_pipelines.cli.progress.local import build_newest_step_lookup
+from hera_pipelines.cli.progress.local import build_training_lookup
 from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.local.nodes import NodeChange, NodePhase
@@ -150,7 +150,7 @@ def follow_submission(
     workflow: Manifest = {}
     try:
         with show_live_progress(
-            screen, progress, build_newest_step_lookup(submission.store, submission.run, pipeline)
+            screen, progress, build_training_lookup(submission.store, submission.run, pipeline)
         ) as observe:
             for workflow in submitter.watch(submission.workflow, threading.Event(), _ConnectionLossNotice(screen)):
                 for change in reader.changes(workflow):

@@ -11,11 +11,12 @@ import typer
 from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
-from hera_pipelines.cli.progress.table import NewestStepLookup, ProgressTable, show_live_progress
+from hera_pipelines.cli.progress.table import ProgressTable, TrainingLookup, TrainingSnapshot, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
 from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.store import LineageLayout, Store, lineage_name, read_run
 
@@ -86,9 +87,9 @@ class ProgressObserver:
         self._observe(change)
 
     @contextmanager
-    def show_progress(self, screen: Screen, progress: ProgressTable, newest_step: NewestStepLookup) -> Iterator[None]:
+    def show_progress(self, screen: Screen, progress: ProgressTable, training_of: TrainingLookup) -> Iterator[None]:
         """Show the engine's reports in ``progress`` while the body runs."""
-        with show_live_progress(screen, progress, newest_step) as observe:
+        with show_live_progress(screen, progress, training_of) as observe:
             self._observe = observe
             yield
         self._observe = ignore_change
@@ -150,7 +151,7 @@ def run_to_end(
     manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     progress = ProgressTable(task["name"] for task in pipeline.tasks())
-    with observer.show_progress(screen, progress, build_newest_step_lookup(submission.store, run, pipeline)):
+    with observer.show_progress(screen, progress, build_training_lookup(submission.store, run, pipeline)):
         phase = session.run(workflow)
     if phase is NodePhase.SUCCEEDED:
         screen.note(f"run {run} succeeded; see {submission.command('get')} and {submission.command('lineage')}")
@@ -171,22 +172,24 @@ def run_to_end(
     )
 
 
-def build_newest_step_lookup(store: Store, run: str, pipeline: CompiledPipeline) -> NewestStepLookup:
-    """Build a lookup of the newest checkpoint of a task; it covers checkpoints in the run's own store."""
-    # Items of a fan-out have their own lineages, and a checkpoint volume cannot be read from here.
+def build_training_lookup(store: Store, run: str, pipeline: CompiledPipeline) -> TrainingLookup:
+    """Build the lookup of the trainings of a pipeline; it covers what is in the run's own store."""
+    # Items of a fan-out have their own lineages.
     layouts = {
         spec.name: LineageLayout(lineage_name(run, spec.name))
         for spec in pipeline.steps.values()
-        if spec.checkpoints and not spec.checkpoints.store and not spec.fan_out
+        if spec.checkpoints and not spec.fan_out
     }
 
-    def newest_step(task: str) -> int | None:
-        layout = layouts.get(task)
+    def training_of(task: str) -> TrainingSnapshot:
+        if (layout := layouts.get(task)) is None:
+            return TrainingSnapshot()
         try:
-            first = next(iter(store.list(layout.manifests)), None) if layout else None
+            first = next(iter(store.list(layout.manifests)), None)
+            checkpoint = layout.parse_checkpoint(first.key) if first else None
+            progress = read_training_progress(store, layout.lineage)
         except StoreError:
-            return None  # a failed read of the display must not end the run
-        checkpoint = layout.parse_checkpoint(first.key) if layout and first else None
-        return checkpoint.global_step if checkpoint else None
+            return TrainingSnapshot()  # a failed read of the display must not end the run
+        return TrainingSnapshot(checkpoint.global_step if checkpoint else None, progress)
 
-    return newest_step
+    return training_of

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from rich.live import Live
 from rich.spinner import Spinner
@@ -19,8 +20,19 @@ from rich.text import Text
 
 from hera_pipelines.cli.screen import Screen, guard_streams
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
+from tiphys.lineage.training_progress import describe_training_progress
 from tiphys.protocol.operations import retry_number
 from tiphys.protocol.quantities import format_duration
+from tiphys.records import utc_now
+from tiphys.records.training_progress import TrainingProgress
+
+
+class TrainingSnapshot(NamedTuple):
+    """What storage shows of a training while it runs."""
+
+    saved_step: int | None = None
+    """Global step of its newest checkpoint."""
+    progress: TrainingProgress | None = None
 
 
 @dataclass
@@ -34,6 +46,8 @@ class TaskRow:
     message: str = ""
     saved_step: int | None = None
     """Global step of the newest committed checkpoint."""
+    training: TrainingProgress | None = None
+    """Newest report of its program."""
     items: dict[str, NodePhase] = field(default_factory=dict)
     """Phase of each item of a fan-out, by its display name such as ``sweep(0:lr:0.1)``."""
     last_messages: dict[str, str] = field(default_factory=dict)
@@ -41,6 +55,8 @@ class TaskRow:
     log_tail: tuple[str, ...] = ()
     """Last log lines of the container that failed last."""
     started_at: datetime | None = None
+    attempt_at: datetime | None = None
+    """Start of the newest attempt."""
     ended_at: datetime | None = None
 
     def seconds(self, now: datetime) -> float:
@@ -76,6 +92,7 @@ class ProgressTable:
         row.log_tail = change.log_tail or row.log_tail
         if retry_number(change.node) + 1 > row.attempt:
             row.attempt, row.message = retry_number(change.node) + 1, ""
+            row.attempt_at, row.training = change.changed_at, None
             row.last_messages.clear()
         lines = []
         display_name, message = _task_or_item(change), _shown_message(change)
@@ -96,13 +113,24 @@ class ProgressTable:
         self.notice = change.message
         return [change.message]
 
-    def record_saved_step(self, task: str, global_step: int) -> list[str]:
-        """Record the newest checkpoint of ``task`` and return the line to print, if the step is new."""
+    def record_training(self, task: str, state: TrainingSnapshot) -> list[str]:
+        """Record the state of the training ``task`` and return the line to print, if a checkpoint is new."""
         row = self.rows[task]
-        if row.saved_step == global_step:
+        # Until an attempt reports, storage shows the report of the one before.
+        is_current = state.progress and row.attempt_at and state.progress.written_at >= row.attempt_at
+        row.training = state.progress if is_current else None
+        if state.saved_step in (None, row.saved_step):
             return []
-        row.saved_step = global_step
-        return [f"{task}: step {global_step} is saved"]
+        row.saved_step = state.saved_step
+        return [f"{task}: step {state.saved_step} is saved"]
+
+    def running_lines(self, now: datetime) -> list[str]:
+        """One line per running task: for how long it runs, and its progress."""
+        return [
+            ": ".join([row.task, ", ".join([f"{row.phase} for {_elapsed(row, now)}", *_progress_parts(row, now)])])
+            for row in self.rows.values()
+            if row.running
+        ]
 
     def failure_sentences(self) -> list[str]:
         """One sentence per failed task."""
@@ -136,6 +164,7 @@ def _task_or_item(change: NodeChange) -> str:
 def _set_phase(row: TaskRow, change: NodeChange) -> None:
     row.phase = change.phase
     row.started_at = row.started_at or change.changed_at
+    row.attempt_at = row.attempt_at or row.started_at
     row.ended_at = change.changed_at if change.phase.finished else None
 
 
@@ -148,47 +177,75 @@ _GLYPHS = {
     NodePhase.PENDING: ("…", "yellow"),
 }
 _POLL_SECONDS = 1.0
+_QUIET_SECONDS = 8.0
+"""A pipe gets a line for each running task after this time without any, so that ten seconds never pass in silence."""
 _ECHO_WIDTH = 4
 """Columns left free for the ``^C`` that a terminal prints at the end; a line wrap would shift the table."""
 
-NewestStepLookup = Callable[[str], int | None]
-"""Global step of a task's newest checkpoint; None if it has none."""
+TrainingLookup = Callable[[str], TrainingSnapshot]
+"""State of the training of a task."""
+
+
+class TimedLines:
+    """Prints lines with the time of day; ``now`` is injected for tests."""
+
+    def __init__(self, note: Callable[[str], object], now: Callable[[], datetime] = utc_now) -> None:
+        self._note = note
+        self._now = now
+        self._printed_at = now()
+
+    def write(self, lines: list[str]) -> None:
+        """Print ``lines``."""
+        for line in lines:
+            self._printed_at = self._now()
+            self._note(f"{self._printed_at.astimezone():%H:%M:%S} {line}")
+
+    def break_silence(self, progress: ProgressTable) -> None:
+        """Print how the running tasks stand, if nothing was printed for `_QUIET_SECONDS`."""
+        if (self._now() - self._printed_at).total_seconds() >= _QUIET_SECONDS:
+            self.write(progress.running_lines(self._now()))
+
+
+def _ignore_line(_: str) -> None:
+    """Drop a line that the live table shows."""
 
 
 @contextmanager
 def show_live_progress(
-    screen: Screen, progress: ProgressTable, newest_step: NewestStepLookup
+    screen: Screen, progress: ProgressTable, training_of: TrainingLookup
 ) -> Iterator[Callable[[NodeChange], None]]:
     """Show ``progress`` while the body runs; the body passes each node change to the yielded function."""
     lock = threading.Lock()
     animated = screen.err.is_terminal and not screen.quiet
-
-    def print_lines(lines: list[str]) -> None:
-        for line in lines if not animated else ():
-            screen.note(f"{datetime.now().astimezone():%H:%M:%S} {line}")
+    lines = TimedLines(_ignore_line if animated else screen.note)
 
     def observe(change: NodeChange) -> None:
         with lock:
-            print_lines(progress.apply_change(change))
+            lines.write(progress.apply_change(change))
 
-    def update_saved_steps(tasks: list[str]) -> None:
+    def update_trainings(tasks: list[str]) -> None:
         for task in tasks:
-            step = newest_step(task)
+            state = training_of(task)
             with lock:
-                print_lines(progress.record_saved_step(task, step) if step is not None else [])
+                lines.write(progress.record_training(task, state))
 
     def update_running_tasks() -> None:
-        update_saved_steps([row.task for row in progress.rows.values() if row.running])
+        update_trainings([row.task for row in progress.rows.values() if row.running])
+
+    def break_silence() -> None:
+        with lock:
+            lines.break_silence(progress)
 
     view = Live(
         get_renderable=lambda: render_progress(progress, screen.err.width), console=screen.err, refresh_per_second=8
     )
     # The view prints what others write above the table, and obeys the colours in it: so it is guarded once more.
     with view if animated else nullcontext(), guard_streams():
-        with _repeat_in_background(update_running_tasks):
+        # In two threads: storage that does not answer must not silence the display.
+        with _repeat_in_background(update_running_tasks), _repeat_in_background(break_silence):
             yield observe
         # The last checkpoint may have been committed after the last poll.
-        update_saved_steps([row.task for row in progress.rows.values() if row.phase])
+        update_trainings([row.task for row in progress.rows.values() if row.phase])
 
 
 @contextmanager
@@ -228,7 +285,7 @@ def render_progress(progress: ProgressTable, width: int) -> Table:
     now = datetime.now(UTC)
     for row in progress.rows.values():
         table.add_row(
-            _glyph(row), Text(row.task), _elapsed_text(row, now), _progress_text(row), Text(row.message, style="dim")
+            _glyph(row), Text(row.task), Text(_elapsed(row, now), style="dim"), _counts_text(row), _state_text(row, now)
         )
     return table
 
@@ -240,14 +297,31 @@ def _glyph(row: TaskRow) -> Text | Spinner:
     return Text(character, style=style)
 
 
-def _elapsed_text(row: TaskRow, now: datetime) -> Text:
-    return Text(format_duration(round(row.seconds(now))) if row.started_at else "", style="dim")
+def _elapsed(row: TaskRow, now: datetime) -> str:
+    return format_duration(round(row.seconds(now))) if row.started_at else ""
 
 
-def _progress_text(row: TaskRow) -> Text:
-    parts = [f"attempt {row.attempt}"] if row.attempt > 1 else []
-    if row.items:
-        parts.append(f"{row.items_finished} of {len(row.items)} items")
-    if row.saved_step is not None:
-        parts.append(f"step {row.saved_step} saved")
-    return Text(", ".join(parts))
+def _counts_text(row: TaskRow) -> Text:
+    is_training = row.running and row.training
+    return Text(", ".join([*_count_parts(row), *([] if is_training else _saved_parts(row))]))
+
+
+def _state_text(row: TaskRow, now: datetime) -> Text:
+    """The progress of a running training, or else the last message."""
+    if row.running and row.training:
+        return Text(describe_training_progress(row.training, now))
+    return Text(row.message, style="dim")
+
+
+def _progress_parts(row: TaskRow, now: datetime) -> list[str]:
+    training = [describe_training_progress(row.training, now)] if row.training else _saved_parts(row)
+    return [*_count_parts(row), *training]
+
+
+def _count_parts(row: TaskRow) -> list[str]:
+    attempt = [f"attempt {row.attempt}"] if row.attempt > 1 else []
+    return [*attempt, f"{row.items_finished} of {len(row.items)} items"] if row.items else attempt
+
+
+def _saved_parts(row: TaskRow) -> list[str]:
+    return [] if row.saved_step is None else [f"step {row.saved_step} saved"]

@@ -6,9 +6,10 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
 
 from tiphys.errors import NotFoundError
-from tiphys.records import SubmissionEnd
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionEnd
 from tiphys.records.names import item_step_id
-from tiphys.store import RunLayout, Store
+from tiphys.records.training_progress import TrainingProgress
+from tiphys.store import LineageLayout, RunLayout, Store, lineage_name
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})
 
@@ -128,6 +129,35 @@ def test_damaged_records_do_not_hide_the_others(store: Store, submitter: FakeSub
     assert [(a.attempt, a.outcome) for a in (*prep.attempts, *fit.attempts)] == [(2, "failed"), (1, "failed")]
     assert damaged[2] in fit.attempts[0].message
     assert damaged[3] in row.reason
+
+
+def test_an_open_attempt_of_a_training_shows_its_newest_report(store: Store, submitter: FakeSubmitter) -> None:
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
+    History(store, run).done("prep")
+    lineage = lineage_name(run, "fit")
+    for attempt in (1, 2):
+        claim = AttemptClaim(
+            run=run,
+            step="fit",
+            attempt=attempt,
+            submission=1,
+            uid="u",
+            node="n",
+            instance="i",
+            step_key="k",
+            lineage=lineage,
+        )
+        store.create(RunLayout(run).attempt("fit", attempt), claim.to_bytes())
+        report = TrainingProgress(global_step=attempt * 100, total_steps=500)
+        store.create(LineageLayout(lineage).training_progress_report(attempt, 1), report.to_bytes())
+    end = AttemptEnd(run=run, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
+    store.create(RunLayout(run).attempt_end("fit", 1), end.to_bytes())
+
+    [first, second] = describe_run(store, run).steps[1].attempts
+
+    assert first.training_progress is None
+    assert second.training_progress is not None
+    assert (second.training_progress.global_step, second.training_progress.total_steps) == (200, 500)
 
 
 def test_an_unknown_run_is_named(store: Store) -> None:

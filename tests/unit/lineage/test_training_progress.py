@@ -83,7 +83,7 @@ def test_everything_known_is_told_in_one_line():
         checkpoint_at=NOON - timedelta(seconds=60),
     )
     assert describe_training_progress(progress, NOON + timedelta(seconds=4)) == (
-        "step 1,200 of 5,000, loss 0.4123, 3.4 steps/s, 18m 34s left, checkpoint of step 1,000 is 1m 4s old"
+        "step 1,200 of 5,000, loss 0.4123, 3.4 steps/s, 18m 34s left, saved 1m 4s ago"
     )
 
 
@@ -97,7 +97,7 @@ def test_everything_known_is_told_in_one_line():
         (report(steps_per_second=2.0, total_steps=1000), 0, "step 1,200 of 1,000, 2 steps/s, 0s left"),
         (report(steps_per_second=2.0, total_steps=5000), 600, "step 1,200 of 5,000, reported 10m ago"),
         (report(metrics={"train_loss": float("nan"), "acc": 1.0}), 0, "step 1,200, train_loss nan"),
-        (report(checkpoint_step=1, checkpoint_at=NOON), -9, "step 1,200, checkpoint of step 1 is 0s old"),
+        (report(checkpoint_step=1, checkpoint_at=NOON), -9, "step 1,200, saved 0s ago"),
     ],
 )
 def test_what_is_unknown_is_left_out(progress: TrainingProgress, after: int, line: str):

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from hera_pipelines.cli.progress.table import ProgressTable, render_progress
+from hera_pipelines.cli.progress.table import ProgressTable, TrainingSnapshot, render_progress
 from hera_pipelines.local.nodes import NodeChange, NodePhase
+from tiphys.records.training_progress import TrainingProgress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -39,3 +40,21 @@ def test_only_messages_are_cut_and_a_few_columns_stay_free_for_an_echo(board: Pr
 def test_what_concerns_the_whole_run_stands_below_the_table(board: ProgressTable) -> None:
     board.notice = "stopping"
     assert rendered(board, 60)[-1].strip() == "stopping"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_running_training_shows_its_progress_in_the_place_of_a_message(width: int) -> None:
+    board = ProgressTable(["fit"])
+    board.apply_change(NodeChange(NOON, "wf.fit", "fit", "Steps", "t", NodePhase.RUNNING, ""))
+    said = "Attempt 1 starts from the beginning"
+    board.apply_change(NodeChange(NOON, "wf.fit[0].admit", "fit", "Plugin", "t", NodePhase.SUCCEEDED, said))
+    now = datetime.now(UTC)
+    reported = TrainingProgress(global_step=120, total_steps=500, metrics={"loss": 0.25}, written_at=now)
+    board.record_training("fit", TrainingSnapshot(100, reported))
+    [line] = rendered(board, width)
+    assert "step 120 of 500, loss 0.25" in line
+    assert "Attempt 1" not in line
+    board.apply_change(NodeChange(NOON, "wf.fit", "fit", "Steps", "t", NodePhase.SUCCEEDED, ""))
+    [line] = rendered(board, width)
+    assert "step 100 saved" in line
+    assert "120" not in line

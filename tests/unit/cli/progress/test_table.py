@@ -13,10 +13,22 @@
 
 from datetime import UTC, datetime, timedelta
 
-from hera_pipelines.cli.progress.table import ProgressTable
+from hera_pipelines.cli.progress.table import ProgressTable, TimedLines, TrainingSnapshot
 from hera_pipelines.local.nodes import NodeChange, NodePhase
+from tiphys.records.training_progress import TrainingProgress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def report(at: int) -> TrainingProgress:
+    return TrainingProgress(
+        global_step=120,
+        total_steps=500,
+        steps_per_second=2.0,
+        metrics={"loss": 0.25},
+        checkpoint_at=NOON + timedelta(seconds=20),
+        written_at=NOON + timedelta(seconds=at),
+    )
 
 
 def change(
@@ -131,8 +143,55 @@ def test_the_last_words_of_a_failed_container_are_kept() -> None:
 
 def test_a_new_checkpoint_is_told_once() -> None:
     board = ProgressTable(["fit"])
-    assert board.record_saved_step("fit", 100) == ["fit: step 100 is saved"]
-    assert board.record_saved_step("fit", 100) == []
+    assert board.record_training("fit", TrainingSnapshot(100)) == ["fit: step 100 is saved"]
+    assert board.record_training("fit", TrainingSnapshot(100)) == []
+    assert board.record_training("fit", TrainingSnapshot()) == []
+
+
+def test_a_running_task_is_told_with_its_progress() -> None:
+    board = ProgressTable(["fit", "later"])
+    board.apply_change(change("wf.fit", kind="Steps"))
+    board.record_training("fit", TrainingSnapshot(100, report(at=30)))
+    assert board.running_lines(NOON + timedelta(seconds=34)) == [
+        "fit: Running for 34s, step 120 of 500, loss 0.25, 2 steps/s, 3m 6s left, saved 14s ago"
+    ]
+
+
+def test_without_a_report_a_running_task_is_told_with_items_and_checkpoints() -> None:
+    board = ProgressTable(["sweep"])
+    board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
+    board.apply_change(change("wf.sweep(0:1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps"))
+    board.record_training("sweep", TrainingSnapshot(7))
+    assert board.running_lines(NOON) == ["sweep: Running for 0s, 1 of 1 items, step 7 saved"]
+
+
+def test_the_report_of_an_attempt_before_is_not_that_of_the_next() -> None:
+    board = ProgressTable(["fit"])
+    board.apply_change(change("wf.fit", kind="Steps", at=10))
+    board.record_training("fit", TrainingSnapshot(None, report(at=9)))
+    assert board.rows["fit"].training is None  # of an earlier submission
+    board.record_training("fit", TrainingSnapshot(None, report(at=20)))
+    board.apply_change(change("wf.fit[0].attempts(1)[0].admit", at=30))
+    assert board.rows["fit"].training is None
+    board.record_training("fit", TrainingSnapshot(None, report(at=20)))
+    assert board.rows["fit"].training is None
+    board.record_training("fit", TrainingSnapshot(None, report(at=31)))
+    assert board.rows["fit"].training is not None
+
+
+def test_ten_seconds_never_pass_in_silence() -> None:
+    now, told = [NOON], []
+    board = ProgressTable(["fit"])
+    lines = TimedLines(told.append, lambda: now[0])
+    for seconds in range(60):
+        now[0] = NOON + timedelta(seconds=seconds)
+        if seconds == 3:
+            lines.write(board.apply_change(change("wf.fit", at=3, kind="Steps")))
+        lines.break_silence(board)
+    assert [line[9:] for line in told] == [
+        "fit: Running",
+        *(f"fit: Running for {seconds}s" for seconds in (8, 16, 24, 32, 40, 48, 56)),
+    ]
 
 
 def test_only_failed_tasks_are_failures() -> None:
