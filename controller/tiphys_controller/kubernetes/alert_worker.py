@@ -119,6 +119,9 @@ class AlertWorker:
 
     def record_handled(self, key: RunKey, alert: str, record: AlertRecord, done: AlertResultRecord) -> None:
         self._metrics.alerts.labels(done.outcome).inc()
+        if not key[1]:
+            _log.warning("alert.unmatched", namespace=key[0], alert=alert, name=record.name, why=done.message)
+            return
         _log.info("alert.handled", namespace=key[0], run=key[1], alert=alert, outcome=done.outcome, why=done.message)
         for workflow in self._view.workflows():
             if workflow.namespace != key[0] or key[1] not in (workflow.run, workflow.admitted_run):

@@ -1,0 +1,44 @@
+"""Where an alert is told: beside the Workflows of its run, and of none if it names no run of the store."""
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support.argo_objects import workflow
+from support.memory import MemoryStore
+from tiphys_controller.alerts.webhook import AlertInbox
+from tiphys_controller.kubernetes.alert_worker import AlertWorker
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.workflow_view import WorkflowView
+
+from tiphys.kube import ListSnapshot
+from tiphys.records import AlertRecord, AlertResultRecord
+
+
+class Events:
+    """Names of the Workflows beside which an Event was written."""
+
+    def __init__(self) -> None:
+        self.workflows: list[str] = []
+
+    def record_event(self, found: WorkflowView, message: Any) -> None:
+        self.workflows.append(found.name)
+
+
+@pytest.mark.parametrize(("run", "told"), [("", []), ("digits-1", ["digits-1"]), ("digits-9", [])])
+def test_an_alert_is_told_beside_the_workflows_of_its_run_only(run: str, told: list[str]) -> None:
+    store, view, events, metrics = MemoryStore(), WatchCache(), Events(), ControllerMetrics()
+    named, unnamed = workflow("digits-1", run="digits-1"), workflow("unrelated")
+    view.apply_workflow_change("ml", ListSnapshot([named, unnamed]))
+    inbox = AlertInbox(lambda _: store, ("ml",))
+    worker = AlertWorker(inbox, {}, None, lambda _: store, view, events, metrics, ("ml",))  # type: ignore[arg-type]
+    record = AlertRecord(name="RunFailed", status="firing", fingerprint="f", starts_at="2026-01-01T00:00:00Z")
+    done = AlertResultRecord(outcome="unmatched" if not run else "told", message="why")
+
+    with capture_logs() as logs:
+        worker.record_handled(("ml", run), "a" * 32, record, done)
+
+    assert events.workflows == told
+    assert [entry["event"] for entry in logs] == ["alert.handled" if run else "alert.unmatched"]
+    assert metrics.registry.get_sample_value("tiphys_controller_alerts_handled_total", {"outcome": done.outcome}) == 1
