@@ -76,6 +76,8 @@ class WorkflowView(NamedTuple):
     """Kinds of objects that create the pods of its gangs."""
     auto_resume: bool = False
     """Whether its pipeline enables automatic resumes."""
+    plugin_failure: str = ""
+    """Message of the plugin node that failed last; empty without one."""
     waits: Mapping[GpuWait, str] = MappingProxyType({})
     """Message of each wait; its numbers change with each retry."""
 
@@ -104,6 +106,7 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
         },
         gangs=frozenset(_find_gang_backends(spec.get("templates") or [])),
         auto_resume=bool(annotations.get(AUTO_RESUME_ANNOTATION)),
+        plugin_failure=_find_plugin_failure(status.get("nodes") or {}),
         waits=dict(_find_gpu_waits(metadata["name"], status.get("nodes") or {})),
     )
 
@@ -138,6 +141,15 @@ def _find_gpu_waits(workflow: str, nodes: Mapping[str, Object]) -> Iterator[tupl
         if (deferred := _DEFERRED_MESSAGE.match(node.get("message") or "")) is not None:
             step = step_instance_name(node["name"]).removeprefix(f"{workflow}.")
             yield GpuWait(node["name"], step, deferred["reason"]), deferred["message"]
+
+
+def _find_plugin_failure(nodes: Mapping[str, Object]) -> str:
+    failed = [
+        (node.get("finishedAt") or "", node.get("message") or "")
+        for node in nodes.values()
+        if node.get("type") == "Plugin" and node.get("phase") in ("Failed", "Error")
+    ]
+    return max(failed, default=("", ""))[1]
 
 
 def _find_admitted_run(nodes: Mapping[str, Object]) -> str:

@@ -1,11 +1,9 @@
-"""Builds the texts that people read on a Workflow: Events, title and description.
+"""Builds the Events of a Workflow's run.
 
 Pure functions of what was read from storage. Events leave out what Argo shows
-itself, such as the start and success of a step. Argo's pages render title and
-description as Markdown.
+itself, such as the start and success of a step.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -172,68 +170,3 @@ def _workflow_messages(workflow: WorkflowView, resume_command: str) -> Iterator[
             f"the Workflow ended as {workflow.phase}{why}; run the missing steps with {resume_command}",
             is_warning=True,
         )
-
-
-_LONGEST_LIST = 6
-
-
-def describe_workflow(
-    workflow: WorkflowView, submission_ref: SubmissionRef, log: RunLog, resume_command: str
-) -> dict[str, str]:
-    """``title`` and ``description`` of a Workflow. ``resume_command`` is the command that resumes the run."""
-    number = f" (submission {submission_ref.submission})" if submission_ref.submission > 1 else ""
-    parts = [
-        f"Run `{submission_ref.run}` of pipeline `{workflow.pipeline}`, submission {submission_ref.submission}.",
-        _describe_progress(submission_ref, log),
-        _describe_next(workflow, resume_command),
-    ]
-    return {"title": f"{submission_ref.run}{number}", "description": " ".join(part for part in parts if part)}
-
-
-def _describe_progress(submission_ref: SubmissionRef, log: RunLog) -> str:
-    done = _group_by_task(
-        {step for (step, _), end in log.attempt_outcomes.items() if end.outcome is AttemptEndOutcome.DONE}
-    )
-    open_attempts = sorted(
-        attempt
-        for attempt, opened in log.attempt_starts.items()
-        if attempt not in log.attempt_outcomes and opened.submission == submission_ref.submission
-    )
-    under_way = [f"{step} (attempt {number})" if number > 1 else step for step, number in open_attempts]
-    sentences = [f"Done: {_join_names(done)}."] if done else []
-    sentences += [f"Under way: {_join_names(under_way)}."] if under_way else []
-    return " ".join([*sentences, *_describe_last_failure(submission_ref, log)])
-
-
-def _group_by_task(steps: set[str]) -> list[str]:
-    """Task names; items of a fan-out are counted, because their step ids mean nothing to people."""
-    tasks = Counter(step.partition(".")[0] for step in sorted(steps))
-    return [task if task in steps else f"{task} ({count} items)" for task, count in tasks.items()]
-
-
-def _describe_last_failure(submission_ref: SubmissionRef, log: RunLog) -> list[str]:
-    failed = [
-        (end.ended_at, step, number, end)
-        for (step, number), end in log.attempt_outcomes.items()
-        if end.outcome is AttemptEndOutcome.FAILED
-        and (opened := log.attempt_starts.get((step, number))) is not None
-        and opened.submission == submission_ref.submission
-    ]
-    if not failed:
-        return []
-    _, step, number, end = max(failed, key=lambda one: one[:3])
-    cause = f" by {end.cause.value.replace('_', ' ')}" if end.cause else ""
-    return [f"Attempt {number} of {step} ended{cause}."]
-
-
-def _describe_next(workflow: WorkflowView, resume_command: str) -> str:
-    if workflow.finished and workflow.phase != "Succeeded":
-        return f"It ended as {workflow.phase}: go on with {resume_command}."
-    if workflow.finished:
-        return "It succeeded."
-    return f"It is being stopped; then go on with {resume_command}." if workflow.shutdown else ""
-
-
-def _join_names(names: list[str]) -> str:
-    more = len(names) - _LONGEST_LIST
-    return ", ".join(names[:_LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")

@@ -14,14 +14,20 @@ from typing import NamedTuple
 import structlog
 
 from tiphys.errors import FencedError, StoreError, TiphysError
+from tiphys.lineage.training_progress import read_training_progress
+from tiphys.records.training_progress import TrainingProgress
 from tiphys.store import Store
+from tiphys_controller.kubernetes.events.description import (
+    describe_refused_workflow,
+    describe_workflow,
+    open_attempts,
+)
 from tiphys_controller.kubernetes.events.messages import (
     EventMessage,
     build_event_messages,
-    describe_workflow,
     workflow_deleted_message,
 )
-from tiphys_controller.kubernetes.events.run_log import RunLog
+from tiphys_controller.kubernetes.events.run_log import AttemptKey, RunLog
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowView, find_submission, possible_run_names
@@ -31,6 +37,9 @@ LOOK_AFTER_CHANGE_SECONDS = 3.0
 """Argo changes a Workflow several times within a second."""
 LOOK_WHILE_RUNNING_SECONDS = 30.0
 """Events of a training program do not change the Workflow object."""
+LOOK_AT_TRAININGS_SECONDS = 300.0
+"""Argo reconciles a Workflow at each change, so its description follows a training at leisure."""
+_MAX_TRAININGS = 16
 EVENT_LIFETIME = timedelta(hours=1)
 """The API server keeps Events for an hour; older ones are not recorded again."""
 
@@ -86,6 +95,9 @@ class _RecordedWorkflow:
     log: RunLog | None = None
     recorded_keys: set[str] = field(default_factory=set)
     last_look: StorageLook | None = None
+    trainings: dict[AttemptKey, TrainingProgress] = field(default_factory=dict)
+    trainings_at: float | None = None
+    """Monotonic time at which `trainings` was read."""
 
 
 class EventRecorder:
@@ -178,7 +190,11 @@ class EventRecorder:
         resume = _resume_command(recorded.submission_ref, workflow, store)
         has_more = self._record_events(recorded, workflow, resume)
         if self._descriptions and recorded.submission_ref and recorded.log:
-            self._describe(workflow, describe_workflow(workflow, recorded.submission_ref, recorded.log, resume))
+            trainings = self._read_trainings(recorded, workflow, store)
+            texts = describe_workflow(workflow, recorded.submission_ref, recorded.log, resume, trainings)
+            self._describe(workflow, texts)
+        elif self._descriptions and workflow.finished and workflow.phase != "Succeeded":
+            self._describe(workflow, describe_refused_workflow(workflow))
         complete = not has_more and (recorded.log is None or recorded.log.is_complete)
         recorded.last_look = StorageLook(self._monotonic(), workflow, complete)
 
@@ -189,6 +205,23 @@ class EventRecorder:
         if recorded.submission_ref is not None:
             recorded.log = recorded.log or RunLog(recorded.submission_ref.run)
             recorded.log.read(store)
+
+    def _read_trainings(
+        self, recorded: _RecordedWorkflow, workflow: WorkflowView, store: Store
+    ) -> list[tuple[str, TrainingProgress]]:
+        """Reports of the running trainings; those of the last `LOOK_AT_TRAININGS_SECONDS` are returned again."""
+        moment = self._monotonic()
+        if recorded.submission_ref is None or recorded.log is None or workflow.finished or workflow.shutdown:
+            return []
+        running = open_attempts(recorded.submission_ref, recorded.log)
+        if recorded.trainings_at is None or moment - recorded.trainings_at >= LOOK_AT_TRAININGS_SECONDS:
+            starts = recorded.log.attempt_starts
+            trainings = [key for key in running if starts[key].lineage][:_MAX_TRAININGS]
+            reports = [read_training_progress(store, starts[key].lineage, key[1]) for key in trainings]
+            recorded.trainings = {key: one for key, one in zip(trainings, reports, strict=True) if one}
+            if recorded.trainings:
+                recorded.trainings_at = moment
+        return [(key[0], report) for key, report in recorded.trainings.items() if key in running]
 
     def _record_events(self, recorded: _RecordedWorkflow, workflow: WorkflowView, resume_command: str) -> bool:
         """Record new Events; returns whether some remain for the next read."""

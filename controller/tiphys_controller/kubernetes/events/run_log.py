@@ -39,6 +39,8 @@ class AttemptStart(NamedTuple):
     """Description of the checkpoint; empty for none."""
     skipped_checkpoints: tuple[str, ...]
     """Checkpoints that were skipped, each with the reason."""
+    lineage: str
+    """Lineage of a training; empty for another step."""
 
 
 class AttemptOutcome(NamedTuple):
@@ -102,6 +104,7 @@ class RunLog:
                 f"checkpoint {one.checkpoint.global_step} of attempt {one.checkpoint.attempt} was skipped: {one.reason}"
                 for one in claim.skipped
             ),
+            lineage=claim.lineage,
         )
 
     def _keep_end(self, store: Store, attempt: AttemptKey) -> None:

@@ -25,8 +25,9 @@ from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi, ListSnapshot, Object
 from tiphys.kube.resources import LEASES, PODS, WORKFLOWS
-from tiphys.records import Cause, SubmissionBinding, SubmissionClaim, SubmissionKind, utc_now
-from tiphys.store import RunLayout, Store, TenantStores
+from tiphys.records import AttemptClaim, Cause, SubmissionBinding, SubmissionClaim, SubmissionKind, utc_now
+from tiphys.records.training_progress import TrainingProgress
+from tiphys.store import LineageLayout, RunLayout, Store, TenantStores, lineage_name
 
 RUN = "digits-1"
 
@@ -187,6 +188,46 @@ def test_title_and_description_follow_the_run_and_are_written_on_change_only(ben
     assert bench.server.count("patch", "workflows") == patches + 1
 
 
+def test_the_description_follows_a_training_at_leisure(bench: Bench) -> None:
+    bench.submitted()
+    lineage = lineage_name(RUN, "fit")
+    claim = AttemptClaim(
+        run=RUN, step="fit", attempt=1, submission=1, uid="u", node="n", instance="i", step_key="k", lineage=lineage
+    )
+    bench.store.create(RunLayout(RUN).attempt("fit", 1), claim.to_bytes())
+
+    def report(step: int) -> None:
+        progress = TrainingProgress(global_step=step, total_steps=500)
+        bench.store.create(LineageLayout(lineage).training_progress_report(1, step), progress.to_bytes())
+
+    bench.round()
+    assert bench.annotation("description").startswith("Under way: fit.")
+    report(10)
+    bench.round()
+    assert bench.annotation("description").startswith("Training: step 10 of 500 (fit). ")
+    report(20)
+    patches = bench.server.count("patch", "workflows")
+    bench.round()
+    assert bench.server.count("patch", "workflows") == patches
+    bench.moment += 300
+    bench.round()
+    assert bench.annotation("description").startswith("Training: step 20 of 500 (fit). ")
+
+
+def test_a_refused_resubmission_does_not_carry_the_description_of_the_run_that_it_was_copied_from(bench: Bench) -> None:
+    copied = {**NARRATED, "workflows.argoproj.io/description": "Succeeded. Run `digits-1`."}
+    refusal = {"type": "Plugin", "phase": "Failed", "message": "run digits-1 is that of another Workflow"}
+    put(
+        bench.api,
+        workflow(
+            "digits-1-x", "Failed", store=bench.store.url, run=RUN, annotations=copied, status={"nodes": {"a": refusal}}
+        ),
+    )
+    bench.round()
+    assert bench.annotation("description").startswith("Failed: run digits-1 is that of another Workflow. ")
+    assert bench.annotation("title") == "digits-1-x"
+
+
 @pytest.mark.parametrize("ours", ["", "title", "description"])
 def test_what_the_author_wrote_stays(ours: str, bench: Bench) -> None:
     bench.submitted(annotations={**NARRATED, "tiphys.dev/narrated": ours})
@@ -201,7 +242,8 @@ def test_a_failed_workflow_says_how_to_go_on(bench: Bench) -> None:
     [(reason, message)] = told(bench.server)
     assert reason == "RunFailed"
     assert message.endswith(f"`tiphys resume {RUN} --store {bench.store.url}`")
-    assert bench.annotation("description").endswith(f"go on with `tiphys resume {RUN} --store {bench.store.url}`.")
+    resume = f"`tiphys resume {RUN} --store {bench.store.url}`"
+    assert bench.annotation("description").startswith(f"Failed: without a message; resume with {resume}. ")
 
 
 def test_a_workflow_that_is_deleted_while_it_runs_says_how_to_go_on(bench: Bench) -> None:

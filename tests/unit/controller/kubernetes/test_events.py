@@ -7,7 +7,8 @@ from support.argo_objects import workflow
 from support.compiled import History
 from support.memory import MemoryStore
 from tiphys_controller.kubernetes.events import run_log
-from tiphys_controller.kubernetes.events.messages import build_event_messages, describe_workflow
+from tiphys_controller.kubernetes.events.description import describe_refused_workflow, describe_workflow
+from tiphys_controller.kubernetes.events.messages import build_event_messages
 from tiphys_controller.kubernetes.events.recorder import LOOK_AFTER_CHANGE_SECONDS, StorageLook, is_look_due
 from tiphys_controller.kubernetes.events.run_log import RunLog
 from tiphys_controller.kubernetes.workflow_view import SubmissionRef, build_workflow_view, find_submission
@@ -24,6 +25,7 @@ from tiphys.records import (
     SubmissionClaim,
     SubmissionKind,
 )
+from tiphys.records.training_progress import TrainingProgress
 from tiphys.store import RunLayout, append_events
 
 RUN, RESUME = "digits-1", "`tiphys resume digits-1`"
@@ -149,23 +151,84 @@ def test_the_description_says_where_the_run_stands(store: MemoryStore, history: 
     history.opened("fit", 2)
     assert narrated(store) == {
         "title": "digits-1",
-        "description": "Run `digits-1` of pipeline `digits`, submission 1. Done: prep. Under way: fit (attempt 2). "
-        "Attempt 1 of fit ended by preemption.",
+        "description": "Under way: fit (attempt 2). Done: prep. Attempt 1 of fit ended by preemption. "
+        "Run `digits-1` of pipeline `digits`, submission 1.",
     }
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence"),
+    ("found", "beginning"),
     [
-        (workflow(phase="Failed"), f"It ended as Failed: go on with {RESUME}."),
-        (workflow(phase="Succeeded"), "It succeeded."),
-        (workflow(spec={"shutdown": "Stop"}), f"It is being stopped; then go on with {RESUME}."),
+        (workflow(phase="Failed"), f"Failed: without a message; resume with {RESUME}. "),
+        (workflow(phase="Error", status={"message": "no\nnode."}), f"Error: no node; resume with {RESUME}. "),
+        (workflow(phase="Failed", spec={"shutdown": "Stop"}), f"Stopped: resume with {RESUME}. "),
+        (workflow(phase="Succeeded"), "Succeeded. "),
+        (workflow(spec={"shutdown": "Stop"}), f"Stopping: then resume with {RESUME}. "),
     ],
 )
-def test_the_description_says_what_comes_next(found: Object, sentence: str, store: MemoryStore) -> None:
+def test_the_description_begins_with_what_is_the_matter(found: Object, beginning: str, store: MemoryStore) -> None:
     described = narrated(store, submission=2, found=found)
     assert described["title"] == "digits-1 (submission 2)"
-    assert described["description"].endswith(sentence)
+    assert described["description"].startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("message", "beginning"),
+    [
+        ("the program exited with 1 (ValueError)", "Failed: report exited with 1 (ValueError); resume with"),
+        ("no memory was left", "Failed: report: no memory was left; resume with"),
+        ("see [here](http://x) <b>`rm`</b>", "Failed: report: see (here)(http://x) ‹b›'rm'‹/b›; resume with"),
+        ("x" * 1000, f"Failed: report: {'x' * 299}…; resume with"),
+        ("", "Failed: report: user error; resume with"),
+    ],
+)
+def test_a_failure_is_told_with_its_step_and_reason_first(
+    message: str, beginning: str, store: MemoryStore, history: History
+) -> None:
+    history.failed("fit", 1, message="a failure that was made good")
+    history.done("fit", 2)
+    history.failed("report", 1, Cause.USER_ERROR, message)
+    described = narrated(store, found=workflow(phase="Failed", status={"message": "child 'x' failed"}))
+    assert described["description"].startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("message", "beginning"),
+    [
+        ("queue a holds 8 of 8; 2 A100 asked; position 3", "Waits for 2 A100 at position 3: fit, queue a holds 8 of 8"),
+        ("the ledger is full", "Waits for GPUs: fit, the ledger is full."),
+    ],
+)
+def test_a_wait_for_gpus_is_told_with_their_number_and_the_position(
+    message: str, beginning: str, store: MemoryStore
+) -> None:
+    described = narrated(store, found=waiting("WaitingForQuota", message))
+    assert described["description"].startswith(beginning)
+
+
+def test_a_training_is_told_with_its_step_first(store: MemoryStore) -> None:
+    view, reference = build_workflow_view(workflow()), SubmissionRef(RUN, 1)
+    first, second = TrainingProgress(global_step=1200, total_steps=5000), TrainingProgress(global_step=7)
+
+    def begins(*trainings: tuple[str, TrainingProgress]) -> str:
+        return describe_workflow(view, reference, RunLog(RUN), RESUME, trainings)["description"].partition(". ")[0]
+
+    assert begins(("fit", first)) == "Training: step 1,200 of 5,000 (fit)"
+    assert begins(("fit", second), ("tune", first)) == "Training: step 7 (fit and 1 more)"
+
+
+def test_a_workflow_that_belongs_to_no_run_says_why_it_was_refused() -> None:
+    nodes = {
+        "old": {"type": "Plugin", "phase": "Error", "message": "first", "finishedAt": "2026-01-01T00:00:00Z"},
+        "new": {"type": "Plugin", "phase": "Failed", "message": "taken", "finishedAt": "2026-01-01T00:00:09Z"},
+        "pod": {"type": "Pod", "phase": "Failed", "message": "pod", "finishedAt": "2026-01-01T00:00:10Z"},
+        "run": {"type": "Plugin", "phase": "Pending", "message": "wait", "finishedAt": "2026-01-01T00:00:11Z"},
+    }
+    refused = build_workflow_view(workflow("digits-1-x", phase="Failed", status={"nodes": nodes}))
+    assert describe_refused_workflow(refused) == {
+        "title": "digits-1-x",
+        "description": "Failed: taken. This Workflow of pipeline `digits` is part of no run.",
+    }
 
 
 def test_items_of_a_fan_out_are_counted(store: MemoryStore, history: History) -> None:
