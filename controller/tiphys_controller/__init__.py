@@ -12,10 +12,18 @@ if TYPE_CHECKING:
     from tiphys_controller.runs import RunDetail, RunPhase, RunSummary, describe_run, list_run_summaries
     from tiphys_controller.submit.fork import ForkResult, fork_run
     from tiphys_controller.submit.idempotency import start_run_once
-    from tiphys_controller.submit.plan_report import API_VERSION, ItemReport, PlanReport, StepReport, plan_run
+    from tiphys_controller.submit.plan_report import (
+        API_VERSION,
+        ItemReport,
+        PlanReport,
+        StartCheckpoint,
+        StepReport,
+        plan_run,
+    )
     from tiphys_controller.submit.planner import WorkflowChange
     from tiphys_controller.submit.resume import ResumeResult, resume_run
     from tiphys_controller.submit.start import StartResult, start_run
+    from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
     from tiphys_controller.submit.submission import locate_workflow
     from tiphys_controller.submit.submitter import (
         ADDRESS_PREFIX,
@@ -41,11 +49,13 @@ __all__ = [
     "RunPhase",
     "RunSummary",
     "ShutdownStrategy",
+    "StartCheckpoint",
     "StartResult",
     "StepReport",
     "Submitter",
     "TenantSubmitter",
     "WorkflowChange",
+    "add_start_checkpoints",
     "describe_run",
     "fork_run",
     "format_drift",
@@ -63,10 +73,11 @@ _HOMES = {
     "runs": ("RunDetail", "RunPhase", "RunSummary", "describe_run", "list_run_summaries"),
     "submit.fork": ("ForkResult", "fork_run"),
     "submit.idempotency": ("start_run_once",),
-    "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StepReport", "plan_run"),
+    "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport", "plan_run"),
     "submit.planner": ("WorkflowChange",),
     "submit.resume": ("ResumeResult", "resume_run"),
     "submit.start": ("StartResult", "start_run"),
+    "submit.start_checkpoints": ("add_start_checkpoints",),
     "submit.submission": ("locate_workflow",),
     "submit.submitter": (
         "ADDRESS_PREFIX",

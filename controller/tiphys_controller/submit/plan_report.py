@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from tiphys.records import Record
+from tiphys.records import Record, Timestamp
 from tiphys.store import Store
 from tiphys_controller.plan.decide import TaskPlan
 from tiphys_controller.plan.drift import DriftFinding
@@ -26,6 +26,14 @@ class OutputDocument(Record):
     api_version: str = Field(API_VERSION, alias="apiVersion")
 
 
+class StartCheckpoint(Record):
+    """Where a training would go on. ``checkpoint`` is its name, ``attempt-step``; empty for the beginning."""
+
+    checkpoint: str = ""
+    global_step: int = 0
+    committed_at: Timestamp | None = None
+
+
 class ItemReport(Record):
     """One item of a fan-out. ``item`` is its value; empty where only its step id is known."""
 
@@ -35,6 +43,7 @@ class ItemReport(Record):
     item: str
     done: bool
     reason: str
+    starts_from: StartCheckpoint | None = Field(default=None, exclude_if=lambda start: start is None)
 
 
 class StepReport(Record):
@@ -45,6 +54,8 @@ class StepReport(Record):
     decision: Literal["skip", "run"]
     reason: str
     items: tuple[ItemReport, ...] = ()
+    starts_from: StartCheckpoint | None = Field(default=None, exclude_if=lambda start: start is None)
+    """None for a step that does not train, keeps its checkpoints on a volume, or does not run."""
 
 
 class PlanReport(OutputDocument):
@@ -56,6 +67,8 @@ class PlanReport(OutputDocument):
     store: str
     submissions: int
     steps: tuple[StepReport, ...]
+    rerun: tuple[str, ...] = Field(default=(), exclude_if=lambda rerun: not rerun)
+    """Steps that are asked to run again, from the beginning."""
     drift: tuple[DriftFinding, ...] = Field(default=(), exclude_if=lambda drift: not drift)
     """Differences of a changed Workflow from that of the last submission."""
     requests: int
@@ -92,6 +105,7 @@ def build_plan_report(run_plan: RunPlan, url: str) -> PlanReport:
         store=url,
         submissions=len(run_plan.state.submissions),
         steps=tuple(_step_report(run_plan, task) for task in run_plan.decisions.tasks),
+        rerun=run_plan.rerun_steps,
         drift=run_plan.drift,
         requests=run_plan.state.requests,
         seconds=run_plan.seconds,

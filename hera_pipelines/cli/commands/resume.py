@@ -11,7 +11,16 @@ from typing import Annotated, NamedTuple
 
 import typer
 from rich.text import Text
-from tiphys_controller import PlanReport, ResumeResult, Submitter, WorkflowChange, plan_run, resume_run
+from tiphys_controller import (
+    PlanReport,
+    ResumeResult,
+    StartCheckpoint,
+    Submitter,
+    WorkflowChange,
+    add_start_checkpoints,
+    plan_run,
+    resume_run,
+)
 
 from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
 from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
@@ -53,7 +62,9 @@ from hera_pipelines.cli.target import (
     tenant_submitter,
 )
 from hera_pipelines.local.live_workflows import LocalWorkflows
+from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
+from tiphys.records import utc_now
 from tiphys.store import Store, Submission, read_current_workflow
 
 PLAN_EXAMPLES = """\b
@@ -78,7 +89,8 @@ def plan(
     Reads the store and changes nothing.
     """
     screen: Screen = context.obj
-    report = plan_run(existing_store(screen, store), run, again or ())
+    run_store = existing_store(screen, store)
+    report = add_start_checkpoints(run_store, plan_run(run_store, run, again or ()))
     show_plan(screen, report, output)
     if report.running:
         from_options = [word for step in again or () for word in ("--from", step)]
@@ -99,9 +111,19 @@ def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
 
 def _plan_rows(report: PlanReport) -> Iterator[tuple[str | Text, ...]]:
     for step in report.steps:
-        yield step.name, step.kind, Text(step.decision, style=_DECISION_STYLES[step.decision]), step.reason
+        reason = _with_start(step.reason, step.starts_from)
+        yield step.name, step.kind, Text(step.decision, style=_DECISION_STYLES[step.decision]), reason
         for item in step.items:
-            yield f"  {item.name} {format_item(item.item)}", "item", "done" if item.done else "run", item.reason
+            reason = _with_start(item.reason, item.starts_from)
+            yield f"  {item.name} {format_item(item.item)}", "item", "done" if item.done else "run", reason
+
+
+def _with_start(reason: str, start: StartCheckpoint | None) -> str:
+    if start is None:
+        return reason
+    if start.committed_at is None:
+        return f"{reason}; from the beginning"
+    return f"{reason}; from step {start.global_step:,}, saved {format_age(utc_now() - start.committed_at)} ago"
 
 
 EXAMPLES = """\b
@@ -178,7 +200,7 @@ def resume(
     if dry_run:
         planned = resume_run(run_store, LocalWorkflows(state), run, dry_run=True, rerun=again or (), change=change)
         show_drift(screen, planned.plan.drift)
-        show_plan(screen, planned.plan, output)
+        show_plan(screen, add_start_checkpoints(run_store, planned.plan), output)
         return
     request = _ResumeRequest(
         run_store,
@@ -252,7 +274,7 @@ def _resume_on_cluster(
 def _show_resume(screen: Screen, request: _ResumeRequest, resumed: ResumeResult) -> bool:
     """Print the differences, the plan and the submission; return whether a new submission was created."""
     show_drift(screen, resumed.plan.drift)
-    show_plan(screen, resumed.plan, request.output)
+    show_plan(screen, add_start_checkpoints(request.store, resumed.plan), request.output)
     screen.out.file.flush()
     if resumed.submission is None:
         screen.note(f"nothing is missing of run {request.run}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -9,6 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from support import tiny
+from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_run
+
+from tiphys.records import utc_now
+from tiphys.store import DirectoryStore, RunLayout
 
 from .conftest import Command, Finished, snapshot
 
@@ -74,6 +79,22 @@ def test_plan_of_a_finished_run_skips_everything_and_costs_few_requests(tiphys: 
     assert [line.split()[2] for line in answer.out.splitlines()[1:]] == ["skip", "skip", "skip"]
     assert "0 of 3 steps would run" in answer.err
     assert "tiphys resume" not in answer.err
+
+
+def test_plan_says_from_which_checkpoint_a_training_goes_on(tiphys: Command, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    write_run(store)
+    write_claim(store, claim_of(1))
+    commit(store, ref(1, 1200), written_at=utc_now() - timedelta(minutes=12, seconds=30))
+    store.create(RunLayout(RUN).attempt_end(STEP, 1), end_of(1).to_bytes())
+
+    assert "; from step 1,200, saved 12m " in tiphys("plan", RUN, "--store", store.url).out
+    again = tiphys("plan", RUN, "--from", STEP, "--store", store.url, "-o", "json")
+    assert json.loads(again.out)["steps"][0]["starts_from"] == {
+        "checkpoint": "",
+        "global_step": 0,
+        "committed_at": None,
+    }
 
 
 def test_resuming_a_finished_run_submits_nothing(tiphys: Command, finished: Finished) -> None:

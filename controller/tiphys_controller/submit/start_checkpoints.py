@@ -1,0 +1,72 @@
+"""Adds to a plan the checkpoint from which each training would go on, for people.
+
+The plugin chooses the checkpoint when the attempt is admitted; this is the same
+choice, made earlier. It costs some requests per training, so only the commands
+that show a plan make it.
+"""
+
+from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.lineage.fork_history import choose_start_checkpoint, read_ancestors
+from tiphys.lineage.validity import read_manifest
+from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.store import Store, read_current_run, read_last_claim, read_step_attempts
+from tiphys.store.runs import read_concurrently
+from tiphys_controller.submit.plan_report import PlanReport, StartCheckpoint
+
+
+def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
+    """``report`` with the start checkpoints of the trainings that would run.
+
+    Checkpoints on a volume cannot be read here, so their trainings get none.
+
+    Raises:
+        StoreError: storage failed.
+        IntegrityError: a claim is damaged.
+    """
+    trainings = [one for one in report.steps if one.kind == "train" and one.decision == "run"]
+    if not trainings:
+        return report
+    record = read_current_run(store, report.run)
+    pipeline = CompiledPipeline.from_manifest(record.workflow)
+    last = read_last_claim(store, report.run)
+    rerun_since = last.rerun_since if last else dict.fromkeys(record.rerun_steps, 1)
+    ancestors = read_ancestors(store, record)
+
+    def find(step: str) -> StartCheckpoint:
+        name = step.partition(".")[0]
+        attempts = read_step_attempts(store, report.run, step, [])
+        choice = choose_start_checkpoint(
+            store, report.run, step, attempts, rerun_since=rerun_since.get(name, 0), ancestors=ancestors
+        )
+        if name in report.rerun or choice.checkpoint is None:
+            return StartCheckpoint()
+        try:
+            committed_at = read_manifest(store, choice.checkpoint).written_at
+        except (IntegrityError, ObjectMissingError):  # retention removed it just now
+            return StartCheckpoint()
+        return StartCheckpoint(
+            checkpoint=str(choice.checkpoint), global_step=choice.checkpoint.global_step, committed_at=committed_at
+        )
+
+    steps = [
+        step
+        for one in trainings
+        if pipeline.steps[one.name].checkpoints and not pipeline.checkpoint_volume_url(one.name)
+        for step in ([item.step for item in one.items if not item.done] if one.items else [one.name])
+    ]
+    starts = dict(zip(steps, read_concurrently(find, steps), strict=True))
+    return report.model_copy(
+        update={
+            "steps": tuple(
+                one.model_copy(
+                    update={
+                        "starts_from": starts.get(one.name),
+                        "items": tuple(
+                            item.model_copy(update={"starts_from": starts.get(item.step)}) for item in one.items
+                        ),
+                    }
+                )
+                for one in report.steps
+            )
+        }
+    )
