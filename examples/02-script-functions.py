@@ -33,7 +33,7 @@ def fit(data: Data, lr: float = 0.1) -> tuple[Model, Loss]:
     from tiphys import checkpoint
 
     examples = data.read_text()
-    with checkpoint.session() as session:
+    with checkpoint.session(total_steps=1000) as session:
         state = session.restore(default={"step": 0, "weight": 0.0})
         for number in range(int(state["step"]), 1000):
             state = {"step": number + 1, "weight": state["weight"] + lr * len(examples)}

@@ -34,7 +34,7 @@ def main(
     step_log: Annotated[str, typer.Option(help="Folder of the log of executed steps; empty for no log.")] = "",
 ) -> None:
     split = read_split(inputs.path("dataset"))
-    with checkpoint.session() as session:
+    with checkpoint.session(total_steps=steps) as session:
         state = session.restore(default=initial_state(seed, hidden))
         with StepLog(Path(step_log) if step_log else None) as log:
             train_network(split, state, session, log, steps, batch)
