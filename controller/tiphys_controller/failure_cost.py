@@ -198,10 +198,9 @@ class StepTimeUsage(Record):
     def held_seconds(self) -> float:
         return sum(entry.held_seconds for entry in self.entries)
 
-    @property
-    def label(self) -> str:
-        """Name and item, such as ``fit[2] lr=0.1``."""
-        return f"{self.name or self.step} {self.item}".rstrip()
+    def label(self, attempt: int | None = None) -> str:
+        """Name and item, such as ``fit[2] lr=0.1``, or those of one attempt: ``fit[2]/3 lr=0.1``."""
+        return f"{self.name or self.step}{'' if attempt is None else f'/{attempt}'} {self.item}".rstrip()
 
     @property
     def gpu_weight(self) -> int:

@@ -8,13 +8,16 @@ change may explain a bend of the metrics.
 
 `collapse_lineage` shortens long lineages. It keeps the first and the last
 checkpoint of every attempt, those that an attempt started from, and those that
-are not simply committed. It counts the rest.
+are not simply committed. It counts the rest. Of many attempts it keeps the first,
+the last and the remarkable ones, and folds the others into groups.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import NamedTuple
 
 from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
@@ -62,6 +65,20 @@ class Lane:
     """How the attempt used its grace period, if it was preempted; empty otherwise."""
     fork: str = ""
     """Description of the checkpoint of another run that the attempt started from; empty for none."""
+    cause: str = ""
+    """Cause of its failure; empty for none."""
+
+    @property
+    def title(self) -> str:
+        return f"attempt {self.attempt}"
+
+    @property
+    def subtitle(self) -> str:
+        return f"submission {self.submission}"
+
+    @property
+    def ending_text(self) -> str:
+        return self.ending.value
 
     @property
     def start(self) -> str:
@@ -69,6 +86,63 @@ class Lane:
         if self.origin is not None:
             return f"from step {self.origin.global_step} of attempt {self.origin.attempt}"
         return f"from {self.fork}" if self.fork else "from scratch"
+
+
+@dataclass(frozen=True)
+class LaneGroup:
+    """Consecutive attempts that are shown as one row."""
+
+    lanes: tuple[Lane, ...]
+
+    @property
+    def attempt(self) -> int:
+        """Its first attempt."""
+        return self.lanes[0].attempt
+
+    @property
+    def origin(self) -> CheckpointPosition | None:
+        return self.lanes[0].origin
+
+    @property
+    def start(self) -> str:
+        return self.lanes[0].start
+
+    @property
+    def title(self) -> str:
+        return f"attempts {self.attempt}–{self.lanes[-1].attempt}"
+
+    @property
+    def subtitle(self) -> str:
+        first, last = self.lanes[0].submission, self.lanes[-1].submission
+        return f"submission {first}" if first == last else f"submissions {first}–{last}"
+
+    @property
+    def ending(self) -> AttemptEnding:
+        """The most frequent ending."""
+        return Counter(lane.ending for lane in self.lanes).most_common(1)[0][0]
+
+    @property
+    def ending_text(self) -> str:
+        return ", ".join(f"{count} {ending}" for ending, count in Counter(lane.ending for lane in self.lanes).items())
+
+    @property
+    def message(self) -> str:
+        """The causes of the failures, the most frequent first."""
+        causes = Counter(lane.cause for lane in self.lanes if lane.cause)
+        return ", ".join(f"{cause} {count}" for cause, count in causes.most_common())
+
+    @property
+    def report(self) -> str:
+        return ""
+
+    @property
+    def gap(self) -> "Gap | None":
+        """All its checkpoints; None if it has none."""
+        positions = [dot.position for lane in self.lanes for dot in lane.dots]
+        if not positions:
+            return None
+        steps = [position.global_step for position in positions]
+        return Gap(self.attempt, min(steps), max(steps), len(positions))
 
 
 @dataclass(frozen=True)
@@ -152,6 +226,7 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Provenance], linea
         else "",
         ending=AttemptEnding(attempt.outcome.value) if attempt.outcome else AttemptEnding.OPEN,
         message=_message(attempt),
+        cause=_cause(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
         report=attempt.preemption.message if attempt.preemption else "",
     )
@@ -169,8 +244,11 @@ def _origin(attempt: AttemptNode) -> CheckpointRef | None:
 
 
 def _message(attempt: AttemptNode) -> str:
-    cause = attempt.cause.value.replace("_", " ") if attempt.cause else ""
-    return ": ".join(part for part in (cause, attempt.message) if part)
+    return ": ".join(part for part in (_cause(attempt), attempt.message) if part)
+
+
+def _cause(attempt: AttemptNode) -> str:
+    return attempt.cause.display_name if attempt.cause else ""
 
 
 def _dot(node: CheckpointNode, facts_by_ref: Mapping[CheckpointRef, Provenance]) -> Dot:
@@ -204,29 +282,78 @@ class Gap:
 LaneItem = Dot | Gap
 
 
-def collapse_lineage(lineage: LineageGraph, limit: int) -> list[tuple[Lane, list[LaneItem]]]:
-    """Return the items to show of each lane; all dots while there are at most ``limit`` distinct steps."""
-    lanes = [_with_missing_origins(lane, lineage.lanes) for lane in lineage.lanes]
-    distinct = {dot.position.global_step for lane in lanes for dot in lane.dots}
-    if len(distinct) <= limit:
-        return [(lane, list(lane.dots)) for lane in lanes]
-    origins = {lane.origin for lane in lanes if lane.origin}
-    return [(lane, list(_shorten(lane.dots, origins))) for lane in lanes]
+def collapse_lineage(
+    lineage: LineageGraph, max_steps: int, max_lanes: int
+) -> list[tuple[Lane | LaneGroup, list[LaneItem]]]:
+    """Return the rows to show, and the items of each.
+
+    Args:
+        lineage: The lineage.
+        max_steps: Up to this number of distinct steps all dots are shown.
+        max_lanes: Up to this number of lanes all are shown. Of more, at most as many rows are returned.
+    """
+    lanes = _add_missing_origins(lineage.lanes)
+    rows = _fold_lanes(lanes, max_lanes)
+    shown = [row for row in rows if isinstance(row, Lane)]
+    distinct = {dot.position.global_step for lane in shown for dot in lane.dots}
+    origins = {lane.origin for lane in shown if lane.origin}
+    is_folded = len(rows) < len(lanes)
+
+    def items_of(row: Lane | LaneGroup) -> list[LaneItem]:
+        if isinstance(row, LaneGroup):
+            return [row.gap] if row.gap else []
+        if len(distinct) <= max_steps:
+            return list(row.dots)
+        return list(_shorten(row.dots, origins, keep_first=not is_folded))
+
+    return [(row, items_of(row)) for row in rows]
 
 
-def _with_missing_origins(lane: Lane, lanes: Sequence[Lane]) -> Lane:
-    """Add a dot for each removed checkpoint of ``lane`` that another attempt started from."""
-    present = {dot.position for dot in lane.dots}
-    origins = {other.origin for other in lanes if other.origin and other.origin.attempt == lane.attempt}
-    removed = [Dot(position, CheckpointStatus.REMOVED) for position in origins - present]
-    dots = sorted([*lane.dots, *removed], key=lambda dot: dot.position)
-    return dataclasses.replace(lane, dots=tuple(dots))
+_LAST_LANES = 3
 
 
-def _shorten(dots: Sequence[Dot], origins: set[CheckpointPosition]) -> Iterator[LaneItem]:
+def _fold_lanes(lanes: Sequence[Lane], max_lanes: int) -> list[Lane | LaneGroup]:
+    """Fold all lanes but the first, the last and the newest remarkable ones into groups of consecutive lanes."""
+    if len(lanes) <= max_lanes:
+        return list(lanes)
+    last = range(len(lanes) - _LAST_LANES, len(lanes))
+    remarkable = [index for index in range(1, last.start) if _is_remarkable(lanes[index], lanes[index - 1])]
+    kept = {0, *last, *remarkable[len(remarkable) - max(0, max_lanes // 2 - 1 - _LAST_LANES) :]}
+    rows: list[Lane | LaneGroup] = []
+    for is_kept, members in groupby(range(len(lanes)), kept.__contains__):
+        group = [lanes[index] for index in members]
+        rows += group if is_kept or len(group) == 1 else [LaneGroup(tuple(group))]
+    return rows
+
+
+def _is_remarkable(lane: Lane, before: Lane) -> bool:
+    """Whether a lane has a checkpoint that is not simply committed, or did not go on where the one before stopped."""
+    if any(dot.status not in (CheckpointStatus.COMMITTED, CheckpointStatus.REMOVED) for dot in lane.dots):
+        return True
+    newest = before.dots[-1].position if before.dots else before.origin
+    return lane.origin != newest
+
+
+def _add_missing_origins(lanes: Sequence[Lane]) -> list[Lane]:
+    """Add a dot to each lane for each of its removed checkpoints that another attempt started from."""
+    origins: dict[int, set[CheckpointPosition]] = {}
+    for lane in lanes:
+        if lane.origin:
+            origins.setdefault(lane.origin.attempt, set()).add(lane.origin)
+
+    def with_origins(lane: Lane) -> Lane:
+        missing = origins.get(lane.attempt, set()) - {dot.position for dot in lane.dots}
+        removed = [Dot(position, CheckpointStatus.REMOVED) for position in missing]
+        return dataclasses.replace(lane, dots=tuple(sorted([*lane.dots, *removed], key=lambda dot: dot.position)))
+
+    return [with_origins(lane) for lane in lanes]
+
+
+def _shorten(dots: Sequence[Dot], origins: set[CheckpointPosition], *, keep_first: bool) -> Iterator[LaneItem]:
     hidden: list[Dot] = []
+    ends = (0, len(dots) - 1) if keep_first else (len(dots) - 1,)
     for index, dot in enumerate(dots):
-        if index not in (0, len(dots) - 1) and dot.status == CheckpointStatus.COMMITTED and dot.position not in origins:
+        if index not in ends and dot.status == CheckpointStatus.COMMITTED and dot.position not in origins:
             hidden.append(dot)
             continue
         yield from _gap(hidden)

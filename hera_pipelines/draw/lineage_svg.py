@@ -21,6 +21,7 @@ from hera_pipelines.draw.lineage_graph import (
     Dot,
     Gap,
     Lane,
+    LaneGroup,
     LaneItem,
     LineageGraph,
     collapse_lineage,
@@ -62,12 +63,12 @@ class PlacedGap:
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One attempt: its line, its dots and gaps, and the position of its ending.
+    """One attempt or group of attempts: its line, its dots and gaps, and the position of its ending.
 
     ``caption`` has the metrics of its last checkpoint.
     """
 
-    lane: Lane
+    lane: Lane | LaneGroup
     y: float
     path: str
     from_scratch_x: float | None
@@ -86,17 +87,26 @@ class PictureLayout:
     height: float
 
 
-def lay_out_lanes(lanes: Sequence[tuple[Lane, Sequence[LaneItem]]]) -> PictureLayout:
-    """Compute the position of every lane, in pixels from the upper left corner."""
+ShownRow = tuple[Lane | LaneGroup, Sequence[LaneItem]]
+"""A row of `collapse_lineage`."""
+
+
+def lay_out_lanes(lanes: Sequence[ShownRow]) -> PictureLayout:
+    """Compute the position of every row, in pixels from the upper left corner."""
     columns = _columns(lanes)
-    row_of = {lane.attempt: float(HEADER_HEIGHT + ROW_HEIGHT * index) for index, (lane, _) in enumerate(lanes)}
-    rows = tuple(_attempt_row(lane, shown, columns, row_of) for lane, shown in lanes)
+    row_of, group_x = {}, {}
+    for index, (lane, _) in enumerate(lanes):
+        for member in lane.lanes if isinstance(lane, LaneGroup) else (lane,):
+            row_of[member.attempt] = float(HEADER_HEIGHT + ROW_HEIGHT * index)
+            if isinstance(lane, LaneGroup) and lane.gap:
+                group_x[member.attempt] = columns[lane.gap.first]
+    rows = tuple(_attempt_row(lane, shown, columns, row_of, group_x) for lane, shown in lanes)
     width = max((row.end_x for row in rows), default=LABELS_WIDTH) + ENDING_WIDTH
     below = ROW_HEIGHT * (len(rows) - 1) + BAND_HEIGHT / 2 if rows else 0
     return PictureLayout(rows, width, HEADER_HEIGHT + below)
 
 
-def _columns(lanes: Sequence[tuple[Lane, Sequence[LaneItem]]]) -> dict[int, float]:
+def _columns(lanes: Sequence[ShownRow]) -> dict[int, float]:
     """Compute the x of each shown global step, with a column for each pill."""
     steps = {dot.position.global_step for _, shown in lanes for dot in shown if isinstance(dot, Dot)}
     pills = {gap.first for _, shown in lanes for gap in shown if isinstance(gap, Gap)}
@@ -105,25 +115,33 @@ def _columns(lanes: Sequence[tuple[Lane, Sequence[LaneItem]]]) -> dict[int, floa
 
 
 def _attempt_row(
-    lane: Lane, shown: Sequence[LaneItem], columns: dict[int, float], y_by_attempt: dict[int, float]
+    lane: Lane | LaneGroup,
+    shown: Sequence[LaneItem],
+    columns: dict[int, float],
+    y_by_attempt: dict[int, float],
+    group_x: dict[int, float],
 ) -> AttemptRow:
     y = y_by_attempt[lane.attempt]
     dots = tuple(PlacedDot(item, columns[item.position.global_step], y) for item in shown if isinstance(item, Dot))
     gaps = tuple(PlacedGap(item, columns[item.first], y) for item in shown if isinstance(item, Gap))
-    start_x, path = _row_start(lane.origin, y, columns, y_by_attempt)
-    end_x = max([start_x + _TURN_RADIUS, *(dot.x for dot in dots)]) + _TAIL_LENGTH
+    start_x, path = _row_start(lane.origin, y, columns, y_by_attempt, group_x)
+    end_x = max([start_x + _TURN_RADIUS, *(dot.x for dot in dots), *(gap.x for gap in gaps)]) + _TAIL_LENGTH
     scratch = start_x if lane.origin is None else None
     caption = dots[-1].dot.metrics if dots else ""
     return AttemptRow(lane, y, f"{path} H {end_x:g}", scratch, dots, gaps, end_x, caption)
 
 
 def _row_start(
-    origin: CheckpointPosition | None, y: float, columns: dict[int, float], y_by_attempt: dict[int, float]
+    origin: CheckpointPosition | None,
+    y: float,
+    columns: dict[int, float],
+    y_by_attempt: dict[int, float],
+    group_x: dict[int, float],
 ) -> tuple[float, str]:
     """Compute the x at which a row begins, and the beginning of its line."""
     if origin is None or origin.attempt not in y_by_attempt:
         return LABELS_WIDTH, f"M {LABELS_WIDTH:g} {y:g}"
-    x = columns[origin.global_step]
+    x = group_x[origin.attempt] if origin.attempt in group_x else columns[origin.global_step]
     return (
         x,
         f"M {x:g} {y_by_attempt[origin.attempt]:g} V {y - _TURN_RADIUS:g} Q {x:g} {y:g} {x + _TURN_RADIUS:g} {y:g}",
@@ -158,11 +176,13 @@ def _shorten(text: str) -> str:
 
 MAX_COLUMNS = 14
 """Most distinct global steps in a picture that is not collapsed."""
+MAX_ROWS = 16
+"""Most rows of a lineage; more attempts are folded."""
 
 
 def render_lineage_svg(title: str, lineages: Sequence[LineageGraph]) -> str:
     """Render an SVG document that shows all ``lineages`` below each other."""
-    layouts = [lay_out_lanes(collapse_lineage(lineage, MAX_COLUMNS)) for lineage in lineages]
+    layouts = [lay_out_lanes(collapse_lineage(lineage, MAX_COLUMNS, MAX_ROWS)) for lineage in lineages]
     statuses = {dot.dot.status for layout in layouts for row in layout.rows for dot in row.dots}
     return load_picture_template("lineage.svg.jinja").render(
         title=title,

@@ -3,11 +3,22 @@
 from rich.text import Text
 from rich.tree import Tree
 
-from hera_pipelines.draw.lineage_graph import AttemptEnding, Dot, Gap, Lane, LaneItem, LineageGraph, collapse_lineage
+from hera_pipelines.draw.lineage_graph import (
+    AttemptEnding,
+    Dot,
+    Gap,
+    Lane,
+    LaneGroup,
+    LaneItem,
+    LineageGraph,
+    collapse_lineage,
+)
 from tiphys.lineage import CheckpointStatus
 
 MAX_STEPS = 24
 """Most distinct global steps in a tree that is not collapsed."""
+MAX_ROWS = 40
+"""Most attempts in a tree; more are folded."""
 
 _STATUS_GLYPHS = {
     CheckpointStatus.COMMITTED: ("●", "green"),
@@ -29,7 +40,7 @@ def render_lineage_tree(lineage: LineageGraph) -> Tree:
     root = Tree(Text(f"{lineage.run}/{lineage.title}", style="bold"), guide_style="dim")
     if lineage.note:
         root.add(Text(lineage.note, style="yellow"))
-    for lane, shown in collapse_lineage(lineage, MAX_STEPS):
+    for lane, shown in collapse_lineage(lineage, MAX_STEPS, MAX_ROWS):
         branch = root.add(_lane_text(lane))
         for item in shown:
             branch.add(_item_text(item))
@@ -38,9 +49,9 @@ def render_lineage_tree(lineage: LineageGraph) -> Tree:
     return root
 
 
-def _lane_text(lane: Lane) -> Text:
-    text = Text(f"attempt {lane.attempt}, submission {lane.submission}, {lane.start}: ")
-    text.append(lane.ending, style=_ENDING_STYLES[lane.ending])
+def _lane_text(lane: Lane | LaneGroup) -> Text:
+    text = Text(f"{lane.title}, {lane.subtitle}, {lane.start}: ")
+    text.append(lane.ending_text, style=_ENDING_STYLES[lane.ending])
     return text.append(f", {lane.message}" if lane.message else "", style="dim")
 
 

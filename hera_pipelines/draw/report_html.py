@@ -3,6 +3,7 @@
 One chart shows the phases of each step, the other the parts of each recovery.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,16 @@ from hera_pipelines.draw.lineage_svg import load_picture_template
 from hera_pipelines.draw.simulation_svg import time_marks
 from tiphys.protocol.quantities import format_duration
 
-WIDTH = 960
-LEFT = 190
 CHART_WIDTH = 746
+_RIGHT = 24
+"""Pixels right of a chart, for the last mark of its axis."""
+_CHARACTER_WIDTH = 7.4
+"""Pixels of one character of a label, on average and rather too much than too little."""
+_MAX_LABEL_CHARACTERS = 60
 ROW = 26
 BAR = 16
 MAX_ROWS = 40
-"""Most steps, and most recoveries, in a chart; the table of the command has all of them."""
+"""Most steps, and most recoveries, in a chart; the page says how many it leaves out."""
 _MIN_BAR_WIDTH = 0.6
 
 PHASE_STYLES = {
@@ -56,10 +60,20 @@ class ReportRow:
     note: str
     bars: tuple[ReportBar, ...]
 
+    @property
+    def shown_label(self) -> str:
+        """The label, cut at the end if it is very long; the tooltip has all of it."""
+        is_long = len(self.label) > _MAX_LABEL_CHARACTERS
+        return f"{self.label[: _MAX_LABEL_CHARACTERS - 1]}…" if is_long else self.label
+
+    @property
+    def label_characters(self) -> int:
+        return len(f"{self.shown_label} {self.note}".rstrip())
+
 
 @dataclass(frozen=True)
 class ReportChart:
-    """Rows on one axis; ``marks`` holds x and label of each mark on it."""
+    """Rows on one axis; ``marks`` holds x and label of each mark on it. x counts from the begin of the axis."""
 
     title: str
     about: str
@@ -81,9 +95,15 @@ def report_page(title: str, figures: Sequence[tuple[str, str]], usage: TimeUsage
         usage: Measured times of the run.
     """
     charts = [chart for chart in (_time_chart(usage.steps), _recovery_chart(usage.steps)) if chart.rows]
+    longest = max((row.label_characters for chart in charts for row in chart.rows), default=0)
+    left = round(longest * _CHARACTER_WIDTH) + _RIGHT
     return load_picture_template("economics.html.jinja").render(
-        title=title, figures=figures, charts=charts, width=WIDTH, left=LEFT, chart_width=CHART_WIDTH, row=ROW, bar=BAR
+        title=title, figures=figures, charts=charts, width=left + CHART_WIDTH + _RIGHT, left=left, row=ROW, bar=BAR
     )
+
+
+def _describe_shown(shown: int, total: int, which: str) -> str:
+    return f" {shown} of {total} shown: {which}." if shown < total else ""
 
 
 def _time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
@@ -101,21 +121,25 @@ def _time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
                 cause = f"; it ended by {entry.failed_by}" if entry.failed_by else ""
                 yield _build_bar((span.begin - begin).total_seconds(), span.seconds, total, colour, tooltip + cause)
 
-    rows = [ReportRow(step.label, f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
+    rows = [ReportRow(step.label(), f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
     about = "Each row is a step, from its first admission to its end. A gap is waiting: for a turn, GPUs or a resume."
+    about += _describe_shown(len(shown), len(steps), "those that began first")
     legend = [style for phase, style in PHASE_STYLES.items() if any(step.seconds(phase) for step in shown)]
     return ReportChart("Where the time went", about, tuple(rows), _axis_marks(total), tuple(legend))
 
 
 def _recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
-    recoveries = [(step.label, recovery) for step in steps for recovery in step.recoveries][-MAX_ROWS:]
+    all_recoveries = [(step, recovery) for step in steps for recovery in step.recoveries]
+    longest = heapq.nlargest(MAX_ROWS, range(len(all_recoveries)), key=lambda index: all_recoveries[index][1].seconds)
+    recoveries = [all_recoveries[index] for index in sorted(longest)]
     total = max((recovery.seconds for _, recovery in recoveries), default=0.0) or 1.0
     rows = [
-        ReportRow(f"{step}/{recovery.after}", _label_text(recovery.failed_by), tuple(_recovery_bars(recovery, total)))
+        ReportRow(step.label(recovery.after), _label_text(recovery.failed_by), tuple(_recovery_bars(recovery, total)))
         for step, recovery in recoveries
     ]
     parts = [part for part in RECOVERY_PARTS if any(getattr(recovery, part) for _, recovery in recoveries)]
     about = "From the end of a program to the first step of the next attempt, by the attempt that failed."
+    about += _describe_shown(len(recoveries), len(all_recoveries), "the longest")
     legend = tuple((_label_text(part), PART_COLOURS[part]) for part in parts)
     return ReportChart("What each recovery took", about, tuple(rows), _axis_marks(total), legend)
 
@@ -133,11 +157,11 @@ def _recovery_bars(recovery: Recovery, total: float) -> Iterator[ReportBar]:
 
 def _build_bar(begin: float, seconds: float, total: float, colour: str, tooltip: str) -> ReportBar:
     scale = CHART_WIDTH / total
-    return ReportBar(round(LEFT + begin * scale, 2), round(max(_MIN_BAR_WIDTH, seconds * scale), 2), colour, tooltip)
+    return ReportBar(round(begin * scale, 2), round(max(_MIN_BAR_WIDTH, seconds * scale), 2), colour, tooltip)
 
 
 def _axis_marks(total: float) -> tuple[tuple[float, str], ...]:
-    return tuple((round(LEFT + CHART_WIDTH * at / total, 1), label) for at, label in time_marks(total))
+    return tuple((round(CHART_WIDTH * at / total, 1), label) for at, label in time_marks(total))
 
 
 def _label_text(name: str) -> str:

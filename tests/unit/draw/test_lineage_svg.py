@@ -1,5 +1,6 @@
 """The picture holds everything that happened, and any viewer can read it."""
 
+import dataclasses
 import re
 from xml.etree import ElementTree
 
@@ -101,6 +102,35 @@ def test_a_long_lineage_collapses_but_keeps_what_matters() -> None:
     assert "train-1-250" not in ids(root)
     assert [text for text in texts(root) if text.startswith("+")] == ["+48", "+48"]
     assert float(root.get("width", "0")) < 1200
+
+
+def test_five_hundred_attempts_are_one_legible_page() -> None:
+    root = ElementTree.fromstring(render_lineage_svg("Lineage", [long_lineage(500)]))
+    width, height = (float(root.get(name) or 0) for name in ("width", "height"))
+    assert width <= 2000
+    assert height <= 1300
+    shown = texts(root)
+    assert {"attempt 1", "attempt 300", "attempt 500"} <= set(shown)
+    groups = [re.fullmatch(r"attempts (\d+)–(\d+)", text) for text in shown]
+    folded = sum(int(group[2]) - int(group[1]) + 1 for group in groups if group)
+    assert folded + sum(bool(re.fullmatch(r"attempt \d+", text)) for text in shown) == 500
+    assert any(text.startswith("done") for text in shown)
+    assert any("preemption 1" in text and "GPU out of memory" in text for text in shown)
+    assert circles(root, "train-300-2998") == ["quarantined"]
+
+
+def long_lineage(attempts: int) -> LineageGraph:
+    """Attempts that each go on where the one before stopped; one has a damaged checkpoint, and the last is done."""
+    lanes = []
+    for number in range(1, attempts + 1):
+        statuses = {2998: CheckpointStatus.QUARANTINED} if number == 300 else {}
+        origin = (number - 1, (number - 1) * 10 - (2 if number == 301 else 0) - 1) if number > 1 else None
+        steps = [number * 10 - 9, number * 10 - 5, *([2998] if number == 300 else []), number * 10 - 1]
+        ending = AttemptEnding.DONE if number == attempts else AttemptEnding.FAILED
+        cause = "" if number == attempts else "preemption" if number % 5 else "GPU out of memory"
+        one = lane(number, sorted(steps), origin, ending, f"{cause}: its node was taken away", statuses)
+        lanes.append(dataclasses.replace(one, cause=cause))
+    return LineageGraph("digits-7xk2p", "train", tuple(lanes))
 
 
 def test_an_origin_that_retention_removed_is_drawn_as_removed() -> None:

@@ -10,14 +10,23 @@ from xml.etree import ElementTree
 
 import pytest
 from support.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
-from tiphys_controller.failure_cost import measure_time_usage
+from tiphys_controller.failure_cost import (
+    AttemptTimeUsage,
+    PhaseSpan,
+    Recovery,
+    StepTimeUsage,
+    TimePhase,
+    TimeUsage,
+    measure_time_usage,
+)
 
 from hera_pipelines.cli import main
-from hera_pipelines.draw.report_html import CHART_WIDTH, LEFT, report_page
+from hera_pipelines.draw.report_html import CHART_WIDTH, MAX_ROWS, report_page
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import AttemptEndOutcome, LastCheckpoint, StartTimes
 from tiphys.store import DirectoryStore
 
+SVG = "{http://www.w3.org/2000/svg}"
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -105,10 +114,58 @@ def test_the_page_draws_every_phase_at_its_place(store):
         for bar in times.iter("{http://www.w3.org/2000/svg}rect")
     }
     per_second = CHART_WIDTH / 200
+    begin, _ = bars["attempt 1: starting 10s; it ended by preemption"]
     x, width = bars["attempt 1: lost 20s; it ended by preemption"]
-    assert (x, width) == (pytest.approx(LEFT + 80 * per_second, abs=0.01), pytest.approx(20 * per_second, abs=0.01))
+    assert (x - begin, width) == (pytest.approx(80 * per_second, abs=0.02), pytest.approx(20 * per_second, abs=0.01))
     drawn = sum(float(bar.get("width")) for bar in recovery.iter("{http://www.w3.org/2000/svg}rect"))
     assert drawn == pytest.approx(CHART_WIDTH, abs=0.1)
+
+
+ITEM = "optimizer=adamw lr=0.0003 width=2048"
+
+
+def many_steps(count: int) -> TimeUsage:
+    """Items of a fan-out, each of which was preempted once."""
+    with_item = measured_step().model_copy(update={"name": "fit[0]", "item": ITEM})
+    return TimeUsage(
+        name=RUN,
+        steps=tuple(with_item.model_copy(update={"name": f"fit[{index}]"}) for index in range(count)),
+    )
+
+
+def measured_step() -> StepTimeUsage:
+    begun = at(0)
+    entries = tuple(
+        AttemptTimeUsage(
+            attempt=number,
+            submission=1,
+            outcome=None,
+            failed_by="preemption" if number == 1 else "",
+            spans=(PhaseSpan(phase=TimePhase.USEFUL, begin=begun, end=at(50)),),
+        )
+        for number in (1, 2)
+    )
+    parts = {"detect": 1, "decide": 0, "submit": 0, "wait": 2, "start": 1, "load": 0, "first_step": 0}
+    recovery = Recovery(after=1, failed_by="preemption", **parts)
+    return StepTimeUsage(step="x", gpus=1, began_at=begun, ended_at=at(100), entries=entries, recoveries=(recovery,))
+
+
+def test_the_page_names_items_by_value_with_room_for_every_label():
+    page = report_page("Report", [], many_steps(2))
+    drawings = [ElementTree.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    labels = [
+        label for drawing in drawings for label in drawing.iter(f"{SVG}text") if "label" in (label.get("class") or "")
+    ]
+    assert [label.text for label in labels[:2]] == [f"fit[0] {ITEM}", f"fit[1] {ITEM}"]
+    assert [label.text for label in labels[2:]] == [f"fit[0]/1 {ITEM}", f"fit[1]/1 {ITEM}"]
+    assert all(float(label.get("x")) >= 7 * len(label.text) for label in labels)
+
+
+def test_the_page_says_how_much_it_leaves_out():
+    assert "shown" not in report_page("Report", [], many_steps(MAX_ROWS))
+    page = report_page("Report", [], many_steps(MAX_ROWS + 8))
+    assert f"{MAX_ROWS} of {MAX_ROWS + 8} shown: those that began first." in page
+    assert f"{MAX_ROWS} of {MAX_ROWS + 8} shown: the longest." in page
 
 
 def test_a_page_tells_of_one_run(tiphys, tmp_path):
