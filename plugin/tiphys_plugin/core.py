@@ -45,7 +45,7 @@ from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
 from tiphys_plugin.operations.lease_reclaim import recover_leases
 from tiphys_plugin.operations.settle import settle
-from tiphys_plugin.quota.lease import AdmissionBackend
+from tiphys_plugin.quota.lease import AdmissionBackend, LedgerLostError
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.background import OutputHasher
 from tiphys_plugin.runtime.concurrency import KeyedLocks, LockTimeoutError, SingleFlight
@@ -148,6 +148,10 @@ class PluginCore:
             clock=services.clock,
         )
 
+    def forget_recovery(self) -> None:
+        """Have the next `recover_leases` record leases again, because the ledger was lost."""
+        self._recovered = False
+
     def recover_leases(self) -> None:
         """Record the leases of live attempts that the ledger lacks; does nothing once it has succeeded.
 
@@ -240,12 +244,12 @@ class PluginCore:
         """Raise ``error`` for the first calls of an outage, then reply Pending.
 
         Argo repeats a 503 four times within some 15 s and then fails the node,
-        so a longer outage must be answered with a reply.
+        so a longer outage must be answered with a reply. The loss of the ledger lasts until a person acts.
         """
         _log.error("call.unavailable", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
         settings = self._context.settings
         self._outages[call_key] += 1
-        if self._outages[call_key] <= settings.silent_outage_calls:
+        if self._outages[call_key] <= settings.silent_outage_calls and not isinstance(error, LedgerLostError):
             self.metrics.answers.labels(op=identity.op, answer="unavailable").inc()
             raise error
         return pending_reply(f"Waiting: {error}", settings.requeue_max_seconds)

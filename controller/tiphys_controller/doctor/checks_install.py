@@ -77,6 +77,21 @@ def _absent_finding(name: str, consequence: str, unseen: str) -> DoctorFinding:
     return failed_finding(name, f"the {name} is not installed: {consequence}", _INSTALL)
 
 
+def check_ledger(observed: ClusterObservation) -> list[DoctorFinding]:
+    """The services can use the GPU ledger. Without it, every step with GPUs waits."""
+    pods = [] if isinstance(observed.pods, UnknownValue) else observed.pods
+    troubled = next((pod for pod in pods if pod.ledger_failure), None)
+    if troubled is None:
+        return []
+    return [
+        failed_finding(
+            "gpu-ledger",
+            f"no GPUs are granted: {troubled.ledger_failure}",
+            f"tiphys queues apply -f FILE -n {troubled.namespace}",
+        )
+    ]
+
+
 def check_release_namespace(observed: ClusterObservation) -> list[DoctorFinding]:
     """Pods of workflows can mount every Secret of their namespace, so the services' Secret belongs into another."""
     homes = {one["metadata"]["namespace"] for one in observed.tiphys.found if read_component_label(one) in _COMPONENTS}

@@ -15,6 +15,7 @@ _CHECKS = (
     checks_argo.check_agent_pods,
     checks_install.check_tiphys_kinds,
     checks_install.check_components,
+    checks_install.check_ledger,
     checks_install.check_release_namespace,
 )
 _LAST = (checks_argo.check_exit_codes, checks_install.check_clocks)

@@ -53,6 +53,7 @@ from tiphys_controller.doctor.pod_readiness import (
     describe_not_ready,
     has_running_container,
     is_pod_ready,
+    parse_ledger_failure,
     parse_partial_failures,
     parse_readiness_reason,
 )
@@ -176,7 +177,11 @@ def _pod(api: KubeApi, pod: Object) -> PodReadiness:
     status, body = _read_readiness(api, pod) if has_running_container(pod) else (0, "")
     readiness = PodReadiness(str(component), metadata["namespace"], metadata["name"])
     if is_pod_ready(pod):
-        return readiness._replace(partial_failures=parse_partial_failures(body) if status == 200 else ())
+        if status != 200:
+            return readiness
+        return readiness._replace(
+            partial_failures=parse_partial_failures(body), ledger_failure=parse_ledger_failure(body)
+        )
     return readiness._replace(
         not_ready_reason=(parse_readiness_reason(body) if status == 503 else "") or describe_not_ready(pod)
     )

@@ -44,7 +44,8 @@ class PodReadiness(NamedTuple):
     """A pod of plugin or controller. ``not_ready_reason`` is empty for a ready pod.
 
     ``partial_failures`` are failures that a ready pod reports, such as the store
-    of one namespace, or the ledger; it serves everything else.
+    of one namespace; it serves everything else. ``ledger_failure`` is why it cannot
+    use the GPU ledger; empty if it can.
     """
 
     component: str
@@ -52,6 +53,7 @@ class PodReadiness(NamedTuple):
     name: str
     not_ready_reason: str = ""
     partial_failures: tuple[str, ...] = ()
+    ledger_failure: str = ""
 
 
 class ServedStore(NamedTuple):

@@ -39,13 +39,18 @@ def parse_readiness_reason(body: str) -> str:
 def parse_partial_failures(body: str) -> tuple[str, ...]:
     """Parse the failures that a ready process reports, one sentence each."""
     try:
-        answer = json.loads(body)
-        ledger = (answer.get("ledger") or {}).get("error")
-        tenants = [one for one in answer.get("tenants") or [] if one.get("error")]
-        stores = [f"namespace {one.get('namespace')}: {one['error']}" for one in tenants]
-        return (*([f"the GPU ledger: {ledger}"] if ledger else []), *stores)
+        tenants = [one for one in json.loads(body).get("tenants") or [] if one.get("error")]
+        return tuple(f"namespace {one.get('namespace')}: {one['error']}" for one in tenants)
     except (ValueError, AttributeError, TypeError):
         return ()
+
+
+def parse_ledger_failure(body: str) -> str:
+    """Parse why a ready process cannot use the GPU ledger; empty if it can."""
+    try:
+        return str((json.loads(body).get("ledger") or {}).get("error") or "")
+    except (ValueError, AttributeError):
+        return ""
 
 
 def describe_not_ready(pod: Object) -> str:

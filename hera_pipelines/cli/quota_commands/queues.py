@@ -98,7 +98,8 @@ def apply(
     screen.note(
         f"{ledger_name} is up to date"
         if ledger
-        else f"{ledger_name} is created; the Tiphys services in this namespace use it"
+        else f"{ledger_name} is created; the Tiphys services of this namespace use it within seconds, once they have "
+        "recorded the leases of live pods in it"
     )
 
 

@@ -11,16 +11,15 @@ from tiphys.protocol.gang import gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.store import Store, find_attempt_end, read_current_workflow
 from tiphys_plugin.attempts import gangs, pods
-from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 
 _log = structlog.get_logger()
 
 
-def is_workflow_stopping(cluster: Cluster, binding: RunBinding) -> bool:
+def is_workflow_stopping(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
     """Whether ``argo stop`` or ``argo terminate`` was requested, or the workflow is over or gone."""
-    workflow = _find_live_workflow(cluster, binding.namespace, binding.workflow, binding.uid)
+    workflow = _find_live_workflow(cluster, namespace, name, uid)
     return workflow is None or _is_workflow_over(workflow) or bool(workflow.get("spec", {}).get("shutdown"))
 
 

@@ -185,7 +185,7 @@ def _request_gpus(call: StepCall, number: int, attempts: Sequence[Attempt]) -> A
     if gpu is None:
         return None
     services, binding = call.context, call.binding
-    if is_workflow_stopping(services.cluster, binding):
+    if is_workflow_stopping(services.cluster, binding.namespace, binding.workflow, binding.uid):
         services.ledger.withdraw(binding.uid)
         raise FencedError(f"workflow {binding.workflow} is stopping, so {call.step} gets no GPUs")
     request = _build_lease_request(call, gpu, number, attempts)

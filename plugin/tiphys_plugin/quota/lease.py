@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest, SpotUse
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
@@ -52,6 +53,7 @@ class AdmissionReason(StrEnum):
     MISCONFIGURED = "Misconfigured"
     LEDGER_FULL = "LedgerFull"
     LEDGER_SHARE_EXCEEDED = "LedgerShareExceeded"
+    LEDGER_RECOVERING = "LedgerRecovering"
 
 
 def hash_node_name(node: str) -> str:
@@ -293,6 +295,10 @@ class LedgerSnapshot:
     pending: tuple[PendingRequest, ...]
     queues: QueueRules = field(default=None, compare=False)
     history: "tuple[EndedUsage, ...]" = field(default=(), compare=False)
+
+
+class LedgerLostError(StoreError):
+    """The ledger was deleted or replaced while leases were kept in it; nothing is granted until it is recovered."""
 
 
 class AdmissionBackend(Protocol):

@@ -126,10 +126,21 @@ class Tenants:
         A tenant whose store fails is logged; its core tries again before its first reply.
         """
         try:
-            live = {pod.namespace for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods}
+            self.restore_leases()
         except TiphysError as error:
             _log.error("recovery.failed", error=str(error))
-            return
+
+    def restore_leases(self) -> None:
+        """Like `recover_leases`, also if the leases were recorded before: the ledger was lost since.
+
+        Raises:
+            StoreError: ledger or cluster did not answer.
+        """
+        with self._lock:
+            cores = list(self._cores.values())
+        for core in cores:
+            core.forget_recovery()
+        live = {pod.namespace for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods}
         for namespace in sorted(live):
             try:
                 self.core(namespace).recover_leases()

@@ -15,8 +15,10 @@ from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.nodes.straggler_watch import StragglerDetection
+from tiphys_plugin.operations.pending_sweep import PendingRequestSweep
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.settings import PluginSettings
+from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import Tenants
 
 
@@ -52,6 +54,8 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     tenants.registry.register(NodesCollector(lambda: nodes.observed_nodes))
     tenants.background.enter_context(nodes)
     tenants.background.enter_context(NodeEvacuation(ledger, cluster, stores.serves, nodes))
+    tenants.background.enter_context(PendingRequestSweep(ledger, cluster, stores))
     tenants.background.enter_context(StragglerDetection(ledger, cluster, stores, nodes, utc_now))
+    tenants.background.enter_context(LedgerRecovery(ledger, tenants))
     tenants.recover_leases()
     return tenants

@@ -193,12 +193,17 @@ class KubernetesLedger(BaseLedger):
         self._backoff = WriteBackoff(pause)
         self._rules = rules
         self._last_asked: dict[tuple[str, str, str], datetime] = {}
+        self.is_recovering = False
+        """Whether the leases of live pods are being recorded after the loss of the object; nothing is granted."""
         self._write_batcher = WriteBatcher(self._apply_batch, _BATCH_WAIT_SECONDS, self._ledger_object)
 
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
 
         def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
+            if self.is_recovering:
+                message = "the GPU ledger was replaced, and the leases of live pods are being recorded in the new one"
+                return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
             after, admission = admit_or_queue(state, rules, request, now, lease, self._forget_after)
             if (objection := find_share_objection(rules, state, after, request)) is None:
@@ -209,6 +214,20 @@ class KubernetesLedger(BaseLedger):
             return self._write_batcher.submit(decide, RESERVED_BYTES)
         except LedgerFullError as full:
             return Deferred(AdmissionReason.LEDGER_FULL, str(full), position=len(self.snapshot().pending) + 1)
+
+    def begin_recovery(self) -> None:
+        """Take the object that is there now for the ledger, and grant nothing until `end_recovery`.
+
+        Raises:
+            LedgerLostError: there is no object, or it has no queues.
+            StoreError: it cannot be read.
+        """
+        self.is_recovering = True
+        self._ledger_object.accept_replacement()
+
+    def end_recovery(self) -> None:
+        """Grant GPUs again: the leases of live pods are recorded."""
+        self.is_recovering = False
 
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
         return self._write_batcher.submit(transition)

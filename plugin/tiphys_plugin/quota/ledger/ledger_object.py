@@ -1,8 +1,9 @@
 """Reads a `GPULedger` object, replaces its status, and detects that it was lost or damaged.
 
 A missing, damaged or recreated object is never taken for an empty ledger state:
-that would grant GPUs that are held. Only a service that starts may begin with an
-empty state, because it restores the leases of live pods first.
+that would grant GPUs that are held. Only a service that starts, or that recovers
+a lost ledger, may begin with an empty state, because it restores the leases of
+live pods first.
 """
 
 import json
@@ -20,6 +21,7 @@ from tiphys.errors import (
 )
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGERS
+from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger import status_codec
 from tiphys_plugin.quota.ledger.room import MAX_STATUS_BYTES
 from tiphys_plugin.quota.ledger.state import LedgerState
@@ -71,6 +73,21 @@ class LedgerObject:
         if self.last_version is None or self.last_version.object_version != _object_version(manifest):
             self.last_version = self._parse_version(manifest)
         return self.last_version
+
+    def accept_replacement(self) -> None:
+        """Take the object that is there now for the ledger, after the one before was lost.
+
+        Raises:
+            LedgerLostError: there is none, or it has no queues and the one before had some.
+            StoreError: it cannot be read.
+        """
+        manifest, lost = self._get(), self.last_version
+        if manifest is None:
+            raise self._lost_error("was deleted")
+        if lost is not None and lost.rules is not None and manifest.get("spec") is None:
+            raise self._lost_error("was made again without queues")
+        self.last_version = None
+        self.last_version = self._parse_version(manifest)
 
     def write(self, version: LedgerVersion, ledger_state: LedgerState, spare_bytes: int = 0) -> None:
         """Replace ``version`` with ``ledger_state``.
@@ -141,7 +158,7 @@ class LedgerObject:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
                 f"`kubectl edit gpuledgers {self._name} -n {self._namespace} --subresource=status`; or delete the "
-                "object, apply its queues again and restart the services, which record the leases of live pods"
+                f"object and apply its queues again with {self._recovery_phrase}"
             ) from error
 
     def _rules(self, manifest: Object) -> QueueRules:
@@ -150,10 +167,17 @@ class LedgerObject:
             return self.last_version.rules
         return parse_ledger_queues(manifest)
 
-    def _lost_error(self, how: str) -> StoreError:
-        return StoreError(
-            f"{self} {how} while leases were kept in it; apply its queues again and restart the services, "
-            "which record the leases of live pods"
+    def _lost_error(self, how: str) -> LedgerLostError:
+        return LedgerLostError(
+            f"{self} {how} while leases were kept in it, so no GPUs are granted; unless it is there, make it with "
+            f"{self._recovery_phrase}"
+        )
+
+    @property
+    def _recovery_phrase(self) -> str:
+        return (
+            f"`tiphys queues apply -f FILE -n {self._namespace}`, and the services record the leases of live pods in "
+            "it and go on within seconds"
         )
 
     def _check_room(self, ledger_state: LedgerState, content: dict[str, Any], spare_bytes: int) -> None:

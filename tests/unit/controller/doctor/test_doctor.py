@@ -38,6 +38,7 @@ from tiphys_controller.doctor.pod_readiness import (
     describe_not_ready,
     has_running_container,
     is_pod_ready,
+    parse_ledger_failure,
     parse_partial_failures,
     parse_readiness_reason,
 )
@@ -271,13 +272,20 @@ def test_one_pod_of_two_is_enough_to_go_on() -> None:
 
 
 def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
-    said = ("the GPU ledger: gone", "namespace ml: s3://ml-runs/tiphys: no credentials")
+    said = ("namespace ml: s3://ml-runs/tiphys: no credentials",)
     pods = (PodReadiness("plugin", "tiphys", "p-1", partial_failures=said), PodReadiness("controller", "tiphys", "c"))
     found = only(replace(GOOD, pods=pods))
     assert (found.name, found.state) == ("plugin", CheckStatus.WARNING)
-    assert found.sentence.endswith(
-        "but not for all: the GPU ledger: gone; namespace ml: s3://ml-runs/tiphys: no credentials"
-    )
+    assert found.sentence.endswith("but not for all: namespace ml: s3://ml-runs/tiphys: no credentials")
+
+
+def test_a_service_without_its_ledger_fails_the_check_with_the_remedy() -> None:
+    lost = PodReadiness("plugin", "tiphys", "p-1", ledger_failure="GPULedger tiphys/default was deleted")
+    pods = (lost, PodReadiness("controller", "tiphys", "c"))
+    found = only(replace(GOOD, pods=pods))
+    assert (found.name, found.state) == ("gpu-ledger", CheckStatus.FAILED)
+    assert "GPULedger tiphys/default was deleted" in found.sentence
+    assert found.remedy == "tiphys queues apply -f FILE -n tiphys"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +294,7 @@ def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
         ('{"ledger": {"error": ""}, "tenants": [{"namespace": "ml", "error": ""}]}', ()),
         (
             '{"ledger": {"error": "gone"}, "tenants": [{"namespace": "ml", "error": "403"}, {"namespace": "b"}]}',
-            ("the GPU ledger: gone", "namespace ml: 403"),
+            ("namespace ml: 403",),
         ),
         ("ok", ()),
         ("[1]", ()),
@@ -295,6 +303,7 @@ def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
 )
 def test_what_a_ready_process_complains_of_is_read_from_its_answer(body: str, expected: tuple[str, ...]) -> None:
     assert parse_partial_failures(body) == expected
+    assert parse_ledger_failure(body) == ("gone" if "gone" in body else "")
 
 
 def test_a_plugin_without_pods() -> None:

@@ -16,6 +16,8 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from support.installation import RELEASE, Site, site
 from support.world import fit, gpus, outputs, phase, prep, said
+from tiphys_plugin.quota.lease import LedgerLostError
+from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespaceError, TenantChecks
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
@@ -205,6 +207,46 @@ def test_lost_ledger_is_refilled_from_the_live_pods_of_every_namespace(here):
     here.lose_ledger()
     here.start()
     assert leases(here) == [("ml", 3), ("vision", 3)]
+
+
+def test_ledger_that_was_deleted_is_recovered_by_the_running_service(here):
+    flows = [here.submit(namespace, fit(gpu=gpus(4))) for namespace in ("ml", "vision")]
+    for flow in flows:
+        flow.call("admit", "fit", 0)
+        flow.run_pod("fit", gpus=4)
+    late = here.submit("ml", fit(gpu=gpus(4)), name="late")
+    recovery = LedgerRecovery(here.tenants.ledger, here.tenants)
+    here.api.delete(GPU_LEDGERS, RELEASE, "default")
+
+    with pytest.raises(LedgerLostError, match="was deleted"):
+        recovery.run_once()
+    waits = late.call("admit", "fit", 0)
+    assert phase(waits) == "Pending"
+    assert "was deleted while leases were kept in it" in said(waits)
+    assert "tiphys queues apply -f FILE -n tiphys" in said(waits)
+
+    here.make_ledger()
+    recovery.run_once()
+
+    assert leases(here) == [("ml", 4), ("vision", 4)]
+    assert "WaitingForQuota" in said(late.call("admit", "fit", 0))
+
+
+def test_recovery_that_cannot_list_the_pods_grants_nothing_and_tries_again(here):
+    flow = here.submit("ml", fit(gpu=gpus(8)))
+    flow.call("admit", "fit", 0)
+    flow.run_pod("fit")
+    recovery = LedgerRecovery(here.tenants.ledger, here.tenants)
+    here.lose_ledger()
+    here.server.fail_next(503, plural="pods")
+
+    with pytest.raises(StoreError):
+        recovery.run_once()
+    late = here.submit("vision", fit(gpu=gpus(8)), name="late")
+    assert "LedgerRecovering" in said(late.call("admit", "fit", 0))
+
+    recovery.run_once()
+    assert leases(here) == [("ml", 8)]
 
 
 def test_tenant_that_cannot_be_looked_at_is_refilled_before_its_first_answer(here):

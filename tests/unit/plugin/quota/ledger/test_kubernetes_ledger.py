@@ -7,7 +7,7 @@
 | the answer of a write got lost                 | the next call gets the lease that was granted    |
 | nothing changed but a sign of life             | no write, until it is old                        |
 | object missing at the start                    | made empty, or `StoreError` with what to do      |
-| deleted, exchanged or emptied later            | refused until the services restart               |
+| deleted, exchanged or emptied later            | refused until it is recovered                    |
 | status damaged or of a newer version           | refused in words                                 |
 | spec edited, wrong                             | counts at once; nothing new is granted           |
 | no room                                        | who comes waits outside, with the reason         |
@@ -25,6 +25,7 @@ from tiphys_plugin.quota.lease import (
     Admitted,
     Deferred,
     Lease,
+    LedgerLostError,
     PendingRequest,
     PreemptionNotice,
     Rejected,
@@ -206,12 +207,42 @@ def test_cluster_without_the_kind_is_told_of_the_chart():
 def test_object_that_is_deleted_while_in_use_is_not_begun_anew(api, ledger, clock):
     ledger.request(ask(8, "u1"))
     api.store.delete(PLACE, {})
-    with pytest.raises(StoreError, match=r"was deleted while leases were kept in it.*restart the services"):
+    with pytest.raises(LedgerLostError, match=r"was deleted while leases were kept in it.*tiphys queues apply"):
         ledger.request(ask(8, "u2"))
+    with pytest.raises(LedgerLostError, match="was deleted"):
+        ledger.begin_recovery()
     api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": spec(EIGHT)})
-    with pytest.raises(StoreError, match=r"is another object of the same name.*restart the services"):
+    with pytest.raises(LedgerLostError, match="is another object of the same name"):
         ledger.request(ask(8, "u2"))
-    assert isinstance(service(api, clock).request(ask(8, "u2")), Admitted)
+
+
+def test_object_that_was_made_again_is_recovered_before_anything_is_granted(api, ledger):
+    held = ledger.request(ask(8, "u1"))
+    assert isinstance(held, Admitted)
+    api.store.delete(PLACE, {})
+    api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": spec(EIGHT)})
+
+    ledger.begin_recovery()
+
+    meanwhile = ledger.request(ask(8, "u2"))
+    assert isinstance(meanwhile, Deferred)
+    assert meanwhile.reason is AdmissionReason.LEDGER_RECOVERING
+    assert ledger.restore(held.lease, ask(8, "u1"), "A100") == 8
+    ledger.end_recovery()
+    assert isinstance(ledger.request(ask(8, "u2")), Deferred)
+    assert [one.id for one in ledger.snapshot().leases] == [held.lease]
+
+
+def test_object_without_queues_does_not_replace_one_with_queues(api, ledger):
+    ledger.request(ask(8, "u1"))
+    api.store.delete(PLACE, {})
+    api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}})
+
+    with pytest.raises(LedgerLostError, match="without queues"):
+        ledger.begin_recovery()
+
+    with pytest.raises(LedgerLostError):
+        ledger.request(ask(8, "u2"))
 
 
 def test_a_removed_status_is_not_an_empty_state(api, ledger):
