@@ -159,10 +159,16 @@ _Amount = Annotated[int, Field(gt=0, le=1_000_000_000)]
 Priority = Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)]
 """In the range that users of Kubernetes have for a PriorityClass."""
 _QueueName = Annotated[str, Field(min_length=1, max_length=253)]
-_GpuType = Annotated[str, Field(min_length=1, max_length=63)]
+_LABEL_VALUE_PATTERN = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_GpuType = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL_VALUE_PATTERN)]
 """The value of a node label."""
 SpotUse = Literal["no", "allowed", "only"]
 """Whether a step must not, may, or must run on spot nodes."""
+
+
+def is_label_value(text: str) -> bool:
+    """Whether ``text`` can be the value of a Kubernetes label, other than the empty one."""
+    return len(text) <= 63 and re.fullmatch(_LABEL_VALUE_PATTERN, text) is not None
 
 
 class GpuRequest(Record):

@@ -10,7 +10,7 @@ come from storage, so the next leader continues with the same brakes.
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -113,6 +113,14 @@ class ReconcilerDependencies:
     monotonic: Callable[[], float]
 
 
+@dataclass
+class _RunLock:
+    """Lock of one run, kept for as long as threads hold it or wait for it."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    users: int = 0
+
+
 class AutoResumeReconciler:
     """Decides and acts for single runs. Thread-safe; calls about the same run are serialized."""
 
@@ -122,7 +130,7 @@ class AutoResumeReconciler:
         self._bucket = TokenBucket(limits.resumes_per_minute / 60, limits.resume_burst, dependencies.monotonic)
         self._status_since: dict[RunKey, tuple[int, SubmissionStatus, float]] = {}
         self._policies: dict[RunKey, AutoResumePolicy | None] = {}
-        self._run_locks: dict[RunKey, threading.RLock] = {}
+        self._run_locks: dict[RunKey, _RunLock] = {}
         self._lock = threading.Lock()
 
     @property
@@ -134,9 +142,16 @@ class AutoResumeReconciler:
     def lock_run(self, key: RunKey) -> Iterator[None]:
         """Keep other threads of this controller from acting on a run, so that an observation stays current."""
         with self._lock:
-            run_lock = self._run_locks.setdefault(key, threading.RLock())
-        with run_lock:
-            yield
+            run_lock = self._run_locks.setdefault(key, _RunLock())
+            run_lock.users += 1
+        try:
+            with run_lock.lock:
+                yield
+        finally:
+            with self._lock:
+                run_lock.users -= 1
+                if not run_lock.users:
+                    del self._run_locks[key]
 
     def reconcile(
         self,
@@ -225,7 +240,6 @@ class AutoResumeReconciler:
         """Free the memory kept for a run that is settled."""
         with self._lock:
             self._status_since.pop(key, None)
-            self._run_locks.pop(key, None)
 
     def _reconcile(
         self, key: RunKey, shutdowns: Mapping[str, str], alert: str, observation: RunObservation | None

@@ -36,7 +36,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from tiphys.protocol.step_spec import SpotUse
+from tiphys.protocol.step_spec import SpotUse, is_label_value
 from tiphys_plugin.quota.placement.model import GpuNode
 
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
@@ -123,6 +123,11 @@ class Flavor(BaseModel):
     def _is_a_flavor(self) -> "Flavor":
         if "*" in (self.name, self.gpu_type):
             raise ValueError("* stands for all types that a queue does not name, and can be no flavor")
+        if not is_label_value(self.gpu_type):
+            raise ValueError(
+                f"flavor {self.name!r} has the gpu_type {self.gpu_type!r}, which no node label {GPU_TYPE_LABEL} can "
+                "have; give the value that this label has on its nodes"
+            )
         if self.node_labels.get(GPU_TYPE_LABEL, self.gpu_type) != self.gpu_type:
             raise ValueError(f"flavor {self.name!r} has a label {GPU_TYPE_LABEL} that is not its gpu_type")
         return self

@@ -62,9 +62,9 @@ from pydantic import (
 )
 
 from tiphys.errors import UsageError
-from tiphys.protocol.step_spec import Priority
+from tiphys.protocol.step_spec import Priority, is_label_value
 from tiphys.protocol.validation import describe_mistake
-from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, find_flavor_error
+from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
 from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit
@@ -264,6 +264,11 @@ class Queues(BaseModel):
             if name in self.flavor_set.by_gpu_type and name not in self.flavor_set.by_name:
                 flavor_names = ", ".join(one.name for one in self.flavor_set.by_gpu_type[name])
                 raise ValueError(f"{location} names {name}, which has flavors; name one of them: {flavor_names}")
+            if name not in (ANY_TYPE, *self.flavor_set.by_name) and not is_label_value(name):
+                raise ValueError(
+                    f"{location} names the GPU type {name!r}, which no node label {GPU_TYPE_LABEL} can have; give the "
+                    "value that this label has on the nodes, or * for all types"
+                )
 
     def _check_existence(self, gpu_inventory: Mapping[str, InventoryEntry]) -> None:
         """Only for declared GPUs: a kind that is missing there was forgotten or misspelt."""

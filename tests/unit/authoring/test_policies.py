@@ -177,6 +177,10 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: Checkpoints(metrics="9464").policy(), "Checkpoints(metrics=…): '9464' is not valid: write port:9464"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
         (lambda: train(image="i", gpus=-1)(nothing), "gpus cannot be -1"),
+        (
+            lambda: train(image="i", gpus=1, gpu_type="nvidia.com/gpu")(nothing),
+            "gpu_type cannot be 'nvidia.com/gpu'",
+        ),
         (lambda: train(image="i", gpu_type="A100")(nothing), "has gpu_type or min_gpu_memory_mb, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
     ],

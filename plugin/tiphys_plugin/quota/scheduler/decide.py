@@ -103,13 +103,13 @@ def decide_admission(
     if not queue.accepts(request.namespace, request.priority):
         return _reject_by_owner(state.queues, queue, request)
     if (rejection := _find_rejection(state.queues, queue, request)) is not None:
-        if (
-            not state.queues.has_current_nodes
-            or _find_rejection(state.queues.without_nodes, queue, request) is not None
-        ):
-            return rejection
+        permanent: Rejected | None = rejection
+        if state.queues.has_current_nodes:
+            permanent = _find_rejection(state.queues.without_nodes, queue, request)
         # Nodes may be added to a cluster, so a rejection that depends on its present nodes is only a deferral.
-        return _defer(state.pending, request, arrival, rejection.reason, f"for now, {rejection.message}", queue)
+        return permanent or _defer(
+            state.pending, request, arrival, rejection.reason, f"for now, {rejection.message}", queue
+        )
     if queue.stopped:
         explanation = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _defer(state.pending, request, arrival, AdmissionReason.QUEUE_STOPPED, explanation, queue)
@@ -257,15 +257,14 @@ def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, eligibl
     existing = {pool: pools.count_existing_gpus(queues, request, pool) for pool in eligible_pools}
     if request.gpus > max(existing.values()):
         return Rejected(
-            AdmissionReason.EXCEEDS_MAX_QUOTA,
-            f"{_format_requested_gpus(request)} can never be had: the cluster has {max(existing.values()):g}; "
-            "ask for fewer",
+            _inventory_reason(queues),
+            f"{_format_refused_gpus(queues, request)}: the cluster has {max(existing.values()):g}; ask for fewer",
         )
     largest_in_one_pool = max(min(queues.max_gpus(queue, pool), existing[pool]) for pool in eligible_pools)
     if request.gpus > largest_in_one_pool:
         return Rejected(
-            AdmissionReason.EXCEEDS_MAX_QUOTA,
-            f"{_format_requested_gpus(request)} can never be had: no single GPU type is in both the cluster and the "
+            _inventory_reason(queues),
+            f"{_format_refused_gpus(queues, request)}: no single GPU type is in both the cluster and the "
             f"quota of queue {queue.name} in this number; ask for at most {largest_in_one_pool:g}",
         )
     return _reject_by_placement(queues, request, eligible_pools)
@@ -285,9 +284,18 @@ def _reject_by_placement(queues: Queues, request: LeaseRequest, eligible_pools: 
     nearest = max(failures, key=lambda one: (one.placeable_members, one.largest_node_gpus))
     return Rejected(
         AdmissionReason(nearest.reason.value),
-        f"{_format_requested_gpus(request)} can never be had: {nearest.message} even if nothing else ran; "
+        f"{_format_refused_gpus(queues, request)}: {nearest.message} even if nothing else ran; "
         f"ask for at most {nearest.largest_node_gpus} on one node, or for several nodes",
     )
+
+
+def _inventory_reason(queues: Queues) -> AdmissionReason:
+    """Reason of a request for more GPUs than exist. Nodes of a cluster may be added, a declared inventory is final."""
+    return AdmissionReason.WAITING_FOR_INVENTORY if queues.has_current_nodes else AdmissionReason.EXCEEDS_MAX_QUOTA
+
+
+def _format_refused_gpus(queues: Queues, request: LeaseRequest) -> str:
+    return f"{_format_requested_gpus(request)} {'cannot' if queues.has_current_nodes else 'can never'} be had"
 
 
 def _too_large_hint(queues: Queues, queue: Queue, request: LeaseRequest) -> str:

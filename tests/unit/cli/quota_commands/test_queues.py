@@ -33,7 +33,7 @@ def test_queue_file_becomes_the_spec_of_the_ledger(desk):
         ["research", "*", "-", "4", "0", "0"],
         ["nightly", "*", "-", "2", "0", "0"],
     ]
-    assert "GPULedger ml/default is created; the Tiphys services in this namespace use it" in err
+    assert "GPULedger ml/default is created; the Tiphys services of this namespace use it" in err
 
 
 def test_queues_are_replaced_whole_and_the_status_is_left_alone(desk):

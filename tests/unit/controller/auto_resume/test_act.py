@@ -255,6 +255,36 @@ def test_several_controllers_at_once_make_one_workflow(desk: Desk) -> None:
     assert desk.submitter.names() == [RUN, f"{RUN}-2"]
 
 
+def test_a_run_that_is_forgotten_keeps_its_lock_for_those_who_wait(desk: Desk) -> None:
+    inside, most, entered = 0, 0, threading.Semaphore(0)
+    go_on, count = threading.Event(), threading.Lock()
+
+    def act() -> None:
+        nonlocal inside, most
+        with desk.attendant.lock_run(KEY):
+            with count:
+                inside += 1
+                most = max(most, inside)
+            entered.release()
+            assert go_on.wait(60)
+            with count:
+                inside -= 1
+
+    threads = [threading.Thread(target=act) for _ in range(3)]
+    threads[0].start()
+    assert entered.acquire(timeout=60)
+    threads[1].start()
+    desk.attendant.forget_run(KEY)
+    threads[2].start()
+    assert not entered.acquire(timeout=0.2), "a second thread acts on the run"
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert most == 1
+    assert desk.attendant._run_locks == {}
+
+
 def test_a_claim_that_was_never_sent_is_sent_under_its_own_number(desk: Desk) -> None:
     desk.fail()
     with dying_at("resume.after_claim"):

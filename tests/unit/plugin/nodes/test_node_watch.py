@@ -217,12 +217,13 @@ def test_what_no_node_of_today_could_serve_waits_and_holds_nobody_up():
     for request, reason in (
         (ask(16, "large"), AdmissionReason.GANG_FRAGMENTED),
         (ask(1, "other", gpu_type="H100"), AdmissionReason.NO_MATCHING_GPU_TYPE),
-        (ask(32, "most", members=4), AdmissionReason.EXCEEDS_MAX_QUOTA),
+        (ask(32, "most", members=4), AdmissionReason.WAITING_FOR_INVENTORY),
     ):
         answer = decided(today(8, 8), request)
         assert isinstance(answer, Deferred)
         assert answer.reason is reason
         assert answer.message.startswith("for now, ")
+        assert "never" not in answer.message
         ahead = waiting(request.gpus, 1, members=request.members, gpu_type=request.gpu_type)
         assert isinstance(decided(today(8, 8), ask(8), waiting=(ahead,)), Admitted)
     assert isinstance(decided(today(8, 8, 16), ask(16)), Admitted), "until such a node comes"
