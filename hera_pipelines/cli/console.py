@@ -1,11 +1,10 @@
-"""The consoles of a command and its tables, apart from `screen`: what prints neither need not import Rich."""
+"""The guarded consoles of a command, apart from `screen`: a command that prints on none does not import Rich."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from hera_pipelines.control_characters import replace_control_characters
@@ -19,7 +18,7 @@ class GuardedConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         if isinstance(renderable, Text):
-            renderable = _guarded(renderable)  # here, because symbols are wider than what they stand for
+            renderable = guarded_text(renderable)  # here, because symbols are wider than what they stand for
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -28,7 +27,8 @@ class GuardedConsole(Console):
                 yield Segment(replace_control_characters(segment.text), style)
 
 
-def _guarded(text: Text) -> Text:
+def guarded_text(text: Text) -> Text:
+    """``text`` with visible symbols for its control characters; line breaks stay."""
     guarded = text.copy()
     guarded.plain = replace_control_characters(text.plain)
     return guarded
@@ -40,13 +40,3 @@ def open_console(stream: TextIO, *, color: bool) -> Console:
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console
-
-
-def build_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """A table without borders, as ``kubectl`` prints it."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
-    for row in rows:
-        table.add_row(*(_guarded(Text(cell) if isinstance(cell, str) else cell) for cell in row))
-    return table

@@ -31,6 +31,8 @@ class Format(StrEnum):
     """Values of ``-o`` for commands whose data fits a table."""
 
     TABLE = "table"
+    WIDE = "wide"
+    """The table with all its columns; `choose_format` turns it into ``TABLE``."""
     JSON = "json"
     YAML = "yaml"
 
@@ -76,6 +78,8 @@ class Screen:
     quiet: bool = False
     color: bool = True
     verbose: bool = False
+    wide: bool = False
+    """Whether tables are printed whole, however wide the terminal is (``-o wide``)."""
 
     @cached_property
     def out(self) -> "Console":
@@ -112,11 +116,34 @@ class Screen:
         """Print ``text`` on stderr, even with ``--quiet``."""
         self.err.file.write(_as_lines(text))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence["str | Text"]]) -> None:
-        """Print a table on stdout without borders, as ``kubectl`` does."""
-        from hera_pipelines.cli.console import build_table
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence["str | Text"]],
+        *,
+        hide: Sequence[str] = (),
+        wraps: bool = False,
+    ) -> None:
+        """Print a table on stdout: fitted to the width of a terminal, and whole in a pipe or with ``-o wide``.
 
-        self.show(build_table(columns, rows))
+        Args:
+            columns: Titles.
+            rows: Cells.
+            hide: Columns that a narrow terminal need not show, the first one first.
+            wraps: Whether the sentences of the last column are wrapped, not cut.
+        """
+        from rich.text import Text
+
+        from hera_pipelines.cli.console import guarded_text
+        from hera_pipelines.cli.tables import fit_table
+
+        cells = [[guarded_text(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows]
+        width = self.out.width if self.out.is_terminal and not self.wide else None
+        table = fit_table(self.out, columns, cells, width, hide=hide, wraps=wraps)
+        for line in table.lines:
+            self.out.print(line, soft_wrap=True)
+        if table.hidden:
+            self.note(f"… hides {', '.join(table.hidden)}; -o wide shows all columns")
 
     def document(self, document: Any, output: Format, *, indent: int | None = 2) -> None:
         """Print ``document``, which consists of JSON types, as JSON or YAML on stdout.

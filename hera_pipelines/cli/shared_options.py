@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.lineage.step_names import StepNames, read_step_names
 from tiphys.protocol import environment
@@ -59,6 +60,26 @@ ArgoServerOption = Annotated[
         help="Access Workflows through this argo-server. Default: the variable ARGO_SERVER; ARGO_TOKEN and the other "
         "variables of the argo command apply too. Without an argo-server, the API server is used.",
         show_default=False,
+    ),
+]
+
+
+_AnyFormat = TypeVar("_AnyFormat", bound=StrEnum)
+
+
+def choose_format(command: typer.Context, output: _AnyFormat) -> _AnyFormat:
+    """Return the format of ``-o``; ``wide`` is a table that the screen prints whole."""
+    if output != Format.WIDE:
+        return output
+    if command.obj is not None:  # None while a shell asks for completions
+        command.obj.wide = True
+    return type(output)(Format.TABLE.value)
+
+
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "-o", "--format", callback=choose_format, help="Output format; wide is a table with all columns, uncut."
     ),
 ]
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
-from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
+from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
 from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.checkpoint.restore.inspect import (
     ArrayStatistics,
@@ -156,7 +156,7 @@ def advice(
     context: typer.Context,
     where: RunStepArgument,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare the save interval of a step with the best one.
 
@@ -177,7 +177,7 @@ def advice(
         manifests, read_step_attempts(run_store, run, lineage.step, []), _author_bounds(run_store, run, lineage.step)
     )
     if output == Format.TABLE:
-        screen.table(("FACT", "VALUE"), _advice_rows(result))
+        screen.table(("FACT", "VALUE"), _advice_rows(result), wraps=True)
         screen.note(_advice_sentence(result))
     else:
         document = {"apiVersion": API_VERSION, "kind": "CheckpointAdvice", "run": run, "step": lineage.step}
@@ -264,7 +264,6 @@ CheckpointOrLatestArgument = Annotated[
     str,
     typer.Argument(metavar="K-STEP", help="Attempt and global step, such as 3-1200; or latest, the newest usable one."),
 ]
-FormatOption = Annotated[Format, typer.Option("-o", "--format", help="Output format.")]
 
 
 def list_checkpoints(
@@ -284,7 +283,8 @@ def list_checkpoints(
             screen.note(step.note)
     if output == Format.TABLE:
         columns = ("STEP", "CHECKPOINT", "STATUS", "SIZE", "COMMITTED", "METRICS")
-        screen.table(columns, (_checkpoint_row(names.label(step.step), node) for step, node in nodes))
+        rows = (_checkpoint_row(names.label(step.step), node) for step, node in nodes)
+        screen.table(columns, rows, hide=("COMMITTED", "SIZE"))
     else:
         listed = [{"step": step.step, "id": str(node.ref), **node.model_dump(mode="json")} for step, node in nodes]
         screen.document({"apiVersion": API_VERSION, "kind": "CheckpointList", "checkpoints": listed}, output)
@@ -303,7 +303,7 @@ def show(
     is_quarantined = manifest.ref in list_quarantined(checkpoint.store, manifest.lineage)
     if output == Format.TABLE:
         rows = [(name, _format_value(value)) for name, value in _fact_rows(manifest, is_quarantined=is_quarantined)]
-        screen.table(("FACT", "VALUE"), rows)
+        screen.table(("FACT", "VALUE"), rows, wraps=True)
     else:
         document = {
             "apiVersion": API_VERSION,

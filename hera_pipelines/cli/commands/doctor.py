@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, connect_cluster
+from hera_pipelines.cli.shared_options import ContextOption, FormatOption, KubeconfigOption, connect_cluster
 from tiphys.errors import StoreError, UsageError
 from tiphys.store.credentials import CredentialsHolder, bucket_policy, probe_program_credentials
 from tiphys.store.layout import DATA
@@ -79,7 +79,7 @@ def doctor(
     ] = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check whether a store or a cluster is fit for runs.
 
@@ -139,7 +139,9 @@ def _show_store_findings(
     screen: Screen, url: str, findings: list[ProbeFinding], output: Format, remedy: str = _STORE_REMEDY
 ) -> None:
     if output == Format.TABLE:
-        screen.table(("RESULT", "CHECK", "FINDING"), [(_RESULT_TEXTS[f.ok], f.name, f.sentence) for f in findings])
+        screen.table(
+            ("RESULT", "CHECK", "FINDING"), [(_RESULT_TEXTS[f.ok], f.name, f.sentence) for f in findings], wraps=True
+        )
     else:
         screen.document(_store_document(url, findings), output)
     if not is_store_usable(findings):
@@ -176,6 +178,7 @@ def _examine_cluster(
                 (_STATE_TEXTS[f.state.value], f.name, f"{f.sentence}\n→ {f.remedy}" if f.remedy else f.sentence)
                 for f in findings
             ],
+            wraps=True,
         )
     else:
         document = {"apiVersion": "tiphys.dev/v1alpha1", "kind": "ClusterFindings", "server": api.server}

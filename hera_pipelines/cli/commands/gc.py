@@ -11,7 +11,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import StoreOption, existing_store
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store
 from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.errors import TiphysError, UsageError
 from tiphys.lineage.retention.gc import (
@@ -91,7 +91,7 @@ def gc(
         str | None, typer.Option(metavar="METRIC", help="Keep the best by a metric, such as loss:min:2.")
     ] = None,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Mark and delete checkpoints that no retention rule keeps.
 
@@ -150,7 +150,8 @@ def _progress(screen: Screen, runs: list[str]) -> Iterable[str]:
 def _show_retention(screen: Screen, reports: list[CollectionReport], dry_run: bool) -> None:
     rows = [(report, decision) for report in reports for decision in report.decisions]
     if rows:
-        screen.table(("LINEAGE", "CHECKPOINT", "SIZE", "STATE", "WHY"), [_retention_row(*row, dry_run) for row in rows])
+        columns = ("LINEAGE", "CHECKPOINT", "SIZE", "STATE", "WHY")
+        screen.table(columns, [_retention_row(*row, dry_run) for row in rows], hide=("SIZE",), wraps=True)
     freed, swept = (sum(getattr(report, name) for report in reports) for name in ("freed_bytes", "orphan_bytes"))
     deleted = sum(decision.action is RetentionAction.DELETE for _, decision in rows)
     would = "would be " if dry_run else ""

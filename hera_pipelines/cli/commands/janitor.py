@@ -13,6 +13,7 @@ from tiphys_controller.cleanup import CleanupFinding, WorkflowPresence, find_gar
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     ContextOption,
+    FormatOption,
     KubeconfigOption,
     NamespaceOption,
     connect_cluster,
@@ -57,7 +58,7 @@ def janitor(
             "--ledger-namespace", metavar="NAMESPACE", help="Namespace of the Tiphys installation. Default: -n."
         ),
     ] = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Run one cleanup round, as the controller does every hour.
 
@@ -154,7 +155,7 @@ def _store_sources(stores: Sequence[Store], workflows: WorkflowPresence | None) 
 def _show_cleanup(screen: Screen, rows: Sequence[_CleanupRow], dry_run: bool) -> None:
     if rows:
         columns = ("WHAT", "WHERE", "NAME", "STATE", "WHY")
-        screen.table(columns, [_cleanup_cells(*row) for row in rows])
+        screen.table(columns, [_cleanup_cells(*row) for row in rows], hide=("WHERE",), wraps=True)
     removable = sum(row.state != _LEFT_ALONE for row in rows)
     would = "would be " if dry_run else ""
     left = f", {len(rows) - removable} left for other commands" if len(rows) > removable else ""

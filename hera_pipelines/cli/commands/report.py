@@ -11,7 +11,7 @@ from tiphys_controller import API_VERSION
 from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage, group_by_queue, measure_time_usage
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import StoreOption, existing_store
+from hera_pipelines.cli.shared_options import StoreOption, choose_format, existing_store
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
@@ -32,6 +32,7 @@ class ReportFormat(StrEnum):
     """Values of ``-o`` for a report; ``html`` is a page with plots."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
     HTML = "html"
@@ -45,7 +46,12 @@ def report(
     store: StoreOption = None,
     output: Annotated[
         ReportFormat,
-        typer.Option("-o", "--format", help="Output format; html is a self-contained page with plots of one run."),
+        typer.Option(
+            "-o",
+            "--format",
+            callback=choose_format,
+            help="Output format; html is a self-contained page with plots of one run.",
+        ),
     ] = ReportFormat.TABLE,
     output_file: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the page to this file instead of stdout.")
@@ -125,7 +131,7 @@ def _show_run(screen: Screen, usage: TimeUsage) -> None:
             ["AFTER", "ENDED BY", *map(_column_title, RECOVERY_PARTS), "RECOVERY"], list(_recovery_rows(usage))
         )
     screen.write("")
-    screen.write(", ".join(f"{name} {value}" for name, value in _figures(usage)))
+    screen.show(Text(", ".join(f"{name} {value}" for name, value in _figures(usage))))
 
 
 def _cost_rows(usage: TimeUsage) -> Iterator[list[str]]:

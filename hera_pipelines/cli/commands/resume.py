@@ -42,6 +42,7 @@ from hera_pipelines.cli.shared_options import (
     ArgoServerOption,
     ClusterOptions,
     ContextOption,
+    FormatOption,
     KubeconfigOption,
     NamespaceOption,
     PipelineOption,
@@ -82,7 +83,7 @@ def plan(
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     again: FromOption = None,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Show which steps a resume would run or skip, and why.
 
@@ -100,7 +101,7 @@ def plan(
 def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
     """Print the plan on stdout, and its summary on stderr."""
     if output == Format.TABLE:
-        screen.table(("STEP", "KIND", "DECISION", "REASON"), _plan_rows(report))
+        screen.table(("STEP", "KIND", "DECISION", "REASON"), _plan_rows(report), hide=("KIND",), wraps=True)
     else:
         screen.document(report.model_dump(mode="json", by_alias=True), output)
     screen.note(
@@ -168,7 +169,7 @@ def resume(
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Resume a run: submit the steps that are missing.
 

@@ -16,9 +16,11 @@ from hera_pipelines.cli.shared_options import (
     ArgoServerOption,
     ClusterOptions,
     ContextOption,
+    FormatOption,
     KubeconfigOption,
     RunStepArgument,
     StoreOption,
+    choose_format,
     existing_store,
     parse_run_step,
 )
@@ -62,7 +64,7 @@ def runs(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """List the runs of a store, with phase and finished steps."""
     screen: Screen = command.obj
@@ -90,6 +92,7 @@ def runs(
             )
             for summary in summaries
         ],
+        hide=("SUBMISSIONS", "PIPELINE", "LAST ACTIVITY"),
     )
 
 
@@ -101,7 +104,7 @@ def get(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Show one run: submissions, steps, attempts and outputs."""
     screen: Screen = command.obj
@@ -117,11 +120,13 @@ def get(
     has_items = any(attempt.item for step in detail.steps for attempt in step.attempts)
     key_columns = ("STEP", "ITEM") if has_items else ("STEP",)
     columns = (*key_columns, "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE")
-    screen.table(columns, ((*row[: len(key_columns)], *row[2:]) for row in _attempt_rows(detail)))
+    rows = ((*row[: len(key_columns)], *row[2:]) for row in _attempt_rows(detail))
+    screen.table(columns, rows, hide=("SUBMISSION", "STARTED FROM"), wraps=True)
     outputs = list(_output_rows(detail))
     if outputs:
         screen.show("")
-        screen.table((*key_columns, "OUTPUT", "VALUE"), ((*row[: len(key_columns)], *row[2:]) for row in outputs))
+        rows = ((*row[: len(key_columns)], *row[2:]) for row in outputs)
+        screen.table((*key_columns, "OUTPUT", "VALUE"), rows, wraps=True)
 
 
 def _choose_submitter(
@@ -201,7 +206,8 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until the run has ended.")] = False,
     store: StoreOption = None,
     output: Annotated[
-        Format, typer.Option("-o", "--format", help="Output format; json prints one event per line.")
+        Format,
+        typer.Option("-o", "--format", callback=choose_format, help="Output format; json prints one event per line."),
     ] = Format.TABLE,
 ) -> None:
     """Print the events of a run in order of time.

@@ -9,7 +9,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import StoreOption, existing_store, needs_store_option
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store, needs_store_option
 from tiphys.errors import UsageError
 from tiphys.lineage.trials import SweepReport, Trial, TrialState, read_sweep
 from tiphys.protocol.fan_out import format_item_value
@@ -50,7 +50,7 @@ def sweep(
         MetricMode | None, typer.Option(help="Which values are better. Default: keep_best's mode, then min.")
     ] = None,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """List the trials of a sweep, and mark the best one.
 
@@ -76,7 +76,11 @@ def _show_trials(screen: Screen, report: SweepReport) -> None:
     names = list(dict.fromkeys(name for trial in report.trials for name in trial.parameters))
     metric_columns = (report.metric.upper(), "RECORDED BY") if report.metric else ()
     columns = ("BEST", "TRIAL", *names, "STATE", *metric_columns, "ATTEMPTS", "GPU-HOURS", "MESSAGE")
-    screen.table(columns, (_trial_row(trial, report, names) for trial in report.trials))
+    screen.table(
+        columns,
+        (_trial_row(trial, report, names) for trial in report.trials),
+        hide=("RECORDED BY", "GPU-HOURS", "ATTEMPTS"),
+    )
 
 
 def _trial_row(trial: Trial, report: SweepReport, names: Iterable[str]) -> list[str | Text]:

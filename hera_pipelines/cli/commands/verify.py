@@ -19,7 +19,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
+from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
 from tiphys.errors import IntegrityError
 from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
 from tiphys.lineage.audit.findings import AuditFinding, AuditReport
@@ -50,7 +50,7 @@ def verify(
         bool, typer.Option("--quarantine", help="Quarantine damaged checkpoints, so that no attempt loads them.")
     ] = False,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Verify a run's records, checkpoints and outputs.
 
@@ -115,13 +115,14 @@ def _show(screen: Screen, report: AuditReport, name_of: Callable[[str], str]) ->
         screen.table(
             ("DAMAGED", "STEP", "BYTES", "OBJECT, FAULT, REMEDY"),
             (_damage_row(finding, name_of(finding.step)) for finding in report.damage),
+            wraps=True,
         )
     if report.quarantined:
         rows = [
             (_format_checkpoint(entry.checkpoint), entry.checkpoint.lineage, entry.by, entry.reason)
             for entry in report.quarantined
         ]
-        screen.table(("QUARANTINED", "LINEAGE", "BY", "REASON"), rows)
+        screen.table(("QUARANTINED", "LINEAGE", "BY", "REASON"), rows, hide=("BY",), wraps=True)
 
 
 def _damage_row(finding: AuditFinding, step: str) -> tuple[str | Text, ...]:

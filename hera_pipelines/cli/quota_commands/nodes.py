@@ -22,7 +22,13 @@ from tiphys_plugin.quota.queues import QueueRules, Queues
 from hera_pipelines.cli.quota_commands.preemption_preview import open_tenant_stores
 from hera_pipelines.cli.quota_commands.queues import LedgerNameOption, existing_ledger, parse_ledger
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
+from hera_pipelines.cli.shared_options import (
+    ContextOption,
+    FormatOption,
+    KubeconfigOption,
+    NamespaceOption,
+    connect_cluster,
+)
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
 from tiphys.records import utc_now
@@ -71,6 +77,8 @@ Examples:
   tiphys nodes uncordon gpu-7
 """
 _COLUMNS = ("NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT", "")
+_RANK = ("NVLINK", "RACK", "BLOCK", "OTHERS")
+"""Columns that a narrow terminal need not show."""
 _NODE_STYLES = {NodeHealth.HEALTHY: "", NodeHealth.SUSPECT: "yellow", NodeHealth.UNHEALTHY: "bold red"}
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `tiphys nodes` shows it.")]
@@ -85,7 +93,7 @@ def nodes(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
     store: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +130,7 @@ def nodes(
         documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
         return
-    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed))
+    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_RANK)
 
 
 @app.command(epilog=CORDON_EXAMPLES)

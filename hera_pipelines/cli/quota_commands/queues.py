@@ -17,7 +17,13 @@ from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
+from hera_pipelines.cli.shared_options import (
+    ContextOption,
+    FormatOption,
+    KubeconfigOption,
+    NamespaceOption,
+    connect_cluster,
+)
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +116,7 @@ def show(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Show each queue's quota and use, its leases and pending requests."""
     screen: Screen = command.obj
@@ -120,10 +126,18 @@ def show(
     if output is not Format.TABLE:
         screen.document(_queues_document(api.namespace, name, rules, ledger_state), output)
         return
-    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""), _queue_rows(rules, ledger_state))
+    screen.table(
+        ("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""),
+        _queue_rows(rules, ledger_state),
+        hide=("UP TO",),
+    )
     if ledger_state.leases or ledger_state.pending:
         screen.show("")
-        screen.table(("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"), _request_rows(ledger_state))
+        screen.table(
+            ("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"),
+            _request_rows(ledger_state),
+            hide=("NAMESPACE", "ATTEMPT"),
+        )
     for note in describe_used_shares(rules, ledger_state):
         screen.note(note)
     if rules is None:

@@ -31,6 +31,7 @@ from tiphys_plugin.quota.simulation.trace import read_trace
 
 from hera_pipelines.authoring.policies import resolve_duration
 from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.shared_options import FormatOption
 from hera_pipelines.draw.simulation_svg import build_simulation_timeline, largest_queues, render_simulation_svg
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.quantities import format_duration
@@ -199,7 +200,7 @@ def simulate(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write an SVG picture of GPUs held and waited for.")
     ] = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Replay a trace of jobs under the quotas of a queue file.
 

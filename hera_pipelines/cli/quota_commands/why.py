@@ -44,7 +44,13 @@ from hera_pipelines.cli.quota_commands.queues import (
     parse_ledger,
 )
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
+from hera_pipelines.cli.shared_options import (
+    ContextOption,
+    FormatOption,
+    KubeconfigOption,
+    NamespaceOption,
+    connect_cluster,
+)
 from tiphys.errors import NotFoundError
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
 from tiphys.store import Attempt, open_store, read_all_attempts
@@ -122,7 +128,7 @@ def why(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
     store: Annotated[
         str | None,
         typer.Option(
