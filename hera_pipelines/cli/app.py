@@ -5,6 +5,7 @@ module is imported only when its command runs or completes: the help of all and
 the completion of names are asked for often, and this table alone answers them.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -121,11 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments`` (default: ``sys.argv``) and return its exit code."""
     try:
         with guard_streams():
-            return _run(sys.argv[1:] if arguments is None else arguments)
+            code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # here, and not at exit, where a closed pipe would be reported
+        return code
     except BrokenPipeError:
-        # The reader of stdout has closed the pipe, as `head` does. Closing stderr keeps the interpreter from
-        # reporting the same error again at exit.
-        sys.stderr.close()
+        # The reader has closed the pipe, as `head` does: that is no failure. What is still in the buffer goes
+        # nowhere. Source: Python's signal documentation, "Note on SIGPIPE".
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
@@ -135,6 +138,10 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         application = get_command(_build_application())
         result = application.main(args=arguments, prog_name="tiphys", standalone_mode=False)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None  # Typer exits with 1
+        raise
     except BrokenPipeError:
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  every failure ends as one line and an exit code
