@@ -13,7 +13,7 @@ AIMS = {
     "decide_over_requests": Aim("≤", 1.25),
     "decide_p95_over_requests": Aim("≤", 1.5),
     "webhook_resumes": Aim("≤", 1),
-    "webhook_over_put": Aim("≤", 3),
+    "webhook_over_put": Aim("≤", 2),
     "webhook_p99_over_put": Aim("≤", 20),
     "false_resubmits": Aim("≤", 0),
     "poison_cycles": Aim("≤", 2),

@@ -1,8 +1,10 @@
 """Reads shards and verifies them: no byte reaches the program before its hash was compared.
 
 Storage may return wrong bytes without an error. So `ShardReader` hashes every
-shard while it arrives, and returns it only if the hash matches. Each thread
-reuses one buffer, so that a state is never in memory twice.
+shard while it arrives, and returns it only if the hash matches. Hashing releases
+the interpreter's lock, so one thread hashes while the others read; a further
+thread for the hash would take its core from a reader. Each thread reuses one
+buffer, so that a state is never in memory twice.
 
 `NodeCache` keeps shards on the disk of a node, so that they cross the network
 once for all its ranks, and not again after a restart. A cached file is named by

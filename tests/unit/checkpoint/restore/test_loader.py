@@ -1,6 +1,8 @@
 """Reading checkpoints: what it asks of storage, what it believes, and what a node keeps of it."""
 
+import hashlib
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
+from tiphys.checkpoint.restore import shard_reader
 from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
 from tiphys.checkpoint.state.shards import plan_shards
@@ -70,6 +73,41 @@ def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, mon
     for name, array in state.items():
         np.testing.assert_array_equal(back[name], array)
     assert len(readers) > 1
+
+
+def test_one_shard_is_hashed_while_another_is_read(store, monkeypatch):
+    from tiphys.checkpoint import tracked_session as tracked
+
+    state = {f"layer{n}": np.arange(1000, dtype=np.float32) * n for n in range(4)}
+    monkeypatch.setattr(tracked, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))
+    with open_session(store) as session:
+        session.save(3, state)
+    begun, second_read, overlaps = set(), threading.Event(), []
+
+    class Watching(MemoryStore):
+        def chunks(self, key, size_bytes=8 << 20):
+            if not key.endswith(".json"):  # the document, which is read before
+                begun.add(key)
+            if len(begun) > 1:
+                second_read.set()
+            yield from super().chunks(key, size_bytes)
+
+    class Digest:
+        def __init__(self):
+            self._digest = hashlib.sha256()
+            self.hexdigest = self._digest.hexdigest
+
+        def update(self, piece):
+            if begun:
+                overlaps.append(second_read.wait(20))
+            self._digest.update(piece)
+
+    monkeypatch.setattr(shard_reader, "hashlib", Mock(spec=hashlib, sha256=Digest))
+    loader = CheckpointLoader(Watching(store.objects), threads=2)
+    restored = loader.load(loader.read_manifest(ref(1, 3)))
+    assert overlaps
+    assert all(overlaps), "the second shard was read only after the first was hashed"
+    assert all((restored[name] == array).all() for name, array in state.items())
 
 
 def test_a_program_that_is_told_to_stop_reads_no_further_shard(store):
