@@ -17,8 +17,7 @@ from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.records import AttemptClaim, FailureEvidence, Record, Timestamp
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import AttemptClaim, FailureEvidence, Record, Timestamp, TrainingProgress
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.plan.decide import PlanAction, TaskPlan

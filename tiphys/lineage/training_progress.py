@@ -5,11 +5,12 @@ from itertools import islice
 
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.protocol.quantities import format_duration
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress
 from tiphys.store import LineageLayout, Store, read_record
 
 _MAX_READ_REPORTS = 3
 """A report may be replaced between the listing and the read."""
+_MAX_SECONDS_LEFT = 10 * 365 * 86400
 _STALE_AFTER = timedelta(minutes=2)
 
 
@@ -62,11 +63,11 @@ def describe_step(progress: TrainingProgress) -> str:
 
 
 def estimate_seconds_left(progress: TrainingProgress, now: datetime) -> float | None:
-    """Seconds until the last step at the present pace; None if total or pace is unknown."""
+    """Seconds until the last step at the present pace; None if total or pace is unknown, or beyond ten years."""
     if not progress.total_steps or not progress.steps_per_second:
         return None
     seconds = (progress.total_steps - progress.global_step) / progress.steps_per_second
-    return max(0.0, seconds - max(0.0, (now - progress.written_at).total_seconds()))
+    return max(0.0, seconds - (now - progress.written_at).total_seconds()) if seconds < _MAX_SECONDS_LEFT else None
 
 
 def format_age(age: timedelta) -> str:

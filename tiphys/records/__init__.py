@@ -67,6 +67,7 @@ from tiphys.records.run import (
     WorkflowRecord,
 )
 from tiphys.records.save_coordination import RankShardsRecord, SaveAbandonedRecord, SaveRequest
+from tiphys.records.training_progress import TrainingProgress
 
 __all__ = [
     "AlertClaimRecord",
@@ -117,6 +118,7 @@ __all__ = [
     "SubmissionKind",
     "Timestamp",
     "TombstoneRecord",
+    "TrainingProgress",
     "WorkflowRecord",
     "canonical_json",
     "check_run_name",

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     BeforeValidator,
@@ -36,7 +37,19 @@ def _serialize_timestamp(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Timestamp = Annotated[AwareDatetime, PlainSerializer(_serialize_timestamp, return_type=str, when_used="json")]
+def _check_has_utc(time: datetime) -> datetime:
+    try:
+        time.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("it is before the first or after the last year of the calendar") from error
+    return time
+
+
+Timestamp = Annotated[
+    AwareDatetime,
+    AfterValidator(_check_has_utc),
+    PlainSerializer(_serialize_timestamp, return_type=str, when_used="json"),
+]
 """A time whose JSON form (RFC 3339, UTC) always has three decimals, so that it sorts as text."""
 
 

@@ -23,8 +23,7 @@ from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.lineage.training_progress import describe_training_progress
 from tiphys.protocol.operations import retry_number
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import utc_now
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress, utc_now
 
 
 class TrainingSnapshot(NamedTuple):

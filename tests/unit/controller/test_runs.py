@@ -6,9 +6,8 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
 
 from tiphys.errors import NotFoundError
-from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionEnd
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionEnd, TrainingProgress
 from tiphys.records.names import item_step_id
-from tiphys.records.training_progress import TrainingProgress
 from tiphys.store import LineageLayout, RunLayout, Store, lineage_name
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})

@@ -17,7 +17,7 @@ from support.memory import MemoryStore
 
 from tiphys.errors import ObjectMissingError
 from tiphys.lineage.training_progress import describe_training_progress, read_training_progress
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress
 from tiphys.store import LineageLayout
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -63,6 +63,7 @@ def test_a_report_that_was_replaced_while_it_was_read_is_not_missed():
         b'{"global_step": 1' + b"0" * 30 + b"}",
         b'{"global_step": 1, "nonce": "' + b"x" * 5000 + b'"}',
         b'{"global_step": 1, "version": 99}',
+        b'{"global_step": 1, "written_at": "0001-01-01T00:00:00+23:59"}',
     ],
 )
 def test_a_damaged_or_large_report_says_nothing(data: bytes):
@@ -93,6 +94,7 @@ def test_everything_known_is_told_in_one_line():
         (report(), 0, "step 1,200"),
         (report(total_steps=5000), 0, "step 1,200 of 5,000"),
         (report(steps_per_second=0.0, total_steps=5000), 0, "step 1,200 of 5,000, 0 steps/s"),
+        (report(steps_per_second=5e-324, total_steps=5000), 0, "step 1,200 of 5,000, 4.94e-324 steps/s"),
         (report(steps_per_second=2.0), 0, "step 1,200, 2 steps/s"),
         (report(steps_per_second=2.0, total_steps=1000), 0, "step 1,200 of 1,000, 2 steps/s, 0s left"),
         (report(steps_per_second=2.0, total_steps=5000), 600, "step 1,200 of 5,000, reported 10m ago"),

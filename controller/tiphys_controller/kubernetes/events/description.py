@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tiphys.lineage.training_progress import describe_step
-from tiphys.records import AttemptEndOutcome
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import AttemptEndOutcome, TrainingProgress
 from tiphys_controller.kubernetes.events.run_log import AttemptKey, AttemptOutcome, RunLog
 from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowView
 

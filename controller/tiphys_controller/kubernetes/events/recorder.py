@@ -15,7 +15,7 @@ import structlog
 
 from tiphys.errors import FencedError, StoreError, TiphysError
 from tiphys.lineage.training_progress import read_training_progress
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress
 from tiphys.store import Store
 from tiphys_controller.kubernetes.events.description import (
     describe_refused_workflow,

@@ -25,7 +25,7 @@ from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.checkpoint.telemetry.progress import ProgressReporter, SavedStep
 from tiphys.lineage.training_progress import read_training_progress
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress
 from tiphys.store import DirectoryStore, LineageLayout, Store
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

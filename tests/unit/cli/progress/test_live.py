@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hera_pipelines.cli.progress.table import ProgressTable, TrainingSnapshot, render_progress
 from hera_pipelines.local.nodes import NodeChange, NodePhase
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

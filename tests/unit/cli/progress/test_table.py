@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from hera_pipelines.cli.progress.table import ProgressTable, TimedLines, TrainingSnapshot
 from hera_pipelines.local.nodes import NodeChange, NodePhase
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import TrainingProgress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

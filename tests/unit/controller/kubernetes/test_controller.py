@@ -25,8 +25,15 @@ from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi, ListSnapshot, Object
 from tiphys.kube.resources import LEASES, PODS, WORKFLOWS
-from tiphys.records import AttemptClaim, Cause, SubmissionBinding, SubmissionClaim, SubmissionKind, utc_now
-from tiphys.records.training_progress import TrainingProgress
+from tiphys.records import (
+    AttemptClaim,
+    Cause,
+    SubmissionBinding,
+    SubmissionClaim,
+    SubmissionKind,
+    TrainingProgress,
+    utc_now,
+)
 from tiphys.store import LineageLayout, RunLayout, Store, TenantStores, lineage_name
 
 RUN = "digits-1"

@@ -24,8 +24,8 @@ from tiphys.records import (
     SubmissionBinding,
     SubmissionClaim,
     SubmissionKind,
+    TrainingProgress,
 )
-from tiphys.records.training_progress import TrainingProgress
 from tiphys.store import RunLayout, append_events
 
 RUN, RESUME = "digits-1", "`tiphys resume digits-1`"
