@@ -7,6 +7,7 @@ JSON logs, signal handling, and garbage collection thresholds.
 
 import argparse
 import gc
+import os
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ import prometheus_client
 from tiphys.errors import TiphysError
 from tiphys.service.http_server import add_tls_options
 from tiphys.service.logging import configure_json_logging
-from tiphys_plugin.runtime.settings import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  a pod is reached by its address, and every caller has to authenticate
 
@@ -100,6 +101,14 @@ def _add_deployment_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ledger-name", default="default", help="name of the GPULedger (default: %(default)s)")
     command.add_argument(
         "--release-namespace", default="", help="namespace of the GPULedger and the Leases (default: that of this pod)"
+    )
+    command.add_argument(
+        "--image-pull-timeout",
+        type=float,
+        metavar="SECONDS",
+        default=os.environ.get(IMAGE_PULL_TIMEOUT_VARIABLE, "300"),
+        help="end an attempt with GPUs whose image cannot be pulled for this long (default: "
+        f"{IMAGE_PULL_TIMEOUT_VARIABLE}, or 300)",
     )
     _add_address_options(command, _ALL_ADDRESSES)
     add_tls_options(command)

@@ -26,6 +26,7 @@ from hera.workflows.models import Toleration
 from support.argo_objects import NARRATED
 from support.gangs import filled_in
 from support.ledger import ask
+from support.memory import MemoryStore
 from support.world import QUICK, Flow, outputs, phase, said
 from tiphys_controller.kubernetes.gpu_projections import ProjectionWriter
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -39,6 +40,7 @@ from tiphys_plugin.quota.flavors import ClusterNodes
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.placement.model import GpuNode
 from tiphys_plugin.quota.queues import Queues, load_queues, parse_queues
+from tiphys_plugin.runtime.context import SingleStore
 
 from hera_pipelines import Pipeline, Train
 from hera_pipelines.cli import main
@@ -199,7 +201,9 @@ def test_what_runs_on_a_node_that_will_go_is_told_to_end(
         ledger.restore(f"lease-{node}", request, None, (node,))
         cluster.apply(training_pod(node, request.uid, instance), namespace=namespace)
     cluster.wait("both run", lambda: set(running(cluster, namespace)) == {goes, stays})
-    evacuation = NodeEvacuation(ledger, KubernetesCluster(api, None, "kubernetes:test"), lambda _: True, inventory)
+    evacuation = NodeEvacuation(
+        ledger, KubernetesCluster(api, None, "kubernetes:test"), SingleStore(MemoryStore()), inventory
+    )
     evacuation.run_once()
     cluster.kubectl("taint", "node", goes, f"{SPOT}=now:NoSchedule")
 

@@ -145,11 +145,12 @@ A drain shows as ``EvictionByEvictionAPI``, the termination notice of a spot nod
 as a taint (Kubernetes, ``PodConditionType`` DisruptionTarget).
 """
 
-_IMAGE_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
-_IMAGE_NAME_REASONS = ("ErrImageNeverPull", "InvalidImageName")
+IMAGE_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+IMAGE_NAME_REASONS = ("ErrImageNeverPull", "InvalidImageName")
+"""Reasons of the kubelet for an image that cannot be pulled; those of the second kind do not change by waiting."""
 _START_FAILURE_REASONS = (
     *("StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"),
-    *_IMAGE_PULL_REASONS,
+    *IMAGE_PULL_REASONS,
 )
 """Reasons of the kubelet for a container that never ran. The program is not at fault: Argo's executor starts it."""
 
@@ -250,14 +251,14 @@ def _rule_pod(observation: AttemptObservation) -> FailureVerdict | None:
 def _rule_container_start(observation: AttemptObservation) -> FailureVerdict | None:
     """A container that never ran."""
     reason, detail = observation.pod_reason, f": {observation.pod_message}" if observation.pod_message else ""
-    if reason in _IMAGE_NAME_REASONS or (reason in _IMAGE_PULL_REASONS and is_image_refused(observation.pod_message)):
+    if reason in IMAGE_NAME_REASONS or (reason in IMAGE_PULL_REASONS and is_image_refused(observation.pod_message)):
         evidence = (
             f"the image does not exist, or this pod may not pull it ({reason}{detail}); "
             "correct the image name or the pull secret"
         )
         return FailureVerdict(Cause.IMAGE, evidence, "image-refused", observation.pod_message or reason)
     if reason in _START_FAILURE_REASONS:
-        rule = "image-not-pulled" if reason in _IMAGE_PULL_REASONS else "not-started"
+        rule = "image-not-pulled" if reason in IMAGE_PULL_REASONS else "not-started"
         evidence = f"its program was never started ({reason}{detail})"
         return FailureVerdict(Cause.INFRASTRUCTURE, evidence, rule, observation.pod_message or reason)
     return None

@@ -300,6 +300,15 @@ class AttemptEnd(SealedRecord):
         return decode_cause(document)
 
 
+class EvictionRecord(StoredRecord):
+    """``attempts/<step>/<k>.evicted.json``: why the service is about to delete the pods of attempt k."""
+
+    run: str
+    step: str
+    attempt: int
+    reason: str
+
+
 class ReuseRecord(StoredRecord):
     """``reused/<n>/<step>.json``: submission n reused a finished result instead of running the step.
 

@@ -126,6 +126,10 @@ class RunLayout:
     def attempt_end(self, step: str, attempt: int) -> str:
         return f"{self.step_attempts(step)}{_pad_number(attempt)}.end.json"
 
+    def eviction(self, step: str, attempt: int) -> str:
+        """Key of the reason for which the service deleted the pods of an attempt."""
+        return f"{self.step_attempts(step)}{_pad_number(attempt)}.evicted.json"
+
     def passed_over_end(self, step: str, attempt: int) -> str:
         """Key of the end that counts while the one under `attempt_end` cannot be read."""
         return f"{self.step_attempts(step)}{_pad_number(attempt)}.passed-over.json"

@@ -7,11 +7,11 @@ import structlog
 
 from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.gang import gang_name
+from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.store import Store, find_attempt_end, read_current_workflow
 from tiphys_plugin.attempts import gangs, pods
-from tiphys_plugin.cluster.interface import Cluster, PodStatus
+from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 
 _log = structlog.get_logger()
@@ -83,13 +83,22 @@ def is_attempt_over(stores: NamespaceStores, cluster: Cluster, lease: Lease) -> 
 
 def _is_gang_active(store: Store, cluster: Cluster, request: LeaseRequest, pod_statuses: Sequence[PodStatus]) -> bool:
     """Whether a gang can still create pods although none lives: its workload can outlive Argo's node."""
-    steps = CompiledPipeline.from_manifest(read_current_workflow(store, request.run)).steps
-    gang = steps[request.step.partition(".")[0]].gang
+    gang = _read_gang_spec(store, request)
+    return gang is not None and gangs.is_gang_active(gang, find_gang(store, cluster, request), pod_statuses)
+
+
+def find_gang(store: Store, cluster: Cluster, request: LeaseRequest) -> GangStatus | None:
+    """The workload that creates the pods of the attempt that holds a lease; None if there is none."""
+    gang = _read_gang_spec(store, request)
     if gang is None:
-        return False
+        return None
     name = gang_name(request.run, request.step, request.attempt)
-    gang_status = cluster.gang(gang.backend, request.namespace, name, request.uid)
-    return gangs.is_gang_active(gang, gang_status, pod_statuses)
+    return cluster.gang(gang.backend, request.namespace, name, request.uid)
+
+
+def _read_gang_spec(store: Store, request: LeaseRequest) -> GangSpec | None:
+    steps = CompiledPipeline.from_manifest(read_current_workflow(store, request.run)).steps
+    return steps[request.step.partition(".")[0]].gang
 
 
 def _find_live_workflow(cluster: Cluster, namespace: str, name: str, uid: str) -> dict[str, Any] | None:

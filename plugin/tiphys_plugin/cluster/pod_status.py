@@ -142,13 +142,14 @@ def _end_of_unfinished_pod(pod: Object) -> _PodEnd:
 
 
 def _end_of_unstarted_pod(pod: Object) -> _PodEnd:
-    waiting = ((_container(pod.get("status") or {}, _main_container_name(pod)) or {}).get("state") or {}).get(
-        "waiting"
-    ) or {}
-    reason = str(waiting.get("reason") or "")
-    if reason in ("", "PodInitializing", "ContainerCreating"):
-        return _PodEnd()
-    return _PodEnd(reason, str(waiting.get("message") or ""))
+    """Why a container of the pod does not start, that of the program first."""
+    status = pod.get("status") or {}
+    for container in (_container(status, _main_container_name(pod)) or {}, *_containers(status)):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = str(waiting.get("reason") or "")
+        if reason not in ("", "PodInitializing", "ContainerCreating"):
+            return _PodEnd(reason, str(waiting.get("message") or ""))
+    return _PodEnd()
 
 
 def _happened_first(asked_at: datetime | None, ended_at: datetime | None) -> bool:

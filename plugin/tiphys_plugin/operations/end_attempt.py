@@ -15,6 +15,7 @@ a type error, so it is part of the verdict, and the deciding evidence is kept in
 the end record. So is the cost of a preemption.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -35,12 +36,13 @@ from tiphys.records import (
     AttemptEndOutcome,
     Cause,
     CrashRecord,
+    EvictionRecord,
     FailureEvidence,
     LastCheckpoint,
     Output,
     Preemption,
 )
-from tiphys.store import claim_record, read_step_attempts
+from tiphys.store import claim_record, find_record, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
@@ -105,6 +107,8 @@ def end_failed_attempt(
         message = (
             format_preemption(preempted) if cause is Cause.PREEMPTION else f"{message}; {format_preemption(preempted)}"
         )
+    elif cause is Cause.PREEMPTION and (eviction := _find_eviction(call, attempt)) is not None:
+        message = f"{eviction.reason}; {message}"
     return record_end(
         call,
         attempt,
@@ -236,6 +240,13 @@ def _drop_eviction_reason(call: StepCall, attempt: AttemptClaim, observation: At
     if _read_crash_record(call, attempt) is None:
         return observation
     return replace(observation, pod_reason="", pod_message="")
+
+
+def _find_eviction(call: StepCall, claim: AttemptClaim) -> EvictionRecord | None:
+    """Why the service deleted the pods of the attempt; None if it did not, or the record is unreadable."""
+    with contextlib.suppress(IntegrityError):
+        return find_record(call.store, call.layout.eviction(claim.step, claim.attempt), EvictionRecord)
+    return None
 
 
 def _read_crash_record(call: StepCall, claim: AttemptClaim) -> CrashRecord | None:

@@ -9,6 +9,7 @@ from tiphys.failures import bad_checkpoints
 from tiphys.records import json_digest
 
 TOKEN_VARIABLE = "TIPHYS_PLUGIN_TOKEN"  # noqa: S105  the name of a variable
+IMAGE_PULL_TIMEOUT_VARIABLE = "TIPHYS_IMAGE_PULL_TIMEOUT_SECONDS"
 TOKEN_FILE_VARIABLE = "TIPHYS_PLUGIN_TOKEN_FILE"  # noqa: S105
 """Path of the file with the token that callers of the embedded plugin must send."""
 

@@ -55,4 +55,6 @@ def agent(options: argparse.Namespace, stop: threading.Event) -> None:
 
 def _deployment_settings(options: argparse.Namespace) -> DeploymentSettings:
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespaces))
-    return DeploymentSettings(options.store, namespaces, options.ledger_name, options.release_namespace)
+    return DeploymentSettings(
+        options.store, namespaces, options.ledger_name, options.release_namespace, options.image_pull_timeout
+    )

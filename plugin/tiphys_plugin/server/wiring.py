@@ -11,6 +11,7 @@ from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
+from tiphys_plugin.eviction.image_pulls import DEFAULT_TIMEOUT_SECONDS, ImagePullSweep
 from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node_watch import ClusterInventory
@@ -34,6 +35,8 @@ class DeploymentSettings:
     """Name of the GPULedger object."""
     release_namespace: str = ""
     """Namespace of the GPULedger and the Lease objects; empty for the namespace of this pod."""
+    image_pull_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    """How long the image of an attempt with GPUs may fail to be pulled before the attempt is ended."""
 
 
 def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: PluginSettings | None = None) -> Tenants:
@@ -53,7 +56,10 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     tenants = Tenants(stores, cluster, ledger, settings)
     tenants.registry.register(NodesCollector(lambda: nodes.observed_nodes))
     tenants.background.enter_context(nodes)
-    tenants.background.enter_context(NodeEvacuation(ledger, cluster, stores.serves, nodes))
+    tenants.background.enter_context(NodeEvacuation(ledger, cluster, stores, nodes))
+    tenants.background.enter_context(
+        ImagePullSweep(ledger, cluster, stores, timeout_seconds=deployment.image_pull_timeout_seconds)
+    )
     tenants.background.enter_context(PendingRequestSweep(ledger, cluster, stores))
     tenants.background.enter_context(StragglerDetection(ledger, cluster, stores, nodes, utc_now))
     tenants.background.enter_context(LedgerRecovery(ledger, tenants))

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
 from support.kube_server import KubeServer, serving
 from support.ledger import NOW, ask, lease, waiting
+from support.memory import MemoryStore
 from support.polling import until
 from support.world import Clock
 from tiphys_plugin.cluster.interface import PodStatus
@@ -34,10 +35,13 @@ from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.placement.model import GpuNode
 from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, parse_queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import UsageError
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
+from tiphys.records import EvictionRecord
+from tiphys.store import RunLayout, read_record
 
 DECLARED = {"queues": [{"name": "research", "gpus": {"*": 64}}], "cluster_nodes": {}}
 RULES = parse_queues(DECLARED, "the test")
@@ -260,6 +264,11 @@ class Asked:
         self.ended.append(pod.name)
 
 
+class Unserved:
+    def serves(self, _):
+        return False
+
+
 class Held:
     def __init__(self, *leases) -> None:
         self.leases = leases
@@ -276,9 +285,13 @@ def test_what_runs_on_a_node_that_will_go_is_asked_to_go(api, inventory):
     until(lambda: names(inventory) == ["n1", "n2", "n3", "n4"])
     held = [placed(uid, on) for uid, on in (("a", "n1"), ("b", "n2"), ("c", "n3"), ("d", "n4"))]
     cluster = Asked()
-    NodeEvacuation(Held(*held), cluster, lambda _: True, inventory).run_once()
+    store = MemoryStore()
+    NodeEvacuation(Held(*held), cluster, SingleStore(store), inventory).run_once()
     assert cluster.ended == ["run-a", "run-b"]
-    NodeEvacuation(Held(*held), cluster, lambda _: False, inventory).run_once()
+    for run, evidence in (("run-a", "n1: taint "), ("run-b", "n2: condition GpuMemWatch")):
+        record = read_record(store, RunLayout(run).eviction("fit", 1), EvictionRecord)
+        assert record.reason.startswith(f"Tiphys moved it away from its node ({evidence}")
+    NodeEvacuation(Held(*held), cluster, Unserved(), inventory).run_once()
     assert cluster.ended == ["run-a", "run-b"], "the namespaces of others are theirs"
 
 
@@ -287,9 +300,9 @@ def test_a_monitor_that_takes_most_nodes_for_broken_is_not_believed_but_a_notice
         return nodes_to_evacuate(observe_nodes(found, (), ClusterNodes(), NOW))
 
     broken = [node(name, 8, condition("SysLogsXIDError")) for name in ("b1", "b2")]
-    assert left(*broken, node("n1"), node("n2")) == {"b1", "b2"}
-    assert left(*broken, node("n1")) == set()
-    assert left(*broken, node("s1", taints=(SPOT,))) == {"s1"}
+    assert left(*broken, node("n1"), node("n2")).keys() == {"b1", "b2"}
+    assert left(*broken, node("n1")) == {}
+    assert left(*broken, node("s1", taints=(SPOT,))).keys() == {"s1"}
 
 
 def placed(uid: str, node_name: str):

@@ -9,11 +9,12 @@
 """
 
 import pytest
-from support.world import Flow, World, fit, phase, said, world
+from support.ledger import queues
+from support.world import Flow, World, fit, gpus, phase, said, world
 
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, CrashRecord, FailureEvidence
-from tiphys.store import LineageLayout, RunLayout, read_step_attempts
+from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence
+from tiphys.store import LineageLayout, RunLayout, claim_record, read_step_attempts
 
 RUN = "digits-abc12"
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -89,3 +90,16 @@ def test_a_checkpoint_that_cannot_be_read_leaves_open_whether_the_attempt_got_ah
     here.store.create(layout.manifest(1, 20), b"{}")
     assert ends_with(flow, 137).startswith("Failed: Attempt 1 ended by infrastructure")
     assert (end(here).progress, end(here).progress_unknown) == (False, True)
+
+
+def test_an_attempt_that_the_service_moved_away_from_a_node_names_the_evidence(tmp_path):
+    here = world(tmp_path, queues(research={"A100": 8}))
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    moved = EvictionRecord(run="digits-abc12", step="fit", attempt=1, reason="Tiphys moved it away (n1: taint spot)")
+    claim_record(here.store, RunLayout("digits-abc12").eviction("fit", 1), moved)
+    flow.pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
+
+    assert "preemption, Tiphys moved it away (n1: taint spot); its pod was taken away (Deleted)" in said(
+        flow.settle("fit", 0, exit_code="75")
+    )

@@ -1,0 +1,126 @@
+"""Ends attempts whose image cannot be pulled, so that they do not hold their GPUs for ever.
+
+Argo waits for such a pod without a limit. The end record is written before the pods are deleted, because a deleted
+pod looks like a preempted one.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import structlog
+
+from tiphys.errors import TiphysError
+from tiphys.failures.classify import IMAGE_NAME_REASONS, IMAGE_PULL_REASONS, AttemptObservation, classify_failure
+from tiphys.protocol.gang import GANG_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, FailureEvidence, utc_now
+from tiphys.store import RunLayout, Store, claim_record, find_record
+from tiphys_plugin.attempts import pods
+from tiphys_plugin.attempts.liveness import NamespaceStores, find_gang
+from tiphys_plugin.cluster.interface import Cluster, PodStatus
+from tiphys_plugin.eviction.evict import list_unfinished_pods
+from tiphys_plugin.quota.lease import AdmissionBackend, Lease
+from tiphys_plugin.runtime.background import PeriodicTask
+
+DEFAULT_TIMEOUT_SECONDS = 300.0
+"""How long the pull of an image may fail before its attempt is ended."""
+_EVERY_SECONDS = 15.0
+_log = structlog.get_logger()
+
+
+class ImagePullSweep(PeriodicTask):
+    """Looks at the pods of attempts with GPUs every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+
+    An image name that is not valid ends its attempt at once; an image that cannot be pulled does so when it has been
+    seen failing for ``timeout_seconds``.
+    """
+
+    def __init__(
+        self,
+        ledger: AdmissionBackend,
+        cluster: Cluster,
+        stores: NamespaceStores,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        every_seconds: float = _EVERY_SECONDS,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        super().__init__("image_pulls", every_seconds)
+        self._ledger = ledger
+        self._cluster = cluster
+        self._stores = stores
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._failing_since: dict[str, datetime] = {}
+        self._messages: dict[str, str] = {}
+        """The last answer of the registry, by uid of the pod; the back-off between two tries may not name it."""
+
+    def run_once(self) -> None:
+        """Run one round; lists no pods while no lease is held.
+
+        Raises:
+            StoreError: ledger or cluster did not answer.
+        """
+        leases = [lease for lease in self._ledger.snapshot().leases if self._stores.serves(lease.request.namespace)]
+        by_attempt = {(one.request.uid, str(one.request.attempt), one.request.instance_hash): one for one in leases}
+        failing = [pod for pod in (self._cluster.attempt_pods() if leases else ()) if _cannot_pull(pod)]
+        self._note_failures(failing)
+        for pod in failing:
+            key = (pod.workflow_uid, pod.labels[ATTEMPT_LABEL], pods.hash_instance(pod))
+            if key in by_attempt and self._is_over(pod):
+                self._end_attempt(by_attempt.pop(key), pod)
+
+    def _note_failures(self, failing: list[PodStatus]) -> None:
+        now = self._clock()
+        self._failing_since = {pod.uid: self._failing_since.get(pod.uid, now) for pod in failing}
+        self._messages = {
+            pod.uid: pod.message if pod.reason != "ImagePullBackOff" else self._messages.get(pod.uid, pod.message)
+            for pod in failing
+        }
+
+    def _is_over(self, pod: PodStatus) -> bool:
+        failing_seconds = (self._clock() - self._failing_since[pod.uid]).total_seconds()
+        return pod.reason in IMAGE_NAME_REASONS or failing_seconds >= self._timeout_seconds
+
+    def _end_attempt(self, lease: Lease, pod: PodStatus) -> None:
+        request = lease.request
+        fields = {"run": request.run, "step": request.step, "attempt": request.attempt}
+        try:
+            store = self._stores.store(request.namespace)
+            if not self._record_end(store, lease, pod):
+                return
+            gang = find_gang(store, self._cluster, request) if GANG_LABEL in pod.labels else None
+            if gang is not None:
+                self._cluster.delete_gang(gang)
+            for unfinished in list_unfinished_pods(self._cluster, lease):
+                self._cluster.delete_pod(unfinished)
+            _log.warning("image.not_pulled", **fields, gpus=request.gpus, reason=pod.reason, message=pod.message)
+        except TiphysError as error:
+            _log.error("image.attempt_not_ended", **fields, error=str(error))
+
+    def _record_end(self, store: Store, lease: Lease, pod: PodStatus) -> bool:
+        """Record the end of the attempt; False if it was never claimed."""
+        request, layout = lease.request, RunLayout(lease.request.run)
+        claim = find_record(store, layout.attempt(request.step, request.attempt), AttemptClaim)
+        if claim is None:
+            return False
+        verdict = classify_failure(
+            AttemptObservation(pod_seen=True, pod_reason=pod.reason, pod_message=self._messages[pod.uid])
+        )
+        end = AttemptEnd(
+            run=request.run,
+            step=request.step,
+            attempt=request.attempt,
+            submission=claim.submission,
+            outcome=AttemptEndOutcome.FAILED,
+            cause=verdict.cause,
+            message=verdict.evidence,
+            evidence=FailureEvidence(rule=verdict.rule, matched_text=verdict.matched_text[:300], node=pod.host),
+            step_key=claim.step_key,
+        )
+        claim_record(store, layout.attempt_end(request.step, request.attempt), end)
+        return True
+
+
+def _cannot_pull(pod: PodStatus) -> bool:
+    return not pod.finished and not pod.ending and pod.reason in (*IMAGE_PULL_REASONS, *IMAGE_NAME_REASONS)
