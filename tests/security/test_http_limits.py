@@ -7,12 +7,15 @@
 | opens more connections than are served | the oldest that waits for its caller is ended, so a request is answered |
 | opens them to a TLS port, and says nothing | the handshake has the same deadline |
 | has no token, or a wrong one | it is refused and closed before its body is read |
+| sends more than is read | it gets the response, and the rest is dropped within a bound of bytes and time |
 | floods the API of the controller | the rate limit of those with the token stays as it is |
 """
 
 import json
 import socket
 import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -26,7 +29,15 @@ from starlette.routing import Route
 from support import certificates, http
 from support.ledger import queues
 from support.polling import until
-from support.raw_http import dial, drip_until_ended, is_open, read_to_end, request_head, wait_for_hangup
+from support.raw_http import (
+    dial,
+    drip_until_ended,
+    is_open,
+    read_to_end,
+    request_head,
+    send_until_reset,
+    wait_for_hangup,
+)
 from support.world import world
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import AccessControl
@@ -35,7 +46,7 @@ from tiphys_controller.server.routes import ApiRoutes
 from tiphys_plugin import PluginServer
 
 from tiphys.service import connections
-from tiphys.service.http_server import AppServer, ServerCertificate, read_body
+from tiphys.service.http_server import CLOSE_CONNECTION, AppServer, BodyTooLargeError, ServerCertificate, read_body
 from tiphys.store import DirectoryStore
 
 TOKEN = "a-secret-token"
@@ -65,7 +76,16 @@ def app() -> Starlette:
     async def echo(request: Request) -> Response:
         return Response(await read_body(request, 1 << 20))
 
-    return Starlette(routes=[Route("/small", small), Route("/long", long), Route("/echo", echo, methods=["POST"])])
+    async def refuse(request: Request) -> Response:
+        try:
+            return Response(await read_body(request, 1 << 20))
+        except BodyTooLargeError as error:
+            return PlainTextResponse(str(error), 413, CLOSE_CONNECTION)
+
+    refusing = Route("/refuse", refuse, methods=["POST"])
+    return Starlette(
+        routes=[refusing, Route("/small", small), Route("/long", long), Route("/echo", echo, methods=["POST"])]
+    )
 
 
 @pytest.fixture
@@ -224,3 +244,44 @@ def test_caller_that_goes_away_in_its_body_is_no_crash(plugin: PluginServer, cap
         caller.shutdown(socket.SHUT_RDWR)
     until(lambda: http.get(f"{plugin.url}/healthz").status_code == 200, seconds=120)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+class TestBodiesThatAreNotRead:
+    """A response whose caller is still sending its request."""
+
+    @pytest.fixture
+    def chatty(self, patient_server: AppServer) -> Iterator[socket.socket]:
+        """A caller that has sent the head of a request with a body beyond the limit."""
+        with closing(dial(patient_server.url)) as connection:
+            connection.sendall(request_head("/refuse", f"Content-Length: {10 << 20}"))
+            yield connection
+
+    def test_a_caller_that_sends_all_of_a_large_body_first_gets_the_response(self, chatty: socket.socket) -> None:
+        chatty.sendall(b"x" * (10 << 20))
+
+        assert read_to_end(chatty).startswith(b"HTTP/1.1 413")
+
+    def test_a_library_that_sends_all_first_gets_the_response(self, patient_server: AppServer) -> None:
+        request = urllib.request.Request(f"{patient_server.url}/refuse", data=b"x" * (10 << 20), method="POST")
+
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+
+        refused.value.close()
+        assert refused.value.code == 413
+
+    def test_a_caller_that_sends_for_ever_is_ended_after_a_time(
+        self, monkeypatch: pytest.MonkeyPatch, chatty: socket.socket
+    ) -> None:
+        monkeypatch.setattr(connections, "LINGER_SECONDS", 0.3)
+        send_until_reset(chatty, b"x")
+
+    def test_a_caller_that_sends_too_much_is_ended_at_once(
+        self, monkeypatch: pytest.MonkeyPatch, patient_server: AppServer
+    ) -> None:
+        monkeypatch.setattr(connections, "LINGER_BYTES", 1 << 20)
+        monkeypatch.setattr(connections, "LINGER_SECONDS", 3600.0)
+        with closing(dial(patient_server.url)) as connection:
+            connection.sendall(request_head("/refuse", f"Content-Length: {1 << 40}"))
+
+            send_until_reset(connection, b"x" * (1 << 16))

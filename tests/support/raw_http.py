@@ -61,3 +61,16 @@ def drip_until_ended(connection: socket.socket) -> None:
         return not is_open(connection)
 
     until(is_ended, seconds=PATIENCE_SECONDS)
+
+
+def send_until_reset(connection: socket.socket, data: bytes) -> None:
+    """Send ``data`` again and again until the server takes no more."""
+
+    def is_reset() -> bool:
+        try:
+            connection.sendall(data)
+        except OSError:
+            return True
+        return False
+
+    until(is_reset, seconds=PATIENCE_SECONDS)

@@ -4,12 +4,17 @@ uvicorn limits idle connections (``timeout_keep_alive``) and the size of a heade
 It has no deadline for a request, and its ``limit_concurrency`` refuses everybody while the idle connections of one
 caller exceed it. So this module adds a deadline, and at the limit it ends the oldest connection that waits for its
 caller. A caller that sends its request at once is answered also during a flood.
+
+A response may be complete before its request is: a caller without a token is refused before its body is read, and so
+is a body that is too large. TCP resets a connection that is closed with unread data, and the caller may lose the
+response (RFC 9112, section 9.6). So the rest of the request is discarded first, within a bound of bytes and of time.
 """
 
 import asyncio
 import resource
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 from weakref import WeakSet
 
 import h11
@@ -17,6 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 RECEIVE_SECONDS = 20.0
 """Time for a TLS handshake, for a whole request from its connection on, and for a client to take the response."""
+LINGER_SECONDS = 5.0
+LINGER_BYTES = 64 << 20
+"""How long, and how much of, the rest of a request is discarded after its response."""
 MAX_CONNECTIONS = 1000
 """HTTP connections at once. Where a process may open few files, a quarter of them."""
 MAX_HEADER_BYTES = 32 << 10
@@ -29,6 +37,51 @@ def connection_limit() -> int:
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, files // 4), 1)
 
 
+class LingeringTransport:
+    """A transport whose `close` lets the caller finish its request first, if ``is_receiving`` says that it sends one.
+
+    Everything else is that of the transport within.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_receiving: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._is_receiving = is_receiving
+        self._timer: asyncio.TimerHandle | None = None
+        self._bytes_left = LINGER_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    @property
+    def is_lingering(self) -> bool:
+        """Whether the response is complete, and the rest of the request is discarded."""
+        return self._timer is not None
+
+    def is_closing(self) -> bool:
+        return self.is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """End the connection, at once or when the rest of the request was discarded."""
+        if self.is_lingering or self._transport.is_closing() or not self._is_receiving():
+            self._end()
+            return
+        self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._end)
+        if self._transport.can_write_eof():  # not with TLS; there the caller knows the end by the Content-Length
+            self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def discard(self, data: bytes) -> None:
+        """Drop data of the request; ends the connection beyond the bound."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
+
+
 class LimitedConnection(H11Protocol):
     """One connection. It is ended if its caller has neither sent its request nor taken its response in time."""
 
@@ -36,7 +89,8 @@ class LimitedConnection(H11Protocol):
     _opened_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, lambda: self.conn.their_state is h11.SEND_BODY)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         self._opened_at = self.loop.time()
         self._follow_progress()
         if len(self.connections) > connection_limit():
@@ -45,6 +99,12 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering.is_lingering:
+            self._lingering.discard(data)
+        else:
+            super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
