@@ -1,6 +1,7 @@
 """Runs all checks, in the order in which a person should read their findings."""
 
 from tiphys_controller.doctor import checks_argo, checks_install
+from tiphys_controller.doctor.artifact_repository import check_artifact_repository
 from tiphys_controller.doctor.checks_namespace import check_namespace
 from tiphys_controller.doctor.finding import DoctorFinding
 from tiphys_controller.doctor.observed import ClusterObservation, find_plugin_mode
@@ -26,6 +27,13 @@ def run_checks(observed: ClusterObservation) -> list[DoctorFinding]:
     mode = find_plugin_mode(observed.tiphys.found)
     return [
         *(finding for check in _CHECKS for finding in check(observed)),
-        *(finding for namespace in observed.namespaces for finding in check_namespace(namespace, mode)),
+        *(
+            finding
+            for namespace in observed.namespaces
+            for finding in (
+                *check_namespace(namespace, mode),
+                *check_artifact_repository(namespace, observed.argo_settings),
+            )
+        ),
         *(finding for check in _LAST for finding in check(observed)),
     ]

@@ -29,6 +29,7 @@ from tiphys.kube.resources import (
 from tiphys.protocol.step_spec import STORE_SECRET
 from tiphys.store.credentials import probe_program_credentials
 from tiphys.store.open import PLACEHOLDER
+from tiphys_controller.doctor.artifact_repository import ARTIFACT_CONFIG_MAP
 from tiphys_controller.doctor.checks_namespace import (
     PERMISSIONS,
     PLUGIN_ACCOUNT,
@@ -37,6 +38,7 @@ from tiphys_controller.doctor.checks_namespace import (
     WORKFLOW_ACCOUNT,
 )
 from tiphys_controller.doctor.observed import (
+    ArtifactSettings,
     ClusterObservation,
     DeploymentSearch,
     NodeClock,
@@ -223,7 +225,15 @@ def _namespace(api: KubeApi, tiphys: DeploymentSearch, name: str) -> WorkflowNam
             }
         ),
         store_access=_try_store_credentials(api, tiphys, name),
+        artifact_settings=_read_or_unknown(partial(_read_artifact_settings, api, tiphys, name)),
     )
+
+
+def _read_artifact_settings(api: KubeApi, tiphys: DeploymentSearch, name: str) -> ArtifactSettings | None:
+    served = find_served_store(tiphys.found, name)
+    if served is None or not served.url.startswith("s3://"):
+        return None
+    return ArtifactSettings(served.url.replace(PLACEHOLDER, name), api.get(CONFIG_MAPS, name, ARTIFACT_CONFIG_MAP))
 
 
 def _try_store_credentials(api: KubeApi, tiphys: DeploymentSearch, name: str) -> StoreAccess | UnknownValue | None:

@@ -72,6 +72,14 @@ class StoreAccess(NamedTuple):
     findings: tuple[ProbeFinding, ...]
 
 
+class ArtifactSettings(NamedTuple):
+    """Where a namespace declares Argo's artifact repository. ``config_map`` is None if it does not exist."""
+
+    store_url: str
+    """Store of the runs of the namespace."""
+    config_map: Object | None
+
+
 class NodeClock(NamedTuple):
     """Offset of a node's clock from the API server's in seconds; negative: behind."""
 
@@ -93,6 +101,8 @@ class WorkflowNamespace:
     """Whether an account has a permission."""
     store_access: "StoreAccess | UnknownValue | None" = None
     """What its Secret with the credentials of the store allows; None without a Secret, or if the store is a folder."""
+    artifact_settings: "ArtifactSettings | UnknownValue | None" = None
+    """None if its store is not in S3, or not known."""
 
 
 @dataclass(frozen=True)

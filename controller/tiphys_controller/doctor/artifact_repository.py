@@ -1,0 +1,115 @@
+"""Checks the artifact repository in which Argo keeps the declared outputs of steps. Pure.
+
+Argo uses the default repository of the workflow's namespace, otherwise that of its controller (Argo Workflows,
+"Artifact Repository Ref"). Tiphys verifies the outputs in the store of the run, so both must use one bucket.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import yaml
+
+from tiphys.kube import Object
+from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
+from tiphys_controller.doctor.observed import UnknownValue, WorkflowNamespace
+
+ARTIFACT_CONFIG_MAP = "artifact-repositories"
+_DEFAULT_ANNOTATION = "workflows.argoproj.io/default-artifact-repository"
+_CONTROLLER_SETTING = "artifactRepository"
+_REMEDY = "see 'The artifact repository of Argo' in docs/install.md"
+_UNIQUE_TAGS = ("{{pod.name}}", "{{ pod.name }}")
+
+
+@dataclass(frozen=True)
+class ArtifactRepository:
+    """A default artifact repository. ``origin`` names the object that declares it."""
+
+    origin: str
+    store_url: str
+    """Store of the runs of the namespace."""
+    bucket: str = ""
+    """S3 bucket; empty for a repository of another kind, or one that cannot be read."""
+    key_format: str = ""
+
+
+def read_artifact_repository(
+    config_map: Object | None, controller_settings: Mapping[str, str], store_url: str
+) -> ArtifactRepository | None:
+    """The default repository of a namespace; None if neither its ConfigMap nor Argo's controller declares one."""
+    annotations = ((config_map or {}).get("metadata") or {}).get("annotations") or {}
+    name = annotations.get(_DEFAULT_ANNOTATION, "")
+    if config_map is not None and name:
+        return _parse_repository(
+            f"{name!r} of ConfigMap {ARTIFACT_CONFIG_MAP}", (config_map.get("data") or {}).get(name, ""), store_url
+        )
+    if text := controller_settings.get(_CONTROLLER_SETTING, ""):
+        return _parse_repository(f"{_CONTROLLER_SETTING} of Argo's controller", text, store_url)
+    return None
+
+
+def _parse_repository(origin: str, text: str, store_url: str) -> ArtifactRepository:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError:
+        document = None
+    s3 = document.get("s3") if isinstance(document, dict) else None
+    if not isinstance(s3, dict):
+        return ArtifactRepository(origin, store_url)
+    return ArtifactRepository(origin, store_url, str(s3.get("bucket") or ""), str(s3.get("keyFormat") or ""))
+
+
+def check_artifact_repository(
+    namespace: WorkflowNamespace, controller_settings: Mapping[str, str] | UnknownValue
+) -> Iterator[DoctorFinding]:
+    """Findings about the default repository of a namespace whose store is in S3."""
+    name, settings = f"{namespace.name}/artifacts", namespace.artifact_settings
+    if settings is None:
+        return
+    if isinstance(settings, UnknownValue):
+        yield unknown_finding(name, settings.reason)
+        return
+    known_settings = {} if isinstance(controller_settings, UnknownValue) else controller_settings
+    repository = read_artifact_repository(settings.config_map, known_settings, settings.store_url)
+    if repository is None and isinstance(controller_settings, UnknownValue):
+        yield unknown_finding(name, controller_settings.reason)
+    elif repository is None:
+        yield warning_finding(
+            name,
+            "there is no default artifact repository, so every step with an artifact ends in Error; steps with "
+            "parameters only work",
+            _REMEDY,
+        )
+    else:
+        yield _check_repository(name, repository)
+
+
+def _check_repository(name: str, repository: ArtifactRepository) -> DoctorFinding:
+    store = urlsplit(repository.store_url)
+    if not repository.bucket:
+        return failed_finding(
+            name, f"{repository.origin} names no S3 bucket, so no step with an artifact works", _REMEDY
+        )
+    if repository.bucket != store.netloc:
+        return failed_finding(
+            name,
+            f"{repository.origin} keeps artifacts in bucket {repository.bucket}, and the store of the runs is "
+            f"{repository.store_url}: no output of a step is found",
+            f"name the bucket {store.netloc}; {_REMEDY}",
+        )
+    if problem := _find_key_format_problem(repository.key_format, store.path.strip("/")):
+        return warning_finding(name, f"keyFormat {repository.key_format!r} of {repository.origin}: {problem}", _REMEDY)
+    return ok_finding(name, f"Argo keeps artifacts in bucket {repository.bucket} ({repository.origin})")
+
+
+def _find_key_format_problem(key_format: str, store_prefix: str) -> str:
+    """What is wrong with the keys of plain tasks' artifacts and archived logs; empty if nothing is."""
+    if not key_format:  # Argo's own: {{workflow.name}}/{{pod.name}}
+        return ""
+    if key_format.count("{{") != key_format.count("}}"):
+        return "its braces do not match, so Argo puts artifacts under this text"
+    if store_prefix and key_format.startswith(f"{store_prefix}/control/"):
+        return "it lies below control/ of the store, which programs may not write"
+    if not any(tag in key_format for tag in _UNIQUE_TAGS):
+        return "it lacks {{pod.name}}, so artifacts of plain tasks overwrite each other"
+    return ""
