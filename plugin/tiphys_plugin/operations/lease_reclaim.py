@@ -129,27 +129,29 @@ def recover_leases(context: PluginContext, namespace: str | None = None) -> None
     """Restore the lease of every live attempt that has one and that the ledger lacks.
 
     The GPUs are those that the live pods request: stored records may be forged. Reads nothing from storage if the
-    ledger has all leases. A run whose records are damaged is skipped and logged. With ``namespace`` only pods of that
-    namespace are considered, because the store is its tenant's.
+    ledger has all leases. A run whose records are damaged is skipped, logged and counted. With ``namespace`` only
+    pods of that namespace are considered, because the store is its tenant's.
 
     Raises:
         StoreError: storage, cluster or ledger did not answer.
     """
     attempts: list[_LiveAttempt] = []
     for run, live_pods in find_unleased_pods(context.cluster, context.ledger, namespace).items():
-        with _log_damage(run):
+        with _count_damage(context, run):
             attempts += _live_attempts(context.store, run, live_pods)
     # Those that run count in any case, so they come first: the others get what the quota has left.
     for attempt in sorted(attempts, key=lambda one: not any(pod.holds_gpus for pod in one.pods)):
-        with _log_damage(attempt.claim.run):
+        with _count_damage(context, attempt.claim.run):
             _restore_lease(context, attempt)
 
 
 @contextlib.contextmanager
-def _log_damage(run: str) -> Iterator[None]:
+def _count_damage(context: PluginContext, run: str) -> Iterator[None]:
+    """Log and count a run whose leases cannot be restored: its GPUs are in use and seem free."""
     try:
         yield
     except (IntegrityError, NotFoundError, UsageError) as error:
+        context.metrics.unrecovered_runs.inc()
         _log.error("lease.not_recovered", run=run, error=str(error))
 
 

@@ -60,6 +60,11 @@ class PluginMetrics:
             "Leases that were released after the declared time although the end of their pods was not observed.",
             registry=self.registry,
         )
+        self.unrecovered_runs = Counter(
+            "tiphys_runs_not_recovered",
+            "Runs with live pods whose leases could not be restored, because their records are damaged.",
+            registry=self.registry,
+        )
         self.capped_leases = Counter(
             "tiphys_leases_capped",
             "Leases of live attempts that were recovered with fewer GPUs than recorded, or not at all.",

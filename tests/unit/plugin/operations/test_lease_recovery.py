@@ -13,6 +13,7 @@ What stored records claim beyond the pods is in `tests/security/test_recovered_l
 """
 
 import pytest
+import structlog
 from support.counting import CountingStore
 from support.gang_world import gang_world, put
 from support.ledger import queues
@@ -100,7 +101,13 @@ def test_damaged_run_does_not_hide_the_leases_of_others(here):
     key = RunLayout("digits-abc12").attempt("fit", 1)
     here.store.delete(key)
     here.store.create(key, b"garbage")
-    assert [(run, count) for _, run, count, _ in leases(lost(here))] == [("other-abc12", 4)]
+    with structlog.testing.capture_logs() as logs:
+        after = lost(here)
+    assert [(run, count) for _, run, count, _ in leases(after)] == [("other-abc12", 4)]
+    assert [(log["run"], key in log["error"]) for log in logs if log["event"] == "lease.not_recovered"] == [
+        ("digits-abc12", True)
+    ]
+    assert "tiphys_runs_not_recovered_total 1.0" in after.core.metrics.render().decode()
 
 
 def test_start_with_a_ledger_that_knows_all_reads_nothing(here):
