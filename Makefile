@@ -59,7 +59,7 @@ test-argo: setup  ## run the story on a cluster that has Argo Workflows; see doc
 
 ##@ Benchmarks
 bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
-	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench $(if $(QUICK),--quick)
 
 bench-checkpoint: setup  ## measure what checkpoints cost; writes reports/checkpoint.json (QUICK=1: no report; LONG=1: all parts)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick) $(if $(LONG),--long)

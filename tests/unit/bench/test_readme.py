@@ -63,6 +63,15 @@ def test_readme_quotes_the_committed_report(name: str):
     assert inserted(text, name, read_report(name)) == text, "run `PYTHONPATH=tests python -m bench.readme`"
 
 
+def test_the_page_of_queues_quotes_the_committed_report():
+    found = read_report("quota")["allocation"]
+    best, least = (found[policy]["allocated_percent"] for policy in ("best-fit", "fragmentation"))
+    published = " and ".join(f"{one['published_percent']} %" for one in (found["best-fit"], found["fragmentation"]))
+    page = " ".join((README.parent / "docs" / "queues.md").read_text().split())
+    assert f"policies use {best:.1f} % and {least:.1f} % of the GPUs" in page
+    assert f"for the paper's policy are {published}" in page
+
+
 @pytest.mark.parametrize("report", [checkpoint, resume, quota])
 def test_a_quick_run_is_judged_by_names_that_a_full_run_has(report):
     assert report.QUICK_AIMS.keys() <= report.AIMS.keys()
