@@ -198,7 +198,10 @@ def _check_grace(step: GatedStep) -> str | None:
 
 def _check_store(step: GatedStep, options: CompileOptions) -> str | None:
     if step.settings.checkpoints and not options.store:
-        return "it keeps checkpoints, but the run has no store to record them in; give Pipeline(store='s3://…')"
+        return (
+            "it keeps checkpoints, but the run has no store to record them in; give --store, set TIPHYS_STORE, or "
+            "write Pipeline(store='s3://…')"
+        )
     return None
 
 

@@ -88,10 +88,11 @@ def compile_file(
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     output: Annotated[ManifestFormat, typer.Option("-o", "--format", help="Output format.")] = ManifestFormat.YAML,
 ) -> None:
-    """Compile a pipeline and print the Workflow, or a template or schedule of it. Nothing is submitted.
+    """Compile a pipeline and print the Workflow.
 
-    A template hands labels and annotations to its Workflows by `workflowMetadata`,
-    so that the services know them; a template whose kind was changed by hand does not.
+    Nothing is submitted. --as prints a template or a schedule instead, which hands
+    labels and annotations to its Workflows by `workflowMetadata`, so that the
+    services know them. A template whose kind was changed by hand does not.
     """
     screen: Screen = context.obj
     loaded = load_pipeline_file(file, pipeline)

@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hera_pipelines.cli import main
+
 TEXT = (Path(__file__).parents[3] / "README.md").read_text()
+LIST = TEXT.partition("\n## What you type\n")[2].partition("\n## ")[0]
+READING_VERBS = ("plan", "lineage", "verify", "checkpoint", "gc", "report", "sweep", "janitor")
 SECTION = TEXT.partition("\n## Your first pipeline\n")[2].partition("\n## ")[0]
 RUN_IN_TEXT = "digits-7xk2p"
 
@@ -32,7 +38,7 @@ def tiphys(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_first_pipeline_fails_where_it_says_and_is_resumed(tmp_path: Path) -> None:
+def test_the_first_pipeline_fails_where_it_says_and_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [code] = blocks("python")
     [change] = blocks("diff")
     removed, added = re.findall(r"^[-+](.*)$", change, re.MULTILINE)
@@ -53,5 +59,13 @@ def test_the_first_pipeline_fails_where_it_says_and_is_resumed(tmp_path: Path) -
 
     assert resumed.returncode == 0, resumed.stderr
     assert "1 of 5 steps would run" in resumed.stderr + resumed.stdout
+    listed = re.findall(rf"^(tiphys (?:{'|'.join(READING_VERBS)})(?: \S+)*)  ", LIST, re.MULTILINE)
+    assert len(listed) == len(READING_VERBS)
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("TIPHYS_")]:
+        monkeypatch.delenv(name)
+    for command in listed:
+        assert main(shlex.split(command.replace(RUN_IN_TEXT, run))[1:]) == 0, command
+
     logs = (tmp_path / ".tiphys" / "state" / "logs").glob("*register*")
     assert any("registered" in log.read_text() for log in logs)

@@ -70,7 +70,7 @@ def test_of_several_pipelines_one_must_be_named(tiphys: Command, tmp_path: Path)
 def test_an_unknown_parameter_is_refused_before_anything_is_written(tiphys: Command, tmp_path: Path) -> None:
     answer = tiphys("run", tiny.write(tmp_path), "-p", "step=7")
     assert answer.code == 2
-    assert "no parameter 'step'; it has: steps, fail" in answer.error
+    assert "no parameter 'step'; did you mean 'steps'? It has: steps, fail" in answer.error
     assert snapshot(tmp_path / ".tiphys") == {}
 
 
