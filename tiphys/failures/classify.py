@@ -197,6 +197,10 @@ class AttemptObservation:
         return next((phrase for phrase in phrases if phrase in self.pod_reason or phrase in self.pod_message), "")
 
 
+UNEXPLAINED_RULES = ("argo-error", "nothing-known")
+"""Rules that match where neither the program nor its pod says why it ended."""
+
+
 class FailureVerdict(NamedTuple):
     """The cause of a failure and the evidence as a sentence. ``cause`` is None if the attempt did not fail.
 

@@ -24,12 +24,13 @@ import structlog
 
 from tiphys.errors import IntegrityError
 from tiphys.failures.bad_checkpoints import derive_checkpoint_crash, find_crash_record, find_suspect
-from tiphys.failures.classify import AttemptObservation, FailureVerdict, classify_failure
+from tiphys.failures.classify import UNEXPLAINED_RULES, AttemptObservation, FailureVerdict, classify_failure
 from tiphys.faults import failpoint
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.select import AttemptCommits, read_attempt_commits, read_newest_commit
 from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.protocol.gang import GangSpec, gang_name
+from tiphys.protocol.operations import attempt_node_name
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -103,6 +104,8 @@ def end_failed_attempt(
     verdict = classify_failure(observed if preempted is None else _drop_eviction_reason(call, attempt, observed))
     cause = verdict.cause or Cause.UNKNOWN
     message = unknown_cause_message if unknown_cause_message and verdict.cause is None else verdict.evidence
+    if verdict.rule in UNEXPLAINED_RULES and (argo_message := _find_argo_message(call, attempt)) not in message:
+        message = f"{message}; Argo: {argo_message}"
     if preempted is not None:
         message = (
             format_preemption(preempted) if cause is Cause.PREEMPTION else f"{message}; {format_preemption(preempted)}"
@@ -121,6 +124,18 @@ def end_failed_attempt(
         terminating_at=observation.ended_at,
         crash=crash,
     )
+
+
+def _find_argo_message(call: StepCall, attempt: AttemptClaim) -> str:
+    """What Argo says about the node of the program, such as why the API server refused its pod; may be empty."""
+    binding = call.binding
+    if attempt.uid != binding.uid:
+        return ""
+    workflow = call.context.cluster.workflow(binding.namespace, binding.workflow) or {}
+    nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
+    prefix = f"{attempt_node_name(attempt.node) or attempt.instance}[1].run"
+    messages = [str(node.get("message") or "") for node in nodes if str(node.get("name", "")).startswith(prefix)]
+    return next((message[:_MAX_EVIDENCE_CHARACTERS] for message in reversed(messages) if message), "")
 
 
 def not_started_message(status: str) -> str:

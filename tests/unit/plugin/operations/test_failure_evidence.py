@@ -103,3 +103,18 @@ def test_an_attempt_that_the_service_moved_away_from_a_node_names_the_evidence(t
     assert "preemption, Tiphys moved it away (n1: taint spot); its pod was taken away (Deleted)" in said(
         flow.settle("fit", 0, exit_code="75")
     )
+
+
+REFUSED = 'Pod "fit" is invalid: spec.nodeSelector: Invalid value: "nvidia.com/gpu"'
+
+
+@pytest.mark.parametrize(("node", "told"), [("[0].attempts(0)[1].run", True), ("[0].attempts(1)[1].run", False)])
+def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node, told):
+    here = world(tmp_path, queues(research={"A100": 8}))
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    document = here.cluster.workflow("ml", flow.name)
+    document["status"]["nodes"] = {"1": {"name": f"{flow.name}.fit{node}", "phase": "Error", "message": REFUSED}}
+    here.cluster.write_workflow(document)
+
+    assert (f"Argo: {REFUSED}" in said(flow.settle("fit", 0, status="Error", exit_code="-1"))) == told
