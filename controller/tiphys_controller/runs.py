@@ -5,7 +5,7 @@ Where neither storage nor the cluster tells, the phase is Unknown, with the
 reason, and is never guessed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from enum import StrEnum
@@ -169,6 +169,52 @@ def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list
     names = list(list_runs(store))
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         return list(pool.map(lambda run: _summarize_run(store, run, submitter), names))
+
+
+class RunOrder(StrEnum):
+    """Orders of a list of runs. Equal ones are in the order of their names."""
+
+    NAME = "name"
+    ACTIVITY = "activity"
+    """The newest first."""
+    PIPELINE = "pipeline"
+    STATE = "state"
+
+
+class RunFilter(NamedTuple):
+    """Which runs of a list are shown."""
+
+    pipeline: str = ""
+    """Empty for all."""
+    phases: Collection[RunPhase] = ()
+    """Empty for all."""
+    since: datetime | None = None
+    """Only runs with activity since then; None for all."""
+
+    def accepts(self, summary: RunSummary) -> bool:
+        return (
+            self.pipeline in ("", summary.pipeline)
+            and (not self.phases or summary.phase in self.phases)
+            and (self.since is None or (summary.last_activity is not None and summary.last_activity >= self.since))
+        )
+
+
+def sort_runs(summaries: Iterable[RunSummary], order: RunOrder) -> list[RunSummary]:
+    """Sort summaries of runs."""
+    phases = list(RunPhase)
+
+    def sort_key(summary: RunSummary) -> tuple[float | str, str]:
+        match order:
+            case RunOrder.ACTIVITY:
+                return -summary.last_activity.timestamp() if summary.last_activity else 0.0, summary.run
+            case RunOrder.PIPELINE:
+                return summary.pipeline, summary.run
+            case RunOrder.STATE:
+                return float(phases.index(summary.phase)), summary.run
+            case RunOrder.NAME:
+                return "", summary.run
+
+    return sorted(summaries, key=sort_key)
 
 
 def describe_run(store: Store, run: str, submitter: Submitter | None = None, step: str = "") -> RunDetail:

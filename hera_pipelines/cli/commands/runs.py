@@ -3,12 +3,13 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run, list_run_summaries
+from tiphys_controller.runs import RunFilter, RunOrder, sort_runs
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
@@ -29,12 +30,15 @@ from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.lineage import read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import describe_training_progress
+from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import Event, utc_now
 from tiphys.store import Store, read_submissions
 
 RUNS_EXAMPLES = """\b
 Examples:
   tiphys runs
+  tiphys runs --state failed --state interrupted --since 3d
+  tiphys runs --pipeline digits --sort activity --limit 10
   tiphys runs --store s3://ml-runs/tiphys --cluster
   tiphys runs --store s3://ml-runs/tiphys -o json | jq -r '.runs[] | select(.phase == "Failed") | .run'
 """
@@ -64,20 +68,37 @@ def runs(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
+    pipeline: Annotated[str, typer.Option("--pipeline", metavar="NAME", help="Only runs of this pipeline.")] = "",
+    state: Annotated[
+        list[RunPhase] | None,
+        typer.Option("--state", case_sensitive=False, help="Only runs in this phase; may be repeated."),
+    ] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="DURATION", help="Only runs with activity since then, such as 2h or 3d.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most N runs.")] = None,
+    sort: Annotated[
+        RunOrder, typer.Option("--sort", help="Order of the list; activity puts the newest first.")
+    ] = RunOrder.NAME,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the runs of a store, with phase and finished steps."""
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
     submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
-    summaries = sorted(list_run_summaries(run_store, submitter), key=lambda summary: summary.run)
+    begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
+    all_summaries = list_run_summaries(run_store, submitter)
+    selected = filter(RunFilter(pipeline, state or (), begin).accepts, all_summaries)
+    summaries = sort_runs(selected, sort)[:limit]
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
         screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in summaries]}, output)
         return
-    if not summaries:
+    if not all_summaries:
         screen.note("the store has no runs yet; start one with `tiphys run FILE`")
         return
+    if len(summaries) < len(all_summaries):
+        screen.note(f"{len(summaries)} of {len(all_summaries)} runs shown")
     screen.table(
         ("RUN", "PIPELINE", "PHASE", "STEPS", "SUBMISSIONS", "LAST ACTIVITY", "REASON"),
         [

@@ -21,6 +21,7 @@ from rich.text import Text
 from hera_pipelines.cli.screen import Screen, guard_streams
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.lineage.training_progress import describe_training_progress
+from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.operations import retry_number
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import TrainingProgress, utc_now
@@ -48,7 +49,7 @@ class TaskRow:
     training: TrainingProgress | None = None
     """Newest report of its program."""
     items: dict[str, NodePhase] = field(default_factory=dict)
-    """Phase of each item of a fan-out, by its display name such as ``sweep(0:lr:0.1)``."""
+    """Phase of each item of a fan-out, by its name such as ``sweep[0]``."""
     last_messages: dict[str, str] = field(default_factory=dict)
     """Last message of the task and of each item, by display name."""
     log_tail: tuple[str, ...] = ()
@@ -94,7 +95,9 @@ class ProgressTable:
             row.attempt_at, row.training = change.changed_at, None
             row.last_messages.clear()
         lines = []
-        display_name, message = _task_or_item(change), _shown_message(change)
+        node, message = _task_or_item(change), _shown_message(change)
+        item = parse_argo_item_name(node)
+        display_name = item.display_name if item else node
         if message and message != row.last_messages.get(display_name):
             row.message = row.last_messages[display_name] = message
             lines.append(f"{display_name}: {message}")
@@ -102,8 +105,8 @@ class ProgressTable:
         if path == change.task and change.phase != row.phase:
             _set_phase(row, change)
             lines.append(f"{row.task}: {change.phase}")
-        elif path == display_name:
-            row.items[path] = change.phase
+        elif path == node:
+            row.items[display_name] = change.phase
         return lines
 
     def _set_notice(self, change: NodeChange) -> list[str]:
@@ -155,7 +158,7 @@ def _task_path(change: NodeChange) -> str:
 
 
 def _task_or_item(change: NodeChange) -> str:
-    """Display name of the task, or of the fan-out item, that the node belongs to."""
+    """Argo's name of the task, or of the fan-out item, that the node belongs to."""
     item = re.match(rf"{re.escape(change.task)}\(.*?\)(?=\[|$)", _task_path(change))
     return item[0] if item else change.task
 

@@ -187,7 +187,7 @@ def _request_gpus(call: StepCall, number: int, attempts: Sequence[Attempt]) -> A
     services, binding = call.context, call.binding
     if is_workflow_stopping(services.cluster, binding.namespace, binding.workflow, binding.uid):
         services.ledger.withdraw(binding.uid)
-        raise FencedError(f"workflow {binding.workflow} is stopping, so {call.step} gets no GPUs")
+        raise FencedError(f"workflow {binding.workflow} is stopping, so {call.name} gets no GPUs")
     request = _build_lease_request(call, gpu, number, attempts)
     answer = _submit_lease_request(call, request)
     if isinstance(answer, Deferred) and lease_reclaim.reclaim_leases(services):

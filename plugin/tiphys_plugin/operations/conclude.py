@@ -31,7 +31,7 @@ def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
     own_attempts = [attempt for attempt in attempts if attempt.claim.uid == call.binding.uid]
     if not own_attempts:
         return failed_reply(
-            f"{call.step} was never started in this workflow, so it has no result; "
+            f"{call.name} was never started in this workflow, so it has no result; "
             f"see its admit step for why, then `tiphys resume {call.run}`"
         )
     end = own_attempts[-1].end or _end_open_attempt(call, operation, own_attempts[-1].claim)
@@ -43,7 +43,7 @@ def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
     end = reuse.find_reused_end(call, record)
     if end is None:
         return failed_reply(
-            f"{call.step} was {source}, whose record has been removed since; "
+            f"{call.name} was {source}, whose record has been removed since; "
             f"`tiphys resume {call.run}` runs the step again"
         )
     reuse.write_reuse_projection(call, record)
@@ -88,11 +88,11 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
             message = f"Attempt {end.attempt} is done: {_describe_object_count(end)} verified"
             return succeeded_reply(message, publish.build_outputs(call, end.outputs))
         case AttemptEndOutcome.FENCED:
-            return failed_reply(f"Attempt {end.attempt} of {call.step} was fenced: {end.message}")
+            return failed_reply(f"Attempt {end.attempt} of {call.name} was fenced: {end.message}")
     decision = decide_retry(call, attempts, end) if call.spec.kind is StepKind.TRAIN else None
     retries = f"; {decision.message}" if decision else ""
     return failed_reply(
-        f"{call.step} failed in attempt {end.attempt} by {describe_cause(end.cause)}: {end.message}{retries}. "
+        f"{call.name} failed in attempt {end.attempt} by {describe_cause(end.cause)}: {end.message}{retries}. "
         f"When the cause is gone: `tiphys resume {call.run}` (`argo retry` cannot change this verdict)"
     )
 

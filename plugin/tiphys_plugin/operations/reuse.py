@@ -76,7 +76,7 @@ def record_reuse(call: StepCall, key: str, end: AttemptEnd) -> ReuseRecord:
     if stored.is_ours:
         source = "run" if end.run == call.run else "shared"
         call.context.metrics.reused_steps.labels(source=source).inc()
-        message = f"{call.step} was not run: {describe_reuse(call, stored.record)}"
+        message = f"{call.name} was not run: {describe_reuse(call, stored.record)}"
         event = Event(name="step.adopted", at=call.context.clock(), step=call.step, message=message)
         append_events(call.store, call.run, "plugin", [event])
     return stored.record

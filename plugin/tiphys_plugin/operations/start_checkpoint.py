@@ -38,7 +38,7 @@ def pin_start_checkpoint(call: StepCall, attempts: Sequence[Attempt]) -> Checkpo
             call.context.metrics.skipped_checkpoints.inc(len(choice.skipped))
             return choice
     raise StoreError(
-        f"each of {_MAX_PIN_TRIES} checkpoints that {call.step} could start from was removed before it could be pinned"
+        f"each of {_MAX_PIN_TRIES} checkpoints that {call.name} could start from was removed before it could be pinned"
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
+from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.store import RunLayout, Store
 from tiphys_plugin.attempts.liveness import NamespaceStores
@@ -115,6 +116,12 @@ class StepCall:
     node: str
     input_keys: str = ""
     """Storage keys of the input artifacts of a gang, as JSON."""
+
+    @property
+    def name(self) -> str:
+        """Name of the step or item for people, such as ``fit[2]``."""
+        item = parse_argo_item_name(self.instance.removeprefix(f"{self.binding.workflow}."))
+        return item.display_name if item else self.step
 
     @property
     def store(self) -> Store:

@@ -44,6 +44,19 @@ def test_runs_lists_phase_and_progress(tiphys: Command, finished: Finished) -> N
     assert row.split()[:4] == ["tiny-done", "tiny", "Succeeded", "3/3"]
 
 
+def test_runs_are_filtered_and_the_rest_is_counted(tiphys: Command, finished: Finished) -> None:
+    def names(*options: str) -> list[str]:
+        answer = tiphys("runs", "--store", finished.store, "-o", "json", *options)
+        assert answer.code == 0, answer.err
+        return [run["run"] for run in json.loads(answer.out)["runs"]]
+
+    everything = names()
+    assert names("--state", "succeeded", "--since", "1d", "--sort", "activity", "--limit", "1") == everything[:1]
+    assert names("--state", "Running") == names("--pipeline", "other") == []
+    note = tiphys("runs", "--store", finished.store, "--pipeline", "other").err
+    assert f"0 of {len(everything)} runs shown" in note
+
+
 def test_runs_of_an_empty_store_says_how_to_begin(tiphys: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = tiphys("runs", "--store", "empty")

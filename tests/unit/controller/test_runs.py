@@ -1,9 +1,12 @@
 """What people see of a store: a line per run, and everything about one run."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
+from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
 from tiphys.errors import NotFoundError
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionEnd, TrainingProgress
@@ -50,6 +53,57 @@ def test_the_cluster_at_hand_knows_more(store: Store, submitter: FakeSubmitter) 
 
     submitter.end(started.workflow_name, "Running")
     assert list_run_summaries(store, submitter)[0].phase is RunPhase.INTERRUPTED
+
+
+NOW = datetime(2030, 1, 10, tzinfo=UTC)
+
+
+def summary(run: str, pipeline: str, phase: RunPhase, days: int | None) -> RunSummary:
+    return RunSummary(
+        run=run,
+        pipeline=pipeline,
+        phase=phase,
+        reason="",
+        submissions=1,
+        steps_done=0,
+        steps_total=1,
+        last_activity=None if days is None else NOW - timedelta(days=days),
+    )
+
+
+SUMMARIES = [
+    summary("c", "digits", RunPhase.FAILED, 1),
+    summary("a", "words", RunPhase.SUCCEEDED, 5),
+    summary("b", "digits", RunPhase.RUNNING, 2),
+    summary("d", "", RunPhase.UNKNOWN, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "runs"),
+    [
+        (RunFilter(), "cabd"),
+        (RunFilter(pipeline="digits"), "cb"),
+        (RunFilter(phases=[RunPhase.FAILED, RunPhase.UNKNOWN]), "cd"),
+        (RunFilter(since=NOW - timedelta(days=2)), "cb"),
+        (RunFilter("digits", [RunPhase.RUNNING], NOW - timedelta(days=1)), ""),
+    ],
+)
+def test_runs_are_filtered_by_all_that_is_wanted(wanted: RunFilter, runs: str) -> None:
+    assert "".join(one.run for one in SUMMARIES if wanted.accepts(one)) == runs
+
+
+@pytest.mark.parametrize(
+    ("order", "runs"),
+    [
+        (RunOrder.NAME, "abcd"),
+        (RunOrder.ACTIVITY, "cbad"),
+        (RunOrder.PIPELINE, "dbca"),
+        (RunOrder.STATE, "bacd"),
+    ],
+)
+def test_runs_are_sorted(order: RunOrder, runs: str) -> None:
+    assert "".join(one.run for one in sort_runs(SUMMARIES, order)) == runs
 
 
 def test_another_cluster_does_not(store: Store, submitter: FakeSubmitter) -> None:

@@ -108,7 +108,7 @@ def test_items_of_a_fan_out_speak_for_themselves_and_are_counted() -> None:
     for item in ("sweep(0:lr:0.1)", "sweep(1:lr:0.2)"):
         board.apply_change(change(f"wf.{item}", task="sweep", kind="Steps"))
     said = change("wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit", message="Attempt 2 resumes", task="sweep")
-    assert board.apply_change(said) == ["sweep(1:lr:0.2): Attempt 2 resumes"]
+    assert board.apply_change(said) == ["sweep[1]: Attempt 2 resumes"]
     assert board.apply_change(change("wf.sweep(0:lr:0.1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps")) == []
     row = board.rows["sweep"]
     assert (row.items_finished, len(row.items), row.attempt) == (1, 2, 2)
@@ -118,7 +118,7 @@ def test_two_items_may_say_the_same() -> None:
     board = ProgressTable(["sweep"])
     for item in (0, 1):
         said = change(f"wf.sweep({item}:{item})[0].attempts(0)[0].admit", message="starts", task="sweep")
-        assert board.apply_change(said) == [f"sweep({item}:{item}): starts"]
+        assert board.apply_change(said) == [f"sweep[{item}]: starts"]
 
 
 def test_a_retry_that_is_over_repeats_nothing() -> None:
