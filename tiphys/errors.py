@@ -10,10 +10,11 @@
     │   └── FencedError                 a newer attempt exists; this one must stop
     ├── IntegrityError               5  bytes do not match what was recorded
     └── StoreError                  75  storage or cluster did not answer, or refused
-        └── ForbiddenError              cluster or storage says that this account may not do it
+        └── SettingsError       78  credentials, permissions or the address are wrong
+            └── ForbiddenError          cluster or storage says that this account may not do it
 
 The number is the exit code of the ``tiphys`` command. 75 is ``EX_TEMPFAIL`` of
-sysexits.h: trying again may help. Messages say what failed, where, why, and
+sysexits.h: trying again may help; 78 is ``EX_CONFIG``: it cannot. Messages say what failed, where, why, and
 what to do next.
 """
 
@@ -75,7 +76,13 @@ class StoreError(TiphysError):
     exit_code = 75
 
 
-class ForbiddenError(StoreError):
+class SettingsError(StoreError):
+    """Storage or cluster refuses the request until a person changes credentials, permissions or the address."""
+
+    exit_code = 78
+
+
+class ForbiddenError(SettingsError):
     """Cluster or storage denies this account the request; an administrator can grant the permission."""
 
 

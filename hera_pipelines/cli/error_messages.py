@@ -10,11 +10,12 @@ import traceback
 import typer
 
 from hera_pipelines.cli.screen import Screen
-from tiphys.errors import StoreError, TiphysError
+from tiphys.errors import SettingsError, StoreError, TiphysError
 
 INTERRUPTED_EXIT_CODE = 130
 # A full, forbidden or read-only file system is a condition of the machine, not a bug in Tiphys.
-_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 EXIT_CODES = {
     0: "done",
     1: "a step or a check failed, or Tiphys has a bug",
@@ -23,6 +24,7 @@ EXIT_CODES = {
     4: "conflict: another owner holds it, or quota denies it",
     5: "bytes in storage do not match their record",
     75: "storage or a service is unavailable; try again",
+    78: "credentials, permissions or an address are wrong; change them",
     INTERRUPTED_EXIT_CODE: "interrupted",
 }
 
@@ -53,9 +55,11 @@ def _describe_error(error: BaseException) -> tuple[str, int]:
         return f"{_one_line(error.format_message()).rstrip('.')}; see `tiphys --help`", error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", INTERRUPTED_EXIT_CODE
-    if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
+    if isinstance(error, OSError) and error.errno in (*_FULL, *_NO_ACCESS):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}; free space or grant access, and try again", StoreError.exit_code
+        if error.errno in _FULL:
+            return f"{where}{error.strerror}; free space, and try again", StoreError.exit_code
+        return f"{where}{error.strerror}; grant access, or name another folder", SettingsError.exit_code
     kind = type(error).__name__
     return f"this is a bug in Tiphys: {kind}: {_one_line(str(error))}; repeat with --verbose for the traceback", 1
 

@@ -28,6 +28,8 @@ def all_errors() -> list[type[TiphysError]]:
         (errors.FencedError, 4),
         (errors.IntegrityError, 5),
         (errors.StoreError, 75),
+        (errors.SettingsError, 78),
+        (errors.ForbiddenError, 78),
     ],
 )
 def test_each_error_has_its_exit_code(kind: type[TiphysError], code: int) -> None:
@@ -47,7 +49,7 @@ def test_an_unknown_name_comes_with_the_nearest_one() -> None:
 
 def test_what_may_pass_is_told_apart_from_what_stays_wrong() -> None:
     """A wrapper script repeats on EX_TEMPFAIL; nothing may share it that stays wrong for ever."""
-    assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError", "ForbiddenError"]
+    assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError"]
 
 
 def test_the_tree_in_the_documentation_is_the_tree() -> None:

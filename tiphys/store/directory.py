@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
+from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, SettingsError, StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.store.base import ObjectInfo, check_key, check_read_size, open_source
 
 
 @contextlib.contextmanager
 def translate_os_errors(path: Path, action: str, size_bytes: int = 0) -> Iterator[None]:
-    """Raise each `OSError` as a `StoreError` with the remedy.
+    """Raise each `OSError` with the remedy.
 
     Args:
         path: The affected file or folder.
@@ -30,20 +30,30 @@ def translate_os_errors(path: Path, action: str, size_bytes: int = 0) -> Iterato
         size_bytes: Number of bytes to write.
 
     Raises:
-        StoreError: the block raised an `OSError`.
+        SettingsError: the block raised an `OSError` that stays until a person changes the folder or its permissions.
+        StoreError: it raised another one.
     """
     try:
         yield
     except OSError as error:
-        raise StoreError(f"cannot {action} {path}: {_reason(error, size_bytes)}") from error
+        kind = SettingsError if error.errno in _PERMANENT else StoreError
+        raise kind(f"cannot {action} {path}: {_reason(error, size_bytes)}") from error
+
+
+_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PERMANENT = (
+    *_NO_ACCESS,
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EXDEV, errno.EOPNOTSUPP),
+)
 
 
 def _reason(error: OSError, size_bytes: int) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return f"the disk or its quota is full and {size_bytes:,} bytes are needed; free some space and try again"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"{error.strerror}; give uid {os.geteuid()} write access, and use a file system with hard links"
+        case code if code in _NO_ACCESS:
+            access = f"give uid {os.geteuid()} access to {error.filename or 'it'}"
+            return f"{error.strerror}; {access}, or choose another store; it needs a file system with hard links"
         case errno.ENOTDIR | errno.EEXIST:
             return f"there is a file where a folder is needed ({error.filename}); choose another name or store"
         case errno.ENAMETOOLONG:

@@ -13,7 +13,20 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    InvalidConfigError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+)
 from botocore.exceptions import ConnectionError as NoConnectionError
 
 from tiphys.errors import (
@@ -21,6 +34,7 @@ from tiphys.errors import (
     IntegrityError,
     ObjectExistsError,
     ObjectMissingError,
+    SettingsError,
     StoreError,
     TiphysError,
     UsageError,
@@ -164,11 +178,24 @@ def translate_boto_errors(store: str, action: str, endpoint: str, key: str = "")
             "check the network and AWS_ENDPOINT_URL_S3, then try again"
         ) from error
     except BotoCoreError as error:
-        raise StoreError(
-            f"{store}: cannot {action}: {error}; check the credentials and settings of AWS, such as AWS_PROFILE"
+        kind = SettingsError if isinstance(error, _WRONG_SETTINGS) else StoreError
+        raise kind(
+            f"{store}: cannot {action}: {error}; check the credentials and settings of AWS: "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and AWS_REGION"
         ) from error
     except ValueError as error:
         raise UsageError(f"{store}: cannot {action}: {error}; check AWS_ENDPOINT_URL_S3") from error
+
+
+_WRONG_SETTINGS = (
+    InvalidConfigError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+)
 
 
 def error_code(error: ClientError) -> str:
@@ -182,12 +209,17 @@ def _error_from_response(error: ClientError, store: str, action: str, endpoint: 
     if code in ("PreconditionFailed", "412"):
         return ObjectExistsError(f"{store} already has an object {key}; objects are never overwritten")
     if code == "NoSuchBucket":
-        return StoreError(f"{store}: cannot {action}: {endpoint} has no such bucket; check the name, or create it")
+        return SettingsError(f"{store}: cannot {action}: {endpoint} has no such bucket; check the name, or create it")
+    if code == "InvalidBucketName":
+        return UsageError(
+            f"{store}: {endpoint} takes no such name for a bucket; a bucket has 3 to 63 lower-case letters, digits, "
+            "dots and hyphens"
+        )
     if key and code in ("NoSuchKey", "404"):
         return ObjectMissingError(f"{store} has no object {key}")
     if status == 403 or code in ("ExpiredToken", "InvalidToken"):
         # Other codes mean that the credentials themselves are wrong or too old.
-        kind = ForbiddenError if code == "AccessDenied" else StoreError
+        kind = ForbiddenError if code == "AccessDenied" else SettingsError
         return kind(
             f"{store}: the credentials in use may not {action} ({code}); "
             "they need s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucket"

@@ -12,7 +12,7 @@ from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, exis
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import render_lineage_svg
 from hera_pipelines.draw.lineage_text import render_lineage_tree
-from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.errors import NotFoundError, UsageError
 from tiphys.lineage import LineageTree, read_lineage_tree
 from tiphys.lineage.step_names import StepNames, selects_step
 
@@ -69,11 +69,11 @@ def lineage(
 
 
 def write_picture(tree: LineageTree, path: Path) -> None:
-    """Write ``tree`` as an SVG picture to ``path``; raises `StoreError` if the file cannot be written."""
+    """Write ``tree`` as an SVG picture to ``path``; raises `UsageError` if the file cannot be written."""
     try:
         path.write_text(render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)), encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot write the picture to {path}: {error.strerror}; name another file") from error
+        raise UsageError(f"cannot write the picture to {path}: {error.strerror}; name another file") from error
 
 
 def _select_step(tree: LineageTree, selected: str, names: StepNames) -> LineageTree:

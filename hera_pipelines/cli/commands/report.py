@@ -12,7 +12,7 @@ from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage,
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, existing_store
-from tiphys.errors import StoreError, UsageError
+from tiphys.errors import UsageError
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
 from tiphys.store import list_runs
@@ -173,7 +173,7 @@ def _write_page(screen: Screen, usage: TimeUsage, path: Path | None) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot write the page to {path}: {error.strerror}; name another file") from error
+        raise UsageError(f"cannot write the page to {path}: {error.strerror}; name another file") from error
     screen.note(f"wrote {path}")
 
 

@@ -33,7 +33,7 @@ from hera_pipelines.authoring.policies import resolve_duration
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption
 from hera_pipelines.draw.simulation_svg import build_simulation_timeline, largest_queues, render_simulation_svg
-from tiphys.errors import StoreError, UsageError
+from tiphys.errors import UsageError
 from tiphys.protocol.quantities import format_duration
 
 _NONE = "-"
@@ -321,7 +321,7 @@ def _write_picture(plot: Path, title: str, jobs: Sequence[TraceJob], replays: di
     try:
         plot.write_text(render_simulation_svg(title, pictures), encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot write the picture to {plot}: {error.strerror}; name another file") from error
+        raise UsageError(f"cannot write the picture to {plot}: {error.strerror}; name another file") from error
 
 
 def _simulation_document(about: dict[str, Any], outcomes: dict[Path, SimulationOutcome]) -> dict[str, Any]:

@@ -13,6 +13,7 @@
 | a store that is a file                  | 75   |
 """
 
+import os
 import socket
 from pathlib import Path
 
@@ -99,9 +100,23 @@ def test_a_store_that_is_a_file_is_refused(arguments: list[str], tiphys: Command
     tiny.write(tmp_path / "code")
     (tmp_path / "file").write_text("precious")
     answer = tiphys(*arguments, "--store", "file")
-    assert answer.code == 75
+    assert answer.code == 78
     assert "file" in answer.error
     assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["get", "r"], ["run", "code/tiny.py"]])
+def test_missing_credentials_are_not_to_be_tried_again(
+    arguments: list[str], tiphys: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.write(tmp_path / "code")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    answer = tiphys(*arguments, "--store", "s3://ml-runs/tiphys")
+    assert answer.code == 78
+    assert "AWS_ACCESS_KEY_ID" in answer.error
 
 
 def test_a_run_name_that_is_taken_is_refused(tiphys: Command, finished: Finished) -> None:
@@ -161,7 +176,7 @@ def test_a_wrong_call_is_one_line_and_code_2(arguments: list[str], tiphys: Comma
 
 def test_a_picture_that_cannot_be_written_is_said(tiphys: Command, finished: Finished) -> None:
     answer = tiphys("lineage", "tiny-done", "-o", "svg", "--output", "no/such/a.svg", "--store", finished.store)
-    assert answer.code == 75
+    assert answer.code == 2
     assert "cannot write the picture to no/such/a.svg: No such file or directory" in answer.error
 
 

@@ -18,6 +18,7 @@ from tiphys import errors
         (errors.ConflictError("what, where, why"), 4),
         (errors.IntegrityError("what, where, why"), 5),
         (errors.StoreError("what, where, why"), 75),
+        (errors.SettingsError("what, where, why"), 78),
         (RunFailedError("what, where, why"), 1),
         (RunInterruptedError("what, where, why"), 130),
     ],
@@ -48,13 +49,19 @@ def test_the_unexpected_is_called_a_bug_without_its_trace(capsys: pytest.Capture
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_full_or_forbidden_disk_is_no_bug(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_error(OSError(number, os.strerror(number), "/state/x"), Screen()) == 75
-    assert (
-        capsys.readouterr().err
-        == f"tiphys: /state/x: {os.strerror(number)}; free space or grant access, and try again\n"
-    )
+@pytest.mark.parametrize(
+    ("number", "code", "remedy"),
+    [
+        (errno.ENOSPC, 75, "free space, and try again"),
+        (errno.EACCES, 78, "grant access, or name another folder"),
+        (errno.EROFS, 78, "grant access, or name another folder"),
+    ],
+)
+def test_a_full_or_forbidden_disk_is_no_bug(
+    number: int, code: int, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_error(OSError(number, os.strerror(number), "/state/x"), Screen()) == code
+    assert capsys.readouterr().err == f"tiphys: /state/x: {os.strerror(number)}; {remedy}\n"
 
 
 def test_any_other_system_error_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
