@@ -106,6 +106,19 @@ def unknown_name_message(owner: str, kind: str, name: str, known: Iterable[str])
     return f"{owner} has no {kind} {name!r}; {suggestion}: {', '.join(names) or 'none'}"
 
 
+def yaml_error_message(source: str, error: Exception) -> str:
+    """The message for YAML that cannot be parsed: the source, with line and column, and what is wrong there.
+
+    Args:
+        source: Where the text is from, such as ``queue file queues.yaml``.
+        error: The error of PyYAML, which training images do not have.
+    """
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return f"{source} is not valid YAML: {' '.join(str(error).split())}"
+    return f"{source}, line {mark.line + 1}, column {mark.column + 1}, is not valid YAML: {problem}"
+
+
 def report_error(error: TiphysError, exit_code: int) -> int:
     """Write the message of ``error`` to standard error and return ``exit_code``, for the ``main`` of a program."""
     sys.stderr.write(f"tiphys: {error}\n")

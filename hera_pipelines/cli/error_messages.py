@@ -43,6 +43,9 @@ def report_error(error: BaseException, screen: Screen) -> int:
     """Print ``error`` on stderr and return the exit code for it."""
     if screen.verbose:
         screen.error("".join(traceback.format_exception(error)))
+    if isinstance(error, typer.TyperException) and error.format_message().startswith("Usage: "):
+        screen.error(error.format_message())  # a group without a command: the message is its help
+        return error.exit_code
     line, code = _describe_error(error)
     screen.error(f"tiphys: {line}")
     return code
@@ -52,7 +55,7 @@ def _describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, TiphysError):
         return _one_line(str(error)), error.exit_code
     if isinstance(error, typer.TyperException):
-        return f"{_one_line(error.format_message()).rstrip('.')}; see `tiphys --help`", error.exit_code
+        return _describe_wrong_call(error), error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", INTERRUPTED_EXIT_CODE
     if isinstance(error, OSError) and error.errno in (*_FULL, *_NO_ACCESS):
@@ -62,6 +65,24 @@ def _describe_error(error: BaseException) -> tuple[str, int]:
         return f"{where}{error.strerror}; grant access, or name another folder", SettingsError.exit_code
     kind = type(error).__name__
     return f"this is a bug in Tiphys: {kind}: {_one_line(str(error))}; repeat with --verbose for the traceback", 1
+
+
+_PARAMETERS_STAY = (
+    "a resume keeps the parameters of its run, and `tiphys fork RUN -p NAME=VALUE` starts one with others"
+)
+_HINTS = {(command, option): _PARAMETERS_STAY for command in ("plan", "resume") for option in ("-p", "--parameter")}
+"""What to do in the place of an option that a command does not have, by command and option."""
+
+
+def _describe_wrong_call(error: typer.TyperException) -> str:
+    # The checks of values are pydantic's, which names the exception that a check raised.
+    message = _one_line(error.format_message()).replace(": Value error, ", ": ").rstrip(".")
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return f"{message}; see `tiphys --help`"
+    if hint := _HINTS.get((context.info_name, getattr(error, "option_name", ""))):
+        message += f"; {hint}"
+    return f"{message}; see `{context.command_path} --help`"
 
 
 def _one_line(message: str) -> str:

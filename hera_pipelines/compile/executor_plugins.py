@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, yaml_error_message
 from tiphys.protocol.compiled_workflow import Manifest
 
 _CONFIG_MAP_SUFFIX = "-executor-plugin"
@@ -51,8 +51,10 @@ def read_executor_plugin(file: Path) -> Manifest:
     """
     try:
         documents = list(yaml.safe_load_all(file.read_text()))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
+    except yaml.YAMLError as error:
+        raise UsageError(yaml_error_message(f"executor plugin {file}", error)) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read the executor plugin from {file}: {reason}") from error
     plugins = list(_find_plugins(documents))
     if len(plugins) != 1:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from tiphys import errors
 from tiphys.errors import TiphysError
@@ -45,6 +46,17 @@ def test_an_unknown_name_comes_with_the_nearest_one() -> None:
     assert (
         errors.unknown_name_message("it", "input", "name7", many) == "it has no input 'name7'; did you mean 'name-7'?"
     )
+
+
+def test_yaml_that_cannot_be_parsed_is_named_with_its_line() -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.safe_load("queues:\n  - {name: a\n")
+    sentence = errors.yaml_error_message("queue file q.yaml", caught.value)
+    assert (
+        sentence
+        == "queue file q.yaml, line 3, column 1, is not valid YAML: expected ',' or '}', but got '<stream end>'"
+    )
+    assert errors.yaml_error_message("f", ValueError("a\n b")) == "f is not valid YAML: a b"
 
 
 def test_what_may_pass_is_told_apart_from_what_stays_wrong() -> None:

@@ -61,7 +61,7 @@ from pydantic import (
     model_validator,
 )
 
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, yaml_error_message
 from tiphys.protocol.step_spec import Priority, is_label_value
 from tiphys.protocol.validation import describe_mistake
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
@@ -493,7 +493,7 @@ def load_queues(path: Path) -> Queues:
     except OSError as error:
         raise UsageError(f"queue file {path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"queue file {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(yaml_error_message(f"queue file {path}", error)) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"queue file {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     return parse_queues(document, f"queue file {path}")

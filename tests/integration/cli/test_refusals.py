@@ -164,14 +164,40 @@ def test_a_queue_file_that_cannot_serve_the_pipeline_is_refused(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["nonsense"], ["run"], ["plan", "r", "-o", "xml"], ["run", "f.py", "--speed", "fast"], ["lineage", "r", "--nope"]],
+    ("arguments", "help_of"),
+    [
+        (["nonsense"], "tiphys"),
+        (["run"], "tiphys run"),
+        (["plan", "r", "-o", "xml"], "tiphys plan"),
+        (["run", "f.py", "--speed", "fast"], "tiphys run"),
+        (["lineage", "r", "--nope"], "tiphys lineage"),
+        (["checkpoint", "nonsense"], "tiphys checkpoint"),
+        (["checkpoint", "show", "r"], "tiphys checkpoint show"),
+    ],
 )
-def test_a_wrong_call_is_one_line_and_code_2(arguments: list[str], tiphys: Command, tmp_path: Path) -> None:
+def test_a_wrong_call_is_one_line_and_code_2(
+    arguments: list[str], help_of: str, tiphys: Command, tmp_path: Path
+) -> None:
     answer = tiphys(*arguments)
     assert (answer.code, answer.out) == (2, "")
-    assert answer.error.endswith("see `tiphys --help`")
+    assert answer.error.endswith(f"see `{help_of} --help`")
+    assert "Value error" not in answer.error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["plan", "resume"])
+def test_other_parameters_are_for_a_fork(command: str, tiphys: Command) -> None:
+    answer = tiphys(command, "r", "-p", "lr=1")
+    assert answer.code == 2
+    assert "`tiphys fork RUN -p NAME=VALUE` starts one with others" in answer.error
+
+
+@pytest.mark.parametrize("arguments", [[], ["checkpoint"], ["queues"]])
+def test_a_group_without_a_command_shows_its_help(arguments: list[str], tiphys: Command) -> None:
+    answer = tiphys(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(" ".join(["Usage: tiphys", *arguments]))
+    assert len(answer.err.splitlines()) > 5
 
 
 def test_a_picture_that_cannot_be_written_is_said(tiphys: Command, finished: Finished) -> None:

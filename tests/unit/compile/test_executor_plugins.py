@@ -86,7 +86,7 @@ def test_it_is_found_among_the_documents_of_a_rendered_chart(tmp_path: Path) -> 
     ("content", "sentence"),
     [
         (None, "No such file"),
-        ("a: b: c", "it is not YAML"),
+        ("a: b: c", "line 1, column 5, is not valid YAML"),
         ("kind: Service", "holds no executor plugin;"),
         (yaml.safe_dump_all([PLUGIN, CONFIG_MAP]), "holds 2 executor plugins"),
     ],

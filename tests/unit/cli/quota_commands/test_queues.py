@@ -134,7 +134,7 @@ def test_cluster_without_the_kind_is_told_of_the_chart(desk):
 def test_account_that_may_not_is_told_in_the_words_of_the_server(desk):
     desk.server.authorize = lambda request: request.verb == "get"
     code, _, err = desk.queues("apply")
-    assert code == 75
+    assert code == 78
     assert 'cannot create resource "gpuledgers"' in err
 
 

@@ -183,7 +183,7 @@ def test_a_wrong_cell_is_refused_with_its_place(desk):
 
 def test_a_picture_that_cannot_be_written_is_an_error(desk):
     code, _, err = desk.simulate("--plot", "missing/out.svg")
-    assert code == 75
+    assert code == 2
     assert "cannot write the picture to missing/out.svg" in err
 
 
