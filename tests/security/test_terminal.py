@@ -64,6 +64,7 @@ from tiphys.store import DirectoryStore, Store
 FORMS = ("table", "json", "yaml")
 READS: dict[str, list[list[str]]] = {
     "runs": [["runs", "-o", form] for form in FORMS],
+    "runs diff": [["runs", "diff", RUN, RUN, "-o", form] for form in FORMS],
     "get": [["get", RUN, "-o", form] for form in FORMS],
     "events": [["events", RUN, "-o", form] for form in FORMS],
     "plan": [["plan", RUN, "-o", form] for form in FORMS],

@@ -222,11 +222,14 @@ def check_drift_allowed(findings: Sequence[DriftFinding], run: str, is_fork: boo
 def format_drift(finding: DriftFinding) -> str:
     """Format one finding as a line."""
     where = f"{finding.step}: " if finding.step else ""
-    before, after = _trim_equal_start(finding.before, finding.after)
-    return (
-        f"{where}{finding.drift.value.replace('_', ' ')} {finding.place} {_shorten_value(before)} → "
-        f"{_shorten_value(after)}"
-    )
+    before, after = format_change(finding.before, finding.after)
+    return f"{where}{finding.drift.value.replace('_', ' ')} {finding.place} {before} → {after}"
+
+
+def format_change(before: str, after: str) -> tuple[str, str]:
+    """Two values, shortened around the place where they differ."""
+    before, after = _trim_equal_start(before, after)
+    return _shorten_value(before), _shorten_value(after)
 
 
 def _iterate_drift(before: CompiledPipeline, after: CompiledPipeline) -> Iterator[DriftFinding]:

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run, list_run_summaries
+from tiphys_controller.plan.drift import format_change
+from tiphys_controller.run_comparison import compare_runs
 from tiphys_controller.runs import RunFilter, RunOrder, sort_runs
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
@@ -82,7 +84,9 @@ def runs(
     ] = RunOrder.NAME,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List the runs of a store, with phase and finished steps."""
+    """List the runs of a store, with phase and finished steps, or compare two of them."""
+    if command.invoked_subcommand:
+        return
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
     submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
@@ -115,6 +119,42 @@ def runs(
         ],
         hide=("SUBMISSIONS", "PIPELINE", "LAST ACTIVITY"),
     )
+
+
+DIFF_EXAMPLES = """\b
+Examples:
+  tiphys runs diff digits-7xk2p digits-9qw4r
+  tiphys runs diff digits-7xk2p digits-9qw4r -o json | jq '.differences[] | select(.kind == "metric")'
+"""
+
+
+def diff(
+    context: typer.Context,
+    before: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    after: Annotated[str, typer.Argument(metavar="OTHER", help="Name of the run to compare it with.")],
+    store: StoreOption = None,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+) -> None:
+    """Compare two runs: parameters, program, outcomes, outputs, metrics and versions.
+
+    Items of a fan-out are compared by value. Metrics and versions are those of the
+    newest usable checkpoint of each training step.
+    """
+    screen: Screen = context.obj
+    comparison = compare_runs(existing_store(screen, store), before, after)
+    if output is not Format.TABLE:
+        screen.document(comparison.model_dump(mode="json", by_alias=True), output)
+        return
+    if not comparison.differences:
+        screen.note(f"{before} and {after} do not differ")
+        return
+    rows = [(one.kind, one.name, one.field, *format_change(one.before, one.after)) for one in comparison.differences]
+    screen.table(("WHAT", "STEP", "FIELD", before, after), rows)
+
+
+app = typer.Typer(invoke_without_command=True)
+app.callback(epilog=RUNS_EXAMPLES)(runs)
+app.command("diff", epilog=DIFF_EXAMPLES)(diff)
 
 
 def get(
