@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, Protocol, get_args, runtime_checkable
 
+from hera.shared import global_config
 from hera.shared._type_util import construct_io_from_annotation
 from hera.workflows import Artifact, Parameter, Task
 from hera.workflows._context import _context
@@ -86,6 +87,19 @@ def create_task(
         if parallel is not None:
             search.limit_parallel_tasks(_open_contexts()[-1], template.name, parallel, options)
         return task
+
+
+def require_image(step: str, image: str | None) -> None:
+    """Refuse a step without an image, unless its author has set Hera's global one: Hera's own is a bare Python.
+
+    Raises:
+        UsageError: there is no image.
+    """
+    if image is None and global_config.image == type(global_config)._image:
+        raise UsageError(
+            f"step {step!r} has no image, and Hera would run it in {global_config.image}; give image=…, or set "
+            "hera.shared.global_config.image"
+        )
 
 
 def function_input_slots(function: Callable[..., Any]) -> list[InputSlot]:

@@ -20,8 +20,8 @@ from hera.workflows import Artifact, InlineScriptConstructor, Script
 from hera.workflows._context import _context
 from hera.workflows.models import Template, ValueFrom
 
-from hera_pipelines.authoring.calls import create_task, function_input_slots, separate_shared_inputs
-from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions, require_image
+from hera_pipelines.authoring.calls import create_task, function_input_slots, require_image, separate_shared_inputs
+from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
 from hera_pipelines.compile.settings import Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable

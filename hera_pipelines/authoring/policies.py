@@ -11,7 +11,6 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from hera.shared import global_config
 from pydantic import BaseModel, ValidationError
 
 from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings, refuse_unknown_keywords
@@ -315,19 +314,6 @@ class TrainOptions(StepOptions):
             min_gpu_memory_mb=self.min_gpu_memory_mb,
             queue=self.queue,
             priority=self.priority,
-        )
-
-
-def require_image(step: str, image: str | None) -> None:
-    """Refuse a step without an image, unless its author has set Hera's global one: Hera's own is a bare Python.
-
-    Raises:
-        UsageError: there is no image.
-    """
-    if image is None and global_config.image == type(global_config)._image:
-        raise UsageError(
-            f"step {step!r} has no image, and Hera would run it in {global_config.image}; give image=…, or set "
-            "hera.shared.global_config.image"
         )
 
 

@@ -30,7 +30,7 @@ class CommandSource(NamedTuple):
     examples: str = "EXAMPLES"
     """Constant of the module with the examples for the command's help."""
     logs: bool = False
-    """Whether it runs code of the services, which log."""
+    """Whether it runs code of the services or a pipeline file, which log."""
 
     def load(self, name: str) -> Any:
         """Import the module and build the command."""
@@ -48,7 +48,9 @@ COMMANDS = {
         "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", "demo", logs=True
     ),
     "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.commands.run", "run", logs=True),
-    "compile": CommandSource("Compile a pipeline and print the Workflow.", "cli.commands.compile", "compile_file"),
+    "compile": CommandSource(
+        "Compile a pipeline and print the Workflow.", "cli.commands.compile", "compile_file", logs=True
+    ),
     "plan": CommandSource(
         "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"
     ),
