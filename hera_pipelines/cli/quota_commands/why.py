@@ -5,7 +5,7 @@ previews preemption. With a store, it also shows the newest failure of each step
 its cause, the rule that classified it, and what the next attempt received.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
@@ -51,6 +51,7 @@ from hera_pipelines.cli.shared_options import (
     NamespaceOption,
     connect_cluster,
 )
+from hera_pipelines.cli.target import is_on_cluster, last_submission
 from tiphys.errors import NotFoundError
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
 from tiphys.store import Attempt, open_store, read_all_attempts
@@ -145,10 +146,14 @@ def why(
     Shows every reason, the requests that are ahead, and the expected start; also
     the training steps that would be preempted, or why none would be. The command
     repeats the service's decision on the current ledger and changes nothing. The
-    namespace is the one that Tiphys is installed in.
+    namespace is the one that Tiphys is installed in. A run that has ended, or ran on
+    this machine, needs no cluster: its store tells how its steps failed.
     """
     screen: Screen = command.obj
     run, _, step = what.partition("/")
+    if not (context or kubeconfig or namespace) and _is_told_by_storage(store, run):
+        _explain_from_storage(screen, what, newest_failures(store, run, step, ""), output)
+        return
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
     rules, ledger_state = parse_ledger(existing_ledger(api, name))
@@ -177,19 +182,46 @@ def why(
     if output is not Format.TABLE:
         screen.document(_why_document(what, leases, explanations, failures), output)
         return
-    for line in chain.from_iterable(map(describe_failure, failures)):
-        screen.show(line)
+    _show_failures(screen, failures)
     slow = observe_slow_gangs(store, leases, now)
     for lease in leases:
-        screen.show(_describe_holder(lease))
-        for line in describe_slow_ranks(lease, slow):
+        for line in (_describe_holder(lease), *describe_slow_ranks(lease, slow)):
             screen.show(line)
     for explanation in explanations:
-        for line in _describe_pending(explanation, now):
+        _show_pending(screen, explanation, now, is_exact=store is not None)
+
+
+def _show_failures(screen: Screen, failures: Iterable[NewestFailure]) -> None:
+    for line in chain.from_iterable(map(describe_failure, failures)):
+        screen.show(line)
+
+
+def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datetime, *, is_exact: bool) -> None:
+    for line in _describe_pending(explanation, now):
+        screen.show(line)
+    if isinstance(explanation.admission, Deferred):
+        for line in describe_preemption(explanation.preemption, is_exact=is_exact):
             screen.show(line)
-        if isinstance(explanation.admission, Deferred):
-            for line in describe_preemption(explanation.preemption, is_exact=store is not None):
-                screen.show(line)
+
+
+def _is_told_by_storage(url: str | None, run: str) -> bool:
+    """Whether the run waits in no ledger of a cluster, because it has ended or runs on this machine."""
+    if url is None or PLACEHOLDER in url:
+        return False
+    last = last_submission(open_store(url, must_exist=True), run)
+    return last is not None and (last.end is not None or not is_on_cluster(last))
+
+
+def _explain_from_storage(screen: Screen, what: str, failures: list[NewestFailure], output: Format) -> None:
+    if not failures:
+        raise NotFoundError(
+            f"{what} waits for no GPUs of a cluster, and none of its steps failed last; "
+            f"`tiphys get {what.partition('/')[0]}` shows the state of its steps"
+        )
+    if output is not Format.TABLE:
+        screen.document(_why_document(what, [], [], failures), output)
+        return
+    _show_failures(screen, failures)
 
 
 class _PendingExplanation(NamedTuple):

@@ -1,0 +1,39 @@
+"""``tiphys why`` of a run that no ledger of a cluster knows: its store tells how its steps failed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support import tiny
+
+from .conftest import Command, Finished, invoke
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+
+
+def test_a_failed_run_of_this_machine_is_explained_from_its_store(tiphys: Command, tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    invoke(["run", file, "--run", "r", "-p", "fail=yes", "--store", tmp_path / "store"], tmp_path)
+    answer = tiphys("why", "r", "--store", tmp_path / "store")
+    assert (answer.code, answer.out.splitlines()[0]) == (
+        0,
+        "r/report attempt 1 ended by user error: the program exited with 1",
+    )
+    assert tiphys("why", "r/fit", "--store", tmp_path / "store").code == 3
+    document = json.loads(tiphys("why", "r", "--store", tmp_path / "store", "-o", "json").out)
+    assert [failure["step"] for failure in document["failures"]] == ["report"]
+
+
+def test_a_run_without_a_failure_has_nothing_to_explain(tiphys: Command, finished: Finished) -> None:
+    answer = tiphys("why", finished.run, "--store", finished.store)
+    assert answer.code == 3
+    assert f"`tiphys get {finished.run}` shows the state of its steps" in answer.error
+
+
+def test_a_run_that_the_store_does_not_know_is_looked_up_in_the_cluster(tiphys: Command, finished: Finished) -> None:
+    answer = tiphys("why", "another", "--store", finished.store)
+    assert answer.code != 0
+    assert "cannot connect to a Kubernetes cluster" in answer.error
