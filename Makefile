@@ -34,6 +34,9 @@ test: setup  ## run the tests (COVERAGE=1: and hold the coverage of tiphys/ at 9
 fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)
 	@PYTHONPATH=tests $(RUN) python -m runner.fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
+mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEED=1, AREA=ledger)
+	@PYTHONPATH=tests $(RUN) python -m runner.mutants $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(AREA),--area $(AREA))
+
 test-integration: setup  ## run the tests that take minutes: hundreds of kills
 	@$(RUN) pytest -m heavy -n0
 
@@ -105,4 +108,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test fuzz test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo test fuzz mutants test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

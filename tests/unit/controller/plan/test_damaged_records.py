@@ -132,6 +132,14 @@ class TestDamagedEnds:
 
         refused(store, submitter, IntegrityError, f"{FIT} holds a record of run other", [resume_run])
 
+    def test_one_alone_is_not_said_to_have_others(self, store: MemoryStore, submitter: FakeSubmitter) -> None:
+        store.objects[FIT] = b"{"
+
+        with pytest.raises(IntegrityError) as caught:
+            resume_run(store, submitter, RUN)
+
+        assert "more in" not in str(caught.value)
+
     def test_a_plan_names_it_and_runs_the_step(self, store: MemoryStore) -> None:
         flip_bit(store, FIT)
 

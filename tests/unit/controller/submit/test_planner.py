@@ -145,6 +145,20 @@ def test_the_same_workflow_is_no_change(store: Store, submitter: FakeSubmitter, 
     assert not [key for key in keys(store) if "/workflows/" in key]
 
 
+def test_the_order_of_named_items_is_no_change(store: Store, submitter: FakeSubmitter) -> None:
+    rate, seed = {"name": "RATE", "value": "1"}, {"name": "SEED", "value": "2"}
+    start_run(store, submitter, edited("fit", env=[rate, seed]), RUN)
+
+    submitter.end(RUN)
+
+    def drift(env: list[dict[str, str]]) -> list[str]:
+        change = WorkflowChange(edited("fit", env=env))
+        return words(resume_run(store, submitter, RUN, dry_run=True, change=change).plan.drift)
+
+    assert drift([seed, rate]) == []
+    assert drift([seed | {"value": "3"}, rate]) == ["fit: template env.SEED.value 2 → 3"]
+
+
 def test_resources_are_told_and_run_nothing_again(store: Store, submitter: FakeSubmitter, history: History) -> None:
     change = WorkflowChange(edited("fit", resources={"limits": {"memory": "2Gi"}}))
 

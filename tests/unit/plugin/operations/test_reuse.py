@@ -14,8 +14,8 @@
 import pytest
 from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, said, world
 
-from tiphys.records import SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, claim_record, pass_over_end, read_events
+from tiphys.records import AttemptEnd, SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, claim_record, pass_over_end, read_events, read_record
 
 
 @pytest.fixture
@@ -230,3 +230,15 @@ def test_older_submission_may_open_no_attempt_once_a_newer_one_was_claimed(here)
     assert phase(reply) == "Failed"
     assert "submission 2 has taken over" in said(reply)
     assert records(here.store, "control/runs/digits-abc12/attempts/") == []
+
+
+@pytest.mark.parametrize("change", [None, {"step_key": "another"}, {"outcome": "fenced"}])
+def test_a_shared_result_whose_end_is_gone_or_another_is_not_adopted(here, change):
+    shared = STEP.model_copy(update={"share": True})
+    finish(here.submit(shared))
+    key = RunLayout("digits-abc12").attempt_end("prep", 1)
+    end = read_record(here.store, key, AttemptEnd)
+    here.store.delete(key)
+    if change is not None:
+        here.store.create(key, AttemptEnd.model_validate(end.model_dump() | change).to_bytes())
+    assert outputs(here.submit(shared, name="other", uid="uid-9").admit("prep"))["run"] == "true"

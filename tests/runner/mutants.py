@@ -1,0 +1,298 @@
+"""Plants bugs and counts those that the tests notice: `make mutants`.
+
+A mutant is one small change of one module, such as ``<`` in the place of ``<=``, a negated condition, or a call left
+out. It exists in the memory of one pytest process: no file is edited, and no process that a test starts has it. A
+sample of all mutants is drawn from a seed. The tests of the module's area that execute the changed line decide; a run
+with coverage shows which these are.
+"""
+
+import argparse
+import ast
+import copy
+import enum
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
+
+import pytest
+from coverage import CoverageData
+
+
+class Area(NamedTuple):
+    """Modules, and the tests that have to notice a bug in them."""
+
+    folders: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+_PLUGIN_TESTS = ("tests/unit/plugin/operations", "tests/unit/plugin/attempts", "tests/unit/plugin/eviction")
+_QUOTA = "plugin/tiphys_plugin/quota"
+AREAS = {
+    "ledger": Area((f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"), ("tests/unit/plugin/quota", *_PLUGIN_TESTS)),
+    "lineage": Area(("tiphys/lineage",), ("tests/unit/lineage", "tests/unit/checkpoint/restore", *_PLUGIN_TESTS)),
+    "plan": Area(
+        ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"), ("tests/unit/controller",)
+    ),
+    "store": Area(("tiphys/store",), ("tests/unit/store", "tests/contract/test_store.py", "tests/unit/records")),
+    "operations": Area(("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"), _PLUGIN_TESTS),
+}
+_PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")
+"""What the forks need not import again."""
+_COMPARISONS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult}
+_OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any", "reversed": "iter"}
+
+
+class Mutant(NamedTuple):
+    path: str
+    number: int
+    line: int
+    last_line: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} #{self.number}: {self.before} → {self.after}"
+
+
+def list_mutants(path: Path) -> list[Mutant]:
+    """All mutants of the module at ``path``."""
+    return [
+        Mutant(str(path), number, node.lineno, node.end_lineno or node.lineno, _text(node), _text(changed))
+        for number, (node, changed) in enumerate(_changes(ast.parse(path.read_text())))
+    ]
+
+
+def compile_mutant(path: Path, number: int) -> CodeType:
+    """The code of the module at ``path`` with one change."""
+    tree = ast.parse(path.read_text())
+    node, changed = list(_changes(tree))[number]
+    changed = ast.fix_missing_locations(ast.copy_location(changed, node))
+
+    class Plant(ast.NodeTransformer):
+        def visit(self, visited: ast.AST) -> ast.AST:
+            return changed if visited is node else self.generic_visit(visited)
+
+    return compile(Plant().visit(tree), str(path), "exec")
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
+    """Each node of the program that can be changed, with what stands in its place."""
+    for node in _program_nodes(tree):
+        changed = _changed_expression(node) if isinstance(node, ast.expr) else _changed_statement(node)
+        if changed is not None:
+            yield node, changed  # type: ignore[misc]
+
+
+def _changed_statement(node: ast.AST) -> ast.AST | None:
+    match node:
+        case ast.If() | ast.While():
+            return _negated(node)
+        case ast.Expr(value=ast.Call()) | ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Break():
+            return ast.Pass()
+        case ast.Return(value=ast.expr()) if not isinstance(node.value, ast.Constant):
+            return ast.Return(ast.Constant(None))
+    return None
+
+
+def _changed_expression(node: ast.expr) -> ast.AST | None:
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in _COMPARISONS:
+            return _with(node, ops=[_COMPARISONS[type(operator)]()])
+        case ast.BoolOp():
+            return _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+        case ast.UnaryOp(op=ast.Not()):
+            return node.operand
+        case ast.BinOp() if type(node.op) in _ARITHMETIC:
+            return _with(node, op=_ARITHMETIC[type(node.op)]())
+        case ast.IfExp():
+            return _negated(node)
+        case _:
+            return _changed_value(node)
+
+
+def _changed_value(node: ast.expr) -> ast.AST | None:
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
+            return ast.Constant(0)  # the first in the place of the last
+        case ast.Constant(value=bool()):
+            return ast.Constant(not node.value)
+        case ast.Constant(value=int()):
+            return ast.Constant(node.value + 1)
+        case ast.Call(func=ast.Name(id=name)) if name in _OPPOSITES:
+            return _with(node, func=ast.Name(_OPPOSITES[name], ast.Load()))
+    return None
+
+
+def _negated(node: ast.If | ast.While | ast.IfExp) -> ast.AST | None:
+    """With the other branch; None where a change of the condition itself does the same."""
+    simple = not isinstance(node.test, ast.Compare | ast.UnaryOp)
+    return _with(node, test=ast.UnaryOp(ast.Not(), node.test)) if simple else None
+
+
+def _program_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below ``node`` in their order, without types, decorators and log messages."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not _is_log_call(child):
+                yield child
+                yield from _program_nodes(child)
+
+
+def _is_log_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("_log.", "log_message("))
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node).splitlines()[0]
+
+
+class Outcome(enum.StrEnum):
+    NOTICED = "noticed"
+    TIMED_OUT = "never ends"
+    """Noticed too."""
+    SURVIVED = "not noticed"
+    NOT_EXECUTED = "not executed by a test"
+
+
+class Executions(NamedTuple):
+    """What the tests of an area execute, by coverage, and how long they take."""
+
+    data: CoverageData
+    seconds: float
+
+    @classmethod
+    def measure(cls, area: Area, data_file: Path) -> "Executions":
+        began = time.monotonic()
+        options = ["--cov-context=test", "--cov-report=", "--cov-fail-under=0"]
+        os.environ["COVERAGE_FILE"] = str(data_file)
+        if run_tests([*options, *(f"--cov={folder}" for folder in area.folders), *area.tests]) != pytest.ExitCode.OK:
+            sys.exit(f"these tests fail without a mutant: pytest {' '.join(area.tests)}")
+        data = CoverageData(str(data_file))
+        data.read()
+        return cls(data, time.monotonic() - began)
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Ids of the tests that execute the mutant's lines; empty if none does, or all do by their imports."""
+        by_line = self._contexts(mutant)
+        lines = range(mutant.line, mutant.last_line + 1)
+        return sorted({context.rpartition("|")[0] for line in lines for context in by_line.get(line, ()) if context})
+
+    def is_executed_at_import(self, mutant: Mutant) -> bool:
+        return "" in self._contexts(mutant).get(mutant.line, ())
+
+    def _contexts(self, mutant: Mutant) -> dict[int, list[str]]:
+        return self.data.contexts_by_lineno(str(Path(mutant.path).resolve()))
+
+
+def run_tests(
+    arguments: Sequence[str], mutant: Mutant | None = None, timeout_seconds: float | None = None
+) -> int | None:
+    """Exit code of pytest in a fork of this process, which loads the mutant; None if it takes too long."""
+    child = multiprocessing.get_context("fork").Process(target=_pytest, args=(arguments, mutant))
+    child.start()
+    child.join(timeout_seconds)
+    if child.exitcode is None and child.pid is not None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.join()
+        return None
+    return child.exitcode
+
+
+def _pytest(arguments: Sequence[str], mutant: Mutant | None) -> None:
+    os.setsid()
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    if mutant is not None:
+        _plant(mutant)
+    os._exit(pytest.main(["-q", "-n0", "--dist=no", "-p", "no:cacheprovider", *arguments]))
+
+
+def _plant(mutant: Mutant) -> None:
+    """Load the mutant in the place of its module, past the bytecode that Python has stored."""
+    path, original = Path(mutant.path).resolve(), SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, name: str) -> CodeType | None:
+        return compile_mutant(path, mutant.number) if Path(loader.path) == path else original(loader, name)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def try_mutant(mutant: Mutant, area: Area, executions: Executions) -> Outcome:
+    """What the tests say of the mutant."""
+    tests = executions.tests_of(mutant) or (area.tests if executions.is_executed_at_import(mutant) else ())
+    if not tests:
+        return Outcome.NOT_EXECUTED
+    match run_tests(["-x", *tests], mutant, 5 * executions.seconds):
+        case None:
+            return Outcome.TIMED_OUT
+        case pytest.ExitCode.OK:
+            return Outcome.SURVIVED
+        case _:
+            return Outcome.NOTICED
+
+
+def try_area(name: str, seconds: float, seed: int) -> None:
+    """Try mutants of one area until the time is spent, and print those that no test noticed."""
+    area, counts = AREAS[name], Counter[Outcome]()
+    paths = [path for folder in area.folders for path in sorted(Path(folder).rglob("*.py"))]
+    mutants = [mutant for path in paths for mutant in list_mutants(path)]
+    random.Random(seed).shuffle(mutants)
+    with tempfile.TemporaryDirectory() as folder:
+        executions = Executions.measure(area, Path(folder, "coverage"))
+        deadline = time.monotonic() + seconds
+        for mutant in mutants:
+            if time.monotonic() > deadline:
+                break
+            counts[outcome := try_mutant(mutant, area, executions)] += 1
+            if outcome is not Outcome.NOTICED:
+                _say(f"- {outcome}: {mutant}")
+    noticed, tried = counts[Outcome.NOTICED] + counts[Outcome.TIMED_OUT], counts.total()
+    share = noticed / max(tried, 1)
+    _say(f"{name}: {tried} of {len(mutants)} mutants tried, seed {seed}; {noticed} noticed ({share:.0%})")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--area", choices=AREAS, action="append", help="all areas by default")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for all areas together")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    areas = options.area or list(AREAS)
+    for name in areas:
+        try_area(name, options.minutes * 60 / len(areas), options.seed)
+
+
+if __name__ == "__main__":
+    main()
