@@ -47,6 +47,7 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "kind": ("firing", "resolved", "claim", "result"),
     "listing_digest": ("ab" * 32,),
     "measured": (RankStepTime(1, 0, 0, 0.5),),
+    "milliseconds": (1_700_000_000_000,),
     "name": ("release",),
     "nonce": ("abcd",),
     "number": (7,),
