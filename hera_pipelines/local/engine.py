@@ -6,7 +6,8 @@ emits are refused by name before anything starts.
 """
 
 import asyncio
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -29,14 +30,19 @@ from hera_pipelines.local.workflow_object import (
     add_server_fields,
     workflow_variables,
 )
+from tiphys.errors import StoreError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import utc_now
-from tiphys.store import Store
+from tiphys.store import DirectoryStore, Store
 
 _SHUTDOWN_NOTICES = {
     STOP: "stopping: programs may save first, and the exit handler runs; press Ctrl-C again to end all at once",
     TERMINATE: "terminating: all programs end at once",
 }
+
+_DISK_WATCH_SECONDS = 2.0
+_FULL_DISK_BYTES = 1 << 20
+"""A disk with less free space counts as full."""
 
 
 class LocalEngine:
@@ -74,6 +80,7 @@ class LocalEngine:
         self._speed = speed
         self._observer = observer
         self._clock = clock
+        self._folders = [self._state, *([store.folder] if isinstance(store, DirectoryStore) else [])]
         process_environment = ProcessEnvironment((code or Path.cwd()).absolute(), store.url, longest_grace_seconds)
         bucket = ArtifactBucket(store, self._state / "bucket")
         self._pods = PodRunner(cluster, bucket, self._state, process_environment)
@@ -93,6 +100,7 @@ class LocalEngine:
         Raises:
             UsageError: the manifest has a field that the local engine does not support.
             ConflictError: another engine runs this workflow.
+            StoreError: the workflow was stopped, and storage did not accept its end within the grace period.
         """
         check_supported(manifest)
         workflow = manifest if manifest["metadata"].get("uid") else add_server_fields(manifest, self._clock())
@@ -129,13 +137,15 @@ class LocalEngine:
             nodes.announce(_SHUTDOWN_NOTICES[shutdown.strategy])
 
         nodes = NodeTable(workflow["metadata"]["name"], self._clock, observe)
-        shutdown = WorkflowShutdown(announce)
+        shutdown = WorkflowShutdown(announce, self._pods.longest_grace_seconds)
         self._loop, self._shutdown = asyncio.get_running_loop(), shutdown
         try:
             with handle_stop_signals(self._loop, shutdown.request):
                 stored_workflow.mark_running()
                 phase, message = await self._interpret(workflow, nodes, shutdown, stored_workflow)
                 stored_workflow.mark_finished(phase, message, nodes)
+                if shutdown.unrecorded:
+                    raise StoreError(f"the end of the run is not recorded: {shutdown.unrecorded}")
                 return phase
         finally:
             self._loop = self._shutdown = None
@@ -146,15 +156,17 @@ class LocalEngine:
         metadata = workflow["metadata"]
         identity = WorkflowIdentity(metadata["name"], metadata["namespace"], metadata["uid"])
         writer = asyncio.ensure_future(stored_workflow.write_periodically(nodes))
+        disk_watch = asyncio.ensure_future(_watch_disks(self._folders, nodes.announce))
         try:
             async with PluginClient(self._plugin, identity, self._speed) as plugin_client:
                 return await self._run_main_and_exit_handler(
                     self._build_interpreter(workflow, nodes, shutdown, plugin_client), shutdown
                 )
         finally:
-            writer.cancel()
-            with suppress(asyncio.CancelledError):
-                await writer
+            for task in (writer, disk_watch):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     async def _run_main_and_exit_handler(
         self, interpreter: Interpreter, shutdown: WorkflowShutdown
@@ -210,3 +222,22 @@ class LocalEngine:
             clock=self._clock,
             speed=self._speed,
         )
+
+
+async def _watch_disks(folders: Sequence[Path], announce: Callable[[str], None]) -> None:
+    """Announce a full disk, or a folder that is gone, until cancelled; saves may be due only much later."""
+    announced = ""
+    while True:
+        problem = next(filter(None, map(_describe_disk_problem, folders)), "")
+        if problem and problem != announced:
+            announce(problem)
+        announced = problem
+        await asyncio.sleep(_DISK_WATCH_SECONDS)
+
+
+def _describe_disk_problem(folder: Path) -> str:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror}; checkpoints and results may be lost"
+    return f"the disk of {folder} is full: free some space, or saves fail" if free < _FULL_DISK_BYTES else ""

@@ -238,6 +238,9 @@ def _task_state(node: WorkflowNode) -> TaskState:
     return TaskState(node.phase, tuple(item.phase for item in node.items))
 
 
+_ANSWER_SECONDS = 5.0
+"""Time that a plugin step of the exit handler of a stopped workflow has for its first answer, at the least."""
+
 NODE_KINDS = {
     "dag": "DAG",
     "steps": "Steps",
@@ -385,36 +388,56 @@ class Interpreter:
 
     async def _run_plugin(self, call: TemplateCall, template: Manifest) -> WorkflowNode:
         node = self.nodes.add(call.node, "Plugin", call.template, call.task, NodePhase.PENDING)
+        pending: list[str] = []
+        answered = asyncio.Event()
 
         def show_pending(message: str) -> None:
+            if call.on_exit and message not in pending:  # the exit handler belongs to no task that would show it
+                self.nodes.announce(message)
+            pending.append(message)
+            answered.set()
             self.nodes.set_phase(node, NodePhase.PENDING, message)
 
         execution = asyncio.ensure_future(self.plugin_client.execute(template, show_pending))
         stopped = asyncio.ensure_future(self.shutdown.wait_until_stopped(call.on_exit))
+        grace_over = asyncio.ensure_future(self.shutdown.wait_until_grace_is_over())
+        first_answer = asyncio.ensure_future(answered.wait())
         try:
             limit = (
                 parse_argo_duration_seconds(str(template["timeout"])) / self.speed if template.get("timeout") else None
             )
-            await asyncio.wait({execution, stopped}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({execution, stopped, grace_over}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if grace_over.done():  # the call may have begun late, so a healthy plugin gets the time for an answer
+                await asyncio.wait(
+                    {execution, stopped, first_answer}, timeout=_ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
             if execution.done() and not stopped.done():
                 return self._finish_node(node, execution.result())
-            reason = self.shutdown.stop_reason(call.on_exit) or f"{call.node} exceeded its timeout"
-            return self._finish_node(node, NodeEnd(NodePhase.FAILED, reason))
+            reason = self.shutdown.stop_reason(call.on_exit)
+            if not reason and grace_over.done():
+                reason = self.shutdown.unrecorded = _describe_unrecorded(pending)
+            return self._finish_node(node, NodeEnd(NodePhase.FAILED, reason or f"{call.node} exceeded its timeout"))
         finally:
-            execution.cancel()
-            stopped.cancel()
+            for waiter in (execution, stopped, grace_over, first_answer):
+                waiter.cancel()
 
     async def _run_pod(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> WorkflowNode:
         node = self.nodes.add(call.node, "Pod", call.template, call.task, NodePhase.PENDING)
+
+        def show_message(message: str) -> None:
+            self.nodes.set_phase(node, NodePhase.RUNNING, message)
+
         slots: AbstractAsyncContextManager[object] = self.pod_slots or nullcontext()
         async with slots:
             if reason := self.shutdown.stop_reason(call.on_exit):
                 return self._finish_node(node, NodeEnd(NodePhase.FAILED, reason))
             self.nodes.set_phase(node, NodePhase.RUNNING)
             if "resource" in template:
-                end = await run_gang(self.pods, self._build_gang(call, template, seconds_left), self.shutdown)
+                end = await run_gang(
+                    self.pods, self._build_gang(call, template, seconds_left), self.shutdown, show_message
+                )
             else:
-                end = await self.pods.run(self._build_pod(call, template, seconds_left), self.shutdown)
+                end = await self.pods.run(self._build_pod(call, template, seconds_left), self.shutdown, show_message)
         return self._finish_node(node, end)
 
     def _build_gang(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> LocalGang:
@@ -456,6 +479,14 @@ class Interpreter:
         if NODE_KINDS[template_type(template)] == "Pod" and not template.get("retryStrategy"):
             variables["pod.name"] = pod_name(self.definition.workflow_name, call.node, call.template)
         return variables
+
+
+def _describe_unrecorded(pending: list[str]) -> str:
+    """Why a plugin step was given up, from the messages of its Pending answers."""
+    if not pending:
+        return f"storage did not answer within {_ANSWER_SECONDS:g} s"
+    tries = "once" if len(pending) == 1 else f"{len(pending)} times"
+    return f"{pending[-1].removeprefix('Waiting: ')} (tried {tries})"
 
 
 def template_type(template: Manifest) -> str:

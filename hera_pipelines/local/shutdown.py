@@ -4,7 +4,8 @@ As on a cluster, Stop (the first Ctrl-C or SIGTERM) and the workflow's deadline
 end all nodes but the exit handler, so that programs can save; Terminate (the
 second Ctrl-C) ends the exit handler too. Unlike on a cluster, Terminate does not
 wait for grace periods, because a person who presses Ctrl-C twice wants an
-immediate end.
+immediate end, and Stop does not wait for storage that cannot be written: when the
+longest grace period of the running programs is over, the end stays unrecorded.
 """
 
 import asyncio
@@ -21,19 +22,28 @@ class WorkflowShutdown:
 
     Args:
         announce: Called when a strategy is set, before a node ends because of it.
+        grace_seconds: Returns the longest grace period of the running programs.
     """
 
-    def __init__(self, announce: Callable[[], None]) -> None:
+    def __init__(self, announce: Callable[[], None], grace_seconds: Callable[[], float]) -> None:
         self._announce = announce
+        self._grace_seconds = grace_seconds
         self.strategy = ""
+        self.unrecorded = ""
+        """Why the exit handler of the stopped workflow was given up, as a sentence; empty if it was not."""
         self._overdue = False
+        self._grace_ends_at = 0.0
+        self._stopped = asyncio.Event()
         self._main_stopped = asyncio.Event()
         self._exit_handler_stopped = asyncio.Event()
 
     def request(self) -> None:
         """Stop the workflow; a second call terminates it."""
+        if not self.strategy:
+            self._grace_ends_at = asyncio.get_running_loop().time() + self._grace_seconds()
         self.strategy = TERMINATE if self.strategy else STOP
         self._announce()
+        self._stopped.set()
         self._main_stopped.set()
         if self.strategy == TERMINATE:
             self._exit_handler_stopped.set()
@@ -54,6 +64,11 @@ class WorkflowShutdown:
     async def wait_until_stopped(self, on_exit: bool) -> None:
         """Wait until `stop_reason` is not empty."""
         await (self._exit_handler_stopped if on_exit else self._main_stopped).wait()
+
+    async def wait_until_grace_is_over(self) -> None:
+        """Wait until the workflow was stopped and the grace period of its programs is over."""
+        await self._stopped.wait()
+        await asyncio.sleep(self._grace_ends_at - asyncio.get_running_loop().time())
 
     async def sleep(self, seconds: float, on_exit: bool) -> None:
         """Sleep for ``seconds``, or until the node may not run any more."""

@@ -77,6 +77,9 @@ EX_FENCED = 76
 EX_HANG = 79
 """Exit code of a program that the hang watchdog ended. Outside sysexits.h, which ends at 78."""
 
+LOG_PREFIX = "tiphys: "
+"""Begin of each line that Tiphys writes into the log of a program."""
+
 
 def output_path_variable(name: str) -> str:
     """Name of the variable with the path of a declared output: ``val-loss`` → ``TIPHYS_OUTPUT_VAL_LOSS``."""

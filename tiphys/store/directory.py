@@ -159,6 +159,11 @@ class DirectoryStore:
             self._prune(path.parent)
 
     @property
+    def folder(self) -> Path:
+        """The folder of the store."""
+        return self._root
+
+    @property
     def temporary_folder(self) -> Path:
         """Folder of the files that are not published yet."""
         return self._root / _TEMPORARY
@@ -192,7 +197,9 @@ class DirectoryStore:
             raise ObjectExistsError(f"{self.url} already has an object {key}; objects are never overwritten")
 
     def _write_temporary(self, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
-        temporary.parent.mkdir(exist_ok=True)
+        if not temporary.parent.is_dir():
+            self._check_mounted()
+            temporary.parent.mkdir(exist_ok=True)
         with temporary.open("xb") as stream:
             self._remove_stale_files(os.fstat(stream.fileno()).st_mtime)
             write(stream)

@@ -146,13 +146,17 @@ def run_to_end(
     Raises:
         RunFailedError: the run failed; the message names each failed task and its reason.
         RunInterruptedError: a person stopped the run.
+        StoreError: the state folder cannot be written, or the store when a person stopped the run.
     """
     run, workflow, state = submission.run, submission.workflow, submission.state
     manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     progress = ProgressTable(task["name"] for task in pipeline.tasks())
     with observer.show_progress(screen, progress, build_training_lookup(submission.store, run, pipeline)):
-        phase = session.run(workflow)
+        try:
+            phase = session.run(workflow)
+        except StoreError as error:
+            raise StoreError(f"{error}; continue with {submission.command('resume')}") from error
     if phase is NodePhase.SUCCEEDED:
         screen.note(f"run {run} succeeded; see {submission.command('get')} and {submission.command('lineage')}")
         return

@@ -265,7 +265,7 @@ def _repeat_in_background(action: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        thread.join()
+        thread.join(_POLL_SECONDS)  # storage that does not answer must not keep the command alive
 
 
 def render_progress(progress: ProgressTable, width: int) -> Table:

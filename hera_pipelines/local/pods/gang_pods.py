@@ -8,7 +8,7 @@ until rank 0 fails or more ranks fail than the Job tolerates (``maxFailedIndexes
 import asyncio
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple
 
 from hera_pipelines.local.nodes import NodeEnd, NodePhase
@@ -122,9 +122,18 @@ def _free_port() -> int:
         return port
 
 
-async def run_gang(pods: PodRunner, gang: LocalGang, shutdown: WorkflowShutdown) -> NodeEnd:
-    """Run all ranks to their ends; return the end of the rank that decided the gang's result."""
-    running = {asyncio.ensure_future(pods.run(pod, shutdown)): pod for pod in gang.pods}
+async def run_gang(
+    pods: PodRunner, gang: LocalGang, shutdown: WorkflowShutdown, show_message: Callable[[str], None] = lambda _: None
+) -> NodeEnd:
+    """Run all ranks to their ends; return the end of the rank that decided the gang's result.
+
+    ``show_message`` is called as by `PodRunner.run`, for all ranks.
+    """
+
+    def run_rank(pod: LocalPod) -> Coroutine[None, None, NodeEnd]:
+        return pods.run(pod, shutdown, lambda message: show_message(f"rank {pod.rank}: {message}"))
+
+    running = {asyncio.ensure_future(run_rank(pod)): pod for pod in gang.pods}
     result: NodeEnd | None = None
     failed: list[LocalPod] = []
     pending = set(running)

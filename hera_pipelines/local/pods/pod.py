@@ -6,6 +6,7 @@ the plugin releases GPUs when it reads a final status.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,8 @@ class _ProgramEnd(NamedTuple):
 _DELETED = _ProgramEnd(None, "pod deleted", "Deleted")
 POLL_SECONDS = 0.1
 """Interval at which running pods and gangs are checked for a deletion."""
+_MESSAGE_SECONDS = 0.5
+"""Interval at which the log of a running program is read for messages of Tiphys."""
 _MESSAGE_POLICY_FIELD, _FALLBACK_TO_LOGS = "terminationMessagePolicy", "FallbackToLogsOnError"
 _DEADLINE_EXCEEDED = _ProgramEnd(
     None, "Pod was active on the node longer than the specified deadline", "DeadlineExceeded"
@@ -49,14 +52,24 @@ class PodRunner:
         self._state = state
         self._process_environment = process_environment
         self._deletions: dict[str, asyncio.Event] = {}
+        self._grace_seconds: dict[str, float] = {}
 
     def delete(self, name: str) -> None:
         """End a pod as ``kubectl delete pod`` does: SIGTERM, grace period, SIGKILL. Ignored if it is not running."""
         if name in self._deletions:
             self._deletions[name].set()
 
-    async def run(self, pod: LocalPod, shutdown: WorkflowShutdown) -> NodeEnd:
-        """Run ``pod`` to its end; a failure is returned, not raised."""
+    def longest_grace_seconds(self) -> float:
+        """Longest grace period of the running pods in seconds; 0 if none runs."""
+        return max(self._grace_seconds.values(), default=0.0)
+
+    async def run(
+        self, pod: LocalPod, shutdown: WorkflowShutdown, show_message: Callable[[str], None] = lambda _: None
+    ) -> NodeEnd:
+        """Run ``pod`` to its end; a failure is returned, not raised.
+
+        ``show_message`` is called with the messages that Tiphys writes into the log of the program.
+        """
         self._write_status(pod, "Pending")
         attempt = PodFiles(pod, self._state, self._bucket, self._process_environment)
         try:
@@ -66,36 +79,40 @@ class PodRunner:
             code = " (exit code 64)" if isinstance(error, NotFoundError) else ""
             return self._end_with_error(attempt, f"init: Error{code}: {error}", _ProgramEnd())
         self._deletions[pod.name] = asyncio.Event()
+        grace_seconds = self._process_environment.grace_seconds(patch.grace_seconds)
+        self._grace_seconds[pod.name] = grace_seconds
         try:
-            self._write_status(
-                pod, "Running", grace_seconds=self._process_environment.grace_seconds(patch.grace_seconds)
-            )
-            end = await self._execute(attempt, patch, shutdown)
+            self._write_status(pod, "Running", grace_seconds=grace_seconds)
+            end = await self._execute(attempt, patch, shutdown, show_message)
         except UsageError as error:
             return self._end_with_error(attempt, f"main: Error: {error}", _ProgramEnd())
         finally:
-            del self._deletions[pod.name]
+            del self._deletions[pod.name], self._grace_seconds[pod.name]
         return await self._finish(attempt, end)
 
-    async def _execute(self, attempt: PodFiles, patch: PodPatch, shutdown: WorkflowShutdown) -> _ProgramEnd:
+    async def _execute(
+        self, attempt: PodFiles, patch: PodPatch, shutdown: WorkflowShutdown, show_message: Callable[[str], None]
+    ) -> _ProgramEnd:
         pod = attempt.pod
         process = await PodProcess.start(attempt.build_command(patch))
         exited = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(shutdown.wait_until_stopped(pod.on_exit))
         deleted = asyncio.ensure_future(self._wait_for_deletion(pod.name))
+        messages = asyncio.ensure_future(_show_messages(attempt, show_message))
         try:
             await asyncio.wait(
                 {exited, stopped, deleted}, timeout=pod.timeout_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if exited.done():
                 return _ProgramEnd(exited.result())
-            grace = self._process_environment.grace_seconds(patch.grace_seconds)
-            code = await process.terminate(grace, kill_early=shutdown.wait_until_stopped(on_exit=True))
+            code = await process.terminate(
+                self._grace_seconds[pod.name], kill_early=shutdown.wait_until_stopped(on_exit=True)
+            )
             if stopped.done():
                 return _ProgramEnd(code, shutdown.stop_reason(pod.on_exit))
             return _DELETED._replace(code=code) if deleted.done() else _DEADLINE_EXCEEDED._replace(code=code)
         finally:
-            for waiter in (exited, stopped, deleted):
+            for waiter in (exited, stopped, deleted, messages):
                 waiter.cancel()
             process.kill()
 
@@ -159,3 +176,12 @@ class PodRunner:
                 trouble_at=utc_now() if phase == "Failed" else None,
             )
         )
+
+
+async def _show_messages(attempt: PodFiles, show_message: Callable[[str], None]) -> None:
+    """Pass on the messages of Tiphys in the log of a running program, until cancelled."""
+    messages = attempt.follow_messages()
+    while True:
+        for message in next(messages):
+            show_message(message)
+        await asyncio.sleep(_MESSAGE_SECONDS)

@@ -24,6 +24,7 @@ from hera_pipelines.local.nodes import Artifact, WorkflowNodeOutputs
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
 from hera_pipelines.local.pods.process import ProcessCommand, ProcessEnvironment
 from tiphys.errors import NotFoundError, UsageError
+from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 
 _PATH_START = r"(?:(?<![\w./-])|(?<=file://))"
@@ -287,6 +288,25 @@ class PodFiles:
             return ()
         lines = text.removesuffix("\n").split("\n")[-_TAIL_LINES:] if text else []
         return tuple(_TERMINAL_CONTROL.sub("", line)[:_LINE_CHARACTERS] for line in lines)
+
+    def follow_messages(self) -> Iterator[list[str]]:
+        """Yield, again and again, the messages of Tiphys that the log has got since the last time."""
+        position, part = 0, b""
+        while True:
+            try:
+                with self.log_path.open("rb") as log:
+                    log.seek(position)
+                    data = log.read(_TAIL_BYTES)
+            except OSError:
+                data = b""
+            position += len(data)
+            *lines, part = (part + data).split(b"\n")
+            part = part[-_TAIL_BYTES:]
+            yield [
+                line.decode(errors="replace").removeprefix(environment.LOG_PREFIX)[:_LINE_CHARACTERS]
+                for line in lines
+                if line.startswith(environment.LOG_PREFIX.encode())
+            ]
 
     @property
     def _stdout_path(self) -> Path:

@@ -42,9 +42,14 @@ class PluginSettings:
 
 
 LOCAL_SETTINGS = PluginSettings(
-    requeue_min_seconds=0.2, requeue_max_seconds=2.0, pod_end_timeout_seconds=60.0, preemption_interval_seconds=0.5
+    requeue_min_seconds=0.2,
+    requeue_max_seconds=2.0,
+    pod_end_timeout_seconds=60.0,
+    preemption_interval_seconds=0.5,
+    silent_outage_calls=0,
 )
-"""For a service on the same machine as the pods, where frequent calls cost little."""
+"""For a service on the same machine as the pods, where frequent calls cost little and a person waits for the message
+of an outage."""
 _JITTER_FRACTION = 0.4
 
 

@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from support.scripted_plugin import TOKEN, ScriptedPlugin, failed, pending, succ
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 from tiphys_plugin import PodStatus
 
+from hera_pipelines.local import interpreter
 from hera_pipelines.local.nodes import NodeChange, NodePhase
-from tiphys.errors import ConflictError
+from tiphys.errors import ConflictError, StoreError
 
 
 @pytest.fixture
@@ -446,6 +449,75 @@ def test_a_second_stop_does_not_wait_for_the_grace_period(bench: Bench) -> None:
     stubborn = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     patch = '{"terminationGracePeriodSeconds": 600}'
     assert bench.run(workflow(dag(call("run")), shell(stubborn, "run", podSpecPatch=patch))) == "Failed"
+
+
+@pytest.mark.parametrize(("answers", "tried"), [(1, "once"), (3, "3 times")])
+def test_a_stop_waits_for_storage_no_longer_than_for_the_programs(tmp_path: Path, answers: int, tried: str) -> None:
+    def out_of_order(_: Any) -> Any:
+        if len(scripted.calls) == answers:
+            bench.engine.stop()
+        return pending(
+            "Waiting: cannot write /full/end.json: the disk is full", "2s" if len(scripted.calls) < answers else "1h"
+        )
+
+    manifest = workflow(dag(call("run")), shell("true", "run"), plugin("seal", op="finalize"), onExit="seal")
+    with ScriptedPlugin(out_of_order) as scripted:
+        bench = Bench(tmp_path, scripted)
+        with pytest.raises(
+            StoreError, match=r"the end of the run is not recorded: cannot write /full/end.json"
+        ) as error:
+            bench.run(manifest)
+    assert str(error.value).endswith(f"(tried {tried})")
+    notices = [change.message for change in bench.changes if change.kind == "Workflow"]
+    assert notices.count("Waiting: cannot write /full/end.json: the disk is full") == 1
+    assert bench.status()["phase"] == "Failed"
+
+
+def test_storage_that_never_answers_does_not_keep_a_person_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "_ANSWER_SECONDS", 0.1)
+    answer = threading.Event()
+
+    def hang(_: Any) -> Any:
+        bench.engine.stop()
+        answer.wait()
+        return succeeded()
+
+    manifest = workflow(dag(call("run")), shell("true", "run"), plugin("seal", op="finalize"), onExit="seal")
+    with ScriptedPlugin(hang) as scripted:
+        bench = Bench(tmp_path, scripted)
+        with pytest.raises(StoreError, match=r"storage did not answer within 0\.1 s"):
+            bench.run(manifest)
+        answer.set()
+
+
+def test_messages_of_tiphys_in_a_log_are_shown_while_the_program_runs(bench: Bench, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    bench.reactions.append(lambda change: seen.touch() if "could not be saved" in change.message else None)
+    source = f"echo own line; echo 'tiphys: step 3 could not be saved'; while [ ! -e {seen} ]; do sleep 0.05; done"
+    assert bench.run(workflow(dag(call("run")), shell(source, "run"))) == "Succeeded"
+    shown = [(change.phase, change.message) for change in bench.changes if change.node == "wf.run" and change.message]
+    assert shown == [("Running", "step 3 could not be saved")]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_disk_that_is_full_or_gone_is_announced_while_programs_run(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    def disk_usage(folder: Path) -> Any:
+        if gone and folder == bench.store.folder:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return SimpleNamespace(free=1 << 30 if gone else 4096)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    seen = tmp_path / "seen"
+    bench.reactions.append(lambda change: seen.touch() if change.kind == "Workflow" else None)
+    wait = shell(f"while [ ! -e {seen} ]; do sleep 0.05; done", "run")
+    assert bench.run(workflow(dag(call("run")), wait)) == "Succeeded"
+    [notice] = [change.message for change in bench.changes if change.kind == "Workflow"]
+    expected = f"{bench.store.folder} cannot be written" if gone else f"the disk of {bench.state} is full"
+    assert notice.startswith(expected)
 
 
 def test_the_workflows_deadline_spares_the_exit_handler(bench: Bench) -> None:

@@ -154,6 +154,7 @@ class Saver:
         self._running: ShardUploader | None = None
         self._abandoned = threading.Event()
         self._error: Exception | None = None
+        self._failing = False
         self._worker: BackgroundThread | None = None
         self._closed = False
         self._measured: float | None = None
@@ -333,6 +334,9 @@ class Saver:
         else:
             self.assume_bandwidth(manifest)
             job.save.end(manifest.ref)
+            if self._failing:
+                self._failing = False
+                log_message(f"step {manifest.global_step} is saved, after saves had failed")
             self._acknowledge(manifest)
 
     def _acknowledge(self, manifest: CheckpointManifest) -> None:
@@ -359,9 +363,14 @@ class Saver:
                 return self._sink.commit(job.draft, job.shards, uploader)
             except (UploadCancelledError, SaveAbandonedError):
                 raise
-            except (StoreError, MemoryError):
+            except (StoreError, MemoryError) as error:
+                self._failing = True
                 pause = next(pauses, None)
-                if pause is None or self._is_abandoned_within(pause):
+                if pause is None or self.is_abandoned:
+                    raise
+                step = job.draft.global_step
+                log_message(f"step {step} is not saved yet: {error}; the next try follows in {pause:g} s")
+                if self._is_abandoned_within(pause):
                     raise
 
     def _is_abandoned_within(self, seconds: float) -> bool:

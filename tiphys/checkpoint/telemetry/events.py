@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiphys.errors import TiphysError
+from tiphys.protocol import environment
 from tiphys.records import CheckpointRef, Event, SkippedCheckpoint
 from tiphys.records.event import PROGRAM_EVENT_SOURCE
 from tiphys.store import Store, append_events
@@ -17,7 +18,7 @@ from tiphys.threads import start_background_thread
 
 def log_message(message: str) -> None:
     """Write one line to standard error, which is the log of the pod."""
-    sys.stderr.write(f"tiphys: {message}\n")
+    sys.stderr.write(f"{environment.LOG_PREFIX}{message}\n")
     sys.stderr.flush()
 
 

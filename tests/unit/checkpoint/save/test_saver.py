@@ -182,6 +182,11 @@ def test_a_save_that_fails_is_tried_again_from_its_copy(monkeypatch, capsys):
         assert session.failed_saves == 0
     assert len(refusals) == 2
     np.testing.assert_array_equal(restored(store)["weights"], state_at(1)["weights"])
+    first, second, last = [line for line in capsys.readouterr().err.splitlines() if "step 1 is" in line]
+    assert first.startswith("tiphys: step 1 is not saved yet: ")
+    assert first.endswith("; the next try follows in 0 s")
+    assert second == first
+    assert last == "tiphys: step 1 is saved, after saves had failed"
 
 
 def test_a_save_that_fails_for_good_is_counted_and_the_next_one_is_saved(monkeypatch):

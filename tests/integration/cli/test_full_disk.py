@@ -1,0 +1,56 @@
+"""A file system that is really full: what a person reads, and that one Ctrl-C is enough."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import tiny
+from support.polling import until
+
+from .conftest import begin
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root with CAP_SYS_ADMIN; the engine's own tests fill none")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left"), (disk / "filling").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_the_engine_although_its_store_is_full(
+    small_disk: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    file = tiny.write(tmp_path / "code")
+    errors = tmp_path / "errors"
+    with errors.open("w") as stream:
+        arguments = ["run", file, "--run", "r", "--store", small_disk / "store", "-p", "steps=1000000"]
+        with begin(arguments, tmp_path, stderr=stream) as engine:
+            until(lambda: "is saved" in errors.read_text())
+            fill(small_disk)
+            until(lambda: "is not saved yet: cannot write" in errors.read_text())
+            running = engine.poll()
+            engine.send_signal(number)
+            engine.communicate(timeout=120)
+    assert running is None
+    assert engine.returncode == 75
+    last = errors.read_text().splitlines()[-1]
+    assert last.startswith("tiphys: the end of the run is not recorded: cannot write ")
+    assert "the disk or its quota is full" in last
+    assert "(tried " in last
+    assert f"continue with `tiphys resume r --store {(small_disk / 'store').as_uri()}`" in last
