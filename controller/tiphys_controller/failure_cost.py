@@ -36,6 +36,9 @@ from tiphys.store import (
 )
 from tiphys.store.runs import read_concurrently
 
+STOPPED = "stopped"
+"""What ended an attempt whose workflow a person stopped. It is no failure, and the pause after it costs nothing."""
+
 _EVENT_CHECKPOINT = re.compile(r"([0-9]{1,9})-([0-9]{1,15})")
 
 
@@ -88,7 +91,7 @@ def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[P
         now: End time of a running attempt.
     """
     opened_at = attempt.claim.written_at
-    ended_at = attempt.end.written_at if attempt.end else now
+    ended_at = attempt.end.ended_at if attempt.end else now
     terminating_at = (attempt.end.terminating_at if attempt.end else None) or ended_at
     borders = [opened_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
     phases = (*(_STARTUP_PHASES if kept.began else ()), TimePhase.USEFUL, TimePhase.LOST, TimePhase.DETECTING)
@@ -127,7 +130,7 @@ class AttemptTimeUsage(Record):
     outcome: AttemptEndOutcome | None
     """None while it runs."""
     failed_by: str
-    """Its `Cause`; ``fenced`` if a later submission fenced it; empty if it did not fail."""
+    """Its `Cause`; ``fenced`` if a later submission fenced it; `STOPPED` if a person did; empty if it is done."""
     spans: tuple[PhaseSpan, ...]
 
     def seconds(self, phase: TimePhase) -> float:
@@ -146,10 +149,12 @@ class Recovery(Record):
     after: int
     """The attempt that failed."""
     failed_by: str
+    pause: float = 0.0
+    """After a stop, until the claim of the next submission; no part of the recovery."""
     detect: float
     """Until the end record."""
     decide: float
-    """Until the claim of the next submission; 0 if Argo retried the step."""
+    """Until the claim of the next submission; 0 if Argo retried the step, and after a stop."""
     submit: float
     """Until the binding of its Workflow."""
     wait: float
@@ -191,8 +196,9 @@ class StepTimeUsage(Record):
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds from its first admission to its end."""
-        return max(0.0, (self.ended_at - self.began_at).total_seconds())
+        """Seconds from its first admission to its end, without pauses."""
+        pauses = sum(recovery.pause for recovery in self.recoveries)
+        return max(0.0, (self.ended_at - self.began_at).total_seconds() - pauses)
 
     @property
     def held_seconds(self) -> float:
@@ -249,7 +255,7 @@ def find_failure_cause(attempt: Attempt) -> str:
     if attempt.end is None or attempt.end.outcome is AttemptEndOutcome.DONE:
         return ""
     if attempt.end.outcome is AttemptEndOutcome.FENCED:
-        return "fenced"
+        return STOPPED if attempt.end.stopped else "fenced"
     return (attempt.end.cause or Cause.UNKNOWN).value
 
 
@@ -281,13 +287,14 @@ def measure_recoveries(
     for before, after, old, new in zip(attempts, attempts[1:], usages, usages[1:], strict=False):
         if before.end is None or before.end.outcome is AttemptEndOutcome.DONE:
             continue
-        decide, submit, wait = _measure_recovery_waits(before.end.written_at, after, submissions)
+        decide, submit, wait = _measure_recovery_waits(before.end.ended_at, after, submissions)
         recoveries.append(
             Recovery(
                 after=before.claim.attempt,
                 failed_by=find_failure_cause(before),
                 detect=old.seconds(TimePhase.DETECTING),
-                decide=decide,
+                pause=decide if before.end.stopped else 0.0,
+                decide=0.0 if before.end.stopped else decide,
                 submit=submit,
                 wait=wait,
                 start=new.seconds(TimePhase.STARTING),
@@ -358,7 +365,7 @@ class TimeUsage(Record):
 
     @property
     def failures(self) -> int:
-        return sum(cost.failures for cost in self.costs.values())
+        return sum(cost.failures for cause, cost in self.costs.items() if cause != STOPPED)
 
     @property
     def costs(self) -> Mapping[str, FailureCost]:
@@ -443,7 +450,7 @@ def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
 def _find_step_end(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:
     """End of a step; for an attempt without an end record, the recorded end of its Workflow, or else ``now``."""
     if last.end is not None:
-        return last.end.written_at
+        return last.end.ended_at
     by = numbered.get(last.claim.submission)
     return min(now, by.end.written_at) if by is not None and by.end is not None else now
 

@@ -365,7 +365,7 @@ def _attempt_detail(
         item=names.value(attempt.claim.step),
         attempt=attempt.claim.attempt,
         submission=attempt.claim.submission,
-        outcome=end.outcome.value if end else "",
+        outcome=("stopped" if end.stopped else end.outcome.value) if end else "",
         cause=end.cause.value if end and end.cause else "",
         message=end.message if end else "",
         evidence=end.evidence if end else None,
@@ -373,7 +373,7 @@ def _attempt_detail(
         exit_code=end.exit_code if end else None,
         starts_from=attempt.claim.starts_from.relative_to(attempt.claim.lineage) if attempt.claim.starts_from else "",
         opened_at=attempt.claim.written_at,
-        ended_at=end.written_at if end else None,
+        ended_at=end.ended_at if end else None,
         outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
         if end
         else {},

@@ -15,7 +15,7 @@ from pathlib import Path
 from tiphys_plugin.cluster.interface import DirectoryCluster
 
 from hera_pipelines.local.interpreter import Interpreter, TemplateCall
-from hera_pipelines.local.live_workflows import hold_workflow_lock
+from hera_pipelines.local.live_workflows import hold_workflow_lock, mark_alive
 from hera_pipelines.local.nodes import NodeChange, NodePhase, NodeTable, WorkflowNode, ignore_change
 from hera_pipelines.local.plugin_client import PluginClient, PluginEndpoint, WorkflowIdentity
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
@@ -41,6 +41,7 @@ _SHUTDOWN_NOTICES = {
 }
 
 _DISK_WATCH_SECONDS = 2.0
+_HEARTBEAT_SECONDS = 1.0
 _FULL_DISK_BYTES = 1 << 20
 """A disk with less free space counts as full."""
 
@@ -157,16 +158,22 @@ class LocalEngine:
         identity = WorkflowIdentity(metadata["name"], metadata["namespace"], metadata["uid"])
         writer = asyncio.ensure_future(stored_workflow.write_periodically(nodes))
         disk_watch = asyncio.ensure_future(_watch_disks(self._folders, nodes.announce))
+        heartbeat = asyncio.ensure_future(self._mark_alive(metadata["name"]))
         try:
             async with PluginClient(self._plugin, identity, self._speed) as plugin_client:
                 return await self._run_main_and_exit_handler(
                     self._build_interpreter(workflow, nodes, shutdown, plugin_client), shutdown
                 )
         finally:
-            for task in (writer, disk_watch):
+            for task in (writer, disk_watch, heartbeat):
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+
+    async def _mark_alive(self, workflow: str) -> None:
+        while True:
+            mark_alive(self._state, workflow)
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
 
     async def _run_main_and_exit_handler(
         self, interpreter: Interpreter, shutdown: WorkflowShutdown

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 
+from hera_pipelines.local import shutdown
 from hera_pipelines.local.arguments import (
     Variables,
     VariableScope,
@@ -238,9 +239,6 @@ def _task_state(node: WorkflowNode) -> TaskState:
     return TaskState(node.phase, tuple(item.phase for item in node.items))
 
 
-_ANSWER_SECONDS = 5.0
-"""Time that a plugin step of the exit handler of a stopped workflow has for its first answer, at the least."""
-
 NODE_KINDS = {
     "dag": "DAG",
     "steps": "Steps",
@@ -409,13 +407,15 @@ class Interpreter:
             await asyncio.wait({execution, stopped, grace_over}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if grace_over.done():  # the call may have begun late, so a healthy plugin gets the time for an answer
                 await asyncio.wait(
-                    {execution, stopped, first_answer}, timeout=_ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    {execution, stopped, first_answer},
+                    timeout=shutdown.ANSWER_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
             if execution.done() and not stopped.done():
                 return self._finish_node(node, execution.result())
             reason = self.shutdown.stop_reason(call.on_exit)
             if not reason and grace_over.done():
-                reason = self.shutdown.unrecorded = _describe_unrecorded(pending)
+                reason = self.shutdown.give_up_recording(pending)
             return self._finish_node(node, NodeEnd(NodePhase.FAILED, reason or f"{call.node} exceeded its timeout"))
         finally:
             for waiter in (execution, stopped, grace_over, first_answer):
@@ -479,14 +479,6 @@ class Interpreter:
         if NODE_KINDS[template_type(template)] == "Pod" and not template.get("retryStrategy"):
             variables["pod.name"] = pod_name(self.definition.workflow_name, call.node, call.template)
         return variables
-
-
-def _describe_unrecorded(pending: list[str]) -> str:
-    """Why a plugin step was given up, from the messages of its Pending answers."""
-    if not pending:
-        return f"storage did not answer within {_ANSWER_SECONDS:g} s"
-    tries = "once" if len(pending) == 1 else f"{len(pending)} times"
-    return f"{pending[-1].removeprefix('Waiting: ')} (tried {tries})"
 
 
 def template_type(template: Manifest) -> str:

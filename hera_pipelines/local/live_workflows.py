@@ -6,8 +6,10 @@ its engine. Commands that only look at runs need no more than this module.
 """
 
 import fcntl
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tiphys_controller.submit.submitter import LiveWorkflow
@@ -39,10 +41,17 @@ class LocalWorkflows:
         raise ConflictError(f"no engine is open for Workflow {name}; use a LocalSession as a context manager")
 
     def _live_workflow(self, document: Manifest) -> LiveWorkflow:
-        metadata = document["metadata"]
-        phase = (document.get("status") or {}).get("phase", "Pending")
-        running = phase == "Running" and is_workflow_locked(self._state, metadata["name"])
-        return LiveWorkflow(metadata["name"], metadata["namespace"], metadata["uid"], phase, running)
+        metadata, status = document["metadata"], document.get("status") or {}
+        phase, finished_at = status.get("phase", "Pending"), status.get("finishedAt")
+        return LiveWorkflow(
+            metadata["name"],
+            metadata["namespace"],
+            metadata["uid"],
+            phase,
+            phase == "Running" and is_workflow_locked(self._state, metadata["name"]),
+            datetime.fromisoformat(finished_at) if finished_at else None,
+            stopped="shutdown" in document["spec"],
+        )
 
 
 @contextmanager
@@ -75,6 +84,17 @@ def is_workflow_locked(state: Path, workflow: str) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def mark_alive(state: Path, workflow: str) -> None:
+    """Note that the engine of ``workflow`` is alive, for `last_alive_at`."""
+    with suppress(OSError):
+        os.utime(_lock_path(state, workflow))
+
+
+def last_alive_at(state: Path, workflow: str) -> datetime:
+    """Last sign of life of the engine of ``workflow``, which has held its lock."""
+    return datetime.fromtimestamp(_lock_path(state, workflow).stat().st_mtime, UTC)
 
 
 def _lock_path(state: Path, workflow: str) -> Path:

@@ -10,14 +10,15 @@ run forever and hold their GPUs. Their processes ended with the engine (see
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 
 from tiphys_controller import LiveWorkflow
 from tiphys_plugin import LOCAL_SETTINGS, DirectoryCluster, PluginCore, PluginServer, SqliteLedger, load_queues
 
 from hera_pipelines.local.engine import LocalEngine
-from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lock, is_workflow_locked
-from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
+from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lock, is_workflow_locked, last_alive_at
+from hera_pipelines.local.nodes import NodeChange, NodePhase, format_rfc3339, ignore_change
 from hera_pipelines.local.plugin_client import PluginEndpoint
 from hera_pipelines.local.workflow_object import add_server_fields
 from tiphys.errors import ConflictError, NotFoundError, StoreError
@@ -49,19 +50,24 @@ def _mark_failed_under_lock(cluster: DirectoryCluster, state: Path, name: str) -
             workflow = cluster.workflow("default", name)
             if workflow is None or _workflow_phase(workflow) != NodePhase.RUNNING:
                 return False
-            _mark_failed(cluster, workflow)
+            _mark_failed(cluster, workflow, last_alive_at(state, name))
             return True
     except ConflictError:
         return False  # another session holds the lock and marks it
 
 
-def _mark_failed(cluster: DirectoryCluster, workflow: Manifest) -> None:
+def _mark_failed(cluster: DirectoryCluster, workflow: Manifest, died_at: datetime) -> None:
     """Write the pods first, so that a finished workflow never has running pods."""
     for pod in cluster.workflow_pods(workflow["metadata"]["uid"]):
         if not pod.finished:
-            failure = {"phase": "Failed", "reason": "NodeLost", "message": _ENGINE_LOST_MESSAGE}
+            failure = {"phase": "Failed", "reason": "NodeLost", "message": _ENGINE_LOST_MESSAGE, "trouble_at": died_at}
             cluster.write_pod(pod.model_copy(update=failure))
-    status = {**workflow["status"], "phase": str(NodePhase.FAILED), "message": _ENGINE_LOST_MESSAGE}
+    status = {
+        **workflow["status"],
+        "phase": str(NodePhase.FAILED),
+        "message": _ENGINE_LOST_MESSAGE,
+        "finishedAt": format_rfc3339(died_at),
+    }
     cluster.write_workflow({**workflow, "status": status})
 
 

@@ -11,10 +11,12 @@ longest grace period of the running programs is over, the end stays unrecorded.
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 STOP, TERMINATE = "Stop", "Terminate"
+ANSWER_SECONDS = 5.0
+"""Time that a plugin step of the exit handler of a stopped workflow has for its first answer, at the least."""
 
 
 class WorkflowShutdown:
@@ -69,6 +71,19 @@ class WorkflowShutdown:
         """Wait until the workflow was stopped and the grace period of its programs is over."""
         await self._stopped.wait()
         await asyncio.sleep(self._grace_ends_at - asyncio.get_running_loop().time())
+
+    def give_up_recording(self, answers: Sequence[str]) -> str:
+        """Note that the exit handler is given up, and return the reason.
+
+        Args:
+            answers: Messages of the Pending answers to its plugin step.
+        """
+        if answers:
+            tries = "once" if len(answers) == 1 else f"{len(answers)} times"
+            self.unrecorded = f"{answers[-1].removeprefix('Waiting: ')} (tried {tries})"
+        else:
+            self.unrecorded = f"storage did not answer within {ANSWER_SECONDS:g} s"
+        return self.unrecorded
 
     async def sleep(self, seconds: float, on_exit: bool) -> None:
         """Sleep for ``seconds``, or until the node may not run any more."""

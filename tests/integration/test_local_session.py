@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hera_pipelines import Checkpoints, Pipeline, Step, Train
 from hera_pipelines.local.nodes import NodeChange
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.errors import ConflictError, NotFoundError, StoreError
+from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, read_step_attempts
 
 PREP = """
@@ -230,7 +232,9 @@ def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path
         engine.send_signal(signal.SIGTERM)
         output, _ = engine.communicate(timeout=120)
     assert output == b"Failed\n"
-    assert desk.outcomes("fit") == []  # its settle was stopped too; the next submission ends it
+    [stopped] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
+    assert stopped is not None
+    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped with its workflow", True)
     (code / "plan").write_text("")
     assert desk.resume() == "Succeeded"
     assert desk.outcomes("fit") == ["fenced", "done"]
@@ -245,14 +249,20 @@ def test_a_killed_engine_takes_the_program_along_and_the_next_submission_goes_on
         _until(lambda: desk.said("hanging"))
         alive = desk.session().find("default", "night")
         engine.kill()
+    died_at = utc_now()
     _until(lambda: not _programs(desk.folder))
     dead = desk.session().find("default", "night")
     assert alive is not None
     assert dead is not None
     assert (alive.running, dead.running) == (True, False)
+    os.utime(desk.folder / "state" / "locks" / "night.lock", (died_at.timestamp() + 3600,) * 2)
     (code / "plan").write_text("")
     assert desk.resume() == "Succeeded"
     assert desk.outcomes("fit") == ["fenced", "done"]
+    [lost, _] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
+    assert lost is not None
+    assert lost.last_alive_at == (died_at + timedelta(hours=1)).replace(microsecond=0)
+    assert not lost.stopped
 
 
 def _programs(folder: Path) -> list[int]:

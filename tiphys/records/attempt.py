@@ -275,6 +275,10 @@ class AttemptEnd(SealedRecord):
     evidence: FailureEvidence | None = None
     """None for an end that was not classified, or that an older version wrote."""
     exit_code: int | None = None
+    stopped: bool = Field(default=False, exclude_if=lambda stopped: not stopped)
+    """Whether a person stopped its workflow. Its outcome is then `AttemptEndOutcome.FENCED`, and it did not fail."""
+    last_alive_at: Timestamp | None = Field(default=None, exclude_if=lambda moment: moment is None)
+    """Last sign of life, if this record was written much later; None: it ended shortly before this record."""
     progress: bool = False
     progress_unknown: bool = Field(default=False, exclude_if=lambda unknown: not unknown)
     """Whether it committed checkpoints that cannot be read, so its progress is unknown. No budget is charged then."""
@@ -290,6 +294,11 @@ class AttemptEnd(SealedRecord):
     """Its newest checkpoint; None if it committed none that is visible outside its pods."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
+
+    @property
+    def ended_at(self) -> Timestamp:
+        """When the attempt ended, as far as is known."""
+        return self.last_alive_at or self.written_at
 
     @classmethod
     def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ three see the same state.
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -209,7 +210,16 @@ def find_output_fault(end: AttemptEnd, sizes: Mapping[str, int]) -> str | None:
     return None
 
 
-def fence_attempt(store: Store, run: str, step: str, attempt: int, message: str) -> AttemptEnd | None:
+def fence_attempt(
+    store: Store,
+    run: str,
+    step: str,
+    attempt: int,
+    message: str,
+    *,
+    stopped: bool = False,
+    last_alive_at: datetime | None = None,
+) -> AttemptEnd | None:
     """End an attempt as fenced, unless it has an end: nothing that it commits later counts.
 
     An end is create-only, so a fence and a late finish cannot both count.
@@ -220,6 +230,8 @@ def fence_attempt(store: Store, run: str, step: str, attempt: int, message: str)
         step: Id of the step.
         attempt: Number of the attempt.
         message: Why it is fenced, for people.
+        stopped: Whether a person stopped its workflow.
+        last_alive_at: Its last sign of life; None: now.
 
     Returns:
         The end that the attempt has now, possibly by another writer; None for an attempt that was never claimed.
@@ -239,6 +251,8 @@ def fence_attempt(store: Store, run: str, step: str, attempt: int, message: str)
         submission=claim.submission,
         outcome=AttemptEndOutcome.FENCED,
         message=message,
+        stopped=stopped,
+        last_alive_at=last_alive_at,
         step_key=claim.step_key,
     )
     return claim_record(store, layout.attempt_end(step, attempt), fence).record

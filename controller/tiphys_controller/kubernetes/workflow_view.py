@@ -9,6 +9,7 @@ uid in the binding of a submission decides.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -113,10 +114,16 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
 
 def build_live_workflow(workflow: Object) -> LiveWorkflow:
     """Build the `LiveWorkflow` of a Workflow object."""
-    metadata = workflow["metadata"]
-    phase = (workflow.get("status") or {}).get("phase") or "Pending"
+    metadata, status = workflow["metadata"], workflow.get("status") or {}
+    finished_at = status.get("finishedAt")
     return LiveWorkflow(
-        metadata["name"], metadata["namespace"], metadata["uid"], phase, not is_workflow_finished(workflow)
+        metadata["name"],
+        metadata["namespace"],
+        metadata["uid"],
+        status.get("phase") or "Pending",
+        not is_workflow_finished(workflow),
+        datetime.fromisoformat(finished_at) if finished_at else None,
+        stopped=bool((workflow.get("spec") or {}).get("shutdown")),
     )
 
 

@@ -94,7 +94,7 @@ def determine_step_state(
         return StepState(StepStatus.NEVER_STARTED, "never started")
     last = listing.last_attempt
     if last not in listing.ended_attempts:
-        return StepState(StepStatus.MISSING, f"never finished: attempt {last} has no end record", last)
+        return StepState(StepStatus.MISSING, f"never finished: attempt {last} runs, or was lost", last)
     rows = listing.output_sizes.get(last, {})
     if listing.is_verified:
         return _done_state(last, len(rows))
@@ -119,9 +119,8 @@ def determine_reused_state(reused: ReusedResult) -> StepState:
 
 def _state_from_end(end: AttemptEnd, sizes: Mapping[str, int]) -> StepState:
     if end.outcome is AttemptEndOutcome.FENCED:
-        return StepState(
-            StepStatus.MISSING, f"never finished: attempt {end.attempt} was fenced by a resume", end.attempt
-        )
+        how = "stopped" if end.stopped else "lost and fenced by a resume"
+        return StepState(StepStatus.MISSING, f"never finished: attempt {end.attempt} was {how}", end.attempt)
     if end.outcome is AttemptEndOutcome.FAILED:
         return StepState(StepStatus.MISSING, _failure_text(end), end.attempt)
     if fault := find_output_fault(end, sizes):

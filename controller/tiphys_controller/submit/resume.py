@@ -9,18 +9,22 @@ A claim whose Workflow was never created is completed by the next resume.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
 from tiphys.faults import failpoint
-from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, SubmissionClaim, SubmissionKind
+from tiphys.lineage.select import read_newest_commit
+from tiphys.protocol.compiled_workflow import Manifest, is_shutdown_message
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Event, SubmissionClaim, SubmissionKind
 from tiphys.store import (
     RunLayout,
     Store,
+    Submission,
     append_events,
     claim_record,
     fence_attempt,
+    find_record,
     pass_over_end,
     read_submissions,
 )
@@ -52,15 +56,49 @@ from tiphys_controller.submit.submission import (
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter
 
 
-def fence_attempts(store: Store, run: str, attempts: Sequence[AttemptId]) -> list[AttemptEnd]:
+class WorkflowEnd(NamedTuple):
+    """The end of a Workflow that is known not to run any more."""
+
+    at: datetime | None
+    """None if unknown, as of a Workflow that was deleted."""
+    stopped: bool
+    """Whether a person stopped it."""
+
+
+def find_workflow_end(last: Submission | None, live: LiveWorkflow | None, *, force: bool) -> WorkflowEnd | None:
+    """The end of the Workflow of a submission; None if it runs, or may run where it is not visible.
+
+    Args:
+        last: The submission.
+        live: Its Workflow in the cluster of the resume; None if there is none.
+        force: Whether the Workflow may run although it is not visible.
+    """
+    if last is not None and last.end is not None:
+        return WorkflowEnd(last.end.written_at, is_shutdown_message(last.end.message))
+    if live is not None and not live.running:
+        return WorkflowEnd(live.finished_at, live.stopped)
+    return WorkflowEnd(None, False) if live is None and not force else None
+
+
+def fence_attempts(
+    store: Store, run: str, attempts: Sequence[AttemptId], workflow_end: WorkflowEnd | None = None
+) -> list[AttemptEnd]:
     """End each attempt as fenced, unless it has an end; answers the ends that the attempts have now.
+
+    Their programs ended with the Workflow: no later than its end, no earlier than their newest checkpoints.
+
+    Args:
+        store: Store of the run.
+        run: Name of the run.
+        attempts: The attempts.
+        workflow_end: End of their Workflow; None if it may still run.
 
     Raises:
         ObjectMissingError: a claim is gone since it was listed. The attempt may still run, and nothing would fence it.
     """
     ends = []
     for step, attempt in attempts:
-        end = fence_attempt(store, run, step, attempt, "fenced by a resume of the run")
+        end = _fence_attempt(store, run, step, attempt, workflow_end)
         if end is None:
             raise ObjectMissingError(
                 f"{store.url}: {RunLayout(run).attempt(step, attempt)} is gone since it was listed, so attempt "
@@ -68,6 +106,33 @@ def fence_attempts(store: Store, run: str, attempts: Sequence[AttemptId]) -> lis
             )
         ends.append(end)
     return ends
+
+
+def _fence_attempt(
+    store: Store, run: str, step: str, attempt: int, workflow_end: WorkflowEnd | None
+) -> AttemptEnd | None:
+    if workflow_end is None:
+        return fence_attempt(store, run, step, attempt, "fenced by a resume of the run")
+    claim = find_record(store, RunLayout(run).attempt(step, attempt), AttemptClaim)
+    newest = read_newest_commit(store, claim.lineage, attempt) if claim and claim.lineage else None
+    signs = [
+        moment
+        for moment in (
+            claim.written_at if claim else None,
+            newest.written_at if newest else None,
+            workflow_end.at,
+        )
+        if moment
+    ]
+    return fence_attempt(
+        store,
+        run,
+        step,
+        attempt,
+        "stopped with its workflow" if workflow_end.stopped else "lost with its workflow, which recorded no end of it",
+        stopped=workflow_end.stopped,
+        last_alive_at=max(signs, default=None),
+    )
 
 
 class ResumeRequest(NamedTuple):
@@ -294,8 +359,10 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     if recovered := _recover_unbound_workflow(store, submitter, run_plan, request):
         number = run_plan.state.submissions[-1].claim.submission
         return ResumeResult(run, build_plan_report(run_plan, store.url), number, recovered.name, recovered.uid)
-    next_submission = _choose_submission(store, submitter, run_plan, options)
-    fenced = fence_attempts(store, run, run_plan.state.open_attempts)
+    live = find_workflow(submitter, run_plan.last_submission) if run_plan.last_submission else None
+    next_submission = _choose_submission(store, submitter, run_plan, options, live)
+    workflow_end = find_workflow_end(run_plan.last_submission, live, force=options.force)
+    fenced = fence_attempts(store, run, run_plan.state.open_attempts, workflow_end)
     failpoint("resume.after_fence")
     for damaged in damaged_ends:
         pass_over_end(store, run, *damaged, _describe_command(request, options.force))
@@ -308,16 +375,18 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         claim_record(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")
     claimed = next_submission.unsent_claim or claim_submission(store, submitter, run_plan, request, next_submission)
-    live = create_and_bind(store, submitter, claimed, _prune_for(store, run_plan, next_submission), "resume")
+    created = create_and_bind(store, submitter, claimed, _prune_for(store, run_plan, next_submission), "resume")
     fenced_names = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is AttemptEndOutcome.FENCED)
     passed_over = tuple(RunLayout(run).attempt_end(*damaged) for damaged in damaged_ends)
-    append_events(store, run, "controller", [build_resumed_event(run_plan, claimed, live, fenced_names, passed_over)])
+    append_events(
+        store, run, "controller", [build_resumed_event(run_plan, claimed, created, fenced_names, passed_over)]
+    )
     return ResumeResult(
         run,
         build_plan_report(run_plan, store.url),
         claimed.submission,
-        live.name,
-        live.uid,
+        created.name,
+        created.uid,
         fenced_names,
         passed_over=passed_over,
     )
@@ -368,12 +437,12 @@ def _recover_unbound_workflow(
 
 
 def _choose_submission(
-    store: Store, submitter: Submitter, run_plan: RunPlan, options: _ResumeOptions
+    store: Store, submitter: Submitter, run_plan: RunPlan, options: _ResumeOptions, live: LiveWorkflow | None
 ) -> NextSubmission:
-    last = run_plan.last_submission
-    live = find_workflow(submitter, last) if last else None
     namespace = options.namespace or recorded_namespace(run_plan.state.record)
-    next_submission = choose_next_submission(last, live, submitter.cluster, namespace, options.force)
+    next_submission = choose_next_submission(
+        run_plan.last_submission, live, submitter.cluster, namespace, options.force
+    )
     next_submission = options.request.check_unsent_claim(next_submission, options.force)
     if next_submission.unsent_claim is None:
         check_workflow_name_free(

@@ -5,6 +5,7 @@ The local engine, the Kubernetes API server and an argo-server implement it.
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -35,6 +36,10 @@ class LiveWorkflow(NamedTuple):
     uid: str
     phase: str
     running: bool
+    finished_at: datetime | None = None
+    """When it finished, or the last sign of life of its engine; None while it runs, or if unknown."""
+    stopped: bool = False
+    """Whether a person stopped it."""
 
 
 class Submitter(Protocol):

@@ -229,7 +229,7 @@ def _held_seconds(attempt: Attempt) -> float:
     """How long an ended attempt held its GPUs; 0 if it held none, or has no end yet."""
     if attempt.end is None or not attempt.claim.lease:
         return 0.0
-    return max(0.0, (attempt.end.written_at - attempt.claim.written_at).total_seconds())
+    return max(0.0, (attempt.end.ended_at - attempt.claim.written_at).total_seconds())
 
 
 def _reject_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], reason: str) -> ExecuteReply:

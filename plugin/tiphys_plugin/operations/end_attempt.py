@@ -43,11 +43,12 @@ from tiphys.records import (
     Output,
     Preemption,
 )
-from tiphys.store import claim_record, find_record, read_step_attempts
+from tiphys.store import claim_record, find_record, read_all_attempts, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
+from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
-from tiphys_plugin.runtime.context import StepCall
+from tiphys_plugin.runtime.context import PluginContext, StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
 
 _log = structlog.get_logger()
@@ -138,6 +139,18 @@ def _find_argo_message(call: StepCall, attempt: AttemptClaim) -> str:
     return next((message[:_MAX_EVIDENCE_CHARACTERS] for message in reversed(messages) if message), "")
 
 
+def end_stopped_attempts(context: PluginContext, binding: RunBinding) -> None:
+    """End the open attempts of a stopped workflow whose pods have ended."""
+    for attempts in read_all_attempts(context.store, binding.run).values():
+        claim = attempts[-1].claim
+        if attempts[-1].end is not None or claim.uid != binding.uid:
+            continue
+        spec = binding.pipeline.step(claim.step.partition(".")[0])
+        call = StepCall(context, binding, spec, claim.step, claim.instance, claim.node)
+        if not _has_live_pods(call, claim):
+            record_end(call, claim, AttemptEndOutcome.FENCED, message="stopped with its workflow", stopped=True)
+
+
 def not_started_message(status: str) -> str:
     """The message for a program that Argo did not start; ``status`` is Argo's."""
     return f"Argo did not start it ({status or 'no status'}), as it does while a workflow is stopping"
@@ -152,6 +165,7 @@ def record_end(
     message: str = "",
     evidence: FailureEvidence | None = None,
     exit_code: int | None = None,
+    stopped: bool = False,
     outputs: tuple[Output, ...] = (),
     preempted: Preemption | None = None,
     terminating_at: datetime | None = None,
@@ -174,6 +188,7 @@ def record_end(
         message=message,
         evidence=evidence,
         exit_code=exit_code,
+        stopped=stopped,
         progress=newest is not None or _has_progress_note(call, attempt),
         progress_unknown=newest is None and unreadable,
         step_key=attempt.step_key,
@@ -206,10 +221,7 @@ def release_lease(call: StepCall, attempt: AttemptClaim) -> None:
 
 def release_lease_if_ended(call: StepCall, attempt: AttemptClaim) -> None:
     """Release the GPUs of an attempt that has an end record, perhaps by another replica, once its pods are gone."""
-    if not attempt.lease:
-        return
-    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt)
-    if pods.find_live_pod(pod_statuses) is None and not _check_gang_active(call, attempt, pod_statuses):
+    if attempt.lease and not _has_live_pods(call, attempt):
         call.context.ledger.release(attempt.lease)
 
 
@@ -343,6 +355,12 @@ def _count_members_left(call: StepCall, gang: GangSpec, attempt: AttemptClaim) -
         return next((lease.request.members for lease in leases if lease.id == attempt.lease), gang.members)
     gang_status = _find_gang_status(call, gang, attempt)
     return gang.members if gang_status is None or gang_status.remaining is None else gang_status.remaining
+
+
+def _has_live_pods(call: StepCall, attempt: AttemptClaim) -> bool:
+    """Whether a pod of the attempt runs, or its workload may still create pods."""
+    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt)
+    return pods.find_live_pod(pod_statuses) is not None or _check_gang_active(call, attempt, pod_statuses)
 
 
 def _check_gang_active(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:

@@ -20,7 +20,7 @@ from tiphys.protocol.operations import FinalizeOperation
 from tiphys.records import SubmissionEnd
 from tiphys.store import claim_record
 from tiphys_plugin.attempts.run_binding import RunBinding
-from tiphys_plugin.operations import lease_reclaim
+from tiphys_plugin.operations import end_attempt, lease_reclaim
 from tiphys_plugin.runtime.context import PluginContext
 
 _MAX_MESSAGE_CHARACTERS = 1000
@@ -89,12 +89,10 @@ def _parse_failed_nodes(failures: str) -> list[_FailedNode]:
 
 def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOperation) -> ExecuteReply:
     """Answer the finalize node; a repeated call gets the record that was sealed first."""
-    end = SubmissionEnd(
-        run=binding.run,
-        submission=binding.submission,
-        status=operation.status,
-        message=summarize_failures(operation.failures),
-    )
+    message = summarize_failures(operation.failures)
+    if context.settings.end_stopped_attempts and is_shutdown_message(message):
+        end_attempt.end_stopped_attempts(context, binding)
+    end = SubmissionEnd(run=binding.run, submission=binding.submission, status=operation.status, message=message)
     sealed = claim_record(context.store, binding.layout.submission_end(binding.submission), end).record
     failpoint("finalize.after_seal")
     context.ledger.release_workflow(binding.uid)

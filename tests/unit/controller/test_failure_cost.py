@@ -70,9 +70,15 @@ def opened(store, number, seconds, start=None, submission=1):
     write_claim(store, claim.model_copy(update={"written_at": at(seconds)}))
 
 
-def ended(store, number, seconds, over=None, saved=None, **fields):
+def ended(store, number, seconds, over=None, saved=None, stopped=False, last_alive_at=None, **fields):
     end = end_of(number, **fields)
-    told = {"written_at": at(seconds), "terminating_at": None if over is None else at(over), "last_checkpoint": saved}
+    told = {
+        "written_at": at(seconds),
+        "terminating_at": None if over is None else at(over),
+        "last_checkpoint": saved,
+        "stopped": stopped,
+        "last_alive_at": last_alive_at,
+    }
     write_end(store, end.model_copy(update=told))
 
 
@@ -209,6 +215,40 @@ def test_a_recovery_by_another_submission_tells_deciding_and_submitting_apart(st
     opened(store, 2, 107, submission=2)
     (recovery,) = account(store).steps[0].recoveries
     assert (recovery.decide, recovery.submit, recovery.wait, recovery.failed_by) == (2, 1, 4, "fenced")
+
+
+def submitted(store, number, seconds):
+    claim = SubmissionClaim(
+        run=RUN, submission=number, kind=SubmissionKind.RESUME, workflow_name="w", namespace="n", written_at=at(seconds)
+    )
+    claim_record(store, RunLayout(RUN).submission(number), claim)
+
+
+def test_a_pause_between_a_stop_and_the_resume_is_neither_useful_nor_lost(store):
+    opened(store, 1, 0)
+    ended(store, 1, 101, outcome=AttemptEndOutcome.FENCED, stopped=True, saved=saved(1, 50, 100, began(0, None, 0)))
+    submitted(store, 2, 90_000)
+    opened(store, 2, 90_004, ref(1, 50), submission=2)
+    ended(store, 2, 90_054, outcome=AttemptEndOutcome.DONE)
+    found = account(store, now=1e6)
+    (step,) = found.steps
+    assert (step.elapsed_seconds, step.held_seconds, step.seconds(TimePhase.LOST)) == (155, 151, 1)
+    assert found.goodput == pytest.approx(150 / 155)
+    (recovery,) = step.recoveries
+    assert (recovery.pause, recovery.decide, recovery.wait, recovery.failed_by) == (90_000 - 101, 0, 4, "stopped")
+    assert found.failures == 0
+
+
+def test_an_attempt_that_a_resume_ended_is_over_with_its_last_sign_of_life(store):
+    opened(store, 1, 0)
+    commit(store, ref(1, 50), written_at=at(80), began=began(0, None, 0))
+    ended(store, 1, 9000, outcome=AttemptEndOutcome.FENCED, last_alive_at=at(90))
+    submitted(store, 2, 9001)
+    opened(store, 2, 9002, ref(1, 50), submission=2)
+    (step,) = account(store, now=9002).steps
+    assert seconds(step.entries[0]) == {"useful": 80, "lost": 10}
+    (recovery,) = step.recoveries
+    assert (recovery.decide, recovery.failed_by) == (9001 - 90, "fenced")
 
 
 def test_clocks_that_disagree_make_no_negative_time(store):

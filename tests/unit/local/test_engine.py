@@ -15,7 +15,7 @@ from support.scripted_plugin import TOKEN, ScriptedPlugin, failed, pending, succ
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 from tiphys_plugin import PodStatus
 
-from hera_pipelines.local import interpreter
+from hera_pipelines.local import shutdown
 from hera_pipelines.local.nodes import NodeChange, NodePhase
 from tiphys.errors import ConflictError, StoreError
 
@@ -476,7 +476,7 @@ def test_a_stop_waits_for_storage_no_longer_than_for_the_programs(tmp_path: Path
 def test_storage_that_never_answers_does_not_keep_a_person_from_stopping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreter, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(shutdown, "ANSWER_SECONDS", 0.1)
     answer = threading.Event()
 
     def hang(_: Any) -> Any:

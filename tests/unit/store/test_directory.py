@@ -318,7 +318,7 @@ class TestVanishedStore:
     def test_is_not_made_again_by_a_write(self, store: DirectoryStore, root: Path) -> None:
         root.rmdir()
 
-        with pytest.raises(StoreError, match=r"No such file or directory; check the disk and the mount"):
+        with pytest.raises(StoreError, match=r"is gone; check that its volume is still mounted"):
             store.create("a", b"")
 
         assert not root.exists()

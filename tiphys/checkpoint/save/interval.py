@@ -91,8 +91,8 @@ def read_failure_history(attempts: Iterable[Attempt]) -> FailureHistory:
     for claim, end in attempts:
         if end is None:
             continue
-        seconds += max(0.0, (end.written_at - claim.written_at).total_seconds())
-        if end.outcome is not AttemptEndOutcome.DONE and end.cause is not Cause.OUTPUT_MISSING:
+        seconds += max(0.0, (end.ended_at - claim.written_at).total_seconds())
+        if end.outcome is not AttemptEndOutcome.DONE and end.cause is not Cause.OUTPUT_MISSING and not end.stopped:
             failures[end.cause.value if end.cause else end.outcome.value] += 1
     return FailureHistory(dict(failures), seconds)
 

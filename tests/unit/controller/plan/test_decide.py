@@ -95,7 +95,7 @@ def test_only_the_last_attempt_counts(store: Store) -> None:
 def test_an_attempt_without_an_end_is_not_finished(store: Store) -> None:
     recorded(store, gated("prep")).opened("prep", attempt=3)
 
-    assert reason(plan_run(store, RUN), "prep") == "never finished: attempt 3 has no end record"
+    assert reason(plan_run(store, RUN), "prep") == "never finished: attempt 3 runs, or was lost"
 
 
 def test_without_a_projection_the_end_record_decides(store: Store) -> None:

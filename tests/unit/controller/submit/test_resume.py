@@ -14,6 +14,7 @@
 """
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -25,8 +26,8 @@ from tiphys_controller import LiveWorkflow, resume_run, start_run
 from tiphys_controller.submit import resume
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
-from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
-from tiphys.store import RunLayout, Store, read_events, read_record, read_submissions
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
+from tiphys.store import RunLayout, Store, claim_record, read_events, read_record, read_submissions
 
 RUN = "digits-1"
 LAYOUT = RunLayout(RUN)
@@ -103,6 +104,36 @@ def test_unfinished_attempts_are_fenced(store: Store, submitter: FakeSubmitter, 
     end = read_record(store, LAYOUT.attempt_end("fit", 1), AttemptEnd)
     assert (end.outcome, end.submission) == (AttemptEndOutcome.FENCED, 1)
     assert read_record(store, LAYOUT.attempt_end("register", 1), AttemptEnd).outcome is AttemptEndOutcome.FAILED
+
+
+@pytest.mark.parametrize("how", ["finished", "gone", "sealed", "stopped", "forced"])
+def test_a_fence_says_when_the_workflow_ended_and_whether_it_was_stopped(
+    store: Store, submitter: FakeSubmitter, history: History, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    over = datetime(2100, 1, 1, tzinfo=UTC)
+    live = submitter.find("default", RUN)
+    assert live is not None
+    found = {"gone": None, "forced": live._replace(running=True, phase="Running")}.get(
+        how, live._replace(running=False, phase="Failed", finished_at=over, stopped=how == "stopped")
+    )
+    if how == "sealed":
+        end = SubmissionEnd(run=RUN, submission=1, status="Failed", message="Stopped with strategy 'Stop'")
+        claim_record(store, LAYOUT.submission_end(1), end)
+    monkeypatch.setattr(submitter, "find", lambda _, name: found if name == RUN else None)
+
+    resume_run(store, submitter, RUN, force=how == "forced")
+
+    fence = read_record(store, LAYOUT.attempt_end("fit", 1), AttemptEnd)
+    claim = read_record(store, LAYOUT.attempt("fit", 1), AttemptClaim)
+    assert fence.stopped is (how in ("sealed", "stopped"))
+    assert fence.message.startswith({"forced": "fenced", "finished": "lost", "gone": "lost"}.get(how, "stopped"))
+    if how in ("finished", "stopped"):
+        assert fence.last_alive_at == over
+    if how == "gone":
+        assert fence.last_alive_at is not None
+        assert claim.written_at <= fence.last_alive_at < over
+    if how == "forced":
+        assert fence.last_alive_at is None
 
 
 def test_a_dry_run_writes_nothing(store: Store, submitter: FakeSubmitter, history: History) -> None:

@@ -3,8 +3,12 @@
 import json
 
 import pytest
-from support.world import phase, prep, records, said, world
+from support.world import commit, fit, phase, prep, records, said, world
+from tiphys_plugin import LOCAL_SETTINGS, PluginSettings
 from tiphys_plugin.operations.finalize import summarize_failures
+
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import read_step_attempts
 
 
 def test_first_seal_stands(tmp_path):
@@ -19,6 +23,30 @@ def test_workflow_that_ended_before_any_step_is_still_a_run(tmp_path):
     flow = world(tmp_path).submit(prep())
     assert phase(flow.finalize("Failed")) == "Succeeded"
     assert records(flow.world.store, "control/runs/digits-abc12/run.json")[0]["pipeline"] == "digits"
+
+
+STOPPED_NODES = json.dumps([{"displayName": "run", "message": "Stopped with strategy 'Stop'"}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "pod", "failures", "ended"),
+    [
+        (LOCAL_SETTINGS, "Failed", STOPPED_NODES, True),
+        (LOCAL_SETTINGS, "Running", STOPPED_NODES, False),
+        (LOCAL_SETTINGS, "Failed", '"null"', False),
+        (PluginSettings(), "Failed", STOPPED_NODES, False),
+    ],
+)
+def test_a_stop_ends_the_attempts_whose_pods_have_ended(tmp_path, settings, pod, failures, ended):
+    here = world(tmp_path, settings=settings)
+    flow = here.submit(fit(), prep())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase=pod)
+    commit(here.store, "digits-abc12/fit", 1, 7)
+    flow.finalize("Failed", failures)
+    (attempt,) = read_step_attempts(here.store, "digits-abc12", "fit")
+    found = attempt.end and (attempt.end.outcome, attempt.end.stopped, attempt.end.message, attempt.end.progress)
+    assert found == ((AttemptEndOutcome.FENCED, True, "stopped with its workflow", True) if ended else None)
 
 
 TWO = [{"displayName": "fit", "message": "exit 1"}, {"displayName": "prep", "message": ""}]
