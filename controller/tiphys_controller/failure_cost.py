@@ -197,8 +197,7 @@ class StepTimeUsage(Record):
     @property
     def elapsed_seconds(self) -> float:
         """Seconds from its first admission to its end, without pauses."""
-        pauses = sum(recovery.pause for recovery in self.recoveries)
-        return max(0.0, (self.ended_at - self.began_at).total_seconds() - pauses)
+        return max(0.0, (self.ended_at - self.began_at).total_seconds() - sum(one.pause for one in self.recoveries))
 
     @property
     def held_seconds(self) -> float:
@@ -309,16 +308,12 @@ def _measure_recovery_waits(
     ended_at: datetime, after: Attempt, submissions: Mapping[int, Submission]
 ) -> tuple[float, float, float]:
     """Seconds from an end to the claim of the next submission, to its binding, and to the next admission."""
-    moments = [ended_at]
+    claimed_at = bound_at = ended_at
     submission = submissions.get(after.claim.submission)
     if submission is not None and submission.claim.written_at > ended_at:
-        moments += [
-            submission.claim.written_at,
-            submission.binding.written_at if submission.binding else submission.claim.written_at,
-        ]
-    else:
-        moments += [ended_at, ended_at]
-    moments.append(after.claim.written_at)
+        claimed_at = submission.claim.written_at
+        bound_at = submission.binding.written_at if submission.binding else claimed_at
+    moments = (ended_at, claimed_at, bound_at, after.claim.written_at)
     decide, submit, wait = (max(0.0, (end - begin).total_seconds()) for begin, end in pairwise(moments))
     return decide, submit, wait
 

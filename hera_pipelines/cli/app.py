@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import tiphys
+from hera_pipelines.cli import exit_on_interrupt
 from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
 from hera_pipelines.cli.screen import Screen, guard_streams
 
@@ -111,7 +112,8 @@ class LazyGroup(TyperGroup):
             from hera_pipelines.cli.logs import log_to_stderr  # imports structlog
 
             log_to_stderr(ctx.params["verbose"])
-        return name, source.load(name), rest
+        with exit_on_interrupt():
+            return name, source.load(name), rest
 
 
 # Accepted before and after the command name, as kubectl does.

@@ -9,10 +9,10 @@ import traceback
 
 import typer
 
+from hera_pipelines.cli import INTERRUPTED_EXIT_CODE
 from hera_pipelines.cli.screen import Screen
 from tiphys.errors import SettingsError, StoreError, TiphysError
 
-INTERRUPTED_EXIT_CODE = 130
 # A full, forbidden or read-only file system is a condition of the machine, not a bug in Tiphys.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)

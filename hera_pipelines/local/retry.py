@@ -2,8 +2,8 @@
 
 The order of the checks is Argo's (``controller/operator.go``,
 processNodeRetries): shutdown, maximum duration, back-off, policy, limit,
-expression. So, as in Argo, a failure that the policy does not retry still waits
-for its back-off first.
+expression. But a failure that no attempt follows does not wait for its back-off,
+whose end would change nothing.
 """
 
 from dataclasses import dataclass
@@ -91,13 +91,14 @@ class RetryStrategy:
         remaining = self._remaining_seconds(observation.elapsed_seconds)
         if remaining is not None and remaining < 0:
             return NoRetry("Max duration limit exceeded")
-        if self.backoff and not observation.has_waited:
+        decision = self._apply_policy(observation, remaining)
+        if isinstance(decision, NextAttempt) and self.backoff and not observation.has_waited:
             wait = self.backoff_seconds(observation.attempts)
             if remaining is not None and wait > remaining:
                 return NoRetry("Backoff would exceed max duration limit")
-            if self.limit is not None and observation.attempts <= self.limit:
+            if self.limit is not None:
                 return BackoffWait(wait, f"Backoff for {wait:g} seconds")
-        return self._apply_policy(observation, remaining)
+        return decision
 
     def backoff_seconds(self, attempts: int) -> float:
         """Back-off in seconds after ``attempts`` attempts: duration × factor^(attempts-1), at most cap."""

@@ -1,6 +1,6 @@
 """What follows a failed attempt, in Argo's order of checks.
 
-shutdown → longest duration → back-off → policy → limit → expression
+shutdown → longest duration → back-off → policy → limit → expression, but no back-off before no attempt
 """
 
 from typing import Any
@@ -81,10 +81,10 @@ def test_without_a_limit_there_is_no_back_off() -> None:
     assert after({"backoff": {"duration": "2s"}}, FAILED) == NextAttempt()
 
 
-def test_even_what_is_not_retried_waits_first() -> None:
-    strategy = {**BACKOFF, "retryPolicy": "OnError"}
-    assert isinstance(after(strategy, FAILED), BackoffWait)
-    assert after(strategy, FAILED._replace(has_waited=True)) == NoRetry(FAILED.message)
+def test_what_is_not_retried_waits_for_nothing() -> None:
+    assert after({**BACKOFF, "retryPolicy": "OnError"}, FAILED) == NoRetry(FAILED.message)
+    refused = "retryStrategy.expression evaluated to false"
+    assert after({**BACKOFF, "expression": "lastRetry.exitCode == '75'"}, FAILED) == NoRetry(refused)
 
 
 def test_after_the_last_retry_nothing_is_waited_for() -> None:
