@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hera_pipelines.local.expressions.evaluate import MissingNameError, go_json
+from hera_pipelines.local.expressions.evaluate import MissingNameError
 from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
 from hera_pipelines.local.nodes import Artifact, WorkflowNode, WorkflowNodeOutputs, format_rfc3339
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import PLACEHOLDER_PATTERN, Manifest
-from tiphys.protocol.fan_out import aggregate_outputs
+from tiphys.protocol.fan_out import aggregate_outputs, go_json
 
 Variables = Mapping[str, str | None]
 

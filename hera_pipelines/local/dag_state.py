@@ -23,13 +23,13 @@ from hera_pipelines.local.arguments import (
     substitute_all_variables,
     substitute_variables,
 )
-from hera_pipelines.local.expressions.evaluate import go_json, go_text
+from hera_pipelines.local.expressions.evaluate import go_text
 from hera_pipelines.local.expressions.govaluate import condition_holds
 from hera_pipelines.local.nodes import NodePhase, item_name
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.depends import AllOf, DependsExpression, TaskResult, parse_depends, simplify, tasks_in
-from tiphys.protocol.fan_out import FAN_OUT_FIELDS, is_fan_out, item_values
+from tiphys.protocol.fan_out import FAN_OUT_FIELDS, go_json, is_fan_out, item_values
 
 
 class TaskState(NamedTuple):

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
@@ -146,8 +147,8 @@ def aggregate_outputs(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
         for name, value in parameters.items():
             lists.setdefault(name, []).append(value)
     return {
-        "outputs.parameters": _encode_json(outputs),
-        **{f"outputs.parameters.{name}": _encode_json(_parse_json_texts(texts)) for name, texts in lists.items()},
+        "outputs.parameters": go_json(outputs),
+        **{f"outputs.parameters.{name}": go_json(_parse_json_texts(texts)) for name, texts in lists.items()},
     }
 
 
@@ -162,8 +163,26 @@ def _parse_json_texts(texts: list[str]) -> list[Any]:
     return parsed if all(isinstance(value, dict | list) for value in parsed) else texts
 
 
-def _encode_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+def go_json(value: Any) -> str:
+    """Format ``value`` as Go's ``json.Marshal`` does: compact, with sorted keys and Go's numbers."""
+    match value:
+        case dict():
+            pairs = (f"{json.dumps(key, ensure_ascii=False)}:{go_json(value[key])}" for key in sorted(value))
+            return "{" + ",".join(pairs) + "}"
+        case list():
+            return "[" + ",".join(go_json(element) for element in value) + "]"
+        case float():
+            return _go_number(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _go_number(value: float) -> str:
+    if value.is_integer() and abs(value) < 1e21:
+        return str(int(value))
+    if 1e-6 <= abs(value) < 1e21:
+        return format(Decimal(repr(value)), "f")
+    mantissa, _, exponent = repr(value).partition("e")
+    return f"{mantissa}e{'-' if exponent.startswith('-') else '+'}{exponent.lstrip('+-').lstrip('0')}"
 
 
 def _expand_sequence(name: str, sequence: Manifest) -> Iterator[str]:

@@ -1,34 +1,20 @@
 """Evaluates expressions of a Workflow, and formats values as Go does.
 
 `expr` parses expr-lang (``{{=…}}``, ``depends``, ``retryStrategy``), and
-`govaluate` parses ``when``; `evaluate` evaluates the trees of both. `go_json` and
-`go_text` format values as Go does, because the text of a fan-out item becomes part
+`govaluate` parses ``when``; `evaluate` evaluates the trees of both. `go_text` formats
+values as Go does, because the text of a fan-out item becomes part
 of names and keys: Argo keeps an item as raw JSON from the API server, so ``1e-5``
 reads ``0.00001`` and ``1.0`` reads ``1``.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Any
 
 from lark import Token, Tree
 
 from tiphys.errors import UsageError
-
-
-def go_json(value: Any) -> str:
-    """Format ``value`` as compact JSON with sorted keys and numbers as Go writes them."""
-    match value:
-        case dict():
-            pairs = (f"{json.dumps(key, ensure_ascii=False)}:{go_json(value[key])}" for key in sorted(value))
-            return "{" + ",".join(pairs) + "}"
-        case list():
-            return "[" + ",".join(go_json(element) for element in value) + "]"
-        case float():
-            return _number(value)
-    return json.dumps(value, ensure_ascii=False)
+from tiphys.protocol.fan_out import go_json
 
 
 def go_text(value: Any) -> str:
@@ -39,15 +25,6 @@ def go_text(value: Any) -> str:
         case list():
             return "[" + " ".join(element if isinstance(element, str) else go_json(element) for element in value) + "]"
     return go_json(value)
-
-
-def _number(value: float) -> str:
-    if value.is_integer() and abs(value) < 1e21:
-        return str(int(value))
-    if 1e-6 <= abs(value) < 1e21:
-        return format(Decimal(repr(value)), "f")
-    mantissa, _, exponent = repr(value).partition("e")
-    return f"{mantissa}e{'-' if exponent.startswith('-') else '+'}{exponent.lstrip('+-').lstrip('0')}"
 
 
 Environment = Mapping[str, Any]

@@ -12,9 +12,9 @@
 import pytest
 
 from hera_pipelines.local.dag_state import expand_items
-from hera_pipelines.local.expressions.evaluate import go_json
 from hera_pipelines.local.nodes import display_name, node_id, pod_name
 from tiphys.errors import UsageError
+from tiphys.protocol.fan_out import go_json
 
 
 @pytest.mark.parametrize(

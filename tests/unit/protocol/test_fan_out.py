@@ -80,5 +80,11 @@ def test_only_objects_and_lists_are_taken_as_json(texts: list[str], expected: li
     assert json.loads(aggregate_outputs([{"n": text} for text in texts])["outputs.parameters.n"]) == expected
 
 
+def test_a_fan_in_reads_keys_and_numbers_as_argo_writes_them() -> None:
+    found = aggregate_outputs([{"model": '{"lr": 1e-5, "acc": 1.0}', "acc": "2"}])
+    assert found["outputs.parameters"] == '[{"acc":"2","model":"{\\"lr\\": 1e-5, \\"acc\\": 1.0}"}]'
+    assert found["outputs.parameters.model"] == '[{"acc":1,"lr":0.00001}]'
+
+
 def test_items_without_parameters_are_left_out() -> None:
     assert aggregate_outputs([{}, {"n": "1"}])["outputs.parameters"] == '[{"n":"1"}]'
