@@ -51,7 +51,7 @@ with checkpoint.session() as session:
         if fate == "75" and step == 3:
             sys.exit(75)
         if fate == "1":
-            sys.exit(1)
+            sys.exit("diverged")
         if fate == "hang":
             print("hanging", flush=True)
             time.sleep(0.05)
@@ -152,6 +152,14 @@ def test_a_broken_program_is_settled_after_one_attempt(desk: Desk, code: Path) -
     (code / "plan").write_text("1 1 1")
     assert desk.start() == "Failed"
     assert desk.outcomes("fit") == ["failed:user_error"]
+    [ended] = read_step_attempts(desk.store, "night", "fit")
+    assert ended.end is not None
+    assert ended.end.message == "the program exited with 1 (SystemExit: diverged)"
+    verdict = next(
+        change.message for change in desk.changes if change.node == "night.fit[1].conclude" and change.message
+    )
+    assert "the program exited with 1 (SystemExit: diverged)" in verdict
+    assert verdict.endswith("When the cause is gone: `tiphys resume night`")
     with desk.session() as session:
         live = session.find("default", "night")
     assert live is not None

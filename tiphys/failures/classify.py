@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
+from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE, LOG_PREFIX
 from tiphys.records import Cause
 
 
@@ -180,6 +180,8 @@ class AttemptObservation:
     """The node of that pod."""
     termination_message: str = ""
     """Termination message of the program, or the end of its log."""
+    last_line: str = ""
+    """Last line of its log, where the termination message is not the end of the log. It proves no cause."""
     crash_error: str = ""
     """The error that ended the program, from the crash report of its session."""
     stuck_seconds: float | None = None
@@ -307,7 +309,15 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
         return FailureVerdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
     if observation.status == "Error":
         return None
-    return FailureVerdict(Cause.USER_ERROR, f"the program exited with {code}", "program-failed")
+    said = observation.crash_error or _last_line(observation.termination_message) or observation.last_line
+    evidence = f"the program exited with {code}{f' ({said})' if said else ''}"
+    return FailureVerdict(Cause.USER_ERROR, evidence, "program-failed")
+
+
+def _last_line(text: str) -> str:
+    """The last line of ``text`` that the program wrote itself, truncated."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(LOG_PREFIX)]
+    return line_at(lines[-1], 0) if lines else ""
 
 
 def _rule_argo_status(observation: AttemptObservation) -> FailureVerdict | None:

@@ -10,6 +10,7 @@ from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_re
 from tiphys.protocol.operations import ConcludeOperation
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRecord
+from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import Attempt, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.cluster.interface import PodStatus
@@ -91,9 +92,11 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
             return failed_reply(f"Attempt {end.attempt} of {call.name} was fenced: {end.message}")
     decision = decide_retry(call, attempts, end) if call.spec.kind is StepKind.TRAIN else None
     retries = f"; {decision.message}" if decision else ""
+    is_local = call.context.cluster.name.startswith(LOCAL_CLUSTER_PREFIX)
+    hint = "" if is_local else " (`argo retry` cannot change this verdict)"
     return failed_reply(
         f"{call.name} failed in attempt {end.attempt} by {describe_cause(end.cause)}: {end.message}{retries}. "
-        f"When the cause is gone: `tiphys resume {call.run}` (`argo retry` cannot change this verdict)"
+        f"When the cause is gone: `tiphys resume {call.run}`{hint}"
     )
 
 

@@ -318,7 +318,8 @@ def _quarantine_bad_checkpoint(
     if end.outcome is not AttemptEndOutcome.FAILED or not claim.lineage:
         return end
     death = derive_checkpoint_crash(claim, end.cause, end.exit_code, crash, progress=end.progress)
-    cause_message = f"{end.message} ({crash.error})" if crash and death else end.message
+    is_error_new = crash is not None and death is not None and crash.error not in end.message
+    cause_message = f"{end.message} ({crash.error})" if crash and is_error_new else end.message
     end = end.model_copy(update={"checkpoint_crash": death, "message": cause_message})
     if death is None:
         return end

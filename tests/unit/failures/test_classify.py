@@ -192,6 +192,30 @@ def test_what_decided_is_kept_as_it_was_found(seen, rule, words):
     assert classify_failure(seen)[2:] == (rule, words)
 
 
+@pytest.mark.parametrize(
+    ("observation", "evidence"),
+    [
+        (AttemptObservation("Failed", 1), "the program exited with 1"),
+        (AttemptObservation("Failed", 1, last_line="diverged"), "the program exited with 1 (diverged)"),
+        (
+            AttemptObservation("Failed", 1, termination_message="epoch 3\ndiverged\n\ntiphys: step 3 is saved\n"),
+            "the program exited with 1 (diverged)",
+        ),
+        (
+            AttemptObservation("Failed", 1, crash_error="SystemExit: diverged", termination_message="epoch 3"),
+            "the program exited with 1 (SystemExit: diverged)",
+        ),
+        (
+            AttemptObservation("Failed", 75, last_line="x"),
+            "exit code 75: it was asked to stop, and requests another attempt",
+        ),
+    ],
+)
+def test_the_last_words_of_a_program_are_part_of_the_evidence(observation, evidence):
+    verdict = classify_failure(observation)
+    assert (verdict.evidence, verdict.matched_text) == (evidence, "")
+
+
 def test_every_failure_names_its_rule():
     assert all(classify_failure(seen).rule for seen, cause in TABLE if cause is not None)
 

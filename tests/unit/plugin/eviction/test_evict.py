@@ -236,7 +236,9 @@ def test_a_crash_while_it_saves_is_a_crash(here):
     end_pod(low, exit_code=1)
     verdict = low.settle("fit", 0, exit_code="1")
     assert phase(verdict) == "Succeeded", "it is not tried again"
-    assert said(verdict).startswith("Stopped trying: user error, the program exited with 1; it was asked at 00:10:00")
+    assert said(verdict).startswith(
+        "Stopped trying: user error, the program exited with 1 (OSError: no space left); it was asked at 00:10:00"
+    )
     assert (ended(here)["cause"], ended(here)["preempted"]["for_run"]) == ("user_error", "high")
 
 
