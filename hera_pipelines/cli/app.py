@@ -59,7 +59,10 @@ COMMANDS = {
         "Resume a run: submit the steps that are missing.", "cli.commands.resume", "resume", logs=True
     ),
     "fork": CommandSource("Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True),
-    "stop": CommandSource("Stop a run on its cluster.", "cli.commands.stop", "stop"),
+    "attach": CommandSource(
+        "Follow a run that is detached, or runs in another terminal or on a cluster.", "cli.progress.attach", "attach"
+    ),
+    "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
     "why": CommandSource(
         "Explain why steps of a run wait for GPUs, or how they failed.", "cli.quota_commands.why", "why", logs=True
     ),

@@ -6,14 +6,17 @@ server or through an argo-server.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_controller import ADDRESS_PREFIX, TenantSubmitter, is_stable_cluster_name, locate_workflow
 
 from hera_pipelines.cli.shared_options import ClusterOptions
+from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import Store, Submission, read_submissions
 
 if TYPE_CHECKING:
@@ -78,6 +81,19 @@ def cluster_of_submission(last: Submission | None) -> str:
     if last is None:
         return ""
     return last.binding.cluster if last.binding else last.claim.cluster
+
+
+def find_local_workflows(last: Submission, run: str) -> LocalWorkflows:
+    """The state folder that holds the Workflow of a submission to a local engine.
+
+    Raises:
+        UsageError: the engine ran on another machine, or is not recorded.
+    """
+    host, _, folder = cluster_of_submission(last).removeprefix(LOCAL_CLUSTER_PREFIX).partition(":")
+    workflows = LocalWorkflows(Path(folder).parent)
+    if not folder or workflows.cluster != cluster_of_submission(last):
+        raise UsageError(f"run {run} was started on machine {host or '(not recorded)'}; use this command there")
+    return workflows
 
 
 def cluster_submitter(

@@ -7,6 +7,7 @@ emits are refused by name before anything starts.
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -15,7 +16,7 @@ from pathlib import Path
 from tiphys_plugin.cluster.interface import DirectoryCluster
 
 from hera_pipelines.local.interpreter import Interpreter, TemplateCall
-from hera_pipelines.local.live_workflows import hold_workflow_lock, mark_alive
+from hera_pipelines.local.live_workflows import hold_workflow_lock, mark_alive, record_engine
 from hera_pipelines.local.nodes import NodeChange, NodePhase, NodeTable, WorkflowNode, ignore_change
 from hera_pipelines.local.plugin_client import PluginClient, PluginEndpoint, WorkflowIdentity
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
@@ -106,6 +107,8 @@ class LocalEngine:
         check_supported(manifest)
         workflow = manifest if manifest["metadata"].get("uid") else add_server_fields(manifest, self._clock())
         with hold_workflow_lock(self._state, workflow["metadata"]["name"]):
+            if threading.current_thread() is threading.main_thread():  # only there it handles signals
+                record_engine(self._state, workflow["metadata"]["name"])
             return asyncio.run(self._run(workflow))
 
     def stop(self) -> None:

@@ -7,16 +7,20 @@ its engine. Commands that only look at runs need no more than this module.
 
 import fcntl
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tiphys_controller.submit.submitter import LiveWorkflow
+from tiphys_controller.submit.submitter import LiveWorkflow, ShutdownStrategy
 from tiphys_plugin.cluster.interface import DirectoryCluster
 
-from tiphys.errors import ConflictError
+from tiphys.errors import ConflictError, NotFoundError
 from tiphys.protocol.compiled_workflow import Manifest
+
+_WATCH_SECONDS = 0.3
 
 
 class LocalWorkflows:
@@ -25,6 +29,11 @@ class LocalWorkflows:
     def __init__(self, state: Path) -> None:
         self._state = state.absolute()
         self._cluster = DirectoryCluster(self._state / "cluster")
+
+    @property
+    def state(self) -> Path:
+        """The state folder."""
+        return self._state
 
     @property
     def cluster(self) -> str:
@@ -39,6 +48,44 @@ class LocalWorkflows:
         """Raise `ConflictError`: no engine runs here."""
         name = manifest["metadata"].get("name", "")
         raise ConflictError(f"no engine is open for Workflow {name}; use a LocalSession as a context manager")
+
+    def watch(self, name: str) -> Iterator[Manifest]:
+        """Yield the Workflow ``name`` now and at each change, until it has finished or its engine is gone.
+
+        Raises:
+            NotFoundError: there is no such Workflow.
+        """
+        last: Manifest | None = None
+        while True:
+            is_alive = is_workflow_locked(self._state, name)  # before the read, so that the last one sees the end
+            document = self._cluster.workflow("default", name)
+            if document is None:
+                raise NotFoundError(f"there is no Workflow {name} in {self._state}")
+            if document != last:
+                yield document
+            last = document
+            if not is_alive:
+                return
+            time.sleep(_WATCH_SECONDS)
+
+    def stop(self, workflow: LiveWorkflow, strategy: ShutdownStrategy = ShutdownStrategy.STOP) -> None:
+        """Stop a running Workflow by the signals that its terminal would send.
+
+        Raises:
+            ConflictError: its engine cannot be signalled from here.
+        """
+        engine = _read_engine_pid(self._state, workflow.name)
+        try:
+            if engine is None:
+                raise ProcessLookupError
+            os.kill(engine, signal.SIGTERM)
+            if strategy is ShutdownStrategy.TERMINATE:
+                os.kill(engine, signal.SIGINT)  # another signal, because two pending ones of a kind are one
+        except (ProcessLookupError, PermissionError) as error:
+            raise ConflictError(
+                f"the engine of Workflow {workflow.name} in {self._state} belongs to another program or user, or runs "
+                "in another container; stop it there"
+            ) from error
 
     def _live_workflow(self, document: Manifest) -> LiveWorkflow:
         metadata, status = document["metadata"], document.get("status") or {}
@@ -84,6 +131,17 @@ def is_workflow_locked(state: Path, workflow: str) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def record_engine(state: Path, workflow: str) -> None:
+    """Note in the lock of ``workflow``, which this process holds, that signals to this process stop it."""
+    with suppress(OSError):
+        _lock_path(state, workflow).write_text(str(os.getpid()))
+
+
+def _read_engine_pid(state: Path, workflow: str) -> int | None:
+    text = _lock_path(state, workflow).read_text()
+    return int(text) if text.isdecimal() else None
 
 
 def mark_alive(state: Path, workflow: str) -> None:

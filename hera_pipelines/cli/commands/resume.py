@@ -23,10 +23,12 @@ from tiphys_controller import (
 )
 
 from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
+from hera_pipelines.cli.detach import detach
 from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
 from hera_pipelines.cli.progress.local import (
     CodeOption,
     EngineOptions,
+    LocalDetachOption,
     LocalSubmission,
     PortOption,
     QueuesOption,
@@ -131,7 +133,7 @@ EXAMPLES = """\b
 Examples:
   tiphys resume digits-7xk2p --dry-run
   tiphys resume digits-7xk2p
-  tiphys resume digits-7xk2p --from fit
+  tiphys resume digits-7xk2p --from fit --detach
   tiphys resume digits-7xk2p --from 'fit[2]'
   tiphys resume digits-7xk2p digits.py --drift parameters=warn
   tiphys resume digits-7xk2p --store s3://ml-runs/tiphys --context east
@@ -148,6 +150,7 @@ def resume(
     idempotency_key: Annotated[
         str, typer.Option("--idempotency-key", metavar="KEY", help="Resume the run at most once with this key.")
     ] = "",
+    in_background: LocalDetachOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     force: Annotated[
         bool,
@@ -211,6 +214,7 @@ def resume(
         needs_store_option(store),
         output,
         _SubmissionOptions(tuple(again or ()), idempotency_key, change),
+        in_background,
     )
     if on_cluster:
         _resume_on_cluster(screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), cluster)
@@ -238,6 +242,7 @@ class _ResumeRequest:
     needs_store_option: bool
     output: Format
     options: _SubmissionOptions
+    detach: bool
 
     def submit(self, submitter: Submitter, namespace: str) -> ResumeResult:
         """Submit the missing steps."""
@@ -247,13 +252,14 @@ class _ResumeRequest:
 
 
 def _resume_locally(screen: Screen, request: _ResumeRequest, options: EngineOptions) -> None:
+    detachment = detach() if request.detach else None
     with open_local_session(request.store, options) as (session, observer):
         resumed = request.submit(session, "default")
         if _show_resume(screen, request, resumed):
             submission = LocalSubmission(
                 request.run, resumed.workflow_name, request.store, options.state, request.needs_store_option
             )
-            run_to_end(screen, session, observer, submission)
+            run_to_end(screen, session, observer, submission, detachment)
 
 
 def _resume_on_cluster(
@@ -269,7 +275,8 @@ def _resume_on_cluster(
         submission = find_cluster_submission(
             submitter, request.store, request.run, tuple(options), cluster_options.command_arguments
         )
-        follow_submission(screen, submitter, submission, read_current_workflow(request.store, request.run))
+        if not request.detach:
+            follow_submission(screen, submitter, submission, read_current_workflow(request.store, request.run))
 
 
 def _show_resume(screen: Screen, request: _ResumeRequest, resumed: ResumeResult) -> bool:

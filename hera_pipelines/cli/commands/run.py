@@ -8,11 +8,13 @@ import typer
 from tiphys_controller import StartResult, Submitter, start_run, start_run_once
 from tiphys_plugin import load_queues
 
+from hera_pipelines.cli.detach import Detachment, detach
 from hera_pipelines.cli.progress.cluster import ClusterSubmission, follow_submission
 from hera_pipelines.cli.progress.local import (
     ALREADY_STARTED_MESSAGE,
     CodeOption,
     EngineOptions,
+    LocalDetachOption,
     LocalSubmission,
     PortOption,
     QueuesOption,
@@ -67,6 +69,7 @@ Examples:
   tiphys run digits.py
   tiphys run digits.py -p lr=0.3 --run digits-hot
   tiphys run digits.py --queues queues.yaml --store s3://ml-runs/tiphys
+  tiphys run digits.py --run nightly --detach
   tiphys run digits.py --cluster -n ml
   tiphys run digits.py --cluster -n ml --idempotency-key nightly-2026-05-04
   tiphys run digits.py --cluster -n ml --argo-server argo.example.com:443
@@ -77,7 +80,6 @@ _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
     "service_account": "--service-account",
     "executor_plugin": "--executor-plugin",
-    "detach": "--detach",
 }
 
 
@@ -102,9 +104,7 @@ def run(
     argo_server: ArgoServerOption = None,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Submit to the cluster and exit without showing progress.")
-    ] = False,
+    in_background: LocalDetachOption = False,
     idempotency_key: Annotated[
         str | None,
         typer.Option(
@@ -126,11 +126,12 @@ def run(
     if not cluster:
         refuse_options(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
         options = EngineOptions(state, queues, plugin_port, speed, code or file.parent)
-        _run_locally(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key), options)
+        request = _RunRequest(file, which, parameter or [], name, store, idempotency_key)
+        _run_locally(screen, request, options, detach() if in_background else None)
         return
     refuse_options(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
     cluster_options = ClusterOptions(kubeconfig, context, namespace, argo_server)
-    target = _ClusterTarget(cluster_options, service_account, executor_plugin, detach)
+    target = _ClusterTarget(cluster_options, service_account, executor_plugin, in_background)
     _run_on_cluster(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key), target)
 
 
@@ -162,7 +163,7 @@ class _ClusterTarget:
     detach: bool
 
 
-def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions) -> None:
+def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions, detachment: Detachment | None) -> None:
     pipeline = load_pipeline_file(request.file, request.pipeline_name)
     run_store = store_for_writing(screen, request.store, pipeline.store)
     manifest = with_parameters(
@@ -188,7 +189,7 @@ def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions) -
                 f"continue with {submission.command('resume')}"
             )
             return
-        run_to_end(screen, session, observer, submission)
+        run_to_end(screen, session, observer, submission, detachment)
 
 
 def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget) -> None:

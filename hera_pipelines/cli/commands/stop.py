@@ -1,6 +1,6 @@
-"""``tiphys stop``: stops a run on its cluster. Programs may save first, and finished steps are kept."""
+"""``tiphys stop``: stops a run on this machine or on its cluster. Programs may save, and finished steps are kept."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_controller import LiveWorkflow, ShutdownStrategy, is_stable_cluster_name
@@ -16,15 +16,22 @@ from hera_pipelines.cli.shared_options import (
     needs_store_option,
 )
 from hera_pipelines.cli.target import (
+    CLUSTER_OPTIONS,
     cluster_of_submission,
     cluster_submitter,
     command_arguments,
+    find_local_workflows,
     is_on_cluster,
     last_submission,
+    refuse_options,
     require_same_cluster,
 )
-from tiphys.errors import NotFoundError, UsageError
+from hera_pipelines.local.live_workflows import LocalWorkflows
+from tiphys.errors import NotFoundError
 from tiphys.store import Submission, read_run
+
+if TYPE_CHECKING:
+    from tiphys_controller import ClusterSubmitter
 
 EXAMPLES = """\b
 Examples:
@@ -44,17 +51,25 @@ def stop(
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
 ) -> None:
-    """Stop a run on its cluster.
+    """Stop a run on this machine or on its cluster.
 
     Programs receive SIGTERM and may save. `tiphys resume` continues the run later.
+    On this machine it does what Ctrl-C does in the terminal of the run.
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
     read_run(run_store, run)
-    last = _require_cluster_submission(last_submission(run_store, run), run)
+    last = last_submission(run_store, run)
+    if last is None:
+        raise NotFoundError(f"run {run} was never submitted, so there is nothing to stop")
     claim = last.claim
-    submitter, _ = cluster_submitter(ClusterOptions(kubeconfig, context, claim.namespace, argo_server), screen.note)
-    require_same_cluster(last, submitter.cluster, run)
+    submitter: ClusterSubmitter | LocalWorkflows
+    if is_on_cluster(last):
+        submitter, _ = cluster_submitter(ClusterOptions(kubeconfig, context, claim.namespace, argo_server), screen.note)
+        require_same_cluster(last, submitter.cluster, run)
+    else:
+        refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} runs on this machine")
+        submitter = find_local_workflows(last, run)
     store_options = command_arguments([("--store", run_store.url if needs_store_option(store) else "")])
     resume = f"`{' '.join(['tiphys', 'resume', run, *store_options])}`"
     live = _require_live_workflow(last, submitter.find(claim.namespace, claim.workflow_name), submitter.cluster, resume)
@@ -66,17 +81,6 @@ def stop(
     submitter.stop(live, ShutdownStrategy.TERMINATE if terminate else ShutdownStrategy.STOP)
     action = "ends at once" if terminate else "is being stopped: programs may save first"
     screen.note(f"Workflow {live.namespace}/{live.name} {action}; once it has ended, {resume} continues the run")
-
-
-def _require_cluster_submission(last: Submission | None, run: str) -> Submission:
-    if last is None:
-        raise NotFoundError(f"run {run} was never submitted, so there is nothing to stop")
-    if not is_on_cluster(last):
-        raise UsageError(
-            f"run {run} runs on {cluster_of_submission(last) or 'a local engine'}, not on a cluster: press Ctrl-C in "
-            "the terminal of its `tiphys run` or `tiphys resume`, and again to end it at once"
-        )
-    return last
 
 
 def _require_live_workflow(last: Submission, live: LiveWorkflow | None, cluster: str, resume: str) -> LiveWorkflow:

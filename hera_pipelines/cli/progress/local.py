@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from tiphys_plugin import DirectoryCluster
 
+from hera_pipelines.cli.detach import Detachment
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
 from hera_pipelines.cli.progress.table import ProgressTable, TrainingLookup, TrainingSnapshot, show_live_progress
 from hera_pipelines.cli.screen import Screen
@@ -23,6 +24,9 @@ from tiphys.store import LineageLayout, Store, lineage_name, read_run
 if TYPE_CHECKING:
     from hera_pipelines.local.run_session import LocalSession
 
+LocalDetachOption = Annotated[
+    bool, typer.Option("--detach", help="Continue in the background; `tiphys attach` shows the progress.")
+]
 ALREADY_STARTED_MESSAGE = "the run was started before, under the same idempotency key"
 _CODE_ANNOTATION = "tiphys.dev/code"
 
@@ -73,7 +77,11 @@ class LocalSubmission:
         """The command line for ``verb`` on this run in the same working directory, in backticks."""
         words = ["tiphys", verb, self.run]
         words += ["--store", self.store.url] if self.needs_store_option else []
-        words += ["--state", str(self.state)] if verb == "resume" and self.state != DEFAULT_STATE else []
+        words += (
+            ["--state", str(self.state)]
+            if verb == "resume" and self.state.absolute() != DEFAULT_STATE.absolute()
+            else []
+        )
         return f"`{shlex.join(words)}`"
 
 
@@ -139,9 +147,15 @@ def read_code_folder(store: Store, run: str) -> Path | None:
 
 
 def run_to_end(
-    screen: Screen, session: "LocalSession", observer: ProgressObserver, submission: LocalSubmission
+    screen: Screen,
+    session: "LocalSession",
+    observer: ProgressObserver,
+    submission: LocalSubmission,
+    detachment: Detachment | None = None,
 ) -> None:
     """Run a created Workflow to its end with a progress display, then report the result.
+
+    With ``detachment`` the process in the terminal ends first, and the display goes to a file.
 
     Raises:
         RunFailedError: the run failed; the message names each failed task and its reason.
@@ -152,11 +166,29 @@ def run_to_end(
     manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     progress = ProgressTable(task["name"] for task in pipeline.tasks())
+    if detachment is not None:
+        log = state / "logs" / f"engine-{workflow}.log"
+        screen.note(
+            f"run {run} continues in the background; follow it with {submission.command('attach')}, stop it with "
+            f"{submission.command('stop')}; what it says is in {log}"
+        )
+        detachment.continue_in_background(log)
     with observer.show_progress(screen, progress, build_training_lookup(submission.store, run, pipeline)):
         try:
             phase = session.run(workflow)
         except StoreError as error:
             raise StoreError(f"{error}; continue with {submission.command('resume')}") from error
+    report_end(screen, submission, progress, phase)
+
+
+def report_end(screen: Screen, submission: LocalSubmission, progress: ProgressTable, phase: NodePhase) -> None:
+    """Report the result of a Workflow that has ended.
+
+    Raises:
+        RunFailedError: the run failed; the message names each failed task and its reason.
+        RunInterruptedError: a person stopped the run.
+    """
+    run, workflow, state = submission.run, submission.workflow, submission.state
     if phase is NodePhase.SUCCEEDED:
         screen.note(f"run {run} succeeded; see {submission.command('get')} and {submission.command('lineage')}")
         return

@@ -411,5 +411,5 @@ def test_a_local_run_is_stopped_where_it_runs(tiphys: Command, store: Store, tmp
     begun(store, FakeSubmitter(tmp_path / "cluster", "local:desk:/state"))
     answer = tiphys("stop", RUN, "--store", store.url)
     assert answer.code == 2
-    assert f"run {RUN} runs on local:desk:/state, not on a cluster: press Ctrl-C" in answer.error
+    assert f"run {RUN} was started on machine desk; use this command there" in answer.error
     assert "in the terminal of its `tiphys run`" in answer.error
