@@ -82,7 +82,7 @@ class ProgressTable:
     def __init__(self, tasks: Iterable[str]) -> None:
         self.rows = {task: TaskRow(task) for task in tasks}
         self.notice = ""
-        """Message of the engine about the whole run, such as that it is stopping."""
+        """Last message of the engine about the whole run, such as that it is stopping, or of a running program."""
 
     def apply_change(self, change: NodeChange) -> list[str]:
         """Apply one change and return the lines to print for it; no lines if a person learns nothing new."""
@@ -101,6 +101,8 @@ class ProgressTable:
         if message and message != row.last_messages.get(display_name):
             row.message = row.last_messages[display_name] = message
             lines.append(f"{display_name}: {message}")
+            if change.kind == "Pod" and not change.phase.finished:
+                self.notice = lines[-1]  # the row of a running training shows its progress
         path = _task_path(change)
         if path == change.task and change.phase != row.phase:
             _set_phase(row, change)

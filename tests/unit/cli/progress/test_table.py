@@ -201,3 +201,11 @@ def test_only_failed_tasks_are_failures() -> None:
     board.apply_change(change("wf.eval", NodePhase.SUCCEEDED, task="eval"))
     board.apply_change(change("wf.other", NodePhase.ERROR, task="other"))
     assert board.failure_sentences() == ["fit: exit code 1", "other: Error"]
+
+
+def test_what_a_running_program_reports_stands_below_the_table() -> None:
+    table = ProgressTable(["fit"])
+    table.apply_change(change("wf.fit[0].attempts(0)[1].run", message="step 7 is not saved yet", kind="Pod"))
+    assert table.notice == "fit: step 7 is not saved yet"
+    table.apply_change(change("wf.fit[0].attempts(0)[1].run", NodePhase.FAILED, "main: Error", kind="Pod"))
+    assert table.notice == "fit: step 7 is not saved yet"
