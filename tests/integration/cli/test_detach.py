@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support import tiny
 from support.polling import until
+from support.processes import lives
 
 from .conftest import begin, invoke
 
@@ -55,7 +56,7 @@ def test_terminate_ends_a_detached_run_at_once(tmp_path: Path) -> None:
     assert invoke(["stop", "r", "--terminate"], tmp_path).code == 0
 
     assert invoke(["attach", "r"], tmp_path).code == 130
-    assert not Path(f"/proc/{trainer}").exists()
+    until(lambda: not lives(trainer))
     assert "terminating: all programs end at once" in (tmp_path / ".tiphys/state/logs/engine-r.log").read_text()
 
 
