@@ -142,9 +142,12 @@ def _end_of_unfinished_pod(pod: Object) -> _PodEnd:
 
 
 def _end_of_unstarted_pod(pod: Object) -> _PodEnd:
-    """Why a container of the pod does not start, that of the program first."""
+    """Why a container of a pod does not start, that of the program first; nothing once the program has started."""
     status = pod.get("status") or {}
-    for container in (_container(status, _main_container_name(pod)) or {}, *_containers(status)):
+    main = _container(status, _main_container_name(pod)) or {}
+    if {"running", "terminated"} & (main.get("state") or {}).keys():
+        return _PodEnd()
+    for container in (main, *_containers(status)):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason") or "")
         if reason not in ("", "PodInitializing", "ContainerCreating"):

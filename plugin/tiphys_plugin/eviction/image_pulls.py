@@ -4,7 +4,8 @@ Argo waits for such a pod without a limit. The end record is written before the 
 pod looks like a preempted one.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import structlog
@@ -18,13 +19,15 @@ from tiphys.store import RunLayout, Store, claim_record, find_record
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import NamespaceStores, find_gang
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
-from tiphys_plugin.eviction.evict import list_unfinished_pods
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease
+from tiphys_plugin.eviction.evict import can_lose_members, list_unfinished_pods
+from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest
 from tiphys_plugin.runtime.background import PeriodicTask
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 """How long the pull of an image may fail before its attempt is ended."""
 _EVERY_SECONDS = 15.0
+_AttemptKey = tuple[str, str, str, str]
+"""Namespace, uid of the Workflow, attempt and hash of the instance; pods of other namespaces can have any labels."""
 _log = structlog.get_logger()
 
 
@@ -62,13 +65,16 @@ class ImagePullSweep(PeriodicTask):
             StoreError: ledger or cluster did not answer.
         """
         leases = [lease for lease in self._ledger.snapshot().leases if self._stores.serves(lease.request.namespace)]
-        by_attempt = {(one.request.uid, str(one.request.attempt), one.request.instance_hash): one for one in leases}
         failing = [pod for pod in (self._cluster.attempt_pods() if leases else ()) if _cannot_pull(pod)]
         self._note_failures(failing)
+        failing_by_attempt = defaultdict[_AttemptKey, list[PodStatus]](list)
         for pod in failing:
-            key = (pod.workflow_uid, pod.labels[ATTEMPT_LABEL], pods.hash_instance(pod))
-            if key in by_attempt and self._is_over(pod):
-                self._end_attempt(by_attempt.pop(key), pod)
+            key = (pod.namespace, pod.workflow_uid, pod.labels[ATTEMPT_LABEL], pods.hash_instance(pod))
+            failing_by_attempt[key].append(pod)
+        for lease in leases:
+            own = failing_by_attempt[_attempt_key(lease.request)]
+            if overdue := next(filter(self._is_over, own), None):
+                self._end_attempt(lease, overdue, own)
 
     def _note_failures(self, failing: list[PodStatus]) -> None:
         now = self._clock()
@@ -82,19 +88,24 @@ class ImagePullSweep(PeriodicTask):
         failing_seconds = (self._clock() - self._failing_since[pod.uid]).total_seconds()
         return pod.reason in IMAGE_NAME_REASONS or failing_seconds >= self._timeout_seconds
 
-    def _end_attempt(self, lease: Lease, pod: PodStatus) -> None:
+    def _end_attempt(self, lease: Lease, overdue: PodStatus, failing: Sequence[PodStatus]) -> None:
+        """End the attempt of ``lease``; an elastic gang that can continue without ``failing`` loses only them."""
         request = lease.request
         fields = {"run": request.run, "step": request.step, "attempt": request.attempt}
         try:
-            store = self._stores.store(request.namespace)
-            if not self._record_end(store, lease, pod):
-                return
-            gang = find_gang(store, self._cluster, request) if GANG_LABEL in pod.labels else None
-            if gang is not None:
-                self._cluster.delete_gang(gang)
-            for unfinished in list_unfinished_pods(self._cluster, lease):
-                self._cluster.delete_pod(unfinished)
-            _log.warning("image.not_pulled", **fields, gpus=request.gpus, reason=pod.reason, message=pod.message)
+            pods_to_end = list_unfinished_pods(self._cluster, lease)
+            if can_lose_members(lease, pods_to_end, failing):
+                pods_to_end = list(failing)
+            else:
+                store = self._stores.store(request.namespace)
+                if not self._record_end(store, lease, overdue):
+                    return
+                gang = find_gang(store, self._cluster, request) if GANG_LABEL in overdue.labels else None
+                if gang is not None:
+                    self._cluster.delete_gang(gang)
+            for pod in pods_to_end:
+                self._cluster.delete_pod(pod)
+            _log.warning("image.not_pulled", **fields, pods=len(pods_to_end), reason=overdue.reason)
         except TiphysError as error:
             _log.error("image.attempt_not_ended", **fields, error=str(error))
 
@@ -120,6 +131,10 @@ class ImagePullSweep(PeriodicTask):
         )
         claim_record(store, layout.attempt_end(request.step, request.attempt), end)
         return True
+
+
+def _attempt_key(request: LeaseRequest) -> _AttemptKey:
+    return request.namespace, request.uid, str(request.attempt), request.instance_hash
 
 
 def _cannot_pull(pod: PodStatus) -> bool:

@@ -52,6 +52,13 @@ def test_pod_that_may_use_its_gpus_is_not_finished(found):
     assert not pod_status(found).finished
 
 
+@pytest.mark.parametrize("main", [runs("main"), ended("main", 0)], ids=["runs", "has ended"])
+def test_image_of_another_container_is_no_reason_once_the_program_has_started(main):
+    found = pod(main, waits("proxy", "ImagePullBackOff"), phase="Pending")
+    assert pod_status(found).reason == ""
+    assert pod_status(pod(waits("main", "PodInitializing"), init=waits("init", "ErrImagePull"), phase="Pending")).reason
+
+
 FINISHED = {
     "succeeded": (pod(*BOTH_OK, phase="Succeeded"), "Succeeded", 0),
     "failed": (pod(*died(1), phase="Failed"), "Failed", 1),

@@ -7,6 +7,8 @@
 | fails to pull for the limit                   | ends, with the answer of the registry |
 | runs meanwhile                                | waits anew when it fails again        |
 | is of a gang                                  | ends as a whole                       |
+| is of an elastic gang that can spare it       | goes on without this member           |
+| is of another namespace                       | waits                                 |
 """
 
 import pytest
@@ -106,6 +108,48 @@ def test_a_gang_ends_as_a_whole(tmp_path):
     assert [end["evidence"]["rule"] for end in ends(here)] == ["image-refused"]
     assert objects(here).ended == [name]
     assert all(one.ending for one in here.cluster.workflow_pods(flow.uid))
+
+
+@pytest.mark.parametrize(
+    ("failing_ranks", "outcomes", "deleted_ranks"),
+    [((2, 3), [], [2, 3]), ((1, 2, 3), ["failed"], [0, 1, 2, 3]), ((0,), ["failed"], [0, 1, 2, 3])],
+)
+def test_an_elastic_gang_loses_the_members_that_it_can_spare(tmp_path, failing_ranks, outcomes, deleted_ranks):
+    here = gang_world(tmp_path, queues(research={"A100": 8}))
+    gang = GangSpec(members=4, min_members=2)
+    flow = here.submit(fit(artifacts=(), gang=gang, gpu=gpus(8, members=4, min_members=2)))
+    name = outputs(flow.admit("fit", 0))["gang"]
+    objects(here).objects[name] = GangStatus(GangBackend.JOB, "ml", name, "uid-of-job", GangPhase.ACTIVE, remaining=4)
+    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: "1", GANG_LABEL: name}
+    for rank in range(4):
+        phase, reason = ("Pending", "InvalidImageName") if rank in failing_ranks else ("Running", "")
+        here.cluster.write_pod(pod(rank, phase, reason=reason, uid=f"pod-{rank}", labels=labels))
+
+    sweep(here).run_once()
+
+    assert [end["outcome"] for end in ends(here)] == outcomes
+    assert [one.rank for one in here.cluster.workflow_pods(flow.uid) if one.ending] == deleted_ranks
+
+
+def test_a_pod_of_another_namespace_ends_no_attempt_whatever_its_labels_say(here, flow):
+    flow.pod("fit", 1, phase="Running", uid="pod-1")
+    [own] = here.cluster.workflow_pods(flow.uid)
+    here.cluster.write_pod(
+        own.model_copy(
+            update={
+                "name": "forged",
+                "namespace": "other",
+                "uid": "x",
+                "phase": "Pending",
+                "reason": "InvalidImageName",
+            }
+        )
+    )
+
+    sweep(here).run_once()
+
+    assert ends(here) == []
+    assert not any(one.ending for one in here.cluster.workflow_pods(flow.uid))
 
 
 def test_without_leases_no_pods_are_listed(here, monkeypatch):
