@@ -18,12 +18,16 @@ from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, StuckAgentPod,
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.workflow_view import WorkflowView, build_workflow_view
 
+_log = structlog.get_logger()
 ViewT = TypeVar("ViewT")
 Uid = str
 
 
 class _ScopedViews(dict[Uid, ViewT]):
-    """Views by uid, of several scopes (namespaces, or all). A new list replaces only the views of its scope."""
+    """Views by uid, of several scopes (namespaces, or all). A new list replaces only the views of its scope.
+
+    An object that cannot be read has no view.
+    """
 
     def __init__(self, build_view: Callable[[Object], ViewT | None]) -> None:
         super().__init__()
@@ -47,12 +51,25 @@ class _ScopedViews(dict[Uid, ViewT]):
         return lost
 
     def _put(self, scope: Hashable, document: Object) -> None:
-        uid, facts = document["metadata"]["uid"], self._build_view(document)
+        uid, facts = document["metadata"]["uid"], self._build(document)
         if facts is None:
             self._drop(uid)
         else:
             self[uid] = facts
             self._scope_by_uid[uid] = scope
+
+    def _build(self, document: Object) -> ViewT | None:
+        try:
+            return self._build_view(document)
+        except Exception as error:  # noqa: BLE001  a tenant may write any content, which must not end the watch of all
+            metadata = document["metadata"]
+            _log.warning(
+                "object.not_read",
+                namespace=metadata.get("namespace"),
+                name=metadata.get("name"),
+                error=repr(error)[:200],
+            )
+            return None
 
     def _drop(self, uid: Uid) -> ViewT | None:
         self._scope_by_uid.pop(uid, None)
@@ -130,7 +147,6 @@ class WatchCache:
 # An abandoned watch ends only with its next event, or after this time.
 _WATCH_SECONDS = 60
 _PAUSE_SECONDS = 10.0
-_log = structlog.get_logger()
 
 
 class _WatchedResource(NamedTuple):

@@ -100,7 +100,7 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
         progress=status.get("progress") or "",
         shutdown=spec.get("shutdown") or "",
         finished=is_workflow_finished(workflow),
-        finished_at=status.get("finishedAt") or "",
+        finished_at=_zoned_time(status.get("finishedAt") or ""),
         narrated_annotations=frozenset(filter(None, annotations.get(GENERATED_TEXT_ANNOTATION, "").split(","))),
         annotations={
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
@@ -110,6 +110,14 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
         plugin_failure=_find_plugin_failure(status.get("nodes") or {}),
         waits=dict(_find_gpu_waits(metadata["name"], status.get("nodes") or {})),
     )
+
+
+def _zoned_time(text: str) -> str:
+    """``text`` if it is a time with a zone, as Argo writes; empty for any other text."""
+    try:
+        return text if datetime.fromisoformat(text).tzinfo is not None else ""
+    except ValueError:
+        return ""
 
 
 def build_live_workflow(workflow: Object) -> LiveWorkflow:

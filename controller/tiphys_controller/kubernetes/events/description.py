@@ -18,6 +18,8 @@ _LONGEST_REASON = 300
 _PLAIN = str.maketrans("[]<>`", "()‹›'")
 _WAIT = re.compile(r"(?P<gpus>\d+ [^;,]{1,60}) asked.*; position (?P<position>\d+)", re.DOTALL)
 """What the scheduler says of a request that waits."""
+_MAX_SEARCHED_CHARACTERS = 2000
+"""The search takes quadratic time, and a tenant may write any message into its Workflow."""
 
 
 def describe_workflow(
@@ -79,8 +81,8 @@ def _describe_state(
         return f"Training: {describe_step(progress)} ({step}{more})."
     if workflow.waits:
         wait, message = min(workflow.waits.items())
-        known = _WAIT.search(message)
-        what = f"{known['gpus']} at position {known['position']}" if known else "GPUs"
+        known = _WAIT.search(message[:_MAX_SEARCHED_CHARACTERS])
+        what = f"{_shorten(known['gpus'])} at position {known['position']}" if known else "GPUs"
         return f"Waits for {what}: {wait.step}, {_shorten(message)}."
     return ""
 

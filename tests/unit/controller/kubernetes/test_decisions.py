@@ -148,3 +148,9 @@ def test_our_own_annotations_are_no_reason_to_look_again() -> None:
 def test_nobody_waits_for_news_of_what_was_over_long_ago(phase: str, ended: timedelta | None, past: bool) -> None:
     status = {"finishedAt": (NOW - ended).strftime("%Y-%m-%dT%H:%M:%SZ")} if ended else {}
     assert is_long_finished(build_workflow_view(workflow(phase=phase, status=status)), NOW) == past
+
+
+@pytest.mark.parametrize("text", ["soon", "2026-05-04", "2020-05-04T12:00:00"])
+def test_a_time_that_argo_did_not_write_counts_as_none(text: str) -> None:
+    view = build_workflow_view(workflow(phase="Failed", status={"finishedAt": text}))
+    assert (view.finished_at, is_long_finished(view, NOW)) == ("", False)

@@ -197,6 +197,8 @@ def test_a_failure_is_told_with_its_step_and_reason_first(
     [
         ("queue a holds 8 of 8; 2 A100 asked; position 3", "Waits for 2 A100 at position 3: fit, queue a holds 8 of 8"),
         ("the ledger is full", "Waits for GPUs: fit, the ledger is full."),
+        ("1 <b>[a](x) asked; position 3", "Waits for 1 ‹b›(a)(x) at position 3: fit,"),
+        pytest.param("1 A100 asked" * 50_000, "Waits for GPUs: fit, 1 A100 asked1 A100", id="long"),
     ],
 )
 def test_a_wait_for_gpus_is_told_with_their_number_and_the_position(

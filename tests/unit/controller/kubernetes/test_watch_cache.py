@@ -4,7 +4,8 @@ import pytest
 from support.argo_objects import agent_pod, workflow
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 
-from tiphys.kube import ListSnapshot, WatchEvent, WatchEventType
+from tiphys.kube import ListSnapshot, Object, WatchEvent, WatchEventType
+from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 
 @pytest.fixture
@@ -31,6 +32,23 @@ def test_changes_are_followed(view: WatchCache) -> None:
     assert [one.phase for one in view.workflows()] == ["Running"]
     view.apply_workflow_change(None, WatchEvent(WatchEventType.DELETED, workflow("a", phase="Running")))
     assert (names(view), [one.name for one in view.pop_deleted_workflows()]) == ([], ["a"])
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"spec": {"templates": [{"metadata": {"annotations": {STEP_ANNOTATION: '"gang"'}}}]}},
+        {"spec": {"templates": [{"metadata": {"annotations": {STEP_ANNOTATION: '{"gang": {"backend": "cloud"}}'}}}]}},
+        {"spec": {"templates": [{"metadata": {"annotations": {STEP_ANNOTATION: '"gang"' + "[" * 100_000}}}]}},
+        {"status": {"nodes": {"one": "no node"}}},
+        {"status": {"nodes": {"one": {"type": "Plugin", "phase": "Pending", "message": 7}}}},
+    ],
+    ids=["no JSON", "unknown backend", "deep JSON", "no node", "no text"],
+)
+def test_a_workflow_that_cannot_be_read_hides_no_other(view: WatchCache, hostile: Object) -> None:
+    view.apply_workflow_change(None, ListSnapshot([workflow("bad", **hostile), workflow("good")]))
+    view.apply_workflow_change(None, WatchEvent(WatchEventType.MODIFIED, workflow("bad", **hostile)))
+    assert (names(view), view.count_synced()) == (["good"], 1)
 
 
 def test_one_that_was_over_is_cleaned_up_without_a_word(view: WatchCache) -> None:
