@@ -37,6 +37,10 @@ class Area(NamedTuple):
 
 
 _PLUGIN_TESTS = ("tests/unit/plugin/operations", "tests/unit/plugin/attempts", "tests/unit/plugin/eviction")
+_STORE_TESTS = (
+    "tests/unit/store", "tests/unit/records", "tests/contract/test_store.py", "tests/contract/test_s3.py",
+    "tests/contract/test_stored_formats.py", "tests/integration/test_probe.py", "tests/security/test_credentials.py",
+)  # fmt: skip
 _QUOTA = "plugin/tiphys_plugin/quota"
 AREAS = {
     "ledger": Area((f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"), ("tests/unit/plugin/quota", *_PLUGIN_TESTS)),
@@ -44,8 +48,11 @@ AREAS = {
     "plan": Area(
         ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"), ("tests/unit/controller",)
     ),
-    "store": Area(("tiphys/store",), ("tests/unit/store", "tests/contract/test_store.py", "tests/unit/records")),
-    "operations": Area(("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"), _PLUGIN_TESTS),
+    "store": Area(("tiphys/store",), _STORE_TESTS),
+    "operations": Area(
+        ("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"),
+        (*_PLUGIN_TESTS, "tests/unit/plugin/server/test_tenants.py"),
+    ),
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")
 """What the forks need not import again."""

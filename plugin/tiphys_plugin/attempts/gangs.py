@@ -207,9 +207,9 @@ def observe_elastic_end(
     if not ended:
         return AttemptObservation(status="Error", pod_seen=bool(pods), pod_message=_NO_FAILED_POD)
     deleted_count = gang.members - len(pods)
-    decisive_loss = ended[max(0, gang.members - min_members - deleted_count) :][:1]
+    excess_losses = ended[max(0, gang.members - min_members - deleted_count) :]
     first = [pod for pod in ended if pod.rank == 0]
-    return observe_member_end(gang, min([*first, *decisive_loss] or ended, key=end_order))
+    return observe_member_end(gang, min([*first, *excess_losses] or ended, key=end_order))
 
 
 def _observe_without_first_member(gang: GangSpec, ended: Sequence[PodStatus], status: str) -> AttemptObservation:

@@ -16,6 +16,7 @@ from support.compiled import History, gated, pipeline_of, plain
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
 from tiphys_controller import fork_run, plan_run, resume_run, start_run
+from tiphys_controller.submit.planner import plan_stored_run
 
 from tiphys.errors import ConflictError, NotFoundError, UsageError
 from tiphys.protocol.step_spec import StepKind
@@ -113,6 +114,16 @@ def test_a_crash_loses_nothing_of_what_was_asked(
     assert (resumed.submission, resumed.plan.running) == (2, ("fit", "report"))
     assert last_claim(store).rerun_since == {"fit": 2, "report": 2}
     assert submitter.names() == [RUN, f"{RUN}-2"]
+
+
+def test_a_plan_names_the_reruns_of_a_claim_that_was_never_sent(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    with dying_at("resume.after_claim"):
+        resume_run(store, submitter, RUN, rerun=["fit"])
+
+    plan = plan_stored_run(store, RUN)
+    assert (plan.rerun_roots, plan.rerun_steps) == (("fit",), ("fit", "report"))
 
 
 def test_a_number_that_was_claimed_for_something_else_is_not_sent_for_this(

@@ -189,6 +189,17 @@ def test_long_values_are_told_from_where_they_differ(store: Store, submitter: Fa
     assert words(resumed.plan.drift) == ["fit: template command … '--lr', '0.1'] → … '--lr', '0.3']"]
 
 
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 59 + "…")])
+def test_a_value_is_shortened_only_if_it_is_too_long(
+    store: Store, submitter: FakeSubmitter, history: History, length: int, shown: str
+) -> None:
+    change = WorkflowChange(edited("fit", image="x" * length))
+
+    resumed = resume_run(store, submitter, RUN, change=change, dry_run=True)
+
+    assert words(resumed.plan.drift) == [f"fit: image image python:3.12 → {shown}"]
+
+
 def trained(store: Store, submitter: FakeSubmitter) -> None:
     """A run whose training saved a checkpoint and failed."""
     pipeline = copy.deepcopy(PIPELINE)

@@ -14,10 +14,10 @@ import pytest
 from support.compiled import gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import start_run
+from tiphys_controller import TenantSubmitter, start_run
 from tiphys_controller.submit.start import random_suffix
 
-from tiphys.errors import ConflictError, UsageError
+from tiphys.errors import ConflictError, IntegrityError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import SubmissionBinding, SubmissionKind, check_run_name
 from tiphys.store import RunLayout, Store, list_runs, read_run, read_submissions
@@ -38,6 +38,25 @@ def test_a_started_run_is_recorded_claimed_created_and_bound(store: Store, submi
     assert submission.binding is not None
     assert (submission.binding.cluster, submission.binding.uid) == ("west", "uid-of-digits-1")
     assert submitter.manifest("digits-1", "ml") == record.workflow
+
+
+def test_a_workflow_is_announced_before_it_is_created(store: Store, submitter: FakeSubmitter) -> None:
+    announced: list[tuple[str, list[str]]] = []
+    tenant = TenantSubmitter(
+        submitter, "ml", lambda manifest: announced.append((manifest["metadata"]["name"], submitter.names()))
+    )
+
+    started = start_run(store, tenant, PIPELINE, "digits-1", "ml")
+
+    assert announced == [("digits-1", [])]
+    assert started.uid == "uid-of-digits-1"
+
+
+def test_a_workflow_for_another_namespace_is_refused(store: Store, submitter: FakeSubmitter) -> None:
+    with pytest.raises(IntegrityError, match="ml/digits-1, and this store belongs to namespace vision"):
+        start_run(store, TenantSubmitter(submitter, "vision"), PIPELINE, "digits-1", "ml")
+
+    assert submitter.names() == []
 
 
 def test_the_workflow_knows_its_run_and_submission(store: Store, submitter: FakeSubmitter) -> None:

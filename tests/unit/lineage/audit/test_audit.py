@@ -12,6 +12,7 @@ from tiphys.lineage.audit import audit
 from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
 from tiphys.lineage.audit.findings import AuditLayer
 from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_records
+from tiphys.records import SubmissionClaim, SubmissionKind
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -123,6 +124,29 @@ def test_a_workflow_that_was_changed_in_its_record_is_noticed(store):
     store.objects[key] = store.objects[key].replace(b'"entrypoint": "main"', b'"entrypoint": "fork"')
     [found] = audit_run(store, RUN).damage
     assert "its digest does not match" in found.fault
+
+
+def test_the_changed_workflow_of_a_submission_has_to_be_there(store):
+    digest = "a" * 64
+    claim = SubmissionClaim(
+        run=RUN, submission=2, kind=SubmissionKind.RESUME, workflow_name="w-2", namespace="ml", workflow=digest
+    )
+    store.create(RunLayout(RUN).submission(2), claim.to_bytes())
+    found = audit_run(store, RUN)
+    assert [one.key for one in found.damage] == [RunLayout(RUN).workflow(digest)]
+    assert not found.is_sound
+
+
+def test_missing_records_of_attempts_before_the_newest_are_found():
+    store = MemoryStore()
+    write_run(store)
+    for attempt in (1, 3):
+        write_claim(store, claim_of(attempt))
+    found = audit_run(store, RUN)
+    layout, fault = RunLayout(RUN), "it is missing, although attempt 3 was opened after it"
+    missing = [layout.attempt_end(STEP, 1), layout.attempt(STEP, 2), layout.attempt_end(STEP, 2)]
+    assert sorted((one.key, one.fault) for one in found.damage) == sorted((key, fault) for key in missing)
+    assert not found.is_sound
 
 
 def test_checkpoints_of_an_attempt_that_runs_are_sound():

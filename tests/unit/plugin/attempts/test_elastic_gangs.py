@@ -14,6 +14,7 @@
 | what is seen of its end | cause |
 |---|---|
 | one more member has failed than can be spared | that of this one, and of none that was lost before |
+| the same, and deleted members left fewer to spare | that of the first that could not be spared |
 | the first member failed before | that of the first |
 | all pods were taken away | preemption |
 | the first is gone, the others failed after it | infrastructure |
@@ -139,6 +140,19 @@ def test_without_gpus_what_made_its_pods_says_how_many_are_left(here: World) -> 
     assert said(flow.settle("fit", 0, status="Succeeded")).startswith("Attempt 1 succeeded, with 3 of its 4 nodes")
 
 
+@pytest.mark.parametrize(
+    ("first", "others", "verdict"), [("Succeeded", "Failed", "Succeeded"), ("Failed", "Succeeded", "Failed")]
+)
+def test_the_first_member_alone_decides_success(here: World, first: str, others: str, verdict: str) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
+    for rank in range(4):
+        ended = others if rank else first
+        member(here, rank, ended, exit_code=int(ended == "Failed"))
+    assert phase(flow.conclude("fit", 0, status="Failed")) == verdict
+
+
 @pytest.fixture
 def busy(tmp_path: Path) -> World:
     """A queue in which higher priority has others go, all of it held by an elastic training."""
@@ -244,6 +258,24 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
             [pod(0, after=5, exit_code=137, reason="OOMKilled"), *(pod(rank, after=9, exit_code=1) for rank in (1, 2))],
             False,
             Cause.OUT_OF_MEMORY,
+            "rank 0 of 4",
+        ),
+        (
+            [pod(0, after=20, exit_code=1), *(pod(rank, after=4 + rank, reason="OOMKilled") for rank in (1, 2))],
+            False,
+            Cause.OUT_OF_MEMORY,
+            "rank 2 of 4",
+        ),
+        (
+            [pod(0, after=20, exit_code=1), pod(1, after=5, reason="OOMKilled")],
+            False,
+            Cause.OUT_OF_MEMORY,
+            "rank 1 of 4",
+        ),
+        (
+            [pod(0, "Running", after=2, reason="NodeLost"), *(pod(rank, after=9, exit_code=1) for rank in (1, 2, 3))],
+            False,
+            Cause.INFRASTRUCTURE,
             "rank 0 of 4",
         ),
         ([], False, Cause.PREEMPTION, "rank 0 of 4: its pod was taken away"),

@@ -142,3 +142,17 @@ def test_an_attempt_that_leaves_spot_nodes_gets_another_flavor_of_its_queue(tmp_
         fails(flow, number, exit_code=75)
     assert patch(flow, 3)["nodeSelector"] == {"nvidia.com/gpu.product": "A100", SPOT.label: "false"}
     assert [one.pool for one in here.ledger.snapshot().leases] == ["a100-own"]
+
+
+def test_an_attempt_that_was_granted_gpus_of_spot_nodes_may_run_on_them(tmp_path):
+    flavors = [{"name": "a100-spot", "gpu_type": "A100", "node_labels": {SPOT.label: "true"}, "spot": True}]
+    quota = {"name": "research", "gpus": {"a100-spot": 8}}
+    here = world(tmp_path, Queues.model_validate({"queues": [quota], "flavors": flavors}))
+    kinds = (SPOT, NodeLabelValue(label="cheap", value="true"))
+    spec = fit(gpu=gpus(4, spot="allowed"), retry=RetryPolicy(on_demand_after=2), spot=kinds)
+    flow = submit(here, spec)
+    for number in (1, 2):
+        fails(flow, number, exit_code=75)
+    found = patch(flow, 3)
+    assert found["nodeSelector"] == {"nvidia.com/gpu.product": "A100", SPOT.label: "true"}
+    assert "affinity" not in found, "no flavor of other nodes could serve it"

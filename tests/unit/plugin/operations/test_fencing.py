@@ -31,8 +31,9 @@ def fence(here: World, attempt: int = 1) -> None:
     here.store.create(f"{ATTEMPTS}/{attempt:09d}.end.json", end.to_bytes())
 
 
-def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus(here, monkeypatch):
-    flow = here.submit(fit(gpu=gpus(8)))
+@pytest.mark.parametrize("count", [8, 1000], ids=["granted", "rejected"])
+def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus_and_ends_nothing(here, monkeypatch, count):
+    flow = here.submit(fit(gpu=gpus(count)))
     rival = AttemptClaim(
         run="digits-abc12",
         step="fit",
@@ -54,6 +55,7 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus(here, monkeypat
     assert phase(waiting) == "Pending"
     assert "was just opened by digits-abc12.fit[0].attempts(9)[0].admit" in said(waiting)
     assert here.ledger.snapshot().leases == ()
+    assert keys(here.store, ATTEMPTS) == [f"{ATTEMPTS}/000000001.json"]
 
 
 def refuse(*_):

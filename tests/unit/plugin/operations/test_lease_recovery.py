@@ -148,3 +148,14 @@ def test_members_of_a_gang_hold_what_they_request(tmp_path, alive):
     ledger.close()
     assert (after.request.members, after.request.gpus) == (len(alive), 4 * len(alive))
     assert after.nodes == tuple(before.nodes[rank] for rank in sorted(alive))
+
+
+@pytest.mark.parametrize(("alive", "tensor_parallel"), [((0, 1), 2), ((0, 1, 2), 1)])
+def test_members_that_form_no_whole_group_are_placed_one_by_one(tmp_path, alive, tensor_parallel):
+    here = gang_world(tmp_path, EIGHT)
+    flow = here.submit(fit(gpu=gpus(8, members=4, tensor_parallel=2), gang=GangSpec(members=4)))
+    assert outputs(flow.admit("fit", 0))["run"] == "true"
+    for rank in alive:
+        put(here, rank, gpus=2)
+    [found] = lost(here).ledger.snapshot().leases
+    assert (found.request.members, found.request.tensor_parallel) == (len(alive), tensor_parallel)

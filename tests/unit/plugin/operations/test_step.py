@@ -131,6 +131,13 @@ def test_large_parameter_is_refused_with_the_limit(tmp_path):
     assert end_of(here)["cause"] == "user_error"
 
 
+def test_a_parameter_of_the_largest_size_is_accepted(tmp_path):
+    here = world(tmp_path, settings=replace(QUICK, parameter_max_bytes=10))
+    flow = here.submit(prep(artifacts=()))
+    flow.write_output(flow.admit("prep"), "0/parameters/rows", b"x" * 10)
+    assert outputs(flow.conclude("prep")) == {"rows": "x" * 10}
+
+
 def test_more_files_than_a_record_can_list_are_refused_with_the_remedy(here, monkeypatch):
     flow = ran(here)
     size = sum(len(one.key) + publish._RECORDED_OBJECT_BYTES for one in here.store.list("data/runs/"))

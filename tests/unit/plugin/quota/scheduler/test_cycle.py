@@ -17,6 +17,7 @@ import pytest
 from support.ledger import NOW, ask, cohort, deferral, lease, queues, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, PreemptionNotice, Rejected
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 EIGHT = queues(research={"A100": 8})
@@ -208,6 +209,21 @@ def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
     assert (answer.position, answer.expected_start) == (1, NOW + timedelta(minutes=2))
     assert answer.reason is AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT
     assert "run-victim/fit was asked to save and go at 00:00:00, by 00:02:00 at the latest" in answer.message
+
+
+@pytest.mark.parametrize(("gpus", "subject"), [((4, 4), " and 1 other were"), ((4, 2, 2), " and 2 others were")])
+def test_the_message_counts_the_trainings_that_were_asked_to_go(gpus, subject):
+    victims = tuple(leaving(count, f"victim-{number}", whom="first") for number, count in enumerate(gpus))
+    answer = decided(SchedulingState(EIGHT, victims), ask(8, "first"))
+    assert answer.message.startswith(f"run-victim-0/fit{subject} asked to save and go at 00:00:00")
+
+
+def test_the_cache_of_request_shapes_is_bounded_and_changes_no_decision(monkeypatch):
+    monkeypatch.setattr(pools, "_ELIGIBLE_POOLS_CACHE_SIZE", 2)
+    rules = queues(research={"A100": 8})
+    admitted = [admits(SchedulingState(rules, ()), ask(count)) for count in range(1, 13)]
+    assert admitted == [True] * 8 + [False] * 4
+    assert len(rules.pool_options_cache) <= 2
 
 
 def test_nobody_takes_what_has_come_free_for_another():
