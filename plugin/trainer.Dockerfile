@@ -28,6 +28,6 @@ ENV PATH=/opt/tiphys/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
-WORKDIR /
+WORKDIR /tmp
 USER 65532:65532
 CMD ["python"]

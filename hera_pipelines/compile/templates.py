@@ -28,6 +28,7 @@ from hera_pipelines.compile.plugin_templates import (
 )
 from hera_pipelines.compile.retries import attempt_retry_strategy, step_retry_strategy
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.gang import GangBackend
 from tiphys.protocol.operations import gang_outputs
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL, STORE_SECRET
 
@@ -55,6 +56,8 @@ def run_template(step: GatedStep, store: str) -> Manifest:
     template["outputs"] = drop_empty_fields({"artifacts": _outputs(step)})
     container = program_container(template)
     container["env"] = [*(container.get("env") or []), *build_step_environment(step, store)]
+    if step.settings.gang is None or step.settings.gang.backend is not GangBackend.TRAINJOB:  # which has no such field
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if step.is_training:
         container["envFrom"] = [_CREDENTIALS, *(container.get("envFrom") or [])]
     if not step.is_training:

@@ -42,6 +42,7 @@ def test_the_same_user_start_and_environment(recipe: Recipe) -> None:
     assert last(recipe, "USER") == recipe.user
     assert json.loads(last(recipe, "ENTRYPOINT") or "[]") == recipe.entrypoint
     assert json.loads(last(recipe, "CMD") or "[]") == recipe.command
+    assert last(recipe, "WORKDIR") == recipe.working_dir
     assert dict(word.split("=", 1) for word in (last(recipe, "ENV") or "").split()) == ENVIRONMENT
 
 

@@ -180,8 +180,6 @@ class AttemptObservation:
     """The node of that pod."""
     termination_message: str = ""
     """Termination message of the program, or the end of its log."""
-    last_line: str = ""
-    """Last line of its log, where the termination message is not the end of the log. It proves no cause."""
     crash_error: str = ""
     """The error that ended the program, from the crash report of its session."""
     stuck_seconds: float | None = None
@@ -309,7 +307,7 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
         return FailureVerdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
     if observation.status == "Error":
         return None
-    said = observation.crash_error or _last_line(observation.termination_message) or observation.last_line
+    said = observation.crash_error or _last_line(observation.termination_message)
     evidence = f"the program exited with {code}{f' ({said})' if said else ''}"
     return FailureVerdict(Cause.USER_ERROR, evidence, "program-failed")
 

@@ -19,7 +19,6 @@ from hera_pipelines.local.pods.pod_files import LocalPod, PodFiles, PodPatch, co
 from hera_pipelines.local.pods.process import PodProcess, ProcessEnvironment
 from hera_pipelines.local.shutdown import WorkflowShutdown
 from tiphys.errors import NotFoundError, TiphysError, UsageError
-from tiphys.protocol.environment import LOG_PREFIX
 from tiphys.records import utc_now
 
 
@@ -142,11 +141,7 @@ class PodRunner:
             if container_or_script(attempt.pod.template).get(_MESSAGE_POLICY_FIELD) == _FALLBACK_TO_LOGS
             else ""
         )
-        own_lines = [line for line in tail if line.strip() and not line.startswith(LOG_PREFIX)]
-        last_line = own_lines[-1] if own_lines else ""
-        self._write_status(
-            attempt.pod, "Failed", end, message, termination_message=termination_message, last_line=last_line
-        )
+        self._write_status(attempt.pod, "Failed", end, message, termination_message=termination_message)
         return NodeEnd(NodePhase.FAILED, message, outputs, tail)
 
     def _end_with_error(self, attempt: PodFiles, message: str, end: _ProgramEnd) -> NodeEnd:
@@ -162,7 +157,6 @@ class PodRunner:
         *,
         grace_seconds: float | None = None,
         termination_message: str = "",
-        last_line: str = "",
     ) -> None:
         self._cluster.write_pod(
             PodStatus(
@@ -176,7 +170,6 @@ class PodRunner:
                 reason=end.reason if end else "",
                 message=message,
                 told=termination_message,
-                last_line=last_line,
                 grace_seconds=grace_seconds,
                 rank=pod.rank,
                 gpus=requested_gpus({"spec": {"containers": [container_or_script(pod.template)]}}),

@@ -81,7 +81,6 @@ def observe_member_end(gang: GangSpec, pod: PodStatus) -> AttemptObservation:
         ended_at=pod.trouble_at,
         node=pod.host,
         termination_message=pod.told,
-        last_line=pod.last_line,
     )
 
 

@@ -91,5 +91,4 @@ def observe_pod_end(pods: Sequence[PodStatus], status: str, exit_code: str) -> A
         ended_at=last.trouble_at,
         node=last.host,
         termination_message=last.told,
-        last_line=last.last_line,
     )

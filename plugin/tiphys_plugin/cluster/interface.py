@@ -81,8 +81,6 @@ class PodStatus(BaseModel):
     """Whether the deletion of the pod was requested."""
     told: str = ""
     """Termination message of the program, or the end of its log if the container is configured to use that."""
-    last_line: str = ""
-    """Last line of its log; empty if unknown, as on a cluster."""
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""
     gpus: int = 0

@@ -10,6 +10,7 @@ that end, because Argo itself deletes finished pods. Sources: Kubernetes
 ``pkg/kubelet/status``, ``pkg/controller/podgc``, KEP-3329 (DisruptionTarget).
 """
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from tiphys.protocol.phases import is_final_pod_phase
 from tiphys_plugin.cluster.interface import PodStatus, requested_gpus
 
 NODE_NAME_ANNOTATION = "workflows.argoproj.io/node-name"
+_EXECUTOR_LINE = re.compile(r"time=.* argo=true|Error: exit status \d+$")
+"""Argo's executor shares the log with the program that it starts."""
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 _COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _POD_GC_REASON = "DeletionByPodGC"
@@ -55,10 +58,15 @@ def pod_status(pod: Object) -> PodStatus:
         uid=metadata.get("uid", ""),
         grace_seconds=(pod.get("spec") or {}).get("terminationGracePeriodSeconds"),
         ending="deletionTimestamp" in metadata,
-        told=str((main or {}).get("message") or ""),
+        told=_without_executor_lines(str((main or {}).get("message") or "")),
         host=(pod.get("spec") or {}).get("nodeName") or "",
         gpus=requested_gpus(pod),
     )
+
+
+def _without_executor_lines(log: str) -> str:
+    """``log`` without the lines of Argo's executor."""
+    return "".join(line for line in log.splitlines(keepends=True) if not _EXECUTOR_LINE.match(line))
 
 
 def _main_container_name(pod: Object) -> str:

@@ -30,6 +30,7 @@ class Recipe:
     user: str
     entrypoint: list[str]
     command: list[str]
+    working_dir: str
     labels: dict[str, str]
 
     def config(self, revision: str) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Recipe:
             "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "Entrypoint": self.entrypoint or None,
             "Cmd": self.command,
-            "WorkingDir": "/",
+            "WorkingDir": self.working_dir,
             "Labels": labels,
         }
 

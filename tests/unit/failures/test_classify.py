@@ -196,7 +196,6 @@ def test_what_decided_is_kept_as_it_was_found(seen, rule, words):
     ("observation", "evidence"),
     [
         (AttemptObservation("Failed", 1), "the program exited with 1"),
-        (AttemptObservation("Failed", 1, last_line="diverged"), "the program exited with 1 (diverged)"),
         (
             AttemptObservation("Failed", 1, termination_message="epoch 3\ndiverged\n\ntiphys: step 3 is saved\n"),
             "the program exited with 1 (diverged)",
@@ -206,7 +205,7 @@ def test_what_decided_is_kept_as_it_was_found(seen, rule, words):
             "the program exited with 1 (SystemExit: diverged)",
         ),
         (
-            AttemptObservation("Failed", 75, last_line="x"),
+            AttemptObservation("Failed", 75, termination_message="x"),
             "exit code 75: it was asked to stop, and requests another attempt",
         ),
     ],

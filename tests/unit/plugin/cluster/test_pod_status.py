@@ -229,6 +229,19 @@ def test_failed_executor_is_named_with_its_code_and_words():
     assert pod_status(never).message == "init: Error (exit code 64): no such key"
 
 
+def test_lines_of_argos_executor_are_no_words_of_the_program():
+    log = (
+        "Traceback (most recent call last):\n"
+        "PermissionError: [Errno 13] Permission denied: 'points.json'\n"
+        'time=2026-11-23T02:09:23.058Z level=INFO msg="sub-process exited" argo=true error="exit status 1"\n'
+        'time="2026-11-23T02:09:23.058Z" level=warning msg="cannot save artifact" argo=true\n'
+        "Error: exit status 1"
+    )
+    told = pod_status(pod(ended("main", 1, message=log), phase="Failed")).told
+    assert told.splitlines()[-1] == "PermissionError: [Errno 13] Permission denied: 'points.json'"
+    assert pod_status(pod(ended("main", 1, message="Error: exit status 1\n"), phase="Failed")).told == ""
+
+
 def test_pod_says_to_which_workflow_and_node_it_belongs():
     seen = pod_status(pod())
     assert (seen.workflow_uid, seen.node) == ("uid-1", "digits-abc12.fit[0].attempts(0)[1].run")
