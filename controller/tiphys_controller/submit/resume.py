@@ -400,21 +400,22 @@ def _find_damaged_ends(store: Store, run_plan: RunPlan, force: bool) -> tuple[At
     Raises:
         IntegrityError: a record may not be passed over.
     """
-    running = run_plan.decisions.running_tasks
-    allowed = set(running) if force else set(running) & set(run_plan.rerun_steps)
-    ends = [
-        (step, attempt)
-        for step, listing in run_plan.state.steps.items()
-        if step.partition(".")[0] in allowed
-        for attempt in listing.ended_attempts
-    ]
+    allowed = {step for step in run_plan.state.steps if _may_pass_over(run_plan, step, force)}
+    ends = [(step, attempt) for step in allowed for attempt in run_plan.state.steps[step].ended_attempts]
     damaged = load_ends(store, run_plan.state, ends).damaged_ends
-    refused = [damage for (step, _), damage in sorted(damaged.items()) if step.partition(".")[0] not in allowed]
+    refused = [damage for (step, _), damage in sorted(damaged.items()) if step not in allowed]
     if refused:
         run = run_plan.state.record.run
         more = f" ({len(refused) - 1} more in `tiphys verify {run}`)" if len(refused) > 1 else ""
         raise IntegrityError(f"{refused[0]}{more}")
     return tuple(sorted(damaged))
+
+
+def _may_pass_over(run_plan: RunPlan, step: str, force: bool) -> bool:
+    """Whether a step or item runs, and damaged records of it may be passed over."""
+    task = step.partition(".")[0]
+    is_requested = force or not {step, task}.isdisjoint(run_plan.rerun_steps)
+    return is_requested and task in run_plan.decisions.running_tasks
 
 
 def _describe_command(request: ResumeRequest, force: bool) -> str:

@@ -47,6 +47,8 @@ def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
             f"{call.name} was {source}, whose record has been removed since; "
             f"`tiphys resume {call.run}` runs the step again"
         )
+    if end.outcome is not AttemptEndOutcome.DONE:
+        return failed_reply(f"{call.name} was {source}, which counts no longer: {end.message}")
     reuse.write_reuse_projection(call, record)
     return succeeded_reply(source[:1].upper() + source[1:], publish.build_outputs(call, end.outputs))
 

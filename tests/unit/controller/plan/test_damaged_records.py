@@ -189,6 +189,22 @@ class TestDamagedEnds:
         with pytest.raises(IntegrityError, match="right"):
             resume_run(store, submitter, "two", rerun=["left"])
 
+    def test_a_rerun_of_an_item_passes_over_its_record_and_no_other(
+        self, store: MemoryStore, submitter: FakeSubmitter
+    ) -> None:
+        start_run(store, submitter, pipeline_of(gated("sweep", withItems=["a", "b"])), "two")
+        first, second = (item.step for item in plan_run(store, "two").steps[0].items)
+        for step in (first, second):
+            History(store, "two").failed(step)
+        submitter.end("two")
+        flip_bit(store, RunLayout("two").attempt_end(second, 1))
+
+        with pytest.raises(IntegrityError, match=second):
+            resume_run(store, submitter, "two", rerun=[first])
+        resumed = resume_run(store, submitter, "two", rerun=[second])
+
+        assert resumed.passed_over == (RunLayout("two").attempt_end(second, 1),)
+
     def test_force_passes_over_every_attempt_of_the_step(self, store: MemoryStore, submitter: FakeSubmitter) -> None:
         History(store, RUN).failed("fit", 2)
         flip_bit(store, FIT)

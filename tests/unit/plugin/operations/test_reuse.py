@@ -223,6 +223,17 @@ def test_conclude_says_when_the_adopted_record_was_removed(here):
     assert "has been removed since" in said(flow.conclude("prep", status="Skipped"))
 
 
+def test_conclude_does_not_succeed_with_an_adopted_record_that_was_passed_over(here):
+    finish(here.submit(STEP))
+    flow = resumed(here, STEP)
+    flow.admit("prep")
+    damage_end(here.store)
+    pass_over_end(here.store, "digits-abc12", "prep", 1, "`tiphys resume --force`")
+    verdict = flow.conclude("prep", status="Skipped")
+    assert phase(verdict) == "Failed"
+    assert "passed it over" in said(verdict)
+
+
 def test_older_submission_may_open_no_attempt_once_a_newer_one_was_claimed(here):
     old = here.submit(STEP)
     resumed(here, STEP)
