@@ -135,8 +135,11 @@ class Cluster(Protocol):
             ConflictError: this plugin does not serve the namespace.
         """
 
-    def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
-        """Pods with the label ``tiphys.dev/attempt``, of one namespace or of all that are served."""
+    def attempt_pods(self, namespace: str | None = None, *, pending_only: bool = False) -> list[PodStatus]:
+        """Pods with the label ``tiphys.dev/attempt``, of one namespace or of all that are served.
+
+        ``pending_only`` selects those in the phase Pending, which are few where thousands run or have ended.
+        """
 
     def delete_pod(self, pod: PodStatus) -> None:
         """Delete the pod as ``kubectl delete pod`` does: SIGTERM, its grace period, SIGKILL; nothing if it is gone.
@@ -175,8 +178,13 @@ class DirectoryCluster:
     def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:  # noqa: ARG002
         return [pod for pod in self.workflow_pods(workflow_uid) if pod.labels.get(ATTEMPT_LABEL) == attempt]
 
-    def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
-        return [pod for pod in self._pods() if ATTEMPT_LABEL in pod.labels and namespace in (None, pod.namespace)]
+    def attempt_pods(self, namespace: str | None = None, *, pending_only: bool = False) -> list[PodStatus]:
+        return [
+            pod
+            for pod in self._pods()
+            if ATTEMPT_LABEL in pod.labels and namespace in (None, pod.namespace)
+            if not pending_only or pod.phase == "Pending"
+        ]
 
     def delete_pod(self, pod: PodStatus) -> None:
         path = self._deletion_marker(pod.name)

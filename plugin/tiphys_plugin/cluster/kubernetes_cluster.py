@@ -82,10 +82,13 @@ class KubernetesCluster:
         pod_statuses = map(pod_status, self._api.list(PODS, namespace, labels).items)
         return [pod for pod in pod_statuses if pod.workflow_uid == workflow_uid]
 
-    def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
+    def attempt_pods(self, namespace: str | None = None, *, pending_only: bool = False) -> list[PodStatus]:
         namespaces = (namespace,) if namespace is not None else self._namespaces or (None,)
+        fields = "status.phase=Pending" if pending_only else ""
         return [
-            pod_status(pod) for searched in namespaces for pod in self._api.list(PODS, searched, ATTEMPT_LABEL).items
+            pod_status(pod)
+            for searched in namespaces
+            for pod in self._api.list(PODS, searched, ATTEMPT_LABEL, fields).items
         ]
 
     def delete_pod(self, pod: PodStatus) -> None:

@@ -65,7 +65,8 @@ class ImagePullSweep(PeriodicTask):
             StoreError: ledger or cluster did not answer.
         """
         leases = [lease for lease in self._ledger.snapshot().leases if self._stores.serves(lease.request.namespace)]
-        failing = [pod for pod in (self._cluster.attempt_pods() if leases else ()) if _cannot_pull(pod)]
+        pending = self._cluster.attempt_pods(pending_only=True) if leases else []
+        failing = [pod for pod in pending if _cannot_pull(pod)]
         self._note_failures(failing)
         failing_by_attempt = defaultdict[_AttemptKey, list[PodStatus]](list)
         for pod in failing:

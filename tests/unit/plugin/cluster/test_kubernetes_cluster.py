@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from support.argo_pods import BEGAN, ended, pod
+from support.argo_pods import BEGAN, ended, pod, waits
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
@@ -125,6 +125,12 @@ def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):
     assert {one.name for one in cluster.attempt_pods("vision")} == {"in-vision"}
     everywhere = KubernetesCluster(api, None, "kubernetes:abc")
     assert {one.name for one in everywhere.attempt_pods()} == {"in-ml", "in-vision", "in-foreign"}
+
+
+def test_pending_attempt_pods_are_those_that_have_not_started(api, cluster):
+    api.create(PODS, "ml", pod(waits("main", "ErrImagePull"), name="fails", phase="Pending"))
+    api.create(PODS, "ml", pod(name="runs"))
+    assert {one.name for one in cluster.attempt_pods(pending_only=True)} == {"fails"}
 
 
 def test_namespace_that_is_not_served_is_not_looked_into(server, cluster):

@@ -153,7 +153,7 @@ def test_a_pod_of_another_namespace_ends_no_attempt_whatever_its_labels_say(here
 
 
 def test_without_leases_no_pods_are_listed(here, monkeypatch):
-    monkeypatch.setattr(type(here.cluster), "attempt_pods", lambda *_: pytest.fail("listed"))
+    monkeypatch.setattr(type(here.cluster), "attempt_pods", lambda *_, **__: pytest.fail("listed"))
 
     sweep(here).run_once()
 
