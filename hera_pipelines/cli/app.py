@@ -17,8 +17,10 @@ from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli import exit_on_interrupt
+from hera_pipelines.cli.config.profile import PROFILE_OPTION
 from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
 from hera_pipelines.cli.screen import Screen, guard_streams
+from tiphys.errors import UsageError
 
 
 class CommandSource(NamedTuple):
@@ -93,6 +95,9 @@ COMMANDS = {
     "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
     "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
     "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),
+    "config": CommandSource(
+        "Show the configuration, with the source of each value, or change it.", "cli.config.command"
+    ),
     "nodes": CommandSource(
         "List the nodes with GPUs, with free GPUs and health.", "cli.quota_commands.nodes", logs=True
     ),
@@ -112,15 +117,26 @@ class LazyGroup(TyperGroup):
             return name, command, rest
         source = COMMANDS[name]
         if source.logs:
-            from hera_pipelines.cli.logs import log_to_stderr  # imports structlog
-
-            log_to_stderr(ctx.params["verbose"])
+            _log_to_stderr(ctx.params["verbose"])
         with exit_on_interrupt():
             return name, source.load(name), rest
 
 
+def _log_to_stderr(verbose: bool) -> None:
+    """Send the log of the services' code to stderr. Without ``verbose`` only critical lines appear."""
+    import structlog  # takes as long as all else that the help of ``tiphys`` needs
+
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(
+        processors=[*structlog.get_config()["processors"][:-1], plain],
+        wrapper_class=structlog.make_filtering_bound_logger("info" if verbose else "critical"),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
 # Accepted before and after the command name, as kubectl does.
 _GLOBAL_OPTIONS = ("--quiet", "--verbose", "--no-color")
+_PROFILE_OPTION = "--profile"
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
@@ -185,14 +201,35 @@ def _set_global_options(
     no_color: Annotated[
         bool, typer.Option("--no-color", help="Print without colour, as the variable NO_COLOR does.")
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            _PROFILE_OPTION,
+            metavar="NAME",
+            help="Profile of `tiphys config` to use. Default: the variable TIPHYS_PROFILE, then that of `tiphys config "
+            "use`.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[  # noqa: ARG001  its callback prints the version
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
+    if profile == "":
+        raise UsageError(f"{_PROFILE_OPTION} needs the name of a profile; see `tiphys config`")
+    PROFILE_OPTION.set(profile)
     context.obj = Screen(quiet=quiet, color=not no_color, verbose=verbose)
 
 
 def _global_options_first(arguments: list[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    front = [argument for argument in arguments[:end] if argument in _GLOBAL_OPTIONS]
-    return front + [argument for argument in arguments[:end] if argument not in _GLOBAL_OPTIONS] + arguments[end:]
+    front, rest = [], []
+    words = iter(arguments[:end])
+    for word in words:
+        if word == _PROFILE_OPTION:
+            front.append(f"{_PROFILE_OPTION}={next(words, '')}")
+        elif word in _GLOBAL_OPTIONS or word.startswith(f"{_PROFILE_OPTION}="):
+            front.append(word)
+        else:
+            rest.append(word)
+    return front + rest + arguments[end:]

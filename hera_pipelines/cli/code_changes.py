@@ -9,8 +9,9 @@ import importlib.metadata
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_controller import DriftFinding, WorkflowChange, format_drift
@@ -22,6 +23,9 @@ from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters
 from tiphys.protocol.drift_policy import DriftAction, DriftClass
 from tiphys.store import Store, read_current_workflow
+
+if TYPE_CHECKING:
+    from hera_pipelines.authoring.loading import AnyPipeline
 
 FromOption = Annotated[
     list[str] | None,
@@ -58,31 +62,47 @@ class RunEdits:
     parameters: Sequence[str] = ()
     drift: Sequence[str] = ()
     executor_plugin: Path | None = None
-    runs_locally: bool = True
-    """Whether the programs run on this machine, with the packages installed here."""
 
-    def build_change(self, store: Store, run: str) -> WorkflowChange:
+    @cached_property
+    def pipeline(self) -> "AnyPipeline | None":
+        """The pipeline of the file; None without a file."""
+        return load_pipeline_file(self.file, self.pipeline_name) if self.file else None
+
+    @property
+    def store(self) -> str:
+        """URL of the store that the pipeline names; empty if none."""
+        return self.pipeline.store if self.pipeline else ""
+
+    def build_change(self, store: Store, run: str, *, runs_locally: bool = True) -> WorkflowChange:
         """Build the changed Workflow of ``run``.
 
         A changed file keeps the run's parameter values for the parameters that it still declares.
+
+        Args:
+            store: Store of the run.
+            run: Name of the run.
+            runs_locally: Whether the programs run on this machine, with the packages installed here.
 
         Raises:
             UsageError: the file does not define the named pipeline, or a parameter, class or action is unknown.
         """
         parameters, actions = parse_parameters(self.parameters), _parse_drift_actions(self.drift)
-        version_lookup = installed_version if self.runs_locally else None
-        if self.file is None and not parameters:
+        version_lookup = installed_version if runs_locally else None
+        if self.pipeline is None and not parameters:
             return WorkflowChange(None, actions, version_lookup)
         before = read_current_workflow(store, run)
-        if self.file is None:
+        if self.file is None or self.pipeline is None:
             return WorkflowChange(with_parameters(before, parameters), actions, version_lookup)
-        return WorkflowChange(self._compile_file(self.file, store, before, parameters), actions, version_lookup)
+        return WorkflowChange(
+            self._compile_pipeline(self.pipeline, self.file.parent, store, before, parameters), actions, version_lookup
+        )
 
-    def _compile_file(self, file: Path, store: Store, before: Manifest, parameters: dict[str, str]) -> Manifest:
+    def _compile_pipeline(
+        self, pipeline: "AnyPipeline", folder: Path, store: Store, before: Manifest, parameters: dict[str, str]
+    ) -> Manifest:
         from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
         from hera_pipelines.compile.output import read_git_commit, record_code_version
 
-        pipeline = load_pipeline_file(file, self.pipeline_name)
         compile_pipeline = pipeline.workflow if isinstance(pipeline, CronPipeline) else pipeline.compile
         manifest = compile_pipeline(store=store.url, executor_plugin=self.executor_plugin)
         inherited = {
@@ -93,8 +113,8 @@ class RunEdits:
         author_parameters = {name: value for name, value in inherited.items() if not name.startswith("tiphys-")}
         manifest = with_parameters(manifest, {**author_parameters, **parameters})
         require_values(manifest)
-        record_code_version(manifest, read_git_commit(file.parent))
-        record_code_folder(manifest, file.parent)
+        record_code_version(manifest, read_git_commit(folder))
+        record_code_folder(manifest, folder)
         if account := before["spec"].get("serviceAccountName"):
             manifest["spec"].setdefault("serviceAccountName", account)
         return manifest

@@ -53,7 +53,7 @@ def report_error(error: BaseException, screen: Screen) -> int:
 
 def _describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, TiphysError):
-        return _one_line(str(error)), error.exit_code
+        return _one_line("; ".join([str(error), *getattr(error, "__notes__", ())])), error.exit_code
     if isinstance(error, typer.TyperException):
         return _describe_wrong_call(error), error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):

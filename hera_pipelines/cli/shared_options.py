@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from hera_pipelines.cli.config.profile import Setting, profile_setting
 from hera_pipelines.cli.screen import Format, Screen
-from tiphys.errors import UsageError, unknown_name_message
+from tiphys.errors import TiphysError, UsageError, unknown_name_message
 from tiphys.lineage.step_names import StepNames, read_step_names
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 ContextOption = Annotated[
     str | None,
     typer.Option(
-        "--context", metavar="NAME", help="Context of the kubeconfig. Default: its current context.", show_default=False
+        "--context",
+        metavar="NAME",
+        help="Context of the kubeconfig. Default: that of `tiphys config`, then its current context.",
+        show_default=False,
     ),
 ]
 NamespaceOption = Annotated[
@@ -94,8 +98,9 @@ class ClusterOptions:
     argo_server: str | None = None
 
     def connect(self) -> "KubeApi":
-        """Connect to the API server; raises as `connect_cluster`."""
-        return connect_cluster(self.kubeconfig, self.context, self.namespace)
+        """Connect to the API server, in the namespace of the options or the profile; raises as `connect_cluster`."""
+        default = profile_setting("namespace")
+        return connect_cluster(self.kubeconfig, self.context, self.namespace or (default.value if default else None))
 
     @property
     def command_arguments(self) -> tuple[str, ...]:
@@ -103,7 +108,7 @@ class ClusterOptions:
         is_option_needed = os.environ.get("ARGO_SERVER") != self.argo_server
         options = (
             ("--argo-server", self.argo_server if is_option_needed else None),
-            ("--context", self.context),
+            ("--context", _choose_context(self.kubeconfig, self.context).value),
             ("--kubeconfig", self.kubeconfig),
         )
         return tuple(word for option, value in options if value for word in (option, str(value)))
@@ -113,13 +118,26 @@ def connect_cluster(kubeconfig: Path | None, context: str | None, namespace: str
     """Connect to a cluster. ``namespace``, if given, becomes the namespace of the connection.
 
     Raises:
-        UsageError: the kubeconfig is invalid or has no such context.
+        UsageError: the kubeconfig is invalid or has no such context, or the configuration file is invalid.
     """
     from tiphys import kube
 
-    api = kube.connect_to_cluster(kubeconfig, context)
+    chosen = _choose_context(kubeconfig, context)
+    try:
+        api = kube.connect_to_cluster(kubeconfig, chosen.value or None)
+    except UsageError as error:
+        if chosen.value:
+            error.add_note(f"the context is from {chosen.source}")
+        raise
     api.namespace = namespace or api.namespace
     return api
+
+
+def _choose_context(kubeconfig: Path | None, given: str | None) -> Setting:
+    """Context of the option or the profile, or an empty one; a profile knows no context of another kubeconfig."""
+    if given or kubeconfig:
+        return Setting(given or "", "--context")
+    return profile_setting("context") or Setting("", "the kubeconfig")
 
 
 RunStepArgument = Annotated[
@@ -156,13 +174,15 @@ DEFAULT_STORE = Path(".tiphys/store")
 DEFAULT_STATE = Path(".tiphys/state")
 _FROM_OPTION, _FROM_PIPELINE, _FROM_DEFAULT = "--store", "the pipeline", "the default"
 
-_STORE_HELP = "Store of the runs: s3://bucket/prefix, file:///dir or a path. Default: the variable TIPHYS_STORE, then "
-_DEFAULT_STORE_HELP = ".tiphys/store in the working directory."
+_STORE_HELP = "Store of the runs: s3://bucket/prefix, file:///dir or a path. Default: "
+_DEFAULT_STORE_HELP = (
+    "the variable TIPHYS_STORE, then that of `tiphys config`, then .tiphys/store in the working directory."
+)
 StoreOption = Annotated[
     str | None,
     typer.Option(_FROM_OPTION, metavar="URL", help=f"{_STORE_HELP}{_DEFAULT_STORE_HELP}", show_default=False),
 ]
-WritingStoreOption = Annotated[
+PipelineStoreOption = Annotated[
     str | None,
     typer.Option(
         _FROM_OPTION,
@@ -173,43 +193,64 @@ WritingStoreOption = Annotated[
 ]
 
 
-def existing_store(screen: Screen, given: str | None) -> Store:
+def existing_store(screen: Screen, given: str | None, pipeline: str = "") -> Store:
     """Open the store to read; raises `NotFoundError` if it does not exist."""
-    return open_store(_choose_store(screen, given, ""), must_exist=True)
+    return _open_chosen_store(screen, choose_store(given, pipeline), must_exist=True)
 
 
 def store_for_writing(screen: Screen, given: str | None, pipeline: str = "") -> Store:
     """Open the store to write; a missing directory is created. ``pipeline`` is the store that the pipeline names."""
-    return open_store(_choose_store(screen, given, pipeline))
+    return _open_chosen_store(screen, choose_store(given, pipeline), must_exist=False)
 
 
 def needs_store_option(given: str | None, pipeline: str = "") -> bool:
     """Whether a later command needs ``--store`` to find this store."""
-    _, source = _resolve_store(given, pipeline)
-    return source in (_FROM_OPTION, _FROM_PIPELINE)
+    return not choose_store(given, pipeline).is_lasting
 
 
 def is_store_named(given: str | None, pipeline: str = "") -> bool:
-    """Whether an option, a variable or the pipeline names the store, so that it is not the default folder."""
-    _, source = _resolve_store(given, pipeline)
-    return source != _FROM_DEFAULT
+    """Whether something names the store, so that it is not the default folder."""
+    return choose_store(given, pipeline).source != _FROM_DEFAULT
 
 
-def _choose_store(screen: Screen, given: str | None, pipeline: str) -> str:
-    url, source = _resolve_store(given, pipeline)
-    screen.note(f"store {url} (from {source})")
-    return url
+def named_store(screen: Screen, given: str | None, pipeline: str = "") -> str | None:
+    """URL of the store that something names; None if only the default folder is left."""
+    if not is_store_named(given, pipeline):
+        return None
+    chosen = choose_store(given, pipeline)
+    _note_store(screen, chosen)
+    return chosen.value
 
 
-def _resolve_store(given: str | None, pipeline: str) -> tuple[str, str]:
-    """URL of the store, and the source that named it."""
-    choices = (
-        (given, _FROM_OPTION),
-        (os.environ.get(environment.STORE), environment.STORE),
-        (pipeline, _FROM_PIPELINE),
-        (str(Path.cwd() / DEFAULT_STORE), _FROM_DEFAULT),
-    )
-    return next((url, source) for url, source in choices if url)
+def choose_store(given: str | None, pipeline: str = "") -> Setting:
+    """URL of the store: the most specific one that is named.
+
+    The option names the store of one command, a pipeline that of its runs, the variable that of a shell, and the
+    configuration file that of a user.
+    """
+    if given:
+        return Setting(given, _FROM_OPTION, is_lasting=False)
+    if pipeline:
+        return Setting(pipeline, _FROM_PIPELINE, is_lasting=False)
+    if variable := os.environ.get(environment.STORE):
+        return Setting(variable, environment.STORE)
+    return profile_setting("store") or Setting(str(Path.cwd() / DEFAULT_STORE), _FROM_DEFAULT)
+
+
+def _open_chosen_store(screen: Screen, chosen: Setting, *, must_exist: bool) -> Store:
+    _note_store(screen, chosen)
+    try:
+        return open_store(chosen.value, must_exist)
+    except TiphysError as error:
+        error.add_note(f"the store is from {chosen.source}")
+        raise
+
+
+def _note_store(screen: Screen, chosen: Setting) -> None:
+    source, other = chosen.source, os.environ.get(environment.STORE)
+    if source == _FROM_PIPELINE and other and other != chosen.value:
+        source += f"; {environment.STORE} names {other}, which --store can choose"
+    screen.note(f"store {chosen.value} (from {source})")
 
 
 ParameterOption = Annotated[

@@ -87,7 +87,7 @@ READS: dict[str, list[list[str]]] = {
 
 SHOW_TEXT = {"runs", "get", "events", "plan", "lineage", "checkpoint list", "checkpoint show"}
 ON_A_CLUSTER = {"why", "queues show", "queues apply", "nodes", "nodes cordon", "nodes uncordon", "janitor", "doctor"}
-OF_FILES = {"demo", "run", "compile", "simulate"}
+OF_FILES = {"demo", "run", "compile", "simulate", "config", "config set", "config unset", "config use"}
 """They read files of the person who calls them; what they show of a run is live progress, which has its own test."""
 
 

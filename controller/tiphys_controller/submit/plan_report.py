@@ -13,7 +13,7 @@ from tiphys.records import Record, Timestamp
 from tiphys.store import Store
 from tiphys_controller.plan.decide import TaskPlan
 from tiphys_controller.plan.drift import DriftFinding
-from tiphys_controller.submit.planner import RunPlan, plan_stored_run
+from tiphys_controller.submit.planner import RunPlan, WorkflowChange, plan_stored_run
 
 API_VERSION = "tiphys.dev/v1alpha1"
 
@@ -81,20 +81,21 @@ class PlanReport(OutputDocument):
         return tuple(step.name for step in self.steps if step.decision == "run")
 
 
-def plan_run(store: Store, run: str, rerun: Sequence[str] = ()) -> PlanReport:
+def plan_run(store: Store, run: str, rerun: Sequence[str] = (), change: WorkflowChange | None = None) -> PlanReport:
     """Plan a run and write nothing.
 
     Args:
         store: Store of the run.
         run: Name of the run.
         rerun: Steps to run again although they are done.
+        change: A changed Workflow; None: that of the last submission.
 
     Raises:
         NotFoundError: there is no such run.
         UsageError: Tiphys did not compile its Workflow, or a step does not exist.
         IntegrityError: a record is damaged.
     """
-    return build_plan_report(plan_stored_run(store, run, rerun), store.url)
+    return build_plan_report(plan_stored_run(store, run, rerun, change), store.url)
 
 
 def build_plan_report(run_plan: RunPlan, url: str) -> PlanReport:

@@ -13,9 +13,11 @@ from hera_pipelines.cli.shared_options import (
     ExecutorPluginOption,
     ParameterOption,
     PipelineOption,
+    PipelineStoreOption,
     ServiceAccountOption,
     compile_to_workflow,
     load_pipeline_file,
+    named_store,
     parse_parameters,
     with_parameters,
 )
@@ -63,12 +65,7 @@ def compile_file(
     file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline.")],
     pipeline: PipelineOption = None,
     parameter: ParameterOption = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store", metavar="URL", envvar="TIPHYS_STORE", help="Store of the runs, instead of the pipeline's own."
-        ),
-    ] = None,
+    store: PipelineStoreOption = None,
     executor_plugin: ExecutorPluginOption = None,
     kind: Annotated[
         ManifestKind | None,
@@ -96,7 +93,7 @@ def compile_file(
     """
     screen: Screen = context.obj
     loaded = load_pipeline_file(file, pipeline)
-    options: dict[str, Any] = {"store": store, "executor_plugin": executor_plugin}
+    options: dict[str, Any] = {"store": named_store(screen, store, loaded.store), "executor_plugin": executor_plugin}
     if kind in (None, ManifestKind.WORKFLOW):
         refuse_options(context, {**_ONLY_NAMED, **_ONLY_SCHEDULED}, "it is for a template or schedule; add --as")
     elif kind is not ManifestKind.CRON_WORKFLOW:

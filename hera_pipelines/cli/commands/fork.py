@@ -32,7 +32,7 @@ from hera_pipelines.cli.shared_options import (
     NamespaceOption,
     ParameterOption,
     PipelineOption,
-    StoreOption,
+    PipelineStoreOption,
     existing_store,
     needs_store_option,
 )
@@ -75,7 +75,7 @@ def fork(
         str, typer.Option("--idempotency-key", metavar="KEY", help="Fork the run at most once with this key.")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
-    store: StoreOption = None,
+    store: PipelineStoreOption = None,
     state: StateOption = DEFAULT_STATE,
     queues: QueuesOption = None,
     plugin_port: PortOption = 0,
@@ -99,15 +99,14 @@ def fork(
     step that they depend on. Prints the name of the new run on stdout.
     """
     screen: Screen = command.obj
-    run_store = existing_store(screen, store)
+    edits = RunEdits(file, which, parameter or (), drift or ())
+    run_store = existing_store(screen, store, edits.store)
     read_run(run_store, run)
     last = last_submission(run_store, run)
     on_cluster = runs_on_cluster(last, cluster, local)
-    change = RunEdits(file, which, parameter or (), drift or (), runs_locally=not on_cluster).build_change(
-        run_store, run
-    )
+    change = edits.build_change(run_store, run, runs_locally=not on_cluster)
     request = _ForkRequest(
-        run_store, run, name, tuple(rerun_steps or ()), change, idempotency_key, needs_store_option(store)
+        run_store, run, name, tuple(rerun_steps or ()), change, idempotency_key, needs_store_option(store, edits.store)
     )
     if dry_run:
         _show_fork(screen, request.start(LocalWorkflows(state), dry_run=True))

@@ -12,11 +12,11 @@ from tiphys_controller.cleanup import CleanupFinding, WorkflowPresence, find_gar
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
+    ClusterOptions,
     ContextOption,
     FormatOption,
     KubeconfigOption,
     NamespaceOption,
-    connect_cluster,
     existing_store,
 )
 from tiphys.errors import TiphysError
@@ -43,7 +43,7 @@ def janitor(
     command: typer.Context,
     stores: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STORE", help="Stores to clean up. Default: TIPHYS_STORE, then .tiphys/store."),
+        typer.Argument(metavar="STORE", help="Stores to clean up. Default: the store of `tiphys runs`."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
     cluster: Annotated[
@@ -133,7 +133,7 @@ def _observe_cluster(
         NamespaceSnapshot,  # only a command that talks to a cluster needs it
     )
 
-    api = connect_cluster(kubeconfig, context, namespace)
+    api = ClusterOptions(kubeconfig, context, namespace).connect()
     command.call_on_close(api.close)
     return NamespaceSnapshot(api)
 

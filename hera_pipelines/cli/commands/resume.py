@@ -48,7 +48,7 @@ from hera_pipelines.cli.shared_options import (
     KubeconfigOption,
     NamespaceOption,
     PipelineOption,
-    StoreOption,
+    PipelineStoreOption,
     existing_store,
     needs_store_option,
 )
@@ -58,6 +58,7 @@ from hera_pipelines.cli.target import (
     OnClusterOption,
     cluster_of_submission,
     command_arguments,
+    is_on_cluster,
     last_submission,
     refuse_options,
     require_same_cluster,
@@ -74,6 +75,7 @@ PLAN_EXAMPLES = """\b
 Examples:
   tiphys plan digits-7xk2p
   tiphys plan digits-7xk2p --from fit
+  tiphys plan digits-7xk2p digits.py
   tiphys plan digits-7xk2p -o json | jq '.steps[] | select(.decision == "run")'
 """
 
@@ -83,21 +85,30 @@ _DECISION_STYLES = {"skip": "dim", "run": "bold cyan"}
 def plan(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
+    file: FileArgument = None,
+    which: PipelineOption = None,
     again: FromOption = None,
-    store: StoreOption = None,
+    drift: DriftOption = None,
+    store: PipelineStoreOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show which steps a resume would run or skip, and why.
 
-    Reads the store and changes nothing.
+    Reads the store and changes nothing. With a pipeline file, the steps that it
+    changes would run again too.
     """
     screen: Screen = context.obj
-    run_store = existing_store(screen, store)
-    report = add_start_checkpoints(run_store, plan_run(run_store, run, again or ()))
+    edits = RunEdits(file, which, drift=drift or ())
+    run_store = existing_store(screen, store, edits.store)
+    change = edits.build_change(run_store, run, runs_locally=not is_on_cluster(last_submission(run_store, run)))
+    report = add_start_checkpoints(run_store, plan_run(run_store, run, again or (), change))
+    show_drift(screen, report.drift)
     show_plan(screen, report, output)
     if report.running:
-        from_options = [word for step in again or () for word in ("--from", step)]
-        screen.note(f"next: {shlex.join(['tiphys', 'resume', run, *from_options])}")
+        files = [str(file)] if file else []
+        options = [("--pipeline", which), *(("--from", step) for step in again or ())]
+        options += [("--drift", one) for one in drift or ()]
+        screen.note(f"next: {shlex.join(['tiphys', 'resume', run, *files, *command_arguments(options)])}")
 
 
 def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
@@ -160,7 +171,7 @@ def resume(
             "records are damaged.",
         ),
     ] = False,
-    store: StoreOption = None,
+    store: PipelineStoreOption = None,
     state: StateOption = DEFAULT_STATE,
     queues: QueuesOption = None,
     plugin_port: PortOption = 0,
@@ -187,7 +198,8 @@ def resume(
     ends only the progress display.
     """
     screen: Screen = command.obj
-    run_store = existing_store(screen, store)
+    edits = RunEdits(file, which, drift=drift or ())
+    run_store = existing_store(screen, store, edits.store)
     last = last_submission(run_store, run)
     on_cluster = runs_on_cluster(last, cluster, local)
     if on_cluster:
@@ -200,7 +212,7 @@ def resume(
             CLUSTER_OPTIONS,
             f"this is for a cluster, and run {run} continues on this machine; check its name, or see --cluster",
         )
-    change = RunEdits(file, which, drift=drift or (), runs_locally=not on_cluster).build_change(run_store, run)
+    change = edits.build_change(run_store, run, runs_locally=not on_cluster)
     if dry_run:
         planned = resume_run(run_store, LocalWorkflows(state), run, dry_run=True, rerun=again or (), change=change)
         show_drift(screen, planned.plan.drift)
@@ -211,7 +223,7 @@ def resume(
         run,
         last,
         force,
-        needs_store_option(store),
+        needs_store_option(store, edits.store),
         output,
         _SubmissionOptions(tuple(again or ()), idempotency_key, change),
         in_background,

@@ -36,8 +36,8 @@ from hera_pipelines.cli.shared_options import (
     NamespaceOption,
     ParameterOption,
     PipelineOption,
+    PipelineStoreOption,
     ServiceAccountOption,
-    WritingStoreOption,
     compile_to_workflow,
     is_store_named,
     load_pipeline_file,
@@ -91,7 +91,7 @@ def run(
     name: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="Name of the run. Default: a generated name.")
     ] = None,
-    store: WritingStoreOption = None,
+    store: PipelineStoreOption = None,
     state: StateOption = DEFAULT_STATE,
     queues: QueuesOption = None,
     plugin_port: PortOption = 0,
@@ -196,8 +196,8 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
     pipeline = load_pipeline_file(request.file, request.pipeline_name)
     if not is_store_named(request.store, pipeline.store):
         raise UsageError(
-            "no store is named, and pods cannot read a folder of this machine; give --store s3://…, set TIPHYS_STORE, "
-            "or name the store in the pipeline"
+            "no store is named, and pods cannot read a folder of this machine; give --store s3://…, name the "
+            "store in the pipeline, set TIPHYS_STORE, or use `tiphys config set store`"
         )
     run_store = store_for_writing(screen, request.store, pipeline.store)
     compiled = _compile_pipeline(pipeline, run_store.url, None, target.executor_plugin)

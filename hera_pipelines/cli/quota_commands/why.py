@@ -50,6 +50,7 @@ from hera_pipelines.cli.shared_options import (
     KubeconfigOption,
     NamespaceOption,
     connect_cluster,
+    named_store,
 )
 from hera_pipelines.cli.target import is_on_cluster, last_submission
 from tiphys.errors import NotFoundError
@@ -135,9 +136,9 @@ def why(
         typer.Option(
             "--store",
             metavar="URL",
-            envvar="TIPHYS_STORE",
             help="Store of the runs, with {namespace} in place of a namespace's name; then lost work counts from the "
-            "last checkpoint, and the newest failure of each step is shown.",
+            "last checkpoint, and the newest failure of each step is shown. Default: the variable TIPHYS_STORE, then "
+            "that of `tiphys config`.",
         ),
     ] = None,
 ) -> None:
@@ -151,6 +152,7 @@ def why(
     """
     screen: Screen = command.obj
     run, _, step = what.partition("/")
+    store = named_store(screen, store)
     if not (context or kubeconfig or namespace) and _is_told_by_storage(store, run):
         _explain_from_storage(screen, what, newest_failures(store, run, step, ""), output)
         return

@@ -51,7 +51,9 @@ def invoke(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> Answer
 def tiphys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command within this process, which is much faster, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    for name in ("TIPHYS_STORE", "ARGO_SERVER", "ARGO_TOKEN", "ARGO_SECURE", "ARGO_BASE_HREF", "ARGO_NAMESPACE"):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    argo = ("ARGO_SERVER", "ARGO_TOKEN", "ARGO_SECURE", "ARGO_BASE_HREF", "ARGO_NAMESPACE")
+    for name in ("TIPHYS_STORE", "TIPHYS_PROFILE", *argo):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str | Path) -> Answer:

@@ -55,6 +55,10 @@ def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path:
         .replace('    args=["{{inputs.parameters.fail}}"],\n    inputs=[Artifact', "    inputs=[Artifact")
     )
 
+    planned = tiphys("plan", "tiny-1", file)
+    assert (planned.code, steps(planned)) == (0, {"prepare": "skip", "fit": "skip", "report": "run"})
+    assert "warn: report: template" in planned.err
+    assert f"next: tiphys resume tiny-1 {file}" in planned.err
     refused = tiphys("resume", "tiny-1", file, "--drift", "template=refuse")
     assert refused.code == 4
     assert "run tiny-1 may not go on with this: report: template" in refused.error
