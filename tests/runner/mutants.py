@@ -37,21 +37,24 @@ class Area(NamedTuple):
 
 
 _PLUGIN_TESTS = ("tests/unit/plugin/operations", "tests/unit/plugin/attempts", "tests/unit/plugin/eviction")
+_TENANT_TESTS = "tests/unit/plugin/server/test_tenants.py"
 _STORE_TESTS = (
     "tests/unit/store", "tests/unit/records", "tests/contract/test_store.py", "tests/contract/test_s3.py",
     "tests/contract/test_stored_formats.py", "tests/integration/test_probe.py", "tests/security/test_credentials.py",
+    _TENANT_TESTS,
 )  # fmt: skip
 _QUOTA = "plugin/tiphys_plugin/quota"
 AREAS = {
     "ledger": Area((f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"), ("tests/unit/plugin/quota", *_PLUGIN_TESTS)),
     "lineage": Area(("tiphys/lineage",), ("tests/unit/lineage", "tests/unit/checkpoint/restore", *_PLUGIN_TESTS)),
     "plan": Area(
-        ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"), ("tests/unit/controller",)
+        ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"),
+        ("tests/unit/controller", "tests/security/test_records_of_a_tenant.py"),
     ),
     "store": Area(("tiphys/store",), _STORE_TESTS),
     "operations": Area(
         ("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"),
-        (*_PLUGIN_TESTS, "tests/unit/plugin/server/test_tenants.py"),
+        (*_PLUGIN_TESTS, _TENANT_TESTS),
     ),
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")

@@ -17,7 +17,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import TenantSubmitter, start_run
 from tiphys_controller.submit.start import random_suffix
 
-from tiphys.errors import ConflictError, IntegrityError, UsageError
+from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import SubmissionBinding, SubmissionKind, check_run_name
 from tiphys.store import RunLayout, Store, list_runs, read_run, read_submissions
@@ -50,13 +50,6 @@ def test_a_workflow_is_announced_before_it_is_created(store: Store, submitter: F
 
     assert announced == [("digits-1", [])]
     assert started.uid == "uid-of-digits-1"
-
-
-def test_a_workflow_for_another_namespace_is_refused(store: Store, submitter: FakeSubmitter) -> None:
-    with pytest.raises(IntegrityError, match="ml/digits-1, and this store belongs to namespace vision"):
-        start_run(store, TenantSubmitter(submitter, "vision"), PIPELINE, "digits-1", "ml")
-
-    assert submitter.names() == []
 
 
 def test_the_workflow_knows_its_run_and_submission(store: Store, submitter: FakeSubmitter) -> None:
