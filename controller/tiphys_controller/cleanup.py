@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tiphys.errors import ObjectMissingError
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import AlertResultRecord, SubmissionBinding
+from tiphys.records import AlertResultRecord, SubmissionBinding, SubmissionKind
 from tiphys.store import Store, Submission, find_attempt_end, list_runs, read_record, read_submissions
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
@@ -230,6 +230,9 @@ def _determine_status(last: Submission, presence: WorkflowPresence, now: datetim
 
 def _build_finding(store: Store, last: Submission, status: _CarryOnStatus, now: datetime) -> CleanupFinding:
     run, number = last.claim.run, last.claim.submission
+    if last.claim.kind is SubmissionKind.DELETION:
+        why = f"its deletion was begun and did not finish; `tiphys runs rm {run} --yes` deletes the rest"
+        return CleanupFinding(CleanupKind.UNSENT, store.url, run, why)
     if status is _CarryOnStatus.UNSENT:
         age = format_duration((now - last.claim.written_at).total_seconds())
         why = f"submission {number} was claimed {age} ago and never sent; `tiphys resume {run}` sends it"

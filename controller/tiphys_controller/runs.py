@@ -290,7 +290,7 @@ def _read_pipeline_name(store: Store, run: str) -> str:
 
 def _summary(run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
     last = run_plan.state.submissions[-1] if run_plan.state.submissions else None
-    phase, reason = determine_run_phase(last, _look_up_workflow(last, submitter))
+    phase, reason = determine_run_phase(last, look_up_workflow(last, submitter))
     steps = run_plan.pipeline.steps
     return RunSummary(
         run=run_plan.state.record.run,
@@ -313,7 +313,8 @@ def _is_done(run_plan: RunPlan, task: TaskPlan) -> bool:
     return run_plan.state.step_state(task.name).is_done
 
 
-def _look_up_workflow(last: Submission | None, submitter: Submitter | None) -> WorkflowLookup:
+def look_up_workflow(last: Submission | None, submitter: Submitter | None) -> WorkflowLookup:
+    """Search the cluster of ``submitter`` for the Workflow of a submission; None searches nothing."""
     if last is None or submitter is None:
         return WorkflowLookup(is_visible=False)
     is_stable = is_stable_cluster_name(submitter.cluster)

@@ -69,7 +69,8 @@ COMMANDS = {
         "Explain why steps of a run wait for GPUs, or how they failed.", "cli.quota_commands.why", "why", logs=True
     ),
     "runs": CommandSource(
-        "List the runs of a store, with phase and finished steps, or compare two of them.", "cli.commands.runs"
+        "List the runs of a store, with phase and finished steps; compare two of them, or delete runs.",
+        "cli.commands.runs",
     ),
     "get": CommandSource(
         "Show one run: submissions, steps, attempts and outputs.", "cli.commands.runs", "get", "GET_EXAMPLES"

@@ -69,6 +69,8 @@ class SubmissionKind(StrEnum):
     RESUME = "resume"
     FORK = "fork"
     """The first submission of a fork."""
+    DELETION = "deletion"
+    """None was made: the run is being deleted, and its claim keeps others from submitting it."""
 
 
 class SubmissionClaim(StoredRecord):

@@ -69,6 +69,11 @@ class RunLayout:
         return f"{RUN_DATA}{self.run}/"
 
     @property
+    def lineages(self) -> str:
+        """Prefix of the lineages of all training steps of the run."""
+        return f"{LINEAGES}{self.run}/"
+
+    @property
     def run_record(self) -> str:
         return f"{self.control}run.json"
 

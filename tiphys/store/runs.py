@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, StoreError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -24,6 +24,7 @@ from tiphys.records import (
     SubmissionBinding,
     SubmissionClaim,
     SubmissionEnd,
+    SubmissionKind,
     WorkflowRecord,
     json_digest,
 )
@@ -89,9 +90,48 @@ def read_run(store: Store, run: str) -> RunRecord:
             store, RunLayout(run).run_record, read_record(store, RunLayout(run).run_record, RunRecord), run=run
         )
     except ObjectMissingError:
+        if any(iter_leftovers(store, run)):
+            raise NotFoundError(deletion_message(store, run)) from None
         similar = difflib.get_close_matches(run, list(list_runs(store)))
         hint = f"did you mean {' or '.join(similar)}?" if similar else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
+
+
+def iter_leftovers(store: Store, run: str) -> Iterator[str]:
+    """Keys of a run without a record, as after an interrupted deletion; none of a run that has one."""
+    layout = RunLayout(run)
+    if next(iter(store.list(layout.run_record)), None) is None:
+        for prefix in (layout.control, layout.data, layout.lineages):
+            yield from (info.key for info in store.list(prefix))
+
+
+def check_name_free_of_leftovers(store: Store, run: str) -> None:
+    """Check that a new run of this name would find nothing of a deleted one, apart from its first submissions.
+
+    Those may be of a Workflow whose run is about to be recorded; a claim tells.
+
+    Raises:
+        ConflictError: it would.
+    """
+    if any(not key.startswith(RunLayout(run).submissions) for key in iter_leftovers(store, run)):
+        raise ConflictError(deletion_message(store, run))
+
+
+def deletion_message(store: Store, run: str) -> str:
+    """Why nothing can be done with a run whose deletion was begun."""
+    return f"run {run} of {store.url} was partly deleted; `tiphys runs rm {run} --yes` deletes the rest"
+
+
+def check_not_deleted(store: Store, run: str) -> None:
+    """Check that no deletion of a run was begun.
+
+    Raises:
+        NotFoundError: it was, or there is no such run.
+    """
+    read_run(store, run)
+    last = read_last_claim(store, run)
+    if last is not None and last.kind is SubmissionKind.DELETION:
+        raise NotFoundError(deletion_message(store, run))
 
 
 def claim_run(store: Store, record: RunRecord) -> ClaimResult[RunRecord]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tiphys.errors import IntegrityError
+from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord
+from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord, SubmissionKind
 from tiphys.store import (
     DamagedRecord,
     RunLayout,
@@ -29,7 +29,7 @@ from tiphys.store import (
     read_submission_workflow,
     read_submissions,
 )
-from tiphys.store.runs import read_concurrently
+from tiphys.store.runs import deletion_message, read_concurrently
 from tiphys_controller.plan.listing import RunListing
 from tiphys_controller.plan.step_state import (
     AttemptId,
@@ -208,7 +208,7 @@ def load_run_state(store: Store, run: str, damaged: list[DamagedRecord] | None =
     """Read the state of a run from its listings. For displays, damaged records of submissions go to ``damaged``.
 
     Raises:
-        NotFoundError: there is no such run.
+        NotFoundError: there is no such run, or its deletion was begun.
         IntegrityError: a record is damaged.
     """
     layout = RunLayout(run)
@@ -221,6 +221,8 @@ def load_run_state(store: Store, run: str, damaged: list[DamagedRecord] | None =
         record, submissions = reading.result(), tuple(submitting.result())
         for added in listings:
             added.result()
+    if submissions and submissions[-1].claim.kind is SubmissionKind.DELETION:
+        raise NotFoundError(deletion_message(store, run))
     steps = listing.build_steps()
     workflow = read_submission_workflow(store, record, submissions[-1].claim if submissions else None)
     submission_reads = sum(1 + (one.binding is not None) + (one.end is not None) for one in submissions)

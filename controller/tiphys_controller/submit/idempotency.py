@@ -15,6 +15,7 @@ from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import IdempotencyKeyRecord, RunRecord, SubmissionBinding, json_digest
 from tiphys.store import RunLayout, Store, claim_record, claim_run, find_record, idempotency_record_key
+from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
 from tiphys_controller.submit.start import (
     RunOrigin,
     StartResult,
@@ -140,6 +141,7 @@ def _find_free_name(
     for name in candidate_run_names(pipeline, run, suffix):
         check_workflow_name_free(store, submitter, namespace, name, 1)
         if find_record(store, RunLayout(name).run_record, RunRecord) is None:
+            check_name_free_of_leftovers(store, name)
             return name
     raise _name_taken_error(store, name)
 
@@ -152,6 +154,8 @@ def _claim_run_record(
     if existing.key != origin.key:
         raise _name_taken_error(store, reservation.run)
     failpoint("start.after_record")
+    if origin.parent:
+        check_not_deleted(store, origin.parent)
     return existing
 
 

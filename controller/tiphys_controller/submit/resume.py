@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError
 from tiphys.faults import failpoint
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.compiled_workflow import Manifest, is_shutdown_message
@@ -28,6 +28,7 @@ from tiphys.store import (
     pass_over_end,
     read_submissions,
 )
+from tiphys.store.runs import deletion_message
 from tiphys_controller.plan.decide import check_rerun_volumes
 from tiphys_controller.plan.drift import check_drift_allowed, format_drift
 from tiphys_controller.plan.observe import load_ends
@@ -178,6 +179,7 @@ def claim_submission(
 
     Raises:
         ConflictError: another process claimed the submission first.
+        NotFoundError: the run is being deleted.
     """
     record, previous_claim = run_plan.state.record, run_plan.last_submission.claim if run_plan.last_submission else None
     run, since = record.run, previous_claim.rerun_since if previous_claim else dict.fromkeys(record.rerun_steps, 1)
@@ -199,6 +201,8 @@ def claim_submission(
         key=request.key,
     )
     existing, is_ours = claim_record(store, RunLayout(run).submission(next_submission.submission), claim)
+    if not is_ours and existing.kind is SubmissionKind.DELETION:
+        raise NotFoundError(deletion_message(store, run))
     if not is_ours:
         raise ConflictError(
             f"another process resumes run {run}: submission {next_submission.submission} was claimed at "

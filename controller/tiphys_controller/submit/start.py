@@ -13,6 +13,7 @@ from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_w
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest, make_run_name
 from tiphys.store import RunLayout, Store, claim_record, claim_run
+from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
 from tiphys_controller.plan.dag import contains_tags, substitute_tags
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, workflow_name
 from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind
@@ -89,6 +90,8 @@ def begin_run(
     """Like `start_run`, for a run that may be a fork."""
     record = _record_run(store, submitter, pipeline, run, namespace, suffix, origin)
     failpoint("start.after_record")
+    if origin.parent:  # a deletion claims its run before it looks for forks, so one of the two sees the other
+        check_not_deleted(store, origin.parent)
     claim = build_first_claim(record, submitter.cluster, namespace)
     claimed = claim_record(store, RunLayout(record.run).submission(1), claim)
     if not claimed.is_ours:
@@ -169,6 +172,7 @@ def _record_run(
     name = ""
     for name in candidate_run_names(pipeline, run, suffix):
         check_workflow_name_free(store, submitter, namespace, name, 1)
+        check_name_free_of_leftovers(store, name)
         record = build_run_record(pipeline, name, namespace, origin)
         if claim_run(store, record).is_ours:
             return record

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run, list_run_summaries
 from tiphys_controller.plan.drift import format_change
 from tiphys_controller.run_comparison import compare_runs
+from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
 from tiphys_controller.runs import RunFilter, RunOrder, sort_runs
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
@@ -28,7 +29,9 @@ from hera_pipelines.cli.shared_options import (
     parse_run_step,
 )
 from hera_pipelines.cli.target import cluster_submitter, refuse_options
+from hera_pipelines.draw.lineage_graph import format_bytes
 from hera_pipelines.local.live_workflows import LocalWorkflows
+from tiphys.errors import ConflictError
 from tiphys.lineage import read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import describe_training_progress
@@ -84,7 +87,7 @@ def runs(
     ] = RunOrder.NAME,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """List the runs of a store, with phase and finished steps, or compare two of them."""
+    """List the runs of a store, with phase and finished steps; compare two of them, or delete runs."""
     if command.invoked_subcommand:
         return
     screen: Screen = command.obj
@@ -152,9 +155,74 @@ def diff(
     screen.table(("WHAT", "STEP", "FIELD", before, after), rows)
 
 
+REMOVE_EXAMPLES = """\b
+Examples:
+  tiphys runs rm digits-7xk2p
+  tiphys runs rm digits-7xk2p digits-9qw4r --yes
+  tiphys runs rm digits-7xk2p --store s3://ml-runs/tiphys --cluster --yes
+"""
+
+
+def remove(
+    command: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names of the runs.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete them. Without it, only show what would be deleted.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also delete a run whose last submission is not seen to have ended; it may run."),
+    ] = False,
+    store: StoreOption = None,
+    cluster: AskClusterOption = False,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Delete runs: their records, outputs and checkpoints in the store.
+
+    Nothing is deleted without --yes. A run is kept while it runs, while one of its
+    checkpoints is pinned, and while a run that stays is a fork of it or shares one
+    of its results. Checkpoints on volumes are not in the store, and stay. A deletion
+    that was interrupted is completed by the same command.
+    """
+    screen: Screen = command.obj
+    run_store = existing_store(screen, store)
+    submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    perform = delete_runs if yes else plan_deletions
+    deletions = perform(run_store, submitter, names, force, screen.note)
+    if output is Format.TABLE:
+        _show_deletions(screen, deletions, yes)
+    else:
+        document = {"apiVersion": API_VERSION, "kind": "RunDeletion", "store": run_store.url, "dry_run": not yes}
+        screen.document({**document, "runs": [one._asdict() for one in deletions]}, output)
+    kept = [one for one in deletions if one.kept_because]
+    if yes and kept:
+        raise ConflictError(f"run {kept[0].run} was kept: {kept[0].kept_because[0]}")
+
+
+def _show_deletions(screen: Screen, deletions: Sequence[RunDeletion], done: bool) -> None:
+    word = "deleted" if done else "would be deleted"
+    rows = [
+        (
+            one.run,
+            Text("kept", style="green") if one.kept_because else Text(word, style="red"),
+            f"{one.objects:,}",
+            format_bytes(one.size_bytes),
+            "; ".join(one.kept_because),
+        )
+        for one in deletions
+    ]
+    screen.table(("RUN", "STATE", "OBJECTS", "SIZE", "WHY"), rows, wraps=True)
+    if not done and any(not one.kept_because for one in deletions):
+        screen.note("nothing was deleted; add --yes to delete")
+
+
 app = typer.Typer(invoke_without_command=True)
 app.callback(epilog=RUNS_EXAMPLES)(runs)
 app.command("diff", epilog=DIFF_EXAMPLES)(diff)
+app.command("rm", epilog=REMOVE_EXAMPLES)(remove)
 
 
 def get(
