@@ -123,7 +123,7 @@ def _connect_by_kubeconfig(kubeconfig: Path | None, context: str | None) -> Kube
         namespace = _namespace_of_context(config, files, context)
         pool = ApiClient(settings).rest_client.pool_manager
     except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise UsageError(
             f"cannot connect to a Kubernetes cluster with {files}: {reason}; set KUBECONFIG or give --context, "
             "and check it with `kubectl get namespaces`"

@@ -40,9 +40,10 @@ def translate_os_errors(path: Path, action: str, size_bytes: int = 0) -> Iterato
         raise kind(f"cannot {action} {path}: {_reason(error, size_bytes)}") from error
 
 
-_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_ACCESS = (errno.EACCES, errno.EPERM)
 _PERMANENT = (
     *_NO_ACCESS,
+    errno.EROFS,
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EXDEV, errno.EOPNOTSUPP),
 )
 
@@ -54,6 +55,8 @@ def _reason(error: OSError, size_bytes: int) -> str:
         case code if code in _NO_ACCESS:
             access = f"give uid {os.geteuid()} access to {error.filename or 'it'}"
             return f"{error.strerror}; {access}, or choose another store; it needs a file system with hard links"
+        case errno.EROFS:
+            return "its file system is mounted read-only; mount it for writing, or choose another store"
         case errno.ENOTDIR | errno.EEXIST:
             return f"there is a file where a folder is needed ({error.filename}); choose another name or store"
         case errno.ENAMETOOLONG:

@@ -114,6 +114,8 @@ def gc(
     run_store = existing_store(screen, store)
     run_names = [run] if run else list(list_runs(run_store))
     reports, failures = _collect_lineages(screen, run_store, run_names, overrides, dry_run)
+    if run and failures and not reports:
+        raise failures[0]
     if output is Format.TABLE:
         _show_retention(screen, reports, dry_run)
     else:

@@ -136,7 +136,7 @@ def diff(
     before: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
     after: Annotated[str, typer.Argument(metavar="OTHER", help="Name of the run to compare it with.")],
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare two runs: parameters, program, outcomes, outputs, metrics and versions.
 
@@ -277,7 +277,8 @@ def _show_summary(screen: Screen, detail: RunDetail) -> None:
     summary = detail.summary
     line = Text.assemble((summary.run, "bold"), f" of pipeline {summary.pipeline}: ", _phase_text(summary.phase))
     screen.show(line.append(f", {summary.reason}" if summary.reason else ""))
-    screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {summary.submissions} submissions"))
+    submissions = f"{summary.submissions} submission{'' if summary.submissions == 1 else 's'}"
+    screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {submissions}"))
     for damaged in detail.damaged:
         screen.show(Text(f"damaged: {damaged}", style="red"))
     if detail.parent:

@@ -20,6 +20,7 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
+from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.errors import IntegrityError
 from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
 from tiphys.lineage.audit.findings import AuditFinding, AuditReport
@@ -134,9 +135,10 @@ def _damage_row(finding: AuditFinding, step: str) -> tuple[str | Text, ...]:
 
 def _summary(report: AuditReport) -> str:
     depth = "every byte was read" if report.deep else "records and sizes were compared; --deep reads every byte"
+    size = format_bytes(report.size_bytes)
     return (
         f"{report.checkpoints} checkpoints and {report.attempts} attempts of {report.run}, {report.objects} objects, "
-        f"{report.size_bytes} bytes: {len(report.damage)} damaged, {len(report.quarantined)} in quarantine; {depth}"
+        f"{size}: {len(report.damage)} damaged, {len(report.quarantined)} in quarantine; {depth}"
     )
 
 

@@ -32,13 +32,15 @@ _CHILD_FAILED = re.compile(r"child '[^']*' failed")
 def summarize_failures(failures: str) -> str:
     """Summarize Argo's ``workflow.failures`` in one line. It is JSON, encoded twice, and ``"null"`` without failures.
 
-    Shutdowns come first, then verdicts on steps, then all other nodes. A step's
-    verdict includes the failure of its program, so the program's node is left out.
+    Shutdowns come first, each step once, then verdicts on steps, then all other nodes.
+    A step's verdict includes the failure of its program, so the program's node is left out.
     """
     nodes = _parse_failed_nodes(failures)
     causes = [node for node in nodes if not node.repeats_child_failure] or nodes
     judged_templates = {f"{node.step}-run" for node in causes if node.is_verdict}
     reported = [node for node in causes if node.template not in judged_templates or node.is_shutdown]
+    if any(node.is_shutdown and not node.is_workflow for node in reported):
+        reported = [node for node in reported if not node.is_shutdown or not node.is_workflow]
     reported.sort(key=lambda node: (not node.is_shutdown, not node.is_verdict, node.text))
     return "; ".join(dict.fromkeys(node.text for node in reported))[:_MAX_MESSAGE_CHARACTERS]
 
@@ -51,8 +53,13 @@ class _FailedNode(NamedTuple):
 
     @property
     def repeats_child_failure(self) -> bool:
-        """Whether the node is a parent that only repeats a child's failure; the Workflow node has podName = name."""
-        return bool(_CHILD_FAILED.fullmatch(self.message)) or (self.name == self.pod and not self.message)
+        """Whether the node is a parent that only repeats a child's failure."""
+        return bool(_CHILD_FAILED.fullmatch(self.message)) or (self.is_workflow and not self.message)
+
+    @property
+    def is_workflow(self) -> bool:
+        """Whether the node is that of the Workflow itself, whose podName is its name."""
+        return self.name == self.pod
 
     @property
     def step(self) -> str:
@@ -71,6 +78,8 @@ class _FailedNode(NamedTuple):
         if self.is_verdict:
             return self.message or f"{self.step}: failed"
         is_step_part = self.name.partition("(")[0] in _STEP_PARTS
+        if is_step_part and self.is_shutdown:
+            return f"{self.step}: {self.message}"
         return f"{self.template if is_step_part else self.name}: {self.message or 'failed'}"
 
 

@@ -105,7 +105,8 @@ def describe_reuse(call: StepCall, record: ReuseRecord) -> str:
     """Describe the source of a reused result."""
     if record.source_run == call.run:
         return f"adopted from attempt {record.source_attempt}"
-    return f"adopted from run {record.source_run}, step {record.source_step}, attempt {record.source_attempt}"
+    step = record.source_step.partition(".")[0]  # without the hash of an item
+    return f"adopted from run {record.source_run}, step {step}, attempt {record.source_attempt}"
 
 
 def _matching_results(

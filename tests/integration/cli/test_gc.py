@@ -198,3 +198,9 @@ def kill_at(failpoints: str, folder: Path) -> subprocess.CompletedProcess[str]:
     faults = {"TIPHYS_FAILPOINTS": failpoints, "TIPHYS_FAILPOINTS_LOG": str(folder / "log")}
     line = [sys.executable, "-m", "hera_pipelines.cli", "gc", RUN, "--store", str(folder / "store"), "--delay", "0s"]
     return subprocess.run(line, env={**kept, **faults}, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_run_that_does_not_exist_is_all_that_is_said(tiphys: Command, store: DirectoryStore) -> None:
+    answer = tiphys("gc", "digits-nope", "--store", "store")
+    assert answer.code == 3
+    assert "checkpoints deleted" not in answer.err

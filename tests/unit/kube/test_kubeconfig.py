@@ -114,6 +114,7 @@ def test_a_wrong_kubeconfig_is_named_with_what_is_wrong(tmp_path: Path, text: st
     ) as caught:
         connect_to_cluster(file)
     assert str(file) in str(caught.value)
+    assert ".;" not in str(caught.value)
     assert named in str(caught.value)
 
 

@@ -91,7 +91,7 @@ class TestWriteErrors:
             (errno.ENOSPC, "the disk or its quota is full and 1,234 bytes are needed; free some space"),
             (errno.EDQUOT, "the disk or its quota is full and 1,234 bytes are needed"),
             (errno.EACCES, f"Permission denied; give uid {os.geteuid()} access to"),
-            (errno.EROFS, "Read-only file system; give uid"),
+            (errno.EROFS, "its file system is mounted read-only; mount it for writing, or choose another store"),
             (errno.EPERM, "it needs a file system with hard links"),
             (errno.EOPNOTSUPP, "one file system that supports hard links"),
             (errno.EXDEV, "one file system that supports hard links"),

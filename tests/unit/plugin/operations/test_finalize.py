@@ -94,9 +94,18 @@ WAITED = "Stopped with strategy 'Stop'"
             [*FIT, failed("run(0)", "prep-run", "OOMKilled")],
             "fit failed in attempt 1 by user error; prep-run: OOMKilled",
         ),
-        ([*FIT, failed("run", "fit-run", STOPPED)], f"fit-run: {STOPPED}; fit failed in attempt 1 by user error"),
-        ([FIT[4], failed("conclude", "eval-conclude", STOPPED)], f"eval-conclude: {STOPPED}; {FIT[4]['message']}"),
-        ([*FIT, failed("attempts", "fit-attempt", WAITED)], f"fit-attempt: {WAITED}; {FIT[4]['message']}"),
+        ([*FIT, failed("run", "fit-run", STOPPED)], f"fit: {STOPPED}; fit failed in attempt 1 by user error"),
+        ([FIT[4], failed("conclude", "eval-conclude", STOPPED)], f"eval: {STOPPED}; {FIT[4]['message']}"),
+        ([*FIT, failed("attempts", "fit-attempt", WAITED)], f"fit: {WAITED}; {FIT[4]['message']}"),
+        (
+            [
+                failed("digits-7xk2p", "main", WAITED),
+                failed("fit", "fit", WAITED),
+                failed("attempts", "fit-attempt", WAITED),
+                failed("run", "fit-run", WAITED),
+            ],
+            f"fit: {WAITED}",
+        ),
         (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
     ],
 )
@@ -108,5 +117,5 @@ def test_what_counts_is_said_first_whatever_the_order(nodes, line):
 def test_a_shutdown_is_never_cut_off():
     many = [failed(f"fit({n})", "plain", "exit 1 " + "x" * 50) for n in range(50)]
     assert summarize_failures(json.dumps([*many, failed("run", "fit-run", STOPPED)])).startswith(
-        f"fit-run: {STOPPED}; fit(0)"
+        f"fit: {STOPPED}; fit(0)"
     )

@@ -83,6 +83,15 @@ def test_a_finished_step_of_the_parent_is_adopted(here):
     assert artifacts(fork.conclude("prep", status="Skipped", exit_code="-1")) == {"data": key}
 
 
+def test_an_adopted_item_is_named_without_the_hash_in_its_step_id(here):
+    sweep = STEP.model_copy(update={"name": "sweep", "fan_out": True})
+    parent = here.submit(sweep)
+    parent.write_output(parent.admit("sweep", item="0:a"), "0/artifacts/data", b"a")
+    parent.conclude("sweep", item="0:a")
+    reply = forked(here, "hot", sweep).admit("sweep", item="0:a")
+    assert said(reply) == f"Adopted from run {PARENT}, step sweep, attempt 1"
+
+
 def test_any_generation_up_is_looked_at(here):
     finish(here.submit(STEP))
     forked(here, "hot", STEP).admit("prep")
