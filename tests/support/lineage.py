@@ -1,6 +1,7 @@
 """Builders of attempts, their ends and checkpoints, with everything that a test does not care about filled in."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from tiphys.protocol.step_spec import (
@@ -115,17 +116,19 @@ def write_run(
     step: str = STEP,
     gpu: GpuRequest | None = None,
     every_bounds: tuple[float, float] | None = None,
+    items: Sequence[str] = (),
     **fields: Any,
 ) -> RunRecord:
     """Record a run of one training step, as the first admit does; ``fields`` of the record may be given."""
     policy = CheckpointPolicy(store=checkpoint_store, every_bounds=every_bounds)
-    spec = StepSpec(name=step, kind=StepKind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu)
+    spec = StepSpec(name=step, kind=StepKind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu, fan_out=bool(items))
+    task = {"name": step, "template": step, **({"withItems": list(items)} if items else {})}
     workflow = {
         "metadata": {"annotations": {PIPELINE_ANNOTATION: "digits"}},
         "spec": {
             "entrypoint": "main",
             "templates": [
-                {"name": "main", "dag": {"tasks": [{"name": step, "template": step}]}},
+                {"name": "main", "dag": {"tasks": [task]}},
                 {"name": step, "metadata": {"annotations": {STEP_ANNOTATION: spec.model_dump_json()}}, "steps": []},
             ],
         },

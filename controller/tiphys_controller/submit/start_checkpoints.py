@@ -6,7 +6,7 @@ that show a plan make it.
 """
 
 from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage.fork_history import choose_start_checkpoint, read_ancestors
+from tiphys.lineage.fork_history import choose_start_checkpoint, find_rerun_submission, read_ancestors
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.store import Store, read_current_run, read_last_claim, read_step_attempts
@@ -33,12 +33,17 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
     ancestors = read_ancestors(store, record)
 
     def find(step: str) -> StartCheckpoint:
-        name = step.partition(".")[0]
         attempts = read_step_attempts(store, report.run, step, [])
         choice = choose_start_checkpoint(
-            store, report.run, step, attempts, rerun_since=rerun_since.get(name, 0), ancestors=ancestors
+            store,
+            report.run,
+            step,
+            attempts,
+            rerun_since=find_rerun_submission(rerun_since, step),
+            ancestors=ancestors,
         )
-        if name in report.rerun or choice.checkpoint is None:
+        is_rerun = not {step, step.partition(".")[0]}.isdisjoint(report.rerun)
+        if is_rerun or choice.checkpoint is None:
             return StartCheckpoint()
         try:
             committed_at = read_manifest(store, choice.checkpoint).written_at

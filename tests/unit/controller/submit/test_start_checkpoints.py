@@ -15,7 +15,7 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, w
 from support.memory import MemoryStore
 from tiphys_controller import PlanReport, StartCheckpoint, add_start_checkpoints, plan_run
 
-from tiphys.records import AttemptEndOutcome
+from tiphys.records import AttemptEndOutcome, item_step_id
 from tiphys.store import LineageLayout, RunLayout
 
 
@@ -61,6 +61,23 @@ def test_without_a_checkpoint_it_begins_at_the_beginning(store: MemoryStore) -> 
 def test_a_step_that_is_asked_to_run_again_begins_at_the_beginning(store: MemoryStore) -> None:
     trained(store, 100)
     assert start(store, STEP) == StartCheckpoint()
+
+
+def test_an_item_that_is_asked_to_run_again_begins_at_the_beginning_and_others_go_on(store: MemoryStore) -> None:
+    write_run(store, items=["a", "b"])
+    first, second = (item_step_id(STEP, item, 0) for item in "ab")
+    for step in (first, second):
+        write_claim(store, claim_of(1, step=step))
+        commit(store, ref(1, 100, lineage=f"{RUN}/{step}"))
+        end = end_of(1).model_copy(update={"step": step})
+        store.create(RunLayout(RUN).attempt_end(step, 1), end.to_bytes())
+
+    [report] = add_start_checkpoints(store, plan_run(store, RUN, [f"{STEP}[0]"])).steps
+
+    starts = {item.step: item.starts_from for item in report.items}
+    assert starts[first] == StartCheckpoint()
+    assert starts[second] is not None
+    assert starts[second].checkpoint == "1-100"
 
 
 def test_a_volume_cannot_be_read_from_here(store: MemoryStore) -> None:
