@@ -128,7 +128,7 @@ def test_there_are_as_many_keys_as_the_layout_has() -> None:
 def test_every_key_is_in_one_row_of_the_table_and_the_policies_say_who_writes_it(key: str) -> None:
     assert key.startswith((CONTROL, DATA))
     rows = [row for row in table_rows() if any(prefix.match(key) for prefix in row.prefixes)]
-    whole_run_or_lineage = key in (RUN.control, RUN.data, LINEAGE.prefix)
+    whole_run_or_lineage = key in (RUN.control, RUN.data, RUN.lineages, LINEAGE.prefix)
     assert len(rows) == 1 or whole_run_or_lineage, "it needs one row in docs/architecture.md, Who may write what"
 
     is_data = rows[0].is_written_in_workflow_namespaces if rows else key.startswith(DATA)
