@@ -7,12 +7,12 @@ anywhere, with a traceback.
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 INTERRUPTED_EXIT_CODE = 130
+_STDERR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,5 +36,5 @@ def exit_on_interrupt() -> Iterator[None]:
 
 
 def _exit_interrupted(*_: object) -> None:
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"tiphys: interrupted\n")
+    os.write(_STDERR, b"tiphys: interrupted\n")
     os._exit(INTERRUPTED_EXIT_CODE)

@@ -222,6 +222,12 @@ def named_store(screen: Screen, given: str | None, pipeline: str = "") -> str | 
     return chosen.value
 
 
+def existing_default_store() -> str | None:
+    """The default folder of this directory, if it exists."""
+    folder = Path.cwd() / DEFAULT_STORE
+    return str(folder) if folder.is_dir() else None
+
+
 def choose_store(given: str | None, pipeline: str = "") -> Setting:
     """URL of the store: the most specific one that is named.
 

@@ -64,6 +64,8 @@ from tiphys.store import DirectoryStore, Store
 FORMS = ("table", "json", "yaml")
 READS: dict[str, list[list[str]]] = {
     "runs": [["runs", "-o", form] for form in FORMS],
+    "runs rm": [["runs", "rm", RUN, "-o", form] for form in FORMS],
+    "attach": [["attach", RUN]],
     "runs diff": [["runs", "diff", RUN, RUN, "-o", form] for form in FORMS],
     "get": [["get", RUN, "-o", form] for form in FORMS],
     "events": [["events", RUN, "-o", form] for form in FORMS],
@@ -346,7 +348,8 @@ def _careless() -> None:
 
 def test_no_command_leads_past_the_guard() -> None:
     """The file of a console is the unguarded stream, because colours have to pass; only the screen writes to it."""
-    past = re.compile(r"\.file\.write|unguarded|__stdout__|__stderr__|os\.write\(|/dev/tty")
+    constant = r"os\.write\((?!\w+(?:\.\w+)?, b\")"
+    past = re.compile(rf"\.file\.write|unguarded|__stdout__|__stderr__|{constant}|/dev/tty")
     folder = Path(screen.__file__).parent
     assert [str(path) for path in folder.rglob("*.py") if past.search(path.read_text())] == [screen.__file__]
 

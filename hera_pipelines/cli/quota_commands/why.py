@@ -5,7 +5,7 @@ previews preemption. With a store, it also shows the newest failure of each step
 its cause, the rule that classified it, and what the next attempt received.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
@@ -50,10 +50,12 @@ from hera_pipelines.cli.shared_options import (
     KubeconfigOption,
     NamespaceOption,
     connect_cluster,
+    existing_default_store,
     named_store,
 )
 from hera_pipelines.cli.target import is_on_cluster, last_submission
 from tiphys.errors import NotFoundError
+from tiphys.lineage.step_names import read_step_names, selects_step
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
 from tiphys.store import Attempt, open_store, read_all_attempts
 from tiphys.store.open import PLACEHOLDER
@@ -64,6 +66,8 @@ class NewestFailure(NamedTuple):
 
     end: AttemptEnd
     escalation: str
+    step_name: str
+    """Name of the step or item for people."""
 
 
 def newest_failures(url: str | None, run: str, step: str, namespace: str) -> list[NewestFailure]:
@@ -71,12 +75,20 @@ def newest_failures(url: str | None, run: str, step: str, namespace: str) -> lis
     if url is None or (PLACEHOLDER in url and not namespace):
         return []
     store = open_store(url.replace(PLACEHOLDER, namespace), must_exist=True)
-    attempts_by_step = sorted(read_all_attempts(store, run, []).items())
-    newest = [_newest_failure(attempts) for name, attempts in attempts_by_step if _matches_step(step, name)]
+    attempts = read_all_attempts(store, run, [])
+    if not attempts:
+        return []
+    names = read_step_names(store, run)
+    selected = names.resolve(step) if step else ""
+    newest = [
+        _newest_failure(attempts[step_id], names.name(step_id))
+        for step_id in names.sort(attempts)
+        if selects_step(selected, step_id)
+    ]
     return [failure for failure in newest if failure is not None]
 
 
-def _newest_failure(attempts: list[Attempt]) -> NewestFailure | None:
+def _newest_failure(attempts: Sequence[Attempt], step_name: str) -> NewestFailure | None:
     ends = [attempt.end for attempt in attempts if attempt.end]
     failed = [end for end in ends if end.outcome is AttemptEndOutcome.FAILED]
     is_done = any(attempt.end and attempt.end.outcome is AttemptEndOutcome.DONE for attempt in attempts[-1:])
@@ -84,14 +96,15 @@ def _newest_failure(attempts: list[Attempt]) -> NewestFailure | None:
         return None
     newest = max(failed, key=lambda end: end.attempt)
     next_claims = [attempt.claim for attempt in attempts if attempt.claim.attempt == newest.attempt + 1]
-    return NewestFailure(newest, "".join(claim.escalation.explanation for claim in next_claims if claim.escalation))
+    escalation = "".join(claim.escalation.explanation for claim in next_claims if claim.escalation)
+    return NewestFailure(newest, escalation, step_name)
 
 
 def describe_failure(failure: NewestFailure) -> Iterator[Text]:
     """Describe a failure for people."""
     end, evidence = failure.end, failure.end.evidence
     cause = f" by {end.cause.display_name}" if end.cause else ""
-    yield Text(f"{end.run}/{end.step} attempt {end.attempt} ended{cause}: {end.message}")
+    yield Text(f"{end.run}/{failure.step_name} attempt {end.attempt} ended{cause}: {end.message}")
     if evidence is not None:
         matched = f", which matched: {evidence.matched_text}" if evidence.matched_text else ""
         node = f"; it ran on {evidence.node}" if evidence.node else ""
@@ -153,9 +166,11 @@ def why(
     screen: Screen = command.obj
     run, _, step = what.partition("/")
     store = named_store(screen, store)
-    if not (context or kubeconfig or namespace) and _is_told_by_storage(store, run):
-        _explain_from_storage(screen, what, newest_failures(store, run, step, ""), output)
-        return
+    if not (context or kubeconfig or namespace):
+        known = store or existing_default_store()
+        if _needs_no_cluster(known, run):
+            _explain_from_storage(screen, what, newest_failures(known, run, step, ""), output)
+            return
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
     rules, ledger_state = parse_ledger(existing_ledger(api, name))
@@ -206,7 +221,7 @@ def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datet
             screen.show(line)
 
 
-def _is_told_by_storage(url: str | None, run: str) -> bool:
+def _needs_no_cluster(url: str | None, run: str) -> bool:
     """Whether the run waits in no ledger of a cluster, because it has ended or runs on this machine."""
     if url is None or PLACEHOLDER in url:
         return False
@@ -235,12 +250,7 @@ class _PendingExplanation(NamedTuple):
 
 
 def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
-    return request.run == run and _matches_step(step, request.step)
-
-
-def _matches_step(pattern: str, step: str) -> bool:
-    """Whether ``pattern`` selects ``step``: an empty one selects all, the name of a fan-out all its items."""
-    return pattern in ("", step, step.partition(".")[0])
+    return request.run == run and selects_step(step, request.step)
 
 
 def _decide_admission(

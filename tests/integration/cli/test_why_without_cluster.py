@@ -20,7 +20,7 @@ def test_a_failed_run_of_this_machine_is_explained_from_its_store(tiphys: Comman
     answer = tiphys("why", "r", "--store", tmp_path / "store")
     assert (answer.code, answer.out.splitlines()[0]) == (
         0,
-        "r/report attempt 1 ended by user error: the program exited with 1",
+        "r/report attempt 1 ended by user error: the program exited with 1 (told to fail)",
     )
     assert tiphys("why", "r/fit", "--store", tmp_path / "store").code == 3
     document = json.loads(tiphys("why", "r", "--store", tmp_path / "store", "-o", "json").out)
@@ -37,3 +37,13 @@ def test_a_run_that_the_store_does_not_know_is_looked_up_in_the_cluster(tiphys: 
     answer = tiphys("why", "another", "--store", finished.store)
     assert answer.code != 0
     assert "cannot connect to a Kubernetes cluster" in answer.error
+
+
+def test_the_store_of_this_directory_needs_no_option(
+    tiphys: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tiny.write(tmp_path / "code")
+    invoke(["run", file, "--run", "r", "-p", "fail=yes"], tmp_path)
+    assert "r/report attempt 1 ended by user error" in tiphys("why", "r/report").out
+    assert "run r has no step 'reprot'" in tiphys("why", "r/reprot").error

@@ -7,7 +7,7 @@ import pytest
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import ask
-from support.lineage import RUN, STEP, claim_of, end_of
+from support.lineage import RUN, STEP, claim_of, end_of, write_run
 from support.world import commit
 
 from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence
@@ -158,6 +158,7 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
 
 def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path / "store")
+    write_run(store)
     found = FailureEvidence(rule="pod-out-of-memory", matched_text="OOMKilled", node="node-3")
     ended = end_of(1, Cause.OUT_OF_MEMORY, message="it was killed").model_copy(update={"evidence": found})
     given = Escalation(memory_bytes=12 << 30, explanation="12Gi of memory")
@@ -187,6 +188,7 @@ def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, mon
 
 def test_a_step_that_is_done_has_nothing_to_answer_for(desk, tmp_path):
     store = DirectoryStore(tmp_path / "store")
+    write_run(store)
     layout = RunLayout(RUN)
     for number, end in ((1, end_of(1, Cause.HANG)), (2, end_of(2, None, outcome=AttemptEndOutcome.DONE))):
         store.create(layout.attempt(STEP, number), claim_of(number).to_bytes())
