@@ -346,9 +346,9 @@ def test_a_folder_that_no_pod_sees_is_no_store_for_a_cluster(tiphys: Command, ku
 
 
 def test_options_of_a_cluster_are_refused_without_one(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path / "code"), "-n", "ml", "--detach")
+    answer = tiphys("run", tiny.write(tmp_path / "code"), "-n", "ml")
     assert answer.code == 2
-    assert "--namespace, --detach: this is for a cluster; add --cluster" in answer.error
+    assert "--namespace: this is for a cluster; add --cluster" in answer.error
 
 
 def test_a_cluster_that_cannot_be_reached_is_said_with_what_to_do(tiphys: Command, tmp_path: Path) -> None:
@@ -412,4 +412,3 @@ def test_a_local_run_is_stopped_where_it_runs(tiphys: Command, store: Store, tmp
     answer = tiphys("stop", RUN, "--store", store.url)
     assert answer.code == 2
     assert f"run {RUN} was started on machine desk; use this command there" in answer.error
-    assert "in the terminal of its `tiphys run`" in answer.error
