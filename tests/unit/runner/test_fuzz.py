@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 CONFTEST = """
     from hypothesis import settings
 
-    settings.register_profile("fuzz", print_blob=True)
+    settings.register_profile("fuzz", derandomize=False, print_blob=True)
 """
 RARE = """
     from hypothesis import given, strategies as st
@@ -33,6 +33,7 @@ WRONG = """
 @pytest.fixture
 def fuzz(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setenv("CI", "true")  # Hypothesis derandomizes there unless a profile says otherwise
     (pytester.path / "tests").symlink_to(ROOT / "tests")
     pytester.makeconftest(CONFTEST)
 
