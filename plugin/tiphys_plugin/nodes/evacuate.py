@@ -7,21 +7,32 @@ task, and each round starts without state.
 If most nodes are reported as broken at once, the monitor is the more likely
 fault. Then no training is evicted, and the nodes only get no new ones. A notice
 of removal is always believed.
+
+The pods are deleted first, and the reason is stored afterwards by a thread of its
+own, because a store that does not answer must not keep a training on its node.
+The order is safe. A service that dies between the two leaves a lease on the
+node, for which the next round of any replica deletes nothing and stores the
+reason. An end that is recorded before the reason lacks only that sentence of its
+message: pod and taint decide on its cause. And no reason is stored for an
+eviction that the API server refused.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import structlog
 
 from tiphys.errors import TiphysError
 from tiphys.records import EvictionRecord
 from tiphys.store import RunLayout, claim_record
+from tiphys.threads import BackgroundThread, start_background_thread
 from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.evict import evict_from_nodes
 from tiphys_plugin.nodes.node import ObservedNode
 from tiphys_plugin.nodes.node_watch import ClusterInventory
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest
+from tiphys_plugin.quota.lease import AdmissionBackend, Lease
 from tiphys_plugin.runtime.background import PeriodicTask
 
 _EVERY_SECONDS = 5.0
@@ -39,7 +50,7 @@ def nodes_to_evacuate(nodes: Sequence[ObservedNode]) -> dict[str, str]:
 class NodeEvacuation(PeriodicTask):
     """Evicts every ``every_seconds`` between ``__enter__`` and ``__exit__``, in the namespaces that are served.
 
-    The reason is recorded before the pods are deleted, for the message of the attempt's end.
+    The reason is stored for the message of the attempt's end, at most by one thread per namespace at a time.
     """
 
     def __init__(
@@ -55,6 +66,8 @@ class NodeEvacuation(PeriodicTask):
         self._cluster = cluster
         self._stores = stores
         self._nodes = nodes
+        self._writers: dict[str, BackgroundThread | None] = {}
+        """The thread that stores reasons, by namespace; a store that does not answer keeps its thread."""
 
     def run_once(self) -> None:
         """Run one round; reads nothing while no node has to be evacuated.
@@ -63,31 +76,41 @@ class NodeEvacuation(PeriodicTask):
             StoreError: the ledger did not answer.
         """
         evacuated = nodes_to_evacuate(self._nodes.observed_nodes)
-        if evacuated:
-            for lease in self._ledger.snapshot().leases:
-                if evacuated.keys() & set(lease.nodes) and self._stores.serves(lease.request.namespace):
-                    self._evict(lease, {name: evacuated[name] for name in sorted(evacuated.keys() & set(lease.nodes))})
+        records = defaultdict[str, list[EvictionRecord]](list)
+        for lease in self._ledger.snapshot().leases if evacuated else ():
+            nodes = sorted(evacuated.keys() & set(lease.nodes))
+            if nodes and self._stores.serves(lease.request.namespace) and self._evict(lease, nodes):
+                records[lease.request.namespace].append(_build_record(lease, {name: evacuated[name] for name in nodes}))
+        for namespace, of_namespace in records.items():
+            writer = self._writers.get(namespace)
+            if writer is None or not writer.is_alive():
+                self._writers[namespace] = start_background_thread(partial(self._store, namespace, of_namespace))
 
-    def _evict(self, lease: Lease, evidence_by_node: Mapping[str, str]) -> None:
-        request, nodes = lease.request, list(evidence_by_node)
+    def _evict(self, lease: Lease, nodes: Sequence[str]) -> bool:
+        """Delete the pods that must leave ``nodes``; False if the API server did not allow it."""
+        request = lease.request
         try:
-            self._record_reason(request, evidence_by_node)
             if evict_from_nodes(self._cluster, lease, nodes):
                 _log.info("node.left", run=request.run, step=request.step, attempt=request.attempt, nodes=nodes)
         except TiphysError as error:
             _log.error("node.not_left", run=request.run, step=request.step, attempt=request.attempt, error=str(error))
+            return False
+        return True
 
-    def _record_reason(self, request: LeaseRequest, evidence_by_node: Mapping[str, str]) -> None:
-        """Record why the pods are deleted; a store that fails does not keep them on the node."""
-        evidence = "; ".join(f"{node}: {message}" for node, message in evidence_by_node.items())
-        record = EvictionRecord(
-            run=request.run,
-            step=request.step,
-            attempt=request.attempt,
-            reason=f"Tiphys moved it away from its node ({evidence})",
-        )
-        try:
-            key = RunLayout(request.run).eviction(request.step, request.attempt)
-            claim_record(self._stores.store(request.namespace), key, record)
-        except TiphysError as error:
-            _log.warning("node.reason_not_stored", run=request.run, step=request.step, error=str(error))
+    def _store(self, namespace: str, records: Sequence[EvictionRecord]) -> None:
+        for record in records:
+            try:
+                key = RunLayout(record.run).eviction(record.step, record.attempt)
+                claim_record(self._stores.store(namespace), key, record)
+            except TiphysError as error:
+                _log.warning("node.reason_not_stored", run=record.run, step=record.step, error=str(error))
+
+
+def _build_record(lease: Lease, evidence_by_node: Mapping[str, str]) -> EvictionRecord:
+    evidence = "; ".join(f"{node}: {message}" for node, message in evidence_by_node.items())
+    return EvictionRecord(
+        run=lease.request.run,
+        step=lease.request.step,
+        attempt=lease.request.attempt,
+        reason=f"Tiphys moved it away from its node ({evidence})",
+    )

@@ -12,6 +12,7 @@
 | most nodes are said to be broken | rather the monitor is |
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, parse_queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 from tiphys_plugin.runtime.context import SingleStore
 
-from tiphys.errors import UsageError
+from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
 from tiphys.records import EvictionRecord
@@ -288,11 +289,60 @@ def test_what_runs_on_a_node_that_will_go_is_asked_to_go(api, inventory):
     store = MemoryStore()
     NodeEvacuation(Held(*held), cluster, SingleStore(store), inventory).run_once()
     assert cluster.ended == ["run-a", "run-b"]
+    until(lambda: len(store.objects) == 2)
     for run, evidence in (("run-a", "n1: taint "), ("run-b", "n2: condition GpuMemWatch")):
         record = read_record(store, RunLayout(run).eviction("fit", 1), EvictionRecord)
         assert record.reason.startswith(f"Tiphys moved it away from its node ({evidence}")
     NodeEvacuation(Held(*held), cluster, Unserved(), inventory).run_once()
     assert cluster.ended == ["run-a", "run-b"], "the namespaces of others are theirs"
+
+
+def test_a_store_that_does_not_answer_delays_no_eviction_and_gets_the_reason_later(api, inventory):
+    for name in ("n1", "n2"):
+        add(api, node(name, taints=(SPOT,)))
+    until(lambda: names(inventory) == ["n1", "n2"])
+    cluster, store, answers, asked = Asked(), MemoryStore(), threading.Event(), []
+
+    def hang(operation: str, key: str) -> bool:
+        asked.append(key)
+        return not answers.wait(60)
+
+    store.refuses = hang
+    held = Held(placed("a", "n1"))
+    evacuation = NodeEvacuation(held, cluster, SingleStore(store), inventory)
+    evacuation.run_once()
+    held.leases += (placed("b", "n2"),)
+    evacuation.run_once()
+    assert cluster.ended == ["run-a", "run-a", "run-b"]
+    assert store.objects == {}
+    until(lambda: asked)
+    assert asked == [RunLayout("run-a").eviction("fit", 1)], "one thread waits for the store"
+
+    answers.set()
+    until(lambda: len(store.objects) == 1)
+
+    def stored() -> bool:
+        evacuation.run_once()
+        return len(store.objects) == 2
+
+    until(stored)
+
+
+def test_an_eviction_that_the_cluster_refused_stores_no_reason(api, inventory):
+    add(api, node("n1", taints=(SPOT,)))
+    add(api, node("n2", taints=(SPOT,)))
+    until(lambda: names(inventory) == ["n1", "n2"])
+
+    class Refusing(Asked):
+        def delete_pod(self, pod):
+            if pod.name == "run-a":
+                raise StoreError("the API server did not answer")
+            super().delete_pod(pod)
+
+    store = MemoryStore()
+    NodeEvacuation(Held(placed("a", "n1"), placed("b", "n2")), Refusing(), SingleStore(store), inventory).run_once()
+    until(lambda: store.objects)
+    assert list(store.objects) == [RunLayout("run-b").eviction("fit", 1)]
 
 
 def test_a_monitor_that_takes_most_nodes_for_broken_is_not_believed_but_a_notice_is():
