@@ -24,6 +24,7 @@ from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, StartTimes, Timestamp
+from tiphys.records.names import task_name
 from tiphys.store import (
     Attempt,
     DamagedRecord,
@@ -416,7 +417,7 @@ def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
 
     def measure_step(step: str) -> StepTimeUsage:
         step_attempts = attempts[step]
-        name = step.partition(".")[0]
+        name = task_name(step)
         spec, volume = pipeline.steps.get(name), pipeline.checkpoint_volume_url(name)
         moments = _read_checkpoint_moments(
             None if volume else store, step_attempts, [event for event in events if event.step == step]
@@ -454,7 +455,8 @@ def _read_checkpoint_moments(
     store: Store | None, attempts: Sequence[Attempt], events: Iterable[Event]
 ) -> CheckpointMoments:
     """``store`` holds the checkpoints; None if they are on a volume that is not visible here."""
-    lineage = attempts[-1].claim.lineage
+    last = attempts[-1].claim
+    lineage = last.lineage
     restored = {
         event.attempt: ref
         for event in events
@@ -462,7 +464,6 @@ def _read_checkpoint_moments(
     }
     starts = {one.claim.attempt: _find_start_checkpoint(one, restored.get(one.claim.attempt)) for one in attempts}
     saved = {one.claim.attempt: one.end.last_checkpoint for one in attempts if one.end and one.end.last_checkpoint}
-    last = attempts[-1].claim
     if store is None or not lineage:
         return CheckpointMoments(starts=starts, saved=saved, at={})
     if last.attempt not in saved and (newest := read_newest_commit(store, lineage, last.attempt)) is not None:

@@ -17,7 +17,7 @@ from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.records import AttemptClaim, FailureEvidence, Record, Timestamp, TrainingProgress
+from tiphys.records import AttemptClaim, FailureEvidence, Record, Timestamp, TrainingProgress, task_name
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
@@ -248,7 +248,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         steps=tuple(
             _step_detail(report, attempts, run_plan.names, progress)
             for report in build_plan_report(run_plan, store.url).steps
-            if selected.partition(".")[0] in ("", report.name)
+            if task_name(selected) in ("", report.name)
         ),
         damaged=tuple(one.message for one in sorted(damaged)),
     )

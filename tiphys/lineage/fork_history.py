@@ -21,7 +21,7 @@ from tiphys.lineage.select import (
     starts_from_claims,
     unusable_reason,
 )
-from tiphys.records import CheckpointRef, RunRecord, SkippedCheckpoint
+from tiphys.records import CheckpointRef, RunRecord, SkippedCheckpoint, task_name
 from tiphys.store import Attempt, Store, lineage_name, read_last_claim, read_run, read_step_attempts
 
 
@@ -38,7 +38,7 @@ class AncestorRun(NamedTuple):
 
 def find_rerun_submission(rerun_since: Mapping[str, int], step: str) -> int:
     """First submission whose results of ``step`` count, by its own entry or by that of its fan-out; 0 for all."""
-    return max(rerun_since.get(step, 0), rerun_since.get(step.partition(".")[0], 0))
+    return max(rerun_since.get(step, 0), rerun_since.get(task_name(step), 0))
 
 
 def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
@@ -55,13 +55,8 @@ def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
             record = read_run(store, record.parent)
         except NotFoundError:
             break
-        ancestors.append(AncestorRun(record.run, _read_fresh_since(store, record)))
+        ancestors.append(AncestorRun(record.run, (read_last_claim(store, record.run) or record).rerun_since))
     return tuple(ancestors)
-
-
-def _read_fresh_since(store: Store, record: RunRecord) -> Mapping[str, int]:
-    last = read_last_claim(store, record.run)
-    return last.rerun_since if last else dict.fromkeys(record.rerun_steps, 1)
 
 
 def iter_start_candidates(

@@ -24,7 +24,7 @@ from tiphys.protocol.fan_out import (
     parse_item_parameters,
     static_items,
 )
-from tiphys.records import ItemBinding, RunRecord, item_hash
+from tiphys.records import ItemBinding, RunRecord, item_hash, task_name
 from tiphys.store import RunLayout, Store, read_current_run, read_record
 from tiphys.store.layout import parse_submission
 from tiphys.store.runs import read_concurrently
@@ -117,7 +117,7 @@ class StepNames:
 
         def position(step_id: str) -> tuple[int, float, str]:
             item = self._find(step_id)
-            return order.get(step_id.partition(".")[0], len(order)), item.index if item else math.inf, step_id
+            return order.get(task_name(step_id), len(order)), item.index if item else math.inf, step_id
 
         return sorted(step_ids, key=position)
 
@@ -181,8 +181,8 @@ class StepNames:
         bound = {item.step_id: item.index for item in self._bound_items.get(step, {}).values()}
         unplaced: dict[str, list[FanOutItem]] = {}
         for item in sorted(items, key=lambda item: bound.get(item.step_id, len(items))):
-            unplaced.setdefault(_item_digest(item), []).append(item)
-        return [unplaced[_item_digest(item)].pop(0) for item in items]
+            unplaced.setdefault(_without_ordinal(item.step_id), []).append(item)
+        return [unplaced[_without_ordinal(item.step_id)].pop(0) for item in items]
 
     @cached_property
     def _bound_items(self) -> Mapping[str, Mapping[str, NamedItem]]:
@@ -197,8 +197,9 @@ class StepNames:
         return found
 
 
-def _item_digest(item: FanOutItem) -> str:
-    return item.step_id.rpartition(".")[0]
+def _without_ordinal(step_id: str) -> str:
+    """What the step ids of equal items share."""
+    return step_id.rpartition(".")[0]
 
 
 def _find_items(items: Iterable[NamedItem], text: str) -> list[NamedItem]:
@@ -207,7 +208,7 @@ def _find_items(items: Iterable[NamedItem], text: str) -> list[NamedItem]:
     if match := _BRACKETED.fullmatch(text):
         by_index = [item for item in items if match[2] == str(item.index)]
         return by_index or [item for item in items if item.has_value(match[2])]
-    return [item for item in items if text == item.step_id.rpartition(".")[0]]
+    return [item for item in items if text == _without_ordinal(item.step_id)]
 
 
 def _words(text: str) -> list[str]:
@@ -222,7 +223,7 @@ def _list_items(items: Collection[NamedItem]) -> str:
 
 def selects_step(selected: str, step_id: str) -> bool:
     """Whether a resolved name selects a step: empty selects all, the name of a fan-out selects all its items."""
-    return selected in ("", step_id, step_id.partition(".")[0])
+    return selected in ("", step_id, task_name(step_id))
 
 
 def read_step_names(store: Store, run: str) -> StepNames:

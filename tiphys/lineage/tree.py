@@ -35,6 +35,7 @@ from tiphys.records import (
     RunRecord,
     SkippedCheckpoint,
     Timestamp,
+    task_name,
 )
 from tiphys.store import Attempt, DamagedRecord, Store, open_store, read_all_attempts, read_current_run, read_events
 from tiphys.store.runs import read_concurrently
@@ -164,7 +165,7 @@ def _build_step_lineage(
     read_manifests: "_ManifestReader",
 ) -> StepLineage:
     lineage = attempts[-1].claim.lineage
-    volume, note = pipeline.checkpoint_volume_url(step.partition(".")[0]), ""
+    volume, note = pipeline.checkpoint_volume_url(task_name(step)), ""
     try:
         checkpoint_store = open_store(volume, must_exist=True) if volume else store
         records = _read_lineage_records(checkpoint_store, lineage, read_manifests)

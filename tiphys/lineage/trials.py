@@ -25,6 +25,7 @@ from tiphys.records import (
     OutputKind,
     Record,
     ReuseRecord,
+    task_name,
 )
 from tiphys.records.checkpoint import Metric
 from tiphys.store import (
@@ -226,7 +227,7 @@ def read_sweep(
     name = _resolve_sweep_step(pipeline, step)
     objective = _read_objective(pipeline, name, metric, mode)
     damaged: list[DamagedRecord] = []
-    own = {key: tries for key, tries in read_all_attempts(store, run, damaged).items() if key.partition(".")[0] == name}
+    own = {key: tries for key, tries in read_all_attempts(store, run, damaged).items() if task_name(key) == name}
     lineages = build_lineage_tree(store, record, own, ())
     sources = _trial_records(own, lineages, _read_reused_ends(store, run, name, own))
     names = step_names(store, record)
@@ -290,7 +291,7 @@ def _read_reused_ends(store: Store, run: str, name: str, own: Mapping[str, objec
     keys: dict[str, str] = {}
     for info in store.list(layout.all_reused):
         parsed = parse_reused(info.key)
-        if parsed and parsed.step.partition(".")[0] == name and parsed.step not in own:
+        if parsed and task_name(parsed.step) == name and parsed.step not in own:
             keys[parsed.step] = info.key
     ends = read_concurrently(lambda key: _read_reused_end(store, key), list(keys.values()))
     return dict(zip(keys, ends, strict=True))

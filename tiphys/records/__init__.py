@@ -56,6 +56,7 @@ from tiphys.records.names import (
     item_step_id,
     json_digest,
     make_run_name,
+    task_name,
 )
 from tiphys.records.run import (
     IdempotencyKeyRecord,
@@ -130,5 +131,6 @@ __all__ = [
     "item_step_id",
     "json_digest",
     "make_run_name",
+    "task_name",
     "utc_now",
 ]

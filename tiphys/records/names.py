@@ -58,6 +58,11 @@ def check_step_id(step: str) -> str:
     return step
 
 
+def task_name(step: str) -> str:
+    """The name of the task of a step id: ``fit``, also for an item ``fit.<item hash>.<ordinal>``."""
+    return step.partition(".")[0]
+
+
 def canonical_json(value: Any) -> bytes:
     """The JSON form used for hashing: sorted keys, no spaces, UTF-8."""
     return _CANONICAL.encode(value).encode(errors="surrogatepass")

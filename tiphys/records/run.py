@@ -33,6 +33,11 @@ class RunRecord(StoredRecord):
     key: str = Field(default="", exclude_if=lambda key: not key)
     """Digest of the idempotency key of its creation; empty without one."""
 
+    @property
+    def rerun_since(self) -> dict[str, int]:
+        """`SubmissionClaim.rerun_since` of its first submission."""
+        return dict.fromkeys(self.rerun_steps, 1)
+
 
 class WorkflowRecord(StoredRecord):
     """``workflows/<digest>.json``: a later Workflow of a run, with changed code or parameters.

@@ -27,6 +27,7 @@ from tiphys.protocol.depends import (
     parse_depends,
     simplify,
 )
+from tiphys.records import task_name
 from tiphys_controller.plan.bindings import (
     OMITTED_OUTPUTS,
     TaskOutputs,
@@ -299,18 +300,14 @@ def find_rerun_steps(pipeline: CompiledPipeline, roots_wanted: Iterable[str]) ->
         return {}
     graph = TaskGraph.from_pipeline(pipeline)
     for root in roots:
-        if _task_name(root) not in graph.tasks:
+        if task_name(root) not in graph.tasks:
             raise UsageError(unknown_name_message(f"pipeline {pipeline.name}", "step", root, graph.tasks))
     reasons = dict.fromkeys(roots, "it is asked to run again")
     for name, task in graph.tasks.items():
-        upstream = sorted(task.needs & set(map(_task_name, reasons)), key=graph.position.__getitem__)
+        upstream = sorted(task.needs & set(map(task_name, reasons)), key=graph.position.__getitem__)
         if name not in reasons and upstream:
             reasons[name] = f"depends on {upstream[0]}, which is asked to run again"
-    return dict(sorted(reasons.items(), key=lambda rerun: graph.position[_task_name(rerun[0])]))
-
-
-def _task_name(step: str) -> str:
-    return step.partition(".")[0]
+    return dict(sorted(reasons.items(), key=lambda rerun: graph.position[task_name(rerun[0])]))
 
 
 def check_rerun_volumes(pipeline: CompiledPipeline, names: Iterable[str]) -> None:
@@ -320,7 +317,7 @@ def check_rerun_volumes(pipeline: CompiledPipeline, names: Iterable[str]) -> Non
         UsageError: the checkpoints of one of ``names`` lie on a volume.
     """
     for name in names:
-        if volume := pipeline.checkpoint_volume_url(_task_name(name)):
+        if volume := pipeline.checkpoint_volume_url(task_name(name)):
             raise UsageError(
                 f"{name} would start again from the beginning, but its checkpoints lie on the volume {volume}, where "
                 "its program resumes from the newest one; `tiphys fork` gives it a lineage of its own"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord, SubmissionKind
+from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord, SubmissionKind, task_name
 from tiphys.store import (
     DamagedRecord,
     RunLayout,
@@ -134,7 +134,7 @@ class RunState:
 
     def step_state(self, step: str) -> StepState:
         """State of one step."""
-        recorded, name = self._recorded_state(step), step.partition(".")[0]
+        recorded, name = self._recorded_state(step), task_name(step)
         if not recorded.is_done:
             return recorded
         if reason := self.rerun_reasons.get(step) or self.rerun_reasons.get(name):

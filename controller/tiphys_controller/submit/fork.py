@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import Event, json_digest
+from tiphys.records import Event, json_digest, task_name
 from tiphys.store import RunLayout, Store, append_events
 from tiphys_controller.plan.drift import DriftFinding, check_drift_allowed
 from tiphys_controller.plan.prune import clear_identity
@@ -118,7 +118,7 @@ def _start_fork(
     if not (key and find_started_run(store, key, request)):
         check_drift_allowed(run_plan.drift, parent, is_fork=True)
     pipeline = CompiledPipeline.from_manifest(clear_identity(run_plan.pipeline.manifest))
-    rerun_steps = tuple(name for name in run_plan.rerun_steps if name.partition(".")[0] in run_plan.pipeline.steps)
+    rerun_steps = tuple(name for name in run_plan.rerun_steps if task_name(name) in run_plan.pipeline.steps)
     origin = RunOrigin(parent=parent, rerun_steps=rerun_steps)
     if key:
         return begin_run_once(store, submitter, pipeline, key, request, options.run, options.namespace, suffix, origin)

@@ -14,7 +14,7 @@ from tiphys.lineage.step_names import StepNames, read_item_bindings
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy
 from tiphys.protocol.fan_out import FanOutItem
-from tiphys.records import RunRecord, WorkflowRecord, json_digest
+from tiphys.records import RunRecord, WorkflowRecord, json_digest, task_name
 from tiphys.store import DamagedRecord, Store, Submission
 from tiphys_controller.plan.dag import TaskGraph
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, decide_tasks, find_rerun_steps
@@ -204,7 +204,7 @@ def _find_unsent_rerun(state: RunState) -> Sequence[str]:
 
 def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:
     for task in decisions.tasks:
-        of_task = [root for root in roots if root.partition(".")[0] == task.name]
+        of_task = [root for root in roots if task_name(root) == task.name]
         if unknown := set(of_task) - {task.name, *(item.step for item in task.items)}:
             raise UsageError(f"{task.name} has no item {min(unknown)} to run again")
         if of_task and task.action is PlanAction.SKIP:

@@ -16,7 +16,15 @@ from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMi
 from tiphys.faults import failpoint
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.compiled_workflow import Manifest, is_shutdown_message
-from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Event, SubmissionClaim, SubmissionKind
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    AttemptEndOutcome,
+    Event,
+    SubmissionClaim,
+    SubmissionKind,
+    task_name,
+)
 from tiphys.store import (
     RunLayout,
     Store,
@@ -182,7 +190,7 @@ def claim_submission(
         NotFoundError: the run is being deleted.
     """
     record, previous_claim = run_plan.state.record, run_plan.last_submission.claim if run_plan.last_submission else None
-    run, since = record.run, previous_claim.rerun_since if previous_claim else dict.fromkeys(record.rerun_steps, 1)
+    run, since = record.run, (previous_claim or record).rerun_since
     claim = SubmissionClaim(
         run=run,
         submission=next_submission.submission,
@@ -417,8 +425,8 @@ def _find_damaged_ends(store: Store, run_plan: RunPlan, force: bool) -> tuple[At
 
 def _may_pass_over(run_plan: RunPlan, step: str, force: bool) -> bool:
     """Whether a step or item runs, and damaged records of it may be passed over."""
-    task = step.partition(".")[0]
-    is_requested = force or not {step, task}.isdisjoint(run_plan.rerun_steps)
+    task = task_name(step)
+    is_requested = force or step in run_plan.rerun_steps or task in run_plan.rerun_steps
     return is_requested and task in run_plan.decisions.running_tasks
 
 

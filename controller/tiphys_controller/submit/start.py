@@ -116,7 +116,7 @@ def build_first_claim(record: RunRecord, cluster: str, namespace: str) -> Submis
         workflow_name=workflow_name(record.run, 1),
         namespace=namespace,
         cluster=cluster,
-        rerun_since=dict.fromkeys(record.rerun_steps, 1),
+        rerun_since=record.rerun_since,
         key=record.key,
     )
 

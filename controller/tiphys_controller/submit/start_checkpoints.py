@@ -9,6 +9,7 @@ from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.fork_history import choose_start_checkpoint, find_rerun_submission, read_ancestors
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.records import task_name
 from tiphys.store import Store, read_current_run, read_last_claim, read_step_attempts
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.submit.plan_report import PlanReport, StartCheckpoint
@@ -28,8 +29,7 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
         return report
     record = read_current_run(store, report.run)
     pipeline = CompiledPipeline.from_manifest(record.workflow)
-    last = read_last_claim(store, report.run)
-    rerun_since = last.rerun_since if last else dict.fromkeys(record.rerun_steps, 1)
+    rerun_since = (read_last_claim(store, report.run) or record).rerun_since
     ancestors = read_ancestors(store, record)
 
     def find(step: str) -> StartCheckpoint:
@@ -42,7 +42,7 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
             rerun_since=find_rerun_submission(rerun_since, step),
             ancestors=ancestors,
         )
-        is_rerun = not {step, step.partition(".")[0]}.isdisjoint(report.rerun)
+        is_rerun = step in report.rerun or task_name(step) in report.rerun
         if is_rerun or choice.checkpoint is None:
             return StartCheckpoint()
         try:

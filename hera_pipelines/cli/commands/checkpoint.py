@@ -36,7 +36,7 @@ from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import CheckpointManifest, CheckpointRef
+from tiphys.records import CheckpointManifest, CheckpointRef, task_name
 from tiphys.store import Store, open_store, read_all_attempts, read_current_workflow, read_step_attempts
 from tiphys.store.runs import read_concurrently
 
@@ -133,7 +133,7 @@ def find_lineage(store: Store, where: str) -> LocatedLineage:
         listed = ", ".join(f"'{run}/{names.name(name)}'" for name in names.sort(training))
         raise UsageError(f"run {run} has several training steps; name one: {listed}")
     [(name, lineage)] = training.items()
-    volume = pipeline.checkpoint_volume_url(name.partition(".")[0])
+    volume = pipeline.checkpoint_volume_url(task_name(name))
     return LocatedLineage(open_store(volume, must_exist=True) if volume else store, name, lineage)
 
 
@@ -196,7 +196,7 @@ def _read_manifests(store: Store, lineage: str) -> list[CheckpointManifest]:
 
 def _author_bounds(store: Store, run: str, step: str) -> IntervalBounds | None:
     """Bounds that the author set for ``every="auto"``; None without bounds."""
-    spec = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps.get(step.partition(".")[0])
+    spec = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps.get(task_name(step))
     bounds = spec.checkpoints.every_bounds if spec and spec.checkpoints else None
     return IntervalBounds(*bounds) if bounds else None
 

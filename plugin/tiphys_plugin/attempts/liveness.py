@@ -9,6 +9,7 @@ from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
+from tiphys.records import task_name
 from tiphys.store import Store, find_attempt_end, read_current_workflow
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
@@ -98,7 +99,7 @@ def find_gang(store: Store, cluster: Cluster, request: LeaseRequest) -> GangStat
 
 def _read_gang_spec(store: Store, request: LeaseRequest) -> GangSpec | None:
     steps = CompiledPipeline.from_manifest(read_current_workflow(store, request.run)).steps
-    return steps[request.step.partition(".")[0]].gang
+    return steps[task_name(request.step)].gang
 
 
 def _find_live_workflow(cluster: Cluster, namespace: str, name: str, uid: str) -> dict[str, Any] | None:

@@ -42,6 +42,7 @@ from tiphys.records import (
     LastCheckpoint,
     Output,
     Preemption,
+    task_name,
 )
 from tiphys.store import claim_record, find_record, read_all_attempts, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
@@ -145,7 +146,7 @@ def end_stopped_attempts(context: PluginContext, binding: RunBinding) -> None:
         claim = attempts[-1].claim
         if attempts[-1].end is not None or claim.uid != binding.uid:
             continue
-        spec = binding.pipeline.step(claim.step.partition(".")[0])
+        spec = binding.pipeline.step(task_name(claim.step))
         call = StepCall(context, binding, spec, claim.step, claim.instance, claim.node)
         if not _has_live_pods(call, claim):
             record_end(call, claim, AttemptEndOutcome.FENCED, message="stopped with its workflow", stopped=True)

@@ -25,7 +25,7 @@ import structlog
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, GpuRequest
-from tiphys.records import AttemptClaim, Event, SubmissionBinding
+from tiphys.records import AttemptClaim, Event, SubmissionBinding, task_name
 from tiphys.store import RunLayout, Store, append_events, fence_attempt, read_current_workflow, read_record
 from tiphys.store.layout import parse_attempt
 from tiphys.store.runs import read_concurrently
@@ -232,7 +232,7 @@ def _live_attempts(store: Store, run: str, live_pods: Sequence[PodStatus]) -> It
         (step, number)
         for step, number, is_end in sorted(record_keys)
         if not is_end and (step, number, True) not in record_keys
-        if (name := step.partition(".")[0]) in requests and (name, str(number)) in live_steps
+        if (name := task_name(step)) in requests and (name, str(number)) in live_steps
     ]
     unclaimed = {(pod.namespace, pod.name): pod for pod in live_pods}
     for opened in read_concurrently(
@@ -244,7 +244,7 @@ def _live_attempts(store: Store, run: str, live_pods: Sequence[PodStatus]) -> It
             for pod in own:
                 del unclaimed[pod.namespace, pod.name]
             showing = sorted((pod for pod in own if pod.gpus), key=lambda pod: (not pod.holds_gpus, pod.rank or 0))
-            yield _LiveAttempt(opened, requests[opened.step.partition(".")[0]], showing)
+            yield _LiveAttempt(opened, requests[task_name(opened.step)], showing)
 
 
 def _attempt_key(pod: PodStatus) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tiphys.errors import IntegrityError, ObjectExistsError
 from tiphys.faults import failpoint
 from tiphys.lineage.fork_history import find_rerun_submission
-from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord, task_name
 from tiphys.store import (
     Attempt,
     DamagedRecord,
@@ -105,7 +105,7 @@ def describe_reuse(call: StepCall, record: ReuseRecord) -> str:
     """Describe the source of a reused result."""
     if record.source_run == call.run:
         return f"adopted from attempt {record.source_attempt}"
-    step = record.source_step.partition(".")[0]  # without the hash of an item
+    step = task_name(record.source_step)
     return f"adopted from run {record.source_run}, step {step}, attempt {record.source_attempt}"
 
 

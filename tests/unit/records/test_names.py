@@ -16,6 +16,7 @@ from tiphys.records import (
     item_step_id,
     json_digest,
     make_run_name,
+    task_name,
 )
 
 json_values = st.recursive(
@@ -47,6 +48,11 @@ def test_a_label_or_an_item_of_it_may_name_a_step(step: str) -> None:
 def test_anything_else_may_not_name_a_step(step: str) -> None:
     with pytest.raises(UsageError, match="use a DNS label"):
         check_step_id(step)
+
+
+@pytest.mark.parametrize("step", ["fit-2", item_step_id("fit-2", "0.1", 3)])
+def test_a_step_id_begins_with_the_name_of_its_task(step: str) -> None:
+    assert task_name(step) == "fit-2"
 
 
 def test_canonical_json_has_one_form() -> None:

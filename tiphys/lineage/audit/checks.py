@@ -41,6 +41,7 @@ from tiphys.records import (
     WorkflowRecord,
     encode_document,
     json_digest,
+    task_name,
 )
 from tiphys.store import LineageLayout, RunLayout, Store, lineage_name, open_store
 from tiphys.store.layout import parse_attempt, parse_done, parse_submission
@@ -165,7 +166,7 @@ def checkpoint_store_resolver(store: Store, record: RunRecord | None) -> Callabl
     pipeline = CompiledPipeline.from_manifest(record.workflow) if record else None
 
     def open_checkpoint_store(step: str) -> Store:
-        volume = pipeline.checkpoint_volume_url(step.partition(".")[0]) if pipeline else ""
+        volume = pipeline.checkpoint_volume_url(task_name(step)) if pipeline else ""
         return open_store(volume, must_exist=True) if volume else store
 
     return open_checkpoint_store

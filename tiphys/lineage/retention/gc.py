@@ -25,7 +25,7 @@ from tiphys.lineage.select import (
 from tiphys.lineage.validity import read_valid_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.step_spec import RetentionPolicy
-from tiphys.records import CheckpointRef
+from tiphys.records import CheckpointRef, task_name
 from tiphys.store import (
     Attempt,
     LineageLayout,
@@ -147,7 +147,7 @@ def iter_run_lineages(
     """
     pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
     for step, attempts in sorted(read_all_attempts(store, run).items()):
-        lineage, name = attempts[-1].claim.lineage, step.partition(".")[0]
+        lineage, name = attempts[-1].claim.lineage, task_name(step)
         if not lineage:
             continue
         volume, spec = pipeline.checkpoint_volume_url(name), pipeline.steps.get(name)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tiphys.lineage.training_progress import describe_step
-from tiphys.records import AttemptEndOutcome, TrainingProgress
+from tiphys.records import AttemptEndOutcome, TrainingProgress, task_name
 from tiphys_controller.kubernetes.events.run_log import AttemptKey, AttemptOutcome, RunLog
 from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowView
 
@@ -122,7 +122,7 @@ def open_attempts(submission_ref: SubmissionRef, log: RunLog) -> list[AttemptKey
 
 def _group_by_task(steps: set[str]) -> list[str]:
     """Task names; items of a fan-out are counted, because their step ids mean nothing to people."""
-    tasks = Counter(step.partition(".")[0] for step in sorted(steps))
+    tasks = Counter(task_name(step) for step in sorted(steps))
     return [task if task in steps else f"{task} ({count} items)" for task, count in tasks.items()]
 
 
