@@ -44,7 +44,7 @@ from tiphys.store import (
     read_submissions,
 )
 from tiphys.store.layout import parse_attempt, parse_reused, parse_reused_attempt, parse_submission
-from tiphys.store.runs import iter_leftovers, read_concurrently
+from tiphys.store.runs import is_partly_deleted, read_concurrently
 from tiphys_controller.runs import RunPhase, determine_run_phase, look_up_workflow
 from tiphys_controller.submit.submitter import Submitter
 
@@ -133,7 +133,7 @@ def _decide(
     store: Store, runs: Sequence[str], own_reasons: dict[str, list[str]], progress: Progress
 ) -> list[RunDeletion]:
     """Keep runs with a reason of their own, and all on which a run that stays rests; dependent runs come first."""
-    whole = [run for run in runs if not any(iter_leftovers(store, run))]
+    whole = [run for run in runs if not is_partly_deleted(store, run)]
     dependencies = _find_dependencies(store, whole, progress)
     reasons = {run: list(own_reasons[run]) for run in runs}
     while True:
@@ -154,7 +154,7 @@ def _decide(
 
 
 def _find_own_reasons(store: Store, submitter: Submitter, run: str, force: bool) -> list[str]:
-    is_begun = any(iter_leftovers(store, run))
+    is_begun = is_partly_deleted(store, run)
     if not is_begun and not any(store.list(RunLayout(run).run_record)):
         read_run(store, run)  # raises, and names similar runs
     submissions = read_submissions(store, run)
@@ -180,7 +180,7 @@ def _find_own_reasons(store: Store, submitter: Submitter, run: str, force: bool)
 
 def _find_pins(store: Store, run: str) -> list[str]:
     """Pins of the checkpoints of a run that has its record; those of forks are dependencies."""
-    if any(iter_leftovers(store, run)):
+    if is_partly_deleted(store, run):
         return []
     return [
         f"checkpoint {ref} of {layout.lineage} is pinned as {name}; `tiphys checkpoint unpin` removes the pin"
@@ -244,7 +244,7 @@ def _claim_deletion(store: Store, run: str) -> None:
     Raises:
         ConflictError: another process claimed that submission.
     """
-    if any(iter_leftovers(store, run)):
+    if is_partly_deleted(store, run):
         return
     last = read_last_claim(store, run)
     if last is not None and last.kind is SubmissionKind.DELETION:
@@ -267,7 +267,7 @@ def _claim_deletion(store: Store, run: str) -> None:
 def _withdraw_claim(store: Store, run: str) -> None:
     """Withdraw the claim of a deletion that has deleted nothing."""
     last = read_last_claim(store, run)
-    if last is not None and last.kind is SubmissionKind.DELETION and not any(iter_leftovers(store, run)):
+    if last is not None and last.kind is SubmissionKind.DELETION and not is_partly_deleted(store, run):
         store.delete(RunLayout(run).submission(last.submission))
 
 

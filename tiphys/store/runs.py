@@ -90,15 +90,20 @@ def read_run(store: Store, run: str) -> RunRecord:
             store, RunLayout(run).run_record, read_record(store, RunLayout(run).run_record, RunRecord), run=run
         )
     except ObjectMissingError:
-        if any(iter_leftovers(store, run)):
+        if is_partly_deleted(store, run):
             raise NotFoundError(deletion_message(store, run)) from None
         similar = difflib.get_close_matches(run, list(list_runs(store)))
         hint = f"did you mean {' or '.join(similar)}?" if similar else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
 
 
-def iter_leftovers(store: Store, run: str) -> Iterator[str]:
-    """Keys of a run without a record, as after an interrupted deletion; none of a run that has one."""
+def is_partly_deleted(store: Store, run: str) -> bool:
+    """Whether the store has objects of a run without its record, as after an interrupted deletion."""
+    return any(_iter_leftovers(store, run))
+
+
+def _iter_leftovers(store: Store, run: str) -> Iterator[str]:
+    """Keys of a run without a record; none of a run that has one."""
     layout = RunLayout(run)
     if next(iter(store.list(layout.run_record)), None) is None:
         for prefix in (layout.control, layout.data, layout.lineages):
@@ -113,7 +118,7 @@ def check_name_free_of_leftovers(store: Store, run: str) -> None:
     Raises:
         ConflictError: it would.
     """
-    if any(not key.startswith(RunLayout(run).submissions) for key in iter_leftovers(store, run)):
+    if any(not key.startswith(RunLayout(run).submissions) for key in _iter_leftovers(store, run)):
         raise ConflictError(deletion_message(store, run))
 
 
