@@ -85,10 +85,14 @@ COMMANDS = {
     "report": CommandSource(
         "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"
     ),
-    "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.commands.gc", "gc"),
+    "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.commands.cleanup.gc", "gc"),
     "janitor": CommandSource(
-        "Run one cleanup round, as the controller does every hour.", "cli.commands.janitor", "janitor", logs=True
+        "Run one cleanup round, as the controller does every hour.",
+        "cli.commands.cleanup.janitor",
+        "janitor",
+        logs=True,
     ),
+    "cache": CommandSource("Show and drop results that steps share between runs.", "cli.commands.cleanup.cache"),
     "simulate": CommandSource(
         "Replay a trace of jobs under the quotas of a queue file.", "cli.quota_commands.simulate", "simulate"
     ),

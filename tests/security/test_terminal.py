@@ -74,6 +74,7 @@ READS: dict[str, list[list[str]]] = {
     "report": [["report", RUN, "-o", form] for form in (*FORMS, "html")],
     "verify": [["verify", RUN, "--deep", "-o", form] for form in FORMS],
     "gc": [["gc", RUN, "--dry-run", "-o", form] for form in FORMS],
+    "cache drop": [["cache", "drop", "-o", form] for form in FORMS],
     "sweep": [["sweep", RUN]],
     "resume": [["resume", RUN, "--dry-run", "-o", form] for form in FORMS],
     "fork": [["fork", RUN, "--dry-run", "-o", form] for form in FORMS],
@@ -329,7 +330,7 @@ def test_errors_with_their_traceback_and_the_log(folder: Path) -> None:
 
 def test_what_a_command_writes_past_the_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that prints, warns, logs or echoes as any Python program does is held by the same rule."""
-    monkeypatch.setattr("hera_pipelines.cli.commands.janitor.janitor", _careless)
+    monkeypatch.setattr("hera_pipelines.cli.commands.cleanup.janitor.janitor", _careless)
 
     for call in (on_pipe, on_terminal):
         shown = call(lambda: main(["--verbose", "janitor"]))

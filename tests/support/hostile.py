@@ -24,6 +24,7 @@ from tiphys.records import (
     FailureEvidence,
     ItemBinding,
     LastCheckpoint,
+    MemoRecord,
     Output,
     OutputKind,
     OutputObject,
@@ -41,7 +42,7 @@ from tiphys.records import (
     utc_now,
 )
 from tiphys.records.base import compute_seal, encode_document
-from tiphys.store import LineageLayout, RunLayout, Store
+from tiphys.store import LineageLayout, RunLayout, Store, memo_key
 from tiphys.store.layout import event_batch_key
 
 MARK = "evil.example"
@@ -194,6 +195,7 @@ def write_full_run(store: Store) -> dict[str, Any]:
         layout.attempt_crash(STEP, 1): CrashRecord(
             run=RUN, step=STEP, attempt=1, error="ValueError: nan", fingerprint="f", stacks="Thread 1", stuck_seconds=9
         ),
+        memo_key("ab" * 32): MemoRecord(run=RUN, step=STEP, attempt=2),
         event_batch_key(layout.program_events, 1): EventBatch(run=RUN, source="trainer", events=(event,)),
         lineage.quarantined(1, 20): QuarantineRecord(checkpoint=ref(1, 20), reason="it crashes", by="plugin"),
         lineage.pin(1, 10, "release-1"): PinRecord(checkpoint=ref(1, 10), name="release-1", by="me"),

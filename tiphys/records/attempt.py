@@ -336,6 +336,8 @@ class ReuseRecord(StoredRecord):
 class MemoRecord(StoredRecord):
     """``memo/<step key>.json``: names a done attempt whose result other runs may reuse."""
 
+    damage_remedy: ClassVar[str] = "`tiphys cache drop` shows and drops it"
+
     run: str
     step: str
     attempt: int

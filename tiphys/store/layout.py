@@ -27,6 +27,7 @@ RUNS = f"{CONTROL}runs/"
 RUN_DATA = f"{DATA}runs/"
 LINEAGES = f"{DATA}lineages/"
 ALERTS = f"{CONTROL}alerts/"
+MEMOS = f"{CONTROL}memo/"
 
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
 
@@ -38,6 +39,7 @@ _TOMBSTONE = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
 _STEP_TIME = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d{1,15})", re.ASCII)
 _ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|claim|result)\.json")
+_MEMO = re.compile(MEMOS + r"([0-9a-f]{64})\.json")
 _ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
 _OUTPUT = re.compile(RUN_DATA + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
 _REUSED = re.compile(RUNS + r"[^/]+/reused/(\d{9})/([^/]+)\.json")
@@ -347,7 +349,13 @@ def lineage_name(run: str, step: str) -> str:
 
 def memo_key(step_key: str) -> str:
     """Key of the record that shares the result of a step between runs."""
-    return f"{CONTROL}memo/{step_key}.json"
+    return f"{MEMOS}{step_key}.json"
+
+
+def parse_memo(key: str) -> str | None:
+    """The step key in a key of `memo_key`; None for any other key."""
+    match = _MEMO.fullmatch(key)
+    return match[1] if match else None
 
 
 def probe_folder(half: StoreHalf, nonce: str) -> str:

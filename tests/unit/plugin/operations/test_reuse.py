@@ -16,6 +16,7 @@ from support.world import Flow, World, artifacts, fit, keys, outputs, phase, pre
 
 from tiphys.records import AttemptEnd, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout, claim_record, pass_over_end, read_events, read_record
+from tiphys.store.layout import MEMOS
 
 
 @pytest.fixture
@@ -121,6 +122,18 @@ def test_damaged_result_of_another_run_does_not_stop_a_step(here):
     reply = here.submit(shared, name="other", uid="uid-9").admit("prep")
     assert (outputs(reply)["run"], outputs(reply)["attempt"]) == ("true", "1")
     assert key in said(reply)
+
+
+def test_step_whose_shared_result_has_a_damaged_record_says_how_to_drop_it(here):
+    shared = STEP.model_copy(update={"share": True})
+    finish(here.submit(shared))
+    [key] = [info.key for info in here.store.list(MEMOS)]
+    here.store.delete(key)
+    here.store.create(key, b"{}")
+    reply = here.submit(shared, name="other", uid="uid-9").admit("prep")
+    assert phase(reply) == "Failed"
+    assert f"{key} is not a valid MemoRecord" in said(reply)
+    assert "`tiphys cache drop` shows and drops it" in said(reply)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.cli import main
-from hera_pipelines.cli.commands import janitor
+from hera_pipelines.cli.commands.cleanup import janitor
 from tiphys.kube import identify_cluster
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import AlertResultRecord, utc_now

@@ -1,0 +1,1 @@
+"""The `tiphys` commands that remove what is no longer needed: gc, janitor, cache."""

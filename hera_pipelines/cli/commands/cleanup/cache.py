@@ -1,0 +1,87 @@
+"""``tiphys cache``: the results that steps share between runs."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.text import Text
+from tiphys_controller import API_VERSION
+
+from hera_pipelines.cli.screen import Format, Screen, format_local_time
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store
+from tiphys.lineage.shared_results import (
+    SharedResult,
+    SharedResultFilter,
+    drop_shared_result,
+    list_shared_results,
+)
+from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.records import utc_now
+from tiphys.store.runs import read_concurrently
+
+app = typer.Typer(no_args_is_help=True, help="Show and drop results that steps share between runs.")
+
+DROP_EXAMPLES = """\b
+Examples:
+  tiphys cache drop
+  tiphys cache drop --pipeline digits --step prep --yes
+  tiphys cache drop --older-than 30d -o json | jq -r '.results[].run'
+"""
+
+
+@app.command("drop", epilog=DROP_EXAMPLES)
+def drop(
+    context: typer.Context,
+    pipeline: Annotated[str, typer.Option("--pipeline", metavar="NAME", help="Only of runs of this pipeline.")] = "",
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Only of this run.")] = "",
+    step: Annotated[
+        str, typer.Option("--step", metavar="STEP", help="Only of this step, or of this item, such as 'fit[2]'.")
+    ] = "",
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="DURATION", help="Only shared longer ago, such as 2h or 30d.")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Drop them. Without it, only show what would be dropped.")] = False,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Drop shared results, so that the next run computes its own.
+
+    A step with share=True offers its result to other runs; a dropped result is no
+    longer offered. Nothing is dropped without --yes. Outputs stay: runs that took them
+    over still have them, and `tiphys runs rm` deletes them with the run that made them.
+    A resume or fork of that run still reuses them; `resume --from STEP` does not.
+    """
+    screen: Screen = context.obj
+    shared_before = utc_now() - timedelta(seconds=parse_duration_seconds(older_than)) if older_than else None
+    chosen_store = existing_store(screen, store)
+    results = list_shared_results(chosen_store, SharedResultFilter(pipeline, run, step, shared_before))
+    if yes:
+        read_concurrently(lambda result: drop_shared_result(chosen_store, result), results)
+    if output is Format.TABLE:
+        _show_results(screen, results, yes)
+        return
+    rows = [{**one._asdict(), "shared_at": one.shared_at.isoformat() if one.shared_at else None} for one in results]
+    document = {"apiVersion": API_VERSION, "kind": "SharedResultDrop", "store": chosen_store.url, "dry_run": not yes}
+    screen.document({**document, "results": rows}, output)
+
+
+def _show_results(screen: Screen, results: Sequence[SharedResult], done: bool) -> None:
+    if not results:
+        screen.note("no shared result matches; a step shares its result with share=True")
+        return
+    state = Text("dropped" if done else "would be dropped", style="red")
+    rows = [
+        (
+            one.step,
+            one.run,
+            one.pipeline,
+            format_local_time(one.shared_at) if one.shared_at else "",
+            state,
+            one.damage,
+        )
+        for one in results
+    ]
+    screen.table(("STEP", "RUN", "PIPELINE", "SHARED", "STATE", "WHY"), rows, hide=("PIPELINE", "SHARED"), wraps=True)
+    if not done:
+        screen.note("nothing was dropped; add --yes to drop")
