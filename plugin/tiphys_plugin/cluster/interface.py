@@ -96,6 +96,11 @@ class PodStatus(BaseModel):
         """Whether its GPUs are surely in use. A pod that waits for a node may request any number of them."""
         return self.gpus > 0 and self.phase in ("Running", "Unknown")
 
+    @property
+    def occupies_gpus(self) -> bool:
+        """Whether GPUs of a node are set aside for it: it runs, or waits on its node for its image."""
+        return self.holds_gpus or (self.gpus > 0 and bool(self.host))
+
 
 @dataclass(frozen=True)
 class GangStatus:

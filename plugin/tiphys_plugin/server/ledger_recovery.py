@@ -1,11 +1,15 @@
-"""Begins the GPU ledger anew after its object was deleted, as soon as an object with queues is there again.
+"""Records the leases of live pods that the GPU ledger lacks, when a service starts and after the ledger was deleted.
 
-The new object knows no leases. So no GPUs are granted before the leases of live pods are recorded in it, as after
-the start of a service.
+A new ledger knows no leases, so GPUs that are in use look free in it. No GPUs are
+granted before the leases of all live pods are recorded. A namespace whose store
+fails holds this up for all, as long as it has a pod on GPUs without a lease:
+only its records tell which lease the pod has. The error of the ledger in the
+status of the service, which `tiphys doctor` prints, names that namespace.
 """
 
 import structlog
 
+from tiphys.errors import TiphysError
 from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.background import PeriodicTask
@@ -16,25 +20,42 @@ _log = structlog.get_logger()
 
 
 class LedgerRecovery(PeriodicTask):
-    """Looks at the ledger every ``every_seconds`` between ``__enter__`` and ``__exit__``."""
+    """Runs a round in ``__enter__``, and looks at the ledger every ``every_seconds`` until ``__exit__``."""
 
     def __init__(self, ledger: KubernetesLedger, tenants: Tenants, every_seconds: float = _EVERY_SECONDS) -> None:
         super().__init__("ledger_recovery", every_seconds)
         self._ledger = ledger
         self._tenants = tenants
 
+    def __enter__(self) -> "PeriodicTask":
+        self._ledger.is_recovering = True
+        try:
+            self.run_once()
+        except TiphysError as error:
+            _log.error("recovery.failed", error=str(error))
+        return super().__enter__()
+
     def run_once(self) -> None:
         """Run one round.
 
         Raises:
             LedgerLostError: the object is gone, or has no queues.
-            StoreError: ledger or cluster did not answer; the next round goes on.
+            StoreError: ledger, cluster or the store of a namespace with live pods failed; the next round goes on.
         """
+        try:
+            self._recover()
+        except TiphysError as error:
+            self._tenants.recovery_error = str(error)
+            raise
+        self._tenants.recovery_error = ""
+
+    def _recover(self) -> None:
         try:
             self._ledger.snapshot()
         except LedgerLostError:
             self._ledger.begin_recovery()
+            self._tenants.forget_recovery()
         if self._ledger.is_recovering:
-            self._tenants.restore_leases()
+            self._tenants.recover_leases()
             self._ledger.end_recovery()
-            _log.warning("ledger.recovered", leases=len(self._ledger.snapshot().leases))
+            _log.info("ledger.recovered", leases=len(self._ledger.snapshot().leases))

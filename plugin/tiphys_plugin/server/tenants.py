@@ -70,6 +70,8 @@ class Tenants:
         self._call_slots: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(MAX_CALLS_PER_TENANT)
         )
+        self.recovery_error = ""
+        """Why leases of live pods are not recorded in the ledger; empty if they are."""
         self.background = ExitStack()
         """Background tasks and watches, which run until `close`."""
         self.registry = CollectorRegistry()
@@ -121,31 +123,26 @@ class Tenants:
         return sorted({*(self.stores.namespaces or ()), *list(self._cores)})
 
     def recover_leases(self) -> None:
-        """Record the leases of live attempts that the ledger lacks, before any GPUs are granted.
-
-        A tenant whose store fails is logged; its core tries again before its first reply.
-        """
-        try:
-            self.restore_leases()
-        except TiphysError as error:
-            _log.error("recovery.failed", error=str(error))
-
-    def restore_leases(self) -> None:
-        """Like `recover_leases`, also if the leases were recorded before: the ledger was lost since.
+        """Record the leases of live attempts that the ledger lacks.
 
         Raises:
-            StoreError: ledger or cluster did not answer.
+            StoreError: ledger or cluster did not answer; or pods of a namespace whose store fails are on GPUs. The
+                leases of the other namespaces are recorded then.
         """
+        unleased = [pod for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods]
+        errors = {name: self._recover_leases_of(name) for name in sorted({pod.namespace for pod in unleased})}
+        on_gpus = {pod.namespace for pod in unleased if pod.occupies_gpus}
+        if failed := [f"namespace {name}: {error}" for name, error in errors.items() if error and name in on_gpus]:
+            raise StoreError(f"no GPUs are granted, because leases of live pods cannot be read: {'; '.join(failed)}")
+
+    def _recover_leases_of(self, namespace: str) -> str:
+        return _error_message(lambda: self.core(namespace).recover_leases())
+
+    def forget_recovery(self) -> None:
+        """Have the leases recorded again, although they were before: the ledger was lost since."""
         with self._lock:
-            cores = list(self._cores.values())
-        for core in cores:
-            core.forget_recovery()
-        live = {pod.namespace for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods}
-        for namespace in sorted(live):
-            try:
-                self.core(namespace).recover_leases()
-            except TiphysError as error:
-                _log.error("recovery.failed", namespace=namespace, error=str(error))
+            for core in self._cores.values():
+                core.forget_recovery()
 
     def render(self) -> bytes:
         """All metrics in the Prometheus text format; those of a core carry the label ``tenant``."""
@@ -254,6 +251,8 @@ class TenantChecks:
         queues = self._tenants.ledger.snapshot().queues
         if isinstance(queues, MisconfiguredQueues):
             raise UsageError(queues.message)
+        if self._tenants.recovery_error:
+            raise StoreError(self._tenants.recovery_error)
 
     def _store_error(self, namespace: str) -> str:
         return _error_message(lambda: self._tenants.core(namespace).check_store())

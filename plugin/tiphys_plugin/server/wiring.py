@@ -63,5 +63,4 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     tenants.background.enter_context(PendingRequestSweep(ledger, cluster, stores))
     tenants.background.enter_context(StragglerDetection(ledger, cluster, stores, nodes, utc_now))
     tenants.background.enter_context(LedgerRecovery(ledger, tenants))
-    tenants.recover_leases()
     return tenants

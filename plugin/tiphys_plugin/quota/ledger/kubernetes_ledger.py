@@ -194,7 +194,7 @@ class KubernetesLedger(BaseLedger):
         self._rules = rules
         self._last_asked: dict[tuple[str, str, str], datetime] = {}
         self.is_recovering = False
-        """Whether the leases of live pods are being recorded after the loss of the object; nothing is granted."""
+        """Whether the leases of live pods are being recorded; nothing is granted meanwhile."""
         self._write_batcher = WriteBatcher(self._apply_batch, _BATCH_WAIT_SECONDS, self._ledger_object)
 
     def request(self, request: LeaseRequest) -> Admission:
@@ -202,7 +202,7 @@ class KubernetesLedger(BaseLedger):
 
         def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
             if self.is_recovering:
-                message = "the GPU ledger was replaced, and the leases of live pods are being recorded in the new one"
+                message = "the leases of live pods are being recorded in the GPU ledger, which lacked them"
                 return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
             after, admission = admit_or_queue(state, rules, request, now, lease, self._forget_after)

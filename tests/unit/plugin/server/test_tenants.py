@@ -22,7 +22,7 @@ from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespac
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from tiphys.errors import StoreError, StoreFormatError, UsageError
-from tiphys.kube.resources import GPU_LEDGERS, WORKFLOWS
+from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
 from tiphys.store import RunLayout, TenantStores, claim_record
@@ -249,25 +249,88 @@ def test_recovery_that_cannot_list_the_pods_grants_nothing_and_tries_again(here)
     assert leases(here) == [("ml", 8)]
 
 
-def test_tenant_that_cannot_be_looked_at_is_refilled_before_its_first_answer(here):
-    flows = [here.submit(namespace, fit(gpu=gpus(3))) for namespace in ("ml", "vision")]
-    for flow in flows:
+@pytest.fixture
+def broken_vision(here):
+    """The ledger is lost and the store of vision broken, while ml and vision have pods on 3 GPUs each."""
+    for namespace in ("ml", "vision"):
+        flow = here.submit(namespace, fit(gpu=gpus(3)))
         flow.call("admit", "fit", 0)
         flow.run_pod("fit", gpus=3)
     here.lose_ledger()
-    folder = here.root / "stores" / "vision"
-    folder.rename(here.root / "away")
+    (here.root / "stores" / "vision").rename(here.root / "away")
     here.break_store("vision")
-    with structlog.testing.capture_logs() as logs:
-        here.start()
-    assert [(log["event"], log["namespace"]) for log in logs if log["log_level"] == "error"] == [
-        ("recovery.failed", "vision")
-    ]
-    assert leases(here) == [("ml", 3)]
+    return here
+
+
+def mend(here: Site) -> None:
     here.mend_store("vision")
-    (here.root / "away").rename(folder)
-    flows[1].call("settle", "fit", 0, exit_code="75")
+    (here.root / "away").rename(here.root / "stores" / "vision")
+
+
+@pytest.mark.parametrize("when", ["while the service runs", "before the service starts"])
+def test_nothing_is_granted_while_the_store_of_live_pods_cannot_be_read(broken_vision, when):
+    here = broken_vision
+    if when == "before the service starts":
+        with structlog.testing.capture_logs() as logs:
+            here.start()
+        [error] = [log for log in logs if log["log_level"] == "error"]
+        assert error["event"] == "recovery.failed"
+        assert "namespace vision" in error["error"]
+    recovery = LedgerRecovery(here.tenants.ledger, here.tenants)
+    late = here.submit("ml", fit(gpu=gpus(4)), name="late")
+    checks = TenantChecks(here.tenants)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"namespace vision: .*stores/vision"):
+            recovery.run_once()
+        assert leases(here) == [("ml", 3)]
+        waits = said(late.call("admit", "fit", 0))
+        assert "LedgerRecovering" in waits
+        assert "vision" not in waits
+        checks.check_all()
+        assert "no GPUs are granted" in checks.status_document()["ledger"]["error"]
+
+    mend(here)
+    recovery.run_once()
+    checks.check_all()
+
     assert leases(here) == [("ml", 3), ("vision", 3)]
+    assert "WaitingForQuota" in said(late.call("admit", "fit", 0))
+    assert checks.status_document()["status"] == "ok"
+
+
+def test_broken_store_of_live_pods_is_waited_for_only_as_long_as_they_live(broken_vision):
+    here = broken_vision
+    recovery = LedgerRecovery(here.tenants.ledger, here.tenants)
+    with pytest.raises(StoreError):
+        recovery.run_once()
+    here.api.delete(PODS, "vision", "digits-abc12-fit-1")
+
+    recovery.run_once()
+
+    late = here.submit("ml", fit(gpu=gpus(4)), name="late")
+    assert phase(late.call("admit", "fit", 0)) == "Succeeded"
+
+
+def test_broken_store_of_pods_that_are_not_on_gpus_holds_nothing_up(here):
+    for step, pods in (("fit", {"gpus": 8, "phase": "Pending"}), ("prep", {"gpus": 0})):
+        here.submit("vision", prep(), name=f"digits-{step}").run_pod(step, **pods)
+    here.lose_ledger()
+    here.break_store("vision")
+    here.start()
+    assert phase(here.submit("ml", fit(gpu=gpus(8))).call("admit", "fit", 0)) == "Succeeded"
+
+
+def test_service_that_starts_without_an_api_server_grants_nothing_before_it_knows_the_pods(here):
+    flow = here.submit("vision", fit(gpu=gpus(8)))
+    flow.call("admit", "fit", 0)
+    flow.run_pod("fit")
+    here.lose_ledger()
+    here.server.fail_next(503, plural="pods")
+    here.start()
+    late = here.submit("ml", fit(gpu=gpus(8)), name="late")
+    assert "LedgerRecovering" in said(late.call("admit", "fit", 0))
+    LedgerRecovery(here.tenants.ledger, here.tenants).run_once()
+    assert leases(here) == [("vision", 8)]
 
 
 def test_service_starts_although_nothing_is_in_reach(here):
