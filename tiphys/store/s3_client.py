@@ -7,6 +7,7 @@ into a `TiphysError` with the cause and the remedy.
 """
 
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ from tiphys.errors import (
 )
 
 if TYPE_CHECKING:
+    from botocore.loaders import Loader
     from types_boto3_s3 import S3Client
 
 
@@ -57,6 +59,14 @@ def skip_stored_checksum() -> Iterator[None]:
         _thread_state.hashes = False
 
 
+@functools.cache
+def _descriptions(folders: str | None) -> "Loader":
+    """The description of the S3 API, read once per process: it is most of the time and memory of a client."""
+    from botocore.loaders import create_loader
+
+    return create_loader(folders)
+
+
 def make_client(variables: Mapping[str, str] | None = None) -> "S3Client":
     """Create an S3 client with its own session; creating clients from a shared session is not thread-safe.
 
@@ -69,6 +79,7 @@ def make_client(variables: Mapping[str, str] | None = None) -> "S3Client":
     from botocore.config import Config
 
     core = botocore.session.get_session()
+    core.register_component("data_loader", _descriptions(core.get_config_variable("data_path")))
     # The store does not use modification times, and parsing them takes more than half of the time per listed object.
     # Text is sufficient for the expiry times of credentials; the AWS CLI configures its parser in the same way.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=lambda text: text)

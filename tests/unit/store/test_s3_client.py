@@ -13,9 +13,10 @@
 import pytest
 from botocore import exceptions
 from botocore.exceptions import ClientError
+from botocore.loaders import JSONFileLoader
 
 from tiphys.errors import ForbiddenError, SettingsError, StoreError, TiphysError, UsageError
-from tiphys.store.s3_client import translate_boto_errors
+from tiphys.store.s3_client import make_client, translate_boto_errors
 
 URL, ENDPOINT = "s3://ml-runs/tiphys", "https://s3.example.com"
 
@@ -51,3 +52,9 @@ def test_an_error_that_stays_is_told_apart_from_one_that_may_pass(
     assert type(caught.value) is kind
     assert says in str(caught.value)
     assert str(caught.value).startswith(URL)
+
+
+def test_a_further_client_reads_no_description_of_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_client()
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda *_: pytest.fail("read again"))
+    assert make_client().meta.service_model.service_name == "s3"
