@@ -8,6 +8,7 @@ run forever and hold their GPUs. Their processes ended with the engine (see
 """
 
 import secrets
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
@@ -21,7 +22,7 @@ from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lo
 from hera_pipelines.local.nodes import NodeChange, NodePhase, format_rfc3339, ignore_change
 from hera_pipelines.local.plugin_client import PluginEndpoint
 from hera_pipelines.local.workflow_object import add_server_fields
-from tiphys.errors import ConflictError, NotFoundError, StoreError
+from tiphys.errors import ConflictError, NotFoundError, SettingsError, StoreError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import utc_now
 from tiphys.store import Store
@@ -75,11 +76,28 @@ def _workflow_phase(workflow: Manifest) -> str:
     return str((workflow.get("status") or {}).get("phase", ""))
 
 
+def check_loopback() -> None:
+    """Check that programs of this machine reach each other.
+
+    Raises:
+        SettingsError: the loopback interface is down.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # looks up the route, and sends nothing
+        except OSError as error:
+            raise SettingsError(
+                f"the local engine and its plugin talk over the loopback interface (127.0.0.1), which is down: "
+                f"{error.strerror}; start it with `ip link set lo up`"
+            ) from error
+
+
 class LocalSession(LocalWorkflows):
     """Runs the plugin server between ``__enter__`` and ``__exit__``, and workflows with it.
 
     Several sessions may share one state folder at the same time; they then share
-    its GPU quotas. Implements `tiphys_controller.Submitter`.
+    its GPU quotas. Implements `tiphys_controller.Submitter`. Its start raises
+    `SettingsError` if the loopback interface is down.
 
     Args:
         store: Store of the runs.
@@ -116,6 +134,7 @@ class LocalSession(LocalWorkflows):
         self._engine: LocalEngine | None = None
 
     def __enter__(self) -> "LocalSession":
+        check_loopback()
         self._state.mkdir(parents=True, exist_ok=True)
         mark_dead_workflows_failed(self._cluster, self._state)
         # Closes what was opened if a later step raises.

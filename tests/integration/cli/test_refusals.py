@@ -11,10 +11,13 @@
 | a run name that is taken                | 4    |
 | a port in use                           | 4    |
 | a store that is a file                  | 75   |
+| a loopback interface that is down       | 78   |
 """
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,6 +148,25 @@ def test_a_port_in_use_is_named_and_nothing_is_recorded(tiphys: Command, tmp_pat
     assert str(port) in answer.error
     assert "--plugin-port 0" in answer.error
     assert snapshot(tmp_path / ".tiphys" / "store") == {}
+
+
+_WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
+
+
+@pytest.mark.skipif(
+    subprocess.run([*_WITHOUT_NETWORK, "true"], capture_output=True, check=False).returncode != 0,
+    reason="this account may not make a network namespace",
+)
+def test_a_loopback_interface_that_is_down_is_named_and_nothing_is_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hera_pipelines.cli", "run", tiny.write(tmp_path / "code"), "--store", "store"]
+    ended = subprocess.run(
+        [*_WITHOUT_NETWORK, *command], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (78, "")
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("tiphys: ")]
+    assert "the loopback interface (127.0.0.1), which is down" in line
+    assert "`ip link set lo up`" in line
+    assert snapshot(tmp_path / "store") == {}
 
 
 @pytest.mark.parametrize(
