@@ -306,7 +306,8 @@ def find_rerun_steps(pipeline: CompiledPipeline, roots_wanted: Iterable[str]) ->
     for name, task in graph.tasks.items():
         upstream = sorted(task.needs & set(map(task_name, reasons)), key=graph.position.__getitem__)
         if name not in reasons and upstream:
-            reasons[name] = f"depends on {upstream[0]}, which is asked to run again"
+            cause = "is asked to run again" if upstream[0] in roots else "runs again"
+            reasons[name] = f"depends on {upstream[0]}, which {cause}"
     return dict(sorted(reasons.items(), key=lambda rerun: graph.position[task_name(rerun[0])]))
 
 

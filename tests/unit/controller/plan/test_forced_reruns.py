@@ -68,6 +68,18 @@ def test_steps_of_a_succeeded_run_run_again_with_all_that_hang_on_them(
     assert read_events(store, RUN)[-1].message.endswith("rerun on request: fit")
 
 
+def test_only_the_steps_that_were_asked_for_are_called_that(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    plan = resume_run(store, submitter, RUN, rerun=["prep"]).plan
+    assert {step.name: step.reason for step in plan.steps} == {
+        "prep": "it is asked to run again",
+        "fit": "depends on prep, which is asked to run again",
+        "aside": "depends on prep, which is asked to run again",
+        "report": "depends on fit, which runs again",
+    }
+
+
 def test_several_steps_are_asked_for_at_once(store: Store, submitter: FakeSubmitter, history: History) -> None:
     assert resume_run(store, submitter, RUN, rerun=["aside", "report"]).plan.running == ("aside", "report")
 
@@ -178,7 +190,7 @@ def test_one_item_of_a_fan_out_runs_again(store: Store, submitter: FakeSubmitter
         ("sweep[1]", False),
         ("sweep[2]", True),
     ]
-    assert best.reason == "depends on sweep, which is asked to run again"
+    assert best.reason == "depends on sweep, which runs again"
     item = item_step_id("sweep", "b", 0)
     assert (last_claim(store).rerun_roots, last_claim(store).rerun_since) == ((item,), {item: 2, "best": 2})
     assert read_events(store, RUN)[-1].message.endswith("rerun on request: sweep[1]")
