@@ -21,7 +21,7 @@ from hera_pipelines.local.expressions.expr import evaluate_expression, nest_vari
 from hera_pipelines.local.nodes import Artifact, WorkflowNode, WorkflowNodeOutputs, format_rfc3339
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import PLACEHOLDER_PATTERN, Manifest
-from tiphys.protocol.fan_out import aggregate_outputs, go_json
+from tiphys.protocol.fan_out import aggregate_outputs, compact_json, go_json
 
 Variables = Mapping[str, str | None]
 
@@ -94,23 +94,21 @@ def _default_output_scope(prefix: str, template: Manifest) -> VariableScope:
 def _aggregate_outputs(prefix: str, items: Iterable[WorkflowNode]) -> dict[str, str | None]:
     """Outputs of a fan-out's succeeded items as JSON lists (Argo: processAggregateNodeOutputs)."""
     produced = [item.outputs for item in items if item.phase == "Succeeded" and item.outputs is not None]
-    results = [_parse_json_or_text(outputs.result) for outputs in produced if outputs.result is not None]
+    results = [_raw_json(outputs.result) for outputs in produced if outputs.result is not None]
     parameters = aggregate_outputs(outputs.parameters for outputs in produced)
     return {
-        f"{prefix}.outputs.result": _to_json(results),
+        f"{prefix}.outputs.result": "[" + ",".join(results) + "]",
         **{f"{prefix}.{path}": text for path, text in parameters.items()},
     }
 
 
-def _parse_json_or_text(text: str) -> Any:
+def _raw_json(text: str) -> str:
+    """``text`` as a raw message of Go if it is JSON; other text, which Argo refuses, as a JSON string."""
     try:
-        return json.loads(text)
+        json.loads(text)
     except ValueError:
-        return text
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        return go_json(text)
+    return compact_json(text)
 
 
 _ALL_ROOTS = ("",)

@@ -10,10 +10,11 @@ Source: Argo Workflows ``workflow/common/ancestry.go``, ``controller/dag.go`` an
 ``controller/steps.go``.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hera_pipelines.local.arguments import (
     Variables,
@@ -23,13 +24,19 @@ from hera_pipelines.local.arguments import (
     substitute_all_variables,
     substitute_variables,
 )
-from hera_pipelines.local.expressions.evaluate import go_text
 from hera_pipelines.local.expressions.govaluate import condition_holds
 from hera_pipelines.local.nodes import NodePhase, item_name
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.depends import AllOf, DependsExpression, TaskResult, parse_depends, simplify, tasks_in
-from tiphys.protocol.fan_out import FAN_OUT_FIELDS, go_json, is_fan_out, item_values
+from tiphys.protocol.fan_out import (
+    FAN_OUT_FIELDS,
+    go_json,
+    is_fan_out,
+    item_documents,
+    split_json_list,
+    split_json_object,
+)
 
 
 class TaskState(NamedTuple):
@@ -202,18 +209,32 @@ def expand_items(task: Manifest) -> list[ExpandedItem]:
     Raises:
         UsageError: withParam is not a JSON list, withSequence has no end, or an item is null.
     """
-    return [_build_item(task["name"], index, value) for index, value in enumerate(item_values(task))]
+    return [_build_item(task["name"], index, text) for index, text in enumerate(item_documents(task))]
 
 
-def _build_item(name: str, index: int, value: Any) -> ExpandedItem:
-    if value is None:
-        raise UsageError(f"{name}: item {index} is null; use a text, number, list or map")
-    if not isinstance(value, dict):
-        text = go_json(value) if isinstance(value, list) else go_text(value)
-        return ExpandedItem(item_name(name, index, go_text(value)), {"item": text})
-    label = ",".join(sorted(f"{key}:{go_text(field)}" for key, field in value.items()))
-    fields = {f"item.{key}": go_text(field) for key, field in value.items()}
-    return ExpandedItem(item_name(name, index, label), {"item": go_json(value), **fields})
+def _build_item(name: str, index: int, document: str) -> ExpandedItem:
+    value = json.loads(document)
+    match value:
+        case None:
+            raise UsageError(f"{name}: item {index} is null; use a text, number, list or map")
+        case dict():
+            members = split_json_object(document)
+            fields = {key: _item_string(members[key]) for key in sorted(members)}
+            label = ",".join(sorted(f"{key}:{field}" for key, field in fields.items()))
+            text = "{" + ",".join(f"{go_json(key)}:{members[key]}" for key in fields) + "}"
+            variables = {"item": text, **{f"item.{key}": field for key, field in fields.items()}}
+            return ExpandedItem(item_name(name, index, label), variables)
+        case list():
+            label = "[" + " ".join(map(_item_string, split_json_list(document))) + "]"
+            return ExpandedItem(item_name(name, index, label), {"item": document})
+    label = _item_string(document)
+    return ExpandedItem(item_name(name, index, label), {"item": value if isinstance(value, str) else label})
+
+
+def _item_string(document: str) -> str:
+    """Argo's ``Item.String``: the JSON of an item, of a string without its quotes, but with its other escapes."""
+    text = document[1:-1] if document.startswith('"') else document
+    return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 EMPTY_FAN_OUT_MESSAGE = "Skipped, empty params"

@@ -1,12 +1,14 @@
 """Argo's rules for fan-outs: expansion into items, and aggregation of their outputs.
 
 Planner, local engine and sweeps must compute the same items as Argo, because a
-step id contains a hash of its item. Source: Argo Workflows v4.1
-``workflow/controller/operator.go`` (expandSequence, processItem,
-processAggregateNodeOutputs).
+step id contains a hash of its item, and a step key one of the texts of its
+parameters. Source: Argo Workflows v4.1 ``workflow/controller/operator.go``
+(expandSequence, processItem, processAggregateNodeOutputs), and Go's
+``encoding/json``, which escapes ``<``, ``>`` and ``&`` for HTML.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +24,8 @@ FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
 """Prefix of an annotation of the Workflow; followed by the name of a task, it describes how its items were chosen."""
 _ARGO_ITEM = re.compile(r"([^(\[.]+)\((\d+):(.*)\)", re.DOTALL)
+_HTML_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
+_JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _FORMAT = re.compile(r"([^%]|%%)*%0?\d*[dxX]([^%]|%%)*")
 
 
@@ -54,6 +58,17 @@ def item_values(task: Manifest) -> list[Any]:
     if not isinstance(values, list):
         raise UsageError(f"{task['name']}: withParam is not a JSON list: {task['withParam'].strip()[:200]!r}")
     return values
+
+
+def item_documents(task: Manifest) -> list[str]:
+    """The JSON text of each item of a task, as Argo holds it; raises like `item_values`.
+
+    Argo keeps the spelling of ``withParam``, such as ``1e-3``. The API server has parsed ``withItems``.
+    """
+    values = item_values(task)
+    if task.get("withItems") or task.get("withSequence"):
+        return [go_json(value) for value in values]
+    return split_json_list(compact_json(task["withParam"]))
 
 
 def static_items(task: Manifest) -> list[FanOutItem] | None:
@@ -157,32 +172,70 @@ def _parse_json_texts(texts: list[str]) -> list[Any]:
     parsed: list[Any] = []
     for text in texts:
         try:
-            parsed.append(json.loads(text))
+            parsed.append(json.loads(text, parse_int=_go_float, parse_float=_go_float, parse_constant=_go_float))
         except ValueError:
             return texts
     return parsed if all(isinstance(value, dict | list) for value in parsed) else texts
 
 
+def _go_float(text: str) -> float:
+    """The ``float64`` into which Go reads every number. Raises ``ValueError`` for one that Go refuses."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return value
+
+
 def go_json(value: Any) -> str:
-    """Format ``value`` as Go's ``json.Marshal`` does: compact, with sorted keys and Go's numbers."""
+    """Format ``value`` as Go's ``json.Marshal`` does: compact, with sorted keys, Go's numbers and escapes for HTML."""
+    return _go_json(value).translate(_HTML_ESCAPES)
+
+
+def _go_json(value: Any) -> str:
     match value:
         case dict():
-            pairs = (f"{json.dumps(key, ensure_ascii=False)}:{go_json(value[key])}" for key in sorted(value))
+            pairs = (f"{json.dumps(key, ensure_ascii=False)}:{_go_json(value[key])}" for key in sorted(value))
             return "{" + ",".join(pairs) + "}"
         case list():
-            return "[" + ",".join(go_json(element) for element in value) + "]"
+            return "[" + ",".join(_go_json(element) for element in value) + "]"
         case float():
             return _go_number(value)
     return json.dumps(value, ensure_ascii=False)
 
 
 def _go_number(value: float) -> str:
-    if value.is_integer() and abs(value) < 1e21:
-        return str(int(value))
-    if 1e-6 <= abs(value) < 1e21:
-        return format(Decimal(repr(value)), "f")
+    if value == 0 or 1e-6 <= abs(value) < 1e21:
+        return format(Decimal(repr(value)), "f").removesuffix(".0")
     mantissa, _, exponent = repr(value).partition("e")
     return f"{mantissa}e{'-' if exponent.startswith('-') else '+'}{exponent.lstrip('+-').lstrip('0')}"
+
+
+def compact_json(text: str) -> str:
+    """The JSON ``text`` as Go copies a raw message: without spaces and escaped for HTML, otherwise as it is spelt."""
+    return "".join(_JSON_PARTS.findall(text)).translate(_HTML_ESCAPES)
+
+
+def split_json_list(text: str) -> list[str]:
+    """The texts of the elements of a list in compact JSON."""
+    return ["".join(parts) for parts in _split_members(text)]
+
+
+def split_json_object(text: str) -> dict[str, str]:
+    """The texts of the values of an object in compact JSON, by key."""
+    return {json.loads(key): "".join(parts) for key, _, *parts in _split_members(text)}
+
+
+def _split_members(text: str) -> Iterator[list[str]]:
+    """The parts of each element of a list, or of each key and value of an object."""
+    depth, member = 0, list[str]()
+    for part in _JSON_PARTS.findall(text[1:-1]):
+        depth += (part in "[{") - (part in "]}")
+        if part == "," and depth == 0:
+            yield member
+            member = []
+        else:
+            member.append(part)
+    if member:
+        yield member
 
 
 def _expand_sequence(name: str, sequence: Manifest) -> Iterator[str]:

@@ -1,10 +1,7 @@
-"""Evaluates expressions of a Workflow, and formats values as Go does.
+"""Evaluates expressions of a Workflow.
 
 `expr` parses expr-lang (``{{=…}}``, ``depends``, ``retryStrategy``), and
-`govaluate` parses ``when``; `evaluate` evaluates the trees of both. `go_text` formats
-values as Go does, because the text of a fan-out item becomes part
-of names and keys: Argo keeps an item as raw JSON from the API server, so ``1e-5``
-reads ``0.00001`` and ``1.0`` reads ``1``.
+`govaluate` parses ``when``; `evaluate` evaluates the trees of both.
 """
 
 import re
@@ -15,17 +12,6 @@ from lark import Token, Tree
 
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import go_json
-
-
-def go_text(value: Any) -> str:
-    """Format ``value`` as Go prints it: a string without quotes, a list as ``[a b]``, other values as JSON."""
-    match value:
-        case str():
-            return value
-        case list():
-            return "[" + " ".join(element if isinstance(element, str) else go_json(element) for element in value) + "]"
-    return go_json(value)
-
 
 Environment = Mapping[str, Any]
 Branch = Tree[Token]

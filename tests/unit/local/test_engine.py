@@ -206,6 +206,17 @@ def test_items_of_a_step_are_named_within_its_group(bench: Bench) -> None:
     assert bench.logs("say") == ['["a","b"]\n', "a\n", "b\n"]
 
 
+def test_items_and_their_results_reach_programs_with_the_bytes_of_go(bench: Bench) -> None:
+    groups = steps(
+        [call("s", "say", {"x": "{{item}}"}, withParam='[{"b": 1.0, "a": "<"}]')],
+        [call("t", "say", {"x": "{{steps.s.outputs.result}}"})],
+    )
+    say = shell("printf '%s\\n' '{{inputs.parameters.x}}'", "say", "x")
+    assert bench.run(workflow(groups, say)) == "Succeeded"
+    item = r'{"a":"\u003c","b":1.0}'
+    assert bench.logs("say") == [f"[{item}]\n", f"{item}\n"]
+
+
 def test_a_condition_may_look_at_the_item(bench: Bench) -> None:
     task = call("s", "say", {"x": "{{item}}"}, withSequence={"count": 3}, when="{{item}} != 1")
     bench.run(workflow(dag(task), shell("echo {{inputs.parameters.x}}", "say", "x")))

@@ -41,6 +41,34 @@ def test_fields_of_an_item_are_variables() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameter", "name", "variables"),
+    [
+        (r'["a<b"]', "s(0:a<b)", {"item": "a<b"}),
+        (r'["caf\u00e9 \"q\" (1)"]', r"s(0:caf\u00e9 \"q\" 1)", {"item": 'café "q" (1)'}),
+        ("[1e5]", "s(0:1e5)", {"item": "1e5"}),
+        (
+            r'[{"n": 1.0, "deep": {"z": 1, "a": [1, "x<"]}, "text": "a, b: [c]\n"}]',
+            r's(0:deep:{"z":1,"a":[1,"x<"]},n:1.0,text:a, b: [c]\n)',
+            {
+                "item": r'{"deep":{"z":1,"a":[1,"x\u003c"]},"n":1.0,"text":"a, b: [c]\n"}',
+                "item.deep": '{"z":1,"a":[1,"x<"]}',
+                "item.n": "1.0",
+                "item.text": r"a, b: [c]\n",
+            },
+        ),
+        (r'[["a<", 1.50, {"k": "v"}]]', 's(0:[a< 1.50 {"k":"v"}])', {"item": r'["a\u003c",1.50,{"k":"v"}]'}),
+        (r'[{"a<": null}]', "s(0:a<:null)", {"item": r'{"a\u003c":null}', "item.a<": "null"}),
+        ("[{}]", "s(0:)", {"item": "{}"}),
+        ("[[]]", "s(0:[])", {"item": "[]"}),
+    ],
+)  # made with Argo's processItem and Item.String under Go 1.26
+def test_an_item_of_a_parameter_keeps_its_spelling_as_in_argo(
+    parameter: str, name: str, variables: dict[str, str]
+) -> None:
+    assert expand_items({"name": "s", "withParam": parameter}) == [(name, variables)]
+
+
+@pytest.mark.parametrize(
     ("sequence", "items"),
     [
         ({"count": "3"}, ["0", "1", "2"]),

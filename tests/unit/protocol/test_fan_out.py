@@ -88,3 +88,28 @@ def test_a_fan_in_reads_keys_and_numbers_as_argo_writes_them() -> None:
 
 def test_items_without_parameters_are_left_out() -> None:
     assert aggregate_outputs([{}, {"n": "1"}])["outputs.parameters"] == '[{"n":"1"}]'
+
+
+@pytest.mark.parametrize(
+    ("texts", "by_name"),
+    [
+        (["a<b", "c&d"], r'["a\u003cb","c\u0026d"]'),
+        (
+            ['{"x": "<&>", "n": 12345678901234567890}', "[-0.0, 1e-7]"],
+            r'[{"n":12345678901234567000,"x":"\u003c\u0026\u003e"},[-0,1e-7]]',
+        ),
+        (["\b\f\x01\x7f\u2028", "é"], '["\\b\\f\\u0001\x7f\\u2028","é"]'),
+        (["[NaN]", "[1e999]"], '["[NaN]","[1e999]"]'),
+        ([r'["\u00e9\/"]', "[ ]"], '[["é/"],[]]'),
+    ],
+)  # made with json.Marshal of Go 1.26, as aggregatedJSONValueList calls it
+def test_a_fan_in_reads_the_bytes_that_go_writes(texts: list[str], by_name: str) -> None:
+    found = aggregate_outputs([{"n": text} for text in texts])
+    assert found["outputs.parameters.n"] == by_name
+    assert json.loads(found["outputs.parameters"]) == [{"n": text} for text in texts]
+
+
+def test_all_parameters_of_a_fan_in_are_escaped_as_go_does() -> None:
+    assert (
+        aggregate_outputs([{"a": "x<y", "b": ">&"}])["outputs.parameters"] == r'[{"a":"x\u003cy","b":"\u003e\u0026"}]'
+    )
