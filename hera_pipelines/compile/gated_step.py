@@ -30,8 +30,8 @@ class GatedStep:
     settings: StepSettings
 
     @property
-    def names(self) -> references.StepNames:
-        return references.StepNames(self.name)
+    def template_names(self) -> references.TemplateNames:
+        return references.TemplateNames(self.name)
 
     @property
     def is_training(self) -> bool:

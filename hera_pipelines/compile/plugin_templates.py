@@ -72,7 +72,7 @@ def admit_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
     outputs += [supplied_output(name, amount) for name, amount in step.admitted_memory.items()]
     return drop_empty_fields(
         {
-            "name": step.names.admit,
+            "name": step.template_names.admit,
             "inputs": drop_empty_fields(inputs),
             "outputs": {"parameters": outputs},
             "plugin": _plugin_body(
@@ -88,7 +88,7 @@ def settle_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest
         **identity.step_fields(step), status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
     )
     inputs = [{"name": STATUS}, {"name": EXIT_CODE}, *item_input(step)]
-    return {"name": step.names.settle, "inputs": {"parameters": inputs}, "plugin": _plugin_body(body)}
+    return {"name": step.template_names.settle, "inputs": {"parameters": inputs}, "plugin": _plugin_body(body)}
 
 
 def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
@@ -105,7 +105,7 @@ def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manife
     }
     return drop_empty_fields(
         {
-            "name": step.names.conclude,
+            "name": step.template_names.conclude,
             "inputs": {"parameters": [{"name": STATUS}, {"name": EXIT_CODE}, *item_input(step)]},
             "outputs": drop_empty_fields(outputs),
             "plugin": _plugin_body(body),

@@ -34,7 +34,7 @@ def parameter_artifact(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class StepNames:
+class TemplateNames:
     """Names of the templates for ``step``; the wrapper has the name of the step."""
 
     step: str

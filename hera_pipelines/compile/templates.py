@@ -50,7 +50,7 @@ def admit_output_names(step: GatedStep) -> tuple[str, ...]:
 def run_template(step: GatedStep, store: str) -> Manifest:
     """The author's template as Argo runs it: renamed, without the annotation, with admit's outputs as inputs."""
     template = copy.deepcopy(step.program)
-    template["name"] = step.names.run
+    template["name"] = step.template_names.run
     template["metadata"] = _metadata(step)
     template["inputs"] = _inputs(step)
     template["outputs"] = drop_empty_fields({"artifacts": _outputs(step)})
@@ -154,7 +154,7 @@ def _training_templates(
     run = run_template(step, store)
     attempts: Manifest = {
         "name": "attempts",
-        "template": step.names.attempt,
+        "template": step.template_names.attempt,
         "arguments": _passed_arguments(step),
         "continueOn": _CONTINUE_ON_FAILURE,
     }
@@ -208,7 +208,7 @@ def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
 def _attempt_template(step: GatedStep) -> Manifest:
     settle: Manifest = {
         "name": "settle",
-        "template": step.names.settle,
+        "template": step.template_names.settle,
         "arguments": _end_arguments(step, "run", _exit_code_placeholder("run")),
     }
     inputs = drop_empty_fields(
@@ -221,7 +221,7 @@ def _attempt_template(step: GatedStep) -> Manifest:
     )
     return drop_empty_fields(
         {
-            "name": step.names.attempt,
+            "name": step.template_names.attempt,
             "inputs": inputs,
             "retryStrategy": attempt_retry_strategy(step.settings.retry),
             "steps": [[_admit_step(step)], [_run_step(step)], [settle]],
@@ -230,7 +230,9 @@ def _attempt_template(step: GatedStep) -> Manifest:
 
 
 def _admit_step(step: GatedStep) -> Manifest:
-    return drop_empty_fields({"name": "admit", "template": step.names.admit, "arguments": _passed_arguments(step)})
+    return drop_empty_fields(
+        {"name": "admit", "template": step.template_names.admit, "arguments": _passed_arguments(step)}
+    )
 
 
 def _run_step(step: GatedStep) -> Manifest:
@@ -243,7 +245,7 @@ def _run_step(step: GatedStep) -> Manifest:
     ]
     return {
         "name": "run",
-        "template": step.names.run,
+        "template": step.template_names.run,
         "when": "{{steps.admit.outputs.parameters.run}} == true",
         "arguments": {**arguments, "parameters": arguments.get("parameters", []) + admitted},
         "continueOn": _CONTINUE_ON_FAILURE,
@@ -253,7 +255,7 @@ def _run_step(step: GatedStep) -> Manifest:
 def _conclude_step(step: GatedStep, observed_step: str, exit_code: str) -> Manifest:
     return {
         "name": "conclude",
-        "template": step.names.conclude,
+        "template": step.template_names.conclude,
         "arguments": _end_arguments(step, observed_step, exit_code),
     }
 

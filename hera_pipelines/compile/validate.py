@@ -199,7 +199,7 @@ def _check_names(manifest: Manifest, steps: list[GatedStep]) -> None:
                 f"task {step.name!r} cannot name a step: its results are stored under it, so use lower-case letters, "
                 "digits and '-', at most 63; give the task another name=…"
             )
-        compiled = step.names
+        compiled = step.template_names
         for name in (
             *(compiled.step, compiled.admit, compiled.run),
             *(compiled.attempt, compiled.settle, compiled.conclude),
