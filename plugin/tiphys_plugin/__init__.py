@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from tiphys_plugin.runtime.settings import LOCAL_SETTINGS, PluginSettings
     from tiphys_plugin.server.app import PluginServer
 
-__all__ = [
-    "LOCAL_SETTINGS",
-    "AdmissionBackend",
-    "Cluster",
-    "DirectoryCluster",
-    "MemoryLedger",
-    "PluginCore",
-    "PluginServer",
-    "PluginSettings",
-    "PodStatus",
-    "Queues",
-    "SqliteLedger",
-    "load_queues",
-]
-
 _HOMES = {
     "cluster.interface": ("Cluster", "DirectoryCluster", "PodStatus"),
     "core": ("PluginCore",),

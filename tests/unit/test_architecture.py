@@ -4,12 +4,16 @@ Which package may import which is held by import-linter (`make lint`); this is a
 """
 
 import ast
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import tiphys_controller
+import tiphys_plugin
 from support import storeys
 
 ROOT = storeys.ROOT
@@ -29,8 +33,8 @@ def entries(folder: Path) -> list[str]:
     return [*modules, *(path.parent.name for path in folder.glob("*/__init__.py"))]
 
 
-def public_classes(top: Path) -> Iterator[str]:
-    for path in top.rglob("*.py"):
+def public_classes() -> Iterator[str]:
+    for path in MODULES:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 yield node.name
@@ -53,13 +57,23 @@ def test_no_module_is_longer_than_one_idea() -> None:
     assert not {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
 
 
-@pytest.mark.parametrize("top", storeys.FOLDERS.values(), ids=storeys.FOLDERS)
-def test_a_public_class_name_means_one_thing_in_a_package(top: Path) -> None:
-    assert not {name: count for name, count in Counter(public_classes(top)).items() if count > 1 and name not in FACES}
+def test_a_public_class_name_means_one_thing() -> None:
+    assert not {name: count for name, count in Counter(public_classes()).items() if count > 1 and name not in FACES}
 
 
 FACES = {"CheckpointCallback"}
 """The same thing for two frameworks: users of Lightning and of Hugging Face each import theirs."""
+
+
+@pytest.mark.parametrize("package", [tiphys_controller, tiphys_plugin], ids=lambda package: package.__name__)
+def test_the_types_of_names_that_are_imported_on_first_use_are_those_of_their_modules(package: ModuleType) -> None:
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(package))) if isinstance(node, ast.ImportFrom)]
+    typed = {str(node.module): tuple(alias.name for alias in node.names) for node in imports}
+    offered = {f"{package.__name__}.{module}": names for module, names in package._HOMES.items()}
+    assert offered == {module: names for module, names in typed.items() if module.startswith(package.__name__)}
+    assert all(getattr(package, name) is not None for names in offered.values() for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'Trian'"):
+        package.Trian  # noqa: B018
 
 
 def test_the_picture_of_the_storeys_is_current() -> None:
