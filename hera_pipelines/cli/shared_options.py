@@ -7,7 +7,7 @@ of a second.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
@@ -111,7 +111,12 @@ class ClusterOptions:
             ("--context", _choose_context(self.kubeconfig, self.context).value),
             ("--kubeconfig", self.kubeconfig),
         )
-        return tuple(word for option, value in options if value for word in (option, str(value)))
+        return tuple(command_arguments(options))
+
+
+def command_arguments(options: Iterable[tuple[str, object]]) -> list[str]:
+    """``--option value`` for each option with a value, as words of a command line."""
+    return [word for option, value in options if value for word in (option, str(value))]
 
 
 def connect_cluster(kubeconfig: Path | None, context: str | None, namespace: str | None) -> "KubeApi":
@@ -203,9 +208,9 @@ def store_for_writing(screen: Screen, given: str | None, pipeline: str = "") -> 
     return _open_chosen_store(screen, choose_store(given, pipeline), must_exist=False)
 
 
-def needs_store_option(given: str | None, pipeline: str = "") -> bool:
-    """Whether a later command needs ``--store`` to find this store."""
-    return not choose_store(given, pipeline).is_lasting
+def store_arguments(store: Store, given: str | None, pipeline: str = "") -> tuple[str, ...]:
+    """The option that a later command needs to find ``store``, as words; empty if it finds it without one."""
+    return () if choose_store(given, pipeline).is_lasting else ("--store", store.url)
 
 
 def is_store_named(given: str | None, pipeline: str = "") -> bool:

@@ -5,7 +5,7 @@ server or through an argo-server.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +14,10 @@ from tiphys_controller import ADDRESS_PREFIX, TenantSubmitter, is_stable_cluster
 
 from hera_pipelines.cli.shared_options import ClusterOptions
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.errors import TiphysError, UsageError
+from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
-from tiphys.store import Store, Submission, read_submissions
+from tiphys.store import Store, Submission, read_run, read_submissions
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -60,6 +60,18 @@ def last_submission(store: Store, run: str) -> Submission | None:
     return next(iter(reversed(read_submissions(store, run))), None)
 
 
+def required_submission(store: Store, run: str, verb: str) -> Submission:
+    """The newest submission of a run, for a command that can only ``verb`` one.
+
+    Raises:
+        NotFoundError: the store has no such run, or it was never submitted.
+    """
+    read_run(store, run)
+    if (last := last_submission(store, run)) is None:
+        raise NotFoundError(f"run {run} was never submitted, so there is nothing to {verb}")
+    return last
+
+
 def runs_on_cluster(last: Submission | None, cluster: bool, local: bool) -> bool:
     """Whether to continue a run on a cluster: where its last submission ran, unless an option chooses.
 
@@ -83,7 +95,24 @@ def cluster_of_submission(last: Submission | None) -> str:
     return last.binding.cluster if last.binding else last.claim.cluster
 
 
-def find_local_workflows(last: Submission, run: str) -> LocalWorkflows:
+def find_workflows(
+    command: typer.Context, last: Submission, run: str, cluster_options: ClusterOptions, note: Callable[[str], object]
+) -> "LocalWorkflows | ClusterSubmitter":
+    """The Workflows of the cluster, or of the state folder on this machine, that a submission went to.
+
+    Raises:
+        UsageError: the options lead to another cluster, or the run is on a machine, where they mean nothing, or on
+            another machine.
+    """
+    if is_on_cluster(last):
+        submitter, _ = cluster_submitter(cluster_options, note)
+        require_same_cluster(last, submitter.cluster, run)
+        return submitter
+    refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} runs on this machine")
+    return _find_local_workflows(last, run)
+
+
+def _find_local_workflows(last: Submission, run: str) -> LocalWorkflows:
     """The state folder that holds the Workflow of a submission to a local engine.
 
     Raises:
@@ -193,11 +222,6 @@ def require_same_cluster(last: Submission, cluster: str, run: str) -> None:
             f"the last submission of run {run} went to cluster {last_cluster}, and this kubeconfig leads to {cluster}; "
             "choose the right cluster with --context or --kubeconfig, or resume in this one with --cluster"
         )
-
-
-def command_arguments(options: Iterable[tuple[str, object]]) -> list[str]:
-    """``--option value`` for each option with a value, as words of a command line."""
-    return [word for option, value in options if value for word in (option, str(value))]
 
 
 def _is_given(command: typer.Context, parameter: str) -> bool:

@@ -34,13 +34,12 @@ from hera_pipelines.cli.shared_options import (
     PipelineOption,
     PipelineStoreOption,
     existing_store,
-    needs_store_option,
+    store_arguments,
 )
 from hera_pipelines.cli.target import (
     CLUSTER_OPTIONS,
     ENGINE_OPTIONS,
     OnClusterOption,
-    command_arguments,
     last_submission,
     refuse_options,
     runs_on_cluster,
@@ -106,7 +105,13 @@ def fork(
     on_cluster = runs_on_cluster(last, cluster, local)
     change = edits.build_change(run_store, run, runs_locally=not on_cluster)
     request = _ForkRequest(
-        run_store, run, name, tuple(rerun_steps or ()), change, idempotency_key, needs_store_option(store, edits.store)
+        run_store,
+        run,
+        name,
+        tuple(rerun_steps or ()),
+        change,
+        idempotency_key,
+        store_arguments(run_store, store, edits.store),
     )
     if dry_run:
         _show_fork(screen, request.start(LocalWorkflows(state), dry_run=True))
@@ -134,7 +139,7 @@ class _ForkRequest:
     rerun_steps: tuple[str, ...]
     change: WorkflowChange | None
     idempotency_key: str
-    needs_store_option: bool
+    store_arguments: tuple[str, ...]
 
     def start(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> ForkResult:
         """Fork the run."""
@@ -156,7 +161,7 @@ def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions)
         started = _show_fork(screen, request.start(session, "default"))
         if started is not None and started.created:
             submission = LocalSubmission(
-                started.run, started.workflow_name, request.store, options.state, request.needs_store_option
+                started.run, started.workflow_name, request.store, options.state, request.store_arguments
             )
             run_to_end(screen, session, observer, submission)
 
@@ -169,9 +174,8 @@ def _fork_on_cluster(
     started = _show_fork(screen, request.start(submitter, namespace))
     if started is None or not started.created:
         return
-    options = command_arguments([("--store", request.store.url if request.needs_store_option else "")])
     submission = find_cluster_submission(
-        submitter, request.store, started.run, tuple(options), cluster_options.command_arguments
+        submitter, request.store, started.run, request.store_arguments, cluster_options.command_arguments
     )
     if not detach:
         follow_submission(screen, submitter, submission, read_run(request.store, started.run).workflow)

@@ -49,15 +49,15 @@ from hera_pipelines.cli.shared_options import (
     NamespaceOption,
     PipelineOption,
     PipelineStoreOption,
+    command_arguments,
     existing_store,
-    needs_store_option,
+    store_arguments,
 )
 from hera_pipelines.cli.target import (
     CLUSTER_OPTIONS,
     ENGINE_OPTIONS,
     OnClusterOption,
     cluster_of_submission,
-    command_arguments,
     is_on_cluster,
     last_submission,
     refuse_options,
@@ -223,7 +223,7 @@ def resume(
         run,
         last,
         force,
-        needs_store_option(store, edits.store),
+        store_arguments(run_store, store, edits.store),
         output,
         _SubmissionOptions(tuple(again or ()), idempotency_key, change),
         in_background,
@@ -251,7 +251,7 @@ class _ResumeRequest:
     run: str
     last: Submission | None
     force: bool
-    needs_store_option: bool
+    store_arguments: tuple[str, ...]
     output: Format
     options: _SubmissionOptions
     detach: bool
@@ -269,7 +269,7 @@ def _resume_locally(screen: Screen, request: _ResumeRequest, options: EngineOpti
         resumed = request.submit(session, "default")
         if _show_resume(screen, request, resumed):
             submission = LocalSubmission(
-                request.run, resumed.workflow_name, request.store, options.state, request.needs_store_option
+                request.run, resumed.workflow_name, request.store, options.state, request.store_arguments
             )
             run_to_end(screen, session, observer, submission, detachment)
 
@@ -283,9 +283,8 @@ def _resume_on_cluster(
         require_same_cluster(request.last, submitter.cluster, request.run)
     resumed = request.submit(submitter, namespace)
     if _show_resume(screen, request, resumed):
-        options = command_arguments([("--store", request.store.url if request.needs_store_option else "")])
         submission = find_cluster_submission(
-            submitter, request.store, request.run, tuple(options), cluster_options.command_arguments
+            submitter, request.store, request.run, request.store_arguments, cluster_options.command_arguments
         )
         if not request.detach:
             follow_submission(screen, submitter, submission, read_current_workflow(request.store, request.run))

@@ -41,9 +41,9 @@ from hera_pipelines.cli.shared_options import (
     compile_to_workflow,
     is_store_named,
     load_pipeline_file,
-    needs_store_option,
     parse_parameters,
     require_values,
+    store_arguments,
     store_for_writing,
     with_parameters,
 )
@@ -52,7 +52,6 @@ from hera_pipelines.cli.target import (
     ENGINE_OPTIONS,
     OnClusterOption,
     cluster_submitter,
-    command_arguments,
     refuse_options,
 )
 from hera_pipelines.compile.output import read_git_commit, record_code_version
@@ -181,7 +180,7 @@ def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions, d
             started.workflow_name,
             run_store,
             options.state,
-            needs_store_option(request.store, pipeline.store),
+            store_arguments(run_store, request.store, pipeline.store),
         )
         if not started.created:
             screen.note(
@@ -219,12 +218,11 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
         return
     if live is None:
         raise NotFoundError(f"Workflow {namespace}/{started.workflow_name} was deleted just after its creation")
-    is_store_option_needed = needs_store_option(request.store, pipeline.store)
     submission = ClusterSubmission(
         started.run,
         live,
         run_store,
-        tuple(command_arguments([("--store", run_store.url if is_store_option_needed else "")])),
+        store_arguments(run_store, request.store, pipeline.store),
         target.cluster_options.command_arguments,
     )
     screen.note(

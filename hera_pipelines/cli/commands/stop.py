@@ -1,6 +1,7 @@
 """``tiphys stop``: stops a run on this machine or on its cluster. Programs may save, and finished steps are kept."""
 
-from typing import TYPE_CHECKING, Annotated
+import shlex
+from typing import Annotated
 
 import typer
 from tiphys_controller import LiveWorkflow, ShutdownStrategy, is_stable_cluster_name
@@ -13,25 +14,11 @@ from hera_pipelines.cli.shared_options import (
     KubeconfigOption,
     StoreOption,
     existing_store,
-    needs_store_option,
+    store_arguments,
 )
-from hera_pipelines.cli.target import (
-    CLUSTER_OPTIONS,
-    cluster_of_submission,
-    cluster_submitter,
-    command_arguments,
-    find_local_workflows,
-    is_on_cluster,
-    last_submission,
-    refuse_options,
-    require_same_cluster,
-)
-from hera_pipelines.local.live_workflows import LocalWorkflows
+from hera_pipelines.cli.target import cluster_of_submission, find_workflows, required_submission
 from tiphys.errors import NotFoundError
-from tiphys.store import Submission, read_run
-
-if TYPE_CHECKING:
-    from tiphys_controller import ClusterSubmitter
+from tiphys.store import Submission
 
 EXAMPLES = """\b
 Examples:
@@ -58,27 +45,18 @@ def stop(
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    read_run(run_store, run)
-    last = last_submission(run_store, run)
-    if last is None:
-        raise NotFoundError(f"run {run} was never submitted, so there is nothing to stop")
+    last = required_submission(run_store, run, "stop")
     claim = last.claim
-    submitter: ClusterSubmitter | LocalWorkflows
-    if is_on_cluster(last):
-        submitter, _ = cluster_submitter(ClusterOptions(kubeconfig, context, claim.namespace, argo_server), screen.note)
-        require_same_cluster(last, submitter.cluster, run)
-    else:
-        refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} runs on this machine")
-        submitter = find_local_workflows(last, run)
-    store_options = command_arguments([("--store", run_store.url if needs_store_option(store) else "")])
-    resume = f"`{' '.join(['tiphys', 'resume', run, *store_options])}`"
-    live = _require_live_workflow(last, submitter.find(claim.namespace, claim.workflow_name), submitter.cluster, resume)
+    cluster_options = ClusterOptions(kubeconfig, context, claim.namespace, argo_server)
+    workflows = find_workflows(command, last, run, cluster_options, screen.note)
+    resume = f"`{shlex.join(['tiphys', 'resume', run, *store_arguments(run_store, store)])}`"
+    live = _require_live_workflow(last, workflows.find(claim.namespace, claim.workflow_name), workflows.cluster, resume)
     if not live.running:
         screen.note(
             f"run {run} is not running: its Workflow {live.namespace}/{live.name} is {live.phase}; see {resume}"
         )
         return
-    submitter.stop(live, ShutdownStrategy.TERMINATE if terminate else ShutdownStrategy.STOP)
+    workflows.stop(live, ShutdownStrategy.TERMINATE if terminate else ShutdownStrategy.STOP)
     action = "ends at once" if terminate else "is being stopped: programs may save first"
     screen.note(f"Workflow {live.namespace}/{live.name} {action}; once it has ended, {resume} continues the run")
 

@@ -1,6 +1,7 @@
 """``tiphys sweep``: lists the trials of a sweep and marks the best one."""
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store, needs_store_option
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store, store_arguments
 from tiphys.errors import UsageError
 from tiphys.lineage.trials import SweepReport, Trial, TrialState, read_sweep
 from tiphys.protocol.fan_out import format_item_value
@@ -69,7 +70,7 @@ def sweep(
         screen.document(document, output)
         return
     _show_trials(screen, report)
-    _show_sweep_notes(screen, report, f" --store {run_store.url}" if needs_store_option(store) else "")
+    _show_sweep_notes(screen, report, store_arguments(run_store, store))
 
 
 def _show_trials(screen: Screen, report: SweepReport) -> None:
@@ -100,7 +101,7 @@ def _trial_row(trial: Trial, report: SweepReport, names: Iterable[str]) -> list[
     ]
 
 
-def _show_sweep_notes(screen: Screen, report: SweepReport, store_option: str) -> None:
+def _show_sweep_notes(screen: Screen, report: SweepReport, store_option: Sequence[str]) -> None:
     """Print a summary and the next commands; ``store_option`` is their ``--store`` option, or empty."""
     counts = {state: sum(trial.state is state for trial in report.trials) for state in TrialState}
     parts = [f"{count} {state.lower()}" for state, count in counts.items() if count]
@@ -116,6 +117,7 @@ def _show_sweep_notes(screen: Screen, report: SweepReport, store_option: str) ->
         screen.note(f"compare by a metric with --metric; recorded are: {', '.join(recorded)}")
     if report.best:
         best = next(trial.name for trial in report.trials if trial.step == report.best)
-        screen.note(f"`tiphys lineage '{report.run}/{best}'{store_option}` shows the checkpoints of the best trial")
+        lineage = shlex.join(["tiphys", "lineage", f"{report.run}/{best}", *store_option])
+        screen.note(f"`{lineage}` shows the checkpoints of the best trial")
     if not counts[TrialState.RUNNING] and counts[TrialState.FAILED] + counts[TrialState.INTERRUPTED]:
-        screen.note(f"`tiphys resume {report.run}{store_option}` runs the unfinished trials")
+        screen.note(f"`{shlex.join(['tiphys', 'resume', report.run, *store_option])}` runs the unfinished trials")

@@ -1,13 +1,12 @@
 """``tiphys attach``: shows the progress of a run that another process or a cluster runs."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
-from hera_pipelines.cli.progress.cluster import NodeChangeReader, find_cluster_submission, follow_submission
-from hera_pipelines.cli.progress.local import LocalSubmission, build_training_lookup, report_end
-from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
+from hera_pipelines.cli.error_messages import RunFailedError
+from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission, show_watched_workflow
+from hera_pipelines.cli.progress.local import LocalSubmission, report_end
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
     ArgoServerOption,
@@ -16,25 +15,13 @@ from hera_pipelines.cli.shared_options import (
     KubeconfigOption,
     StoreOption,
     existing_store,
-    needs_store_option,
+    store_arguments,
 )
-from hera_pipelines.cli.target import (
-    CLUSTER_OPTIONS,
-    cluster_submitter,
-    command_arguments,
-    find_local_workflows,
-    is_on_cluster,
-    last_submission,
-    refuse_options,
-    require_same_cluster,
-)
+from hera_pipelines.cli.target import find_workflows, required_submission
+from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.local.nodes import NodePhase
-from tiphys.errors import NotFoundError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.store import read_current_workflow, read_run
-
-if TYPE_CHECKING:
-    from hera_pipelines.local.live_workflows import LocalWorkflows
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.store import read_current_workflow
 
 EXAMPLES = """\b
 Examples:
@@ -58,44 +45,23 @@ def attach(
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    read_run(run_store, run)
-    last = last_submission(run_store, run)
-    if last is None:
-        raise NotFoundError(f"run {run} was never submitted, so there is nothing to follow")
+    last = required_submission(run_store, run, "follow")
     manifest, claim = read_current_workflow(run_store, run), last.claim
-    is_store_option_needed = needs_store_option(store)
-    if not is_on_cluster(last):
-        refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} runs on this machine")
-        workflows = find_local_workflows(last, run)
-        submission = LocalSubmission(run, claim.workflow_name, run_store, workflows.state, is_store_option_needed)
-        _follow_local(screen, workflows, submission, manifest)
-        return
     cluster_options = ClusterOptions(kubeconfig, context, claim.namespace, argo_server)
-    submitter, _ = cluster_submitter(cluster_options, screen.note)
-    require_same_cluster(last, submitter.cluster, run)
-    store_options = command_arguments([("--store", run_store.url if is_store_option_needed else "")])
-    found = find_cluster_submission(submitter, run_store, run, tuple(store_options), cluster_options.command_arguments)
-    follow_submission(screen, submitter, found, manifest)
+    workflows = find_workflows(command, last, run, cluster_options, screen.note)
+    store_option = store_arguments(run_store, store)
+    if isinstance(workflows, LocalWorkflows):
+        submission = LocalSubmission(run, claim.workflow_name, run_store, workflows.state, store_option)
+        _follow_local(screen, workflows, submission, manifest)
+    else:
+        found = find_cluster_submission(workflows, run_store, run, store_option, cluster_options.command_arguments)
+        follow_submission(screen, workflows, found, manifest)
 
 
-def _follow_local(screen: Screen, workflows: "LocalWorkflows", submission: LocalSubmission, manifest: Manifest) -> None:
-    pipeline = CompiledPipeline.from_manifest(manifest)
-    tasks = [task["name"] for task in pipeline.tasks()]
-    progress, reader = ProgressTable(tasks), NodeChangeReader(submission.workflow, tasks)
-    document: Manifest = {}
-    try:
-        with show_live_progress(
-            screen, progress, build_training_lookup(submission.store, submission.run, pipeline)
-        ) as observe:
-            for document in workflows.watch(submission.workflow):
-                for change in reader.changes(document):
-                    observe(change)
-    except KeyboardInterrupt:
-        raise RunInterruptedError(
-            f"run {submission.run} continues; show it with {submission.command('get')}, stop it with "
-            f"{submission.command('stop')}"
-        ) from None
-    phase = NodePhase((document.get("status") or {}).get("phase", "Pending"))
+def _follow_local(screen: Screen, workflows: LocalWorkflows, submission: LocalSubmission, manifest: Manifest) -> None:
+    states = workflows.watch(submission.workflow_name)
+    progress, workflow = show_watched_workflow(screen, submission, manifest, states)
+    phase = NodePhase((workflow.get("status") or {}).get("phase", "Pending"))
     if not phase.finished:
         raise RunFailedError(
             f"the engine of run {submission.run} has ended without finishing it; continue with "

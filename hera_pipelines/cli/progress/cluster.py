@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tiphys_controller import LiveWorkflow
 
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
-from hera_pipelines.cli.progress.local import build_training_lookup
+from hera_pipelines.cli.progress.local import LocalSubmission, build_training_lookup
 from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.local.nodes import NodeChange, NodePhase
@@ -99,28 +99,32 @@ def _parse_time(text: str | None) -> datetime:
 class ClusterSubmission:
     """A submission that was created on a cluster.
 
-    A later command needs ``store_options`` to find the store and ``cluster_options`` to find the cluster.
+    A later command needs ``store_arguments`` to find the store and ``cluster_arguments`` to find the cluster.
     """
 
     run: str
     workflow: LiveWorkflow
     store: Store
-    store_options: tuple[str, ...] = ()
-    cluster_options: tuple[str, ...] = ()
+    store_arguments: tuple[str, ...] = ()
+    cluster_arguments: tuple[str, ...] = ()
+
+    @property
+    def workflow_name(self) -> str:
+        return self.workflow.name
 
     def command(self, verb: str) -> str:
         """The command line for ``verb`` on this run, in backticks."""
-        options = self.cluster_options
-        extra = {"resume": options, "stop": options, "get": ("--cluster", *options)}.get(verb, ())
-        return f"`{shlex.join(['tiphys', verb, self.run, *self.store_options, *extra])}`"
+        cluster = self.cluster_arguments
+        extra = {"resume": cluster, "stop": cluster, "get": ("--cluster", *cluster)}.get(verb, ())
+        return f"`{shlex.join(['tiphys', verb, self.run, *self.store_arguments, *extra])}`"
 
 
 def find_cluster_submission(
     submitter: "ClusterSubmitter",
     store: Store,
     run: str,
-    store_options: tuple[str, ...],
-    cluster_options: tuple[str, ...],
+    store_arguments: tuple[str, ...],
+    cluster_arguments: tuple[str, ...],
 ) -> ClusterSubmission:
     """Find the newest submission of ``run`` on the cluster.
 
@@ -131,7 +135,44 @@ def find_cluster_submission(
     live = submitter.find(claim.namespace, claim.workflow_name)
     if live is None:
         raise NotFoundError(f"Workflow {claim.namespace}/{claim.workflow_name} was deleted just after its creation")
-    return ClusterSubmission(run, live, store, store_options, cluster_options)
+    return ClusterSubmission(run, live, store, store_arguments, cluster_arguments)
+
+
+def show_watched_workflow(
+    screen: Screen, submission: ClusterSubmission | LocalSubmission, manifest: Manifest, workflows: Iterable[Manifest]
+) -> tuple[ProgressTable, Manifest]:
+    """Show the progress of a submission while its Workflow is watched.
+
+    Args:
+        screen: Where to show it.
+        submission: The submission.
+        manifest: Its compiled Workflow.
+        workflows: The states of the Workflow, one for each change.
+
+    Returns:
+        The progress table, and the last state of the Workflow; empty without one.
+
+    Raises:
+        RunInterruptedError: a person pressed Ctrl-C to end the display.
+    """
+    pipeline = CompiledPipeline.from_manifest(manifest)
+    tasks = [task["name"] for task in pipeline.tasks()]
+    progress, reader = ProgressTable(tasks), NodeChangeReader(submission.workflow_name, tasks)
+    workflow: Manifest = {}
+    try:
+        with show_live_progress(
+            screen, progress, build_training_lookup(submission.store, submission.run, pipeline)
+        ) as observe:
+            for workflow in workflows:
+                for change in reader.changes(workflow):
+                    observe(change)
+    except KeyboardInterrupt:
+        place = " on the cluster" if isinstance(submission, ClusterSubmission) else ""
+        raise RunInterruptedError(
+            f"run {submission.run} continues{place}; show it with {submission.command('get')}, stop it with "
+            f"{submission.command('stop')}"
+        ) from None
+    return progress, workflow
 
 
 def follow_submission(
@@ -144,22 +185,9 @@ def follow_submission(
         RunInterruptedError: a person stopped the run, or pressed Ctrl-C to end the display.
         NotFoundError: the Workflow was deleted.
     """
-    pipeline = CompiledPipeline.from_manifest(manifest)
-    tasks = [task["name"] for task in pipeline.tasks()]
-    progress, reader = ProgressTable(tasks), NodeChangeReader(submission.workflow.name, tasks)
-    workflow: Manifest = {}
+    workflows = submitter.watch(submission.workflow, threading.Event(), _ConnectionLossNotice(screen))
     try:
-        with show_live_progress(
-            screen, progress, build_training_lookup(submission.store, submission.run, pipeline)
-        ) as observe:
-            for workflow in submitter.watch(submission.workflow, threading.Event(), _ConnectionLossNotice(screen)):
-                for change in reader.changes(workflow):
-                    observe(change)
-    except KeyboardInterrupt:
-        raise RunInterruptedError(
-            f"run {submission.run} continues on the cluster; show it with {submission.command('get')}, stop it with "
-            f"{submission.command('stop')}"
-        ) from None
+        progress, workflow = show_watched_workflow(screen, submission, manifest, workflows)
     except NotFoundError as error:
         raise NotFoundError(
             f"{error}; finished steps and checkpoints are kept: continue with {submission.command('resume')}"

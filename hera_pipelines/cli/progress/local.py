@@ -67,16 +67,15 @@ class LocalSubmission:
     """A submission to the local engine, and the folders that hold it."""
 
     run: str
-    workflow: str
+    workflow_name: str
     store: Store
     state: Path
-    needs_store_option: bool
-    """Whether a later command needs ``--store`` to find the store."""
+    store_arguments: tuple[str, ...]
+    """The ``--store`` option that a later command needs to find the store; empty if it needs none."""
 
     def command(self, verb: str) -> str:
         """The command line for ``verb`` on this run in the same working directory, in backticks."""
-        words = ["tiphys", verb, self.run]
-        words += ["--store", self.store.url] if self.needs_store_option else []
+        words = ["tiphys", verb, self.run, *self.store_arguments]
         words += (
             ["--state", str(self.state)]
             if verb == "resume" and self.state.absolute() != DEFAULT_STATE.absolute()
@@ -162,7 +161,7 @@ def run_to_end(
         RunInterruptedError: a person stopped the run.
         StoreError: the state folder cannot be written, or the store when a person stopped the run.
     """
-    run, workflow, state = submission.run, submission.workflow, submission.state
+    run, workflow, state = submission.run, submission.workflow_name, submission.state
     manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     progress = ProgressTable(task["name"] for task in pipeline.tasks())
@@ -188,7 +187,7 @@ def report_end(screen: Screen, submission: LocalSubmission, progress: ProgressTa
         RunFailedError: the run failed; the message names each failed task and its reason.
         RunInterruptedError: a person stopped the run.
     """
-    run, workflow, state = submission.run, submission.workflow, submission.state
+    run, workflow, state = submission.run, submission.workflow_name, submission.state
     if phase is NodePhase.SUCCEEDED:
         screen.note(f"run {run} succeeded; see {submission.command('get')} and {submission.command('lineage')}")
         return

@@ -318,7 +318,7 @@ def test_a_run_on_the_cluster_is_watched_to_its_end(
     assert "run hot succeeded" in answer.err.splitlines()[-1]
 
 
-def test_whoever_does_not_watch_any_more_ends_nothing(
+def test_ctrl_c_ends_the_display_and_not_the_run(
     tiphys: Command,
     server: KubeServer,
     api: KubeApi,
@@ -328,6 +328,7 @@ def test_whoever_does_not_watch_any_more_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*_: object) -> Iterator[object]:
+        yield {}
         raise KeyboardInterrupt
 
     monkeypatch.setattr(KubernetesSubmitter, "watch", interrupted)
