@@ -159,7 +159,9 @@ def test_a_broken_program_is_settled_after_one_attempt(desk: Desk, code: Path) -
         change.message for change in desk.changes if change.node == "night.fit[1].conclude" and change.message
     )
     assert "the program exited with 1 (SystemExit: diverged)" in verdict
-    assert verdict.endswith("When the cause is gone: `tiphys resume night`")
+    assert verdict.endswith(
+        "When the cause is gone: `tiphys resume night`, or `tiphys resume night FILE` with a changed pipeline file"
+    )
     with desk.session() as session:
         live = session.find("default", "night")
     assert live is not None

@@ -100,7 +100,7 @@ class ProgressTable:
         display_name = item.display_name if item else node
         if message and message != row.last_messages.get(display_name):
             row.message = row.last_messages[display_name] = message
-            lines.append(f"{display_name}: {message}")
+            lines.append(_named(display_name, message))
             if change.kind == "Pod" and not change.phase.finished:
                 self.notice = lines[-1]  # the row of a running training shows its progress
         path = _task_path(change)
@@ -138,7 +138,13 @@ class ProgressTable:
 
     def failure_sentences(self) -> list[str]:
         """One sentence per failed task."""
-        return [f"{row.task}: {row.message or row.phase}" for row in self.rows.values() if row.failed]
+        return [_named(row.task, row.message or str(row.phase)) for row in self.rows.values() if row.failed]
+
+
+def _named(name: str, message: str) -> str:
+    """``message`` with the name of its task or item in front; a verdict of the plugin begins with it already."""
+    is_named = re.match(rf"{re.escape(name)}[\[ ]", message)
+    return message if is_named else f"{name}: {message}"
 
 
 def _shown_message(change: NodeChange) -> str:

@@ -98,7 +98,8 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
     hint = "" if is_local else " (`argo retry` cannot change this verdict)"
     return failed_reply(
         f"{call.name} failed in attempt {end.attempt} by {describe_cause(end.cause)}: {end.message}{retries}. "
-        f"When the cause is gone: `tiphys resume {call.run}`{hint}"
+        f"When the cause is gone: `tiphys resume {call.run}`, or `tiphys resume {call.run} FILE` with a changed "
+        f"pipeline file{hint}"
     )
 
 

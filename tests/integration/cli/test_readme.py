@@ -50,7 +50,7 @@ def test_the_first_pipeline_fails_where_it_says_and_is_resumed(tmp_path: Path, m
 
     assert failed.returncode == 1, failed.stderr
     last = failed.stderr.splitlines()[-1]
-    assert f"run {run} failed: register: " in last
+    assert f"run {run} failed: register failed in attempt 1 by user error: " in last
     assert "logs are in .tiphys/state/logs" in last
 
     assert code.count(removed) == 1

@@ -13,6 +13,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from hera_pipelines.cli.progress.table import ProgressTable, TimedLines, TrainingSnapshot
 from hera_pipelines.local.nodes import NodeChange, NodePhase
 from tiphys.records import TrainingProgress
@@ -75,6 +77,25 @@ def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
     failed = change("wf.fit[0].attempts", message="child 'wf-123' failed", kind="Steps")
     assert board.apply_change(failed) == []
     assert board.rows["fit"].message == ""
+
+
+@pytest.mark.parametrize(
+    ("node", "verdict"),
+    [
+        ("wf.fit[1].conclude", "fit failed in attempt 1 by user error"),
+        ("wf.fit(1:0.1)[1].conclude", "fit[1] failed in attempt 1 by user error"),
+    ],
+)
+def test_a_verdict_that_names_its_step_is_not_named_twice(node: str, verdict: str) -> None:
+    board = ProgressTable(["fit"])
+    assert board.apply_change(change(node, NodePhase.FAILED, verdict)) == [verdict]
+    board.apply_change(change("wf.fit", NodePhase.FAILED, kind="Steps"))
+    assert board.failure_sentences() == [verdict]
+
+
+def test_a_message_that_begins_with_a_longer_name_keeps_the_name_of_its_step() -> None:
+    board = ProgressTable(["fit"])
+    assert board.apply_change(change("wf.fit[1].conclude", message="fits nowhere")) == ["fit: fits nowhere"]
 
 
 def test_a_task_that_could_not_start_tells_why() -> None:
