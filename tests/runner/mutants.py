@@ -8,10 +8,14 @@ with coverage shows which these are.
 
 import argparse
 import ast
+import contextlib
 import copy
 import enum
+import gc
 import importlib
+import json
 import multiprocessing
+import multiprocessing.process
 import os
 import random
 import signal
@@ -22,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import NamedTuple
 
 import pytest
@@ -36,8 +40,16 @@ class Area(NamedTuple):
     tests: tuple[str, ...]
 
 
+def _property_tests(prefix: str) -> tuple[str, ...]:
+    return tuple(map(str, sorted(Path("tests/property").glob(f"test_{prefix}*.py"))))
+
+
 _PLUGIN_TESTS = ("tests/unit/plugin/operations", "tests/unit/plugin/attempts", "tests/unit/plugin/eviction")
 _TENANT_TESTS = "tests/unit/plugin/server/test_tenants.py"
+_LINEAGE_TESTS = (
+    "tests/unit/lineage", "tests/unit/checkpoint/restore", "tests/unit/checkpoint/save", "tests/unit/cli",
+    *_PLUGIN_TESTS, *_property_tests("audit"), *_property_tests("checkpoint"), *_property_tests("retention"),
+)  # fmt: skip
 _STORE_TESTS = (
     "tests/unit/store", "tests/unit/records", "tests/contract/test_store.py", "tests/contract/test_s3.py",
     "tests/contract/test_stored_formats.py", "tests/integration/test_probe.py", "tests/security/test_credentials.py",
@@ -45,8 +57,11 @@ _STORE_TESTS = (
 )  # fmt: skip
 _QUOTA = "plugin/tiphys_plugin/quota"
 AREAS = {
-    "ledger": Area((f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"), ("tests/unit/plugin/quota", *_PLUGIN_TESTS)),
-    "lineage": Area(("tiphys/lineage",), ("tests/unit/lineage", "tests/unit/checkpoint/restore", *_PLUGIN_TESTS)),
+    "ledger": Area(
+        (f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"),
+        ("tests/unit/plugin/quota", *_PLUGIN_TESTS, *_property_tests("ledger"), *_property_tests("scheduling")),
+    ),
+    "lineage": Area(("tiphys/lineage",), _LINEAGE_TESTS),
     "plan": Area(
         ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"),
         ("tests/unit/controller", "tests/security/test_records_of_a_tenant.py"),
@@ -59,6 +74,9 @@ AREAS = {
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")
 """What the forks need not import again."""
+_FORK = multiprocessing.get_context("fork")
+_NOT_REPLACED = 100
+"""Exit code of a fork that could not load the mutant."""
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -155,18 +173,26 @@ def _negated(node: ast.If | ast.While | ast.IfExp) -> ast.AST | None:
 
 
 def _program_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below ``node`` in their order, without types, decorators and log messages."""
+    """The nodes below ``node`` in their order, without types, decorators and what `_is_left_out` names."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not _is_log_call(child):
+            if isinstance(child, ast.AST) and not _is_left_out(child):
                 yield child
                 yield from _program_nodes(child)
 
 
-def _is_log_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("_log.", "log_message("))
+def _is_left_out(node: ast.AST) -> bool:
+    """Log messages, fault points, imports of types, the call of a script's `main`, and `strict` of `zip`."""
+    match node:
+        case ast.Expr():
+            return ast.unparse(node).startswith(("_log.", "log_message(", "failpoint("))
+        case ast.If():
+            return ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'")
+        case ast.keyword():
+            return node.arg == "strict"
+    return False
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:
@@ -189,60 +215,141 @@ class Outcome(enum.StrEnum):
 
 
 class Executions(NamedTuple):
-    """What the tests of an area execute, by coverage, and how long they take."""
+    """What the tests of an area execute, by coverage, and how long each of them takes."""
 
     data: CoverageData
-    seconds: float
+    seconds: dict[str, float]
 
     @classmethod
     def measure(cls, area: Area, data_file: Path) -> "Executions":
-        began = time.monotonic()
-        options = ["--cov-context=test", "--cov-report=", "--cov-fail-under=0"]
+        durations = _Durations(data_file.with_suffix(".json"))
+        options = ["--cov-context=test", "--cov-report=", "--cov-fail-under=0", f"--cov-config={os.devnull}"]
         os.environ["COVERAGE_FILE"] = str(data_file)
-        if run_tests([*options, *(f"--cov={folder}" for folder in area.folders), *area.tests]) != pytest.ExitCode.OK:
+        arguments = [*options, *(f"--cov={folder}" for folder in area.folders), *area.tests]
+        if run_tests(arguments, plugins=[durations]) != pytest.ExitCode.OK:
             sys.exit(f"these tests fail without a mutant: pytest {' '.join(area.tests)}")
         data = CoverageData(str(data_file))
         data.read()
-        return cls(data, time.monotonic() - began)
+        return cls(data, json.loads(durations.path.read_text()))
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Ids of the tests that execute the mutant's lines; empty if none does, or all do by their imports."""
+        """Ids of the tests that execute the mutant's lines, the quickest first."""
         by_line = self._contexts(mutant)
         lines = range(mutant.line, mutant.last_line + 1)
-        return sorted({context.rpartition("|")[0] for line in lines for context in by_line.get(line, ()) if context})
+        tests = {context.rpartition("|")[0] for line in lines for context in by_line.get(line, ()) if context}
+        return sorted(tests, key=lambda test: (self.seconds[test], test))
 
     def is_executed_at_import(self, mutant: Mutant) -> bool:
         return "" in self._contexts(mutant).get(mutant.line, ())
+
+    def timeout_seconds(self, tests: Sequence[str]) -> float:
+        return 30 + 5 * sum(self.seconds[test] for test in tests)
 
     def _contexts(self, mutant: Mutant) -> dict[int, list[str]]:
         return self.data.contexts_by_lineno(str(Path(mutant.path).resolve()))
 
 
+class _Durations:
+    """A plugin that writes how long each test took."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seconds = path, Counter[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration  # type: ignore[assignment]
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text(json.dumps(self.seconds))
+
+
+class _Selection:
+    """A plugin that runs some of the collected tests, in the given order."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.tests = tests
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        by_id = {item.nodeid: item for item in items}
+        items[:] = [by_id[test] for test in self.tests]
+
+
+class CollectedTests:
+    """A process that collects an area's tests once, and runs some of them in a fork for each mutant."""
+
+    def __init__(self, area: Area) -> None:
+        self._connection, self._served = multiprocessing.Pipe()
+        self._process = _FORK.Process(target=_pytest, args=(["-x", *area.tests], None, [self]))
+
+    def __enter__(self) -> "CollectedTests":
+        self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.send(None)
+        self._process.join()
+
+    def run(self, tests: Sequence[str], mutant: Mutant, timeout_seconds: float) -> int | None:
+        """Exit code of the tests; None if they take too long."""
+        self._connection.send((tests, mutant, timeout_seconds))
+        return self._connection.recv()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        while request := self._served.recv():
+            tests, mutant, timeout_seconds = request
+            fork = _FORK.Process(target=self._run, args=(session, tests, mutant))
+            fork.start()
+            self._served.send(_exit_code(fork, timeout_seconds))
+        return True
+
+    def _run(self, session: pytest.Session, tests: Sequence[str], mutant: Mutant) -> None:
+        os.setsid()
+        if not _replace_functions(mutant):
+            os._exit(_NOT_REPLACED)
+        _Selection(tests).pytest_collection_modifyitems(session.items)
+        run_loop = session.config.pluginmanager.subset_hook_caller("pytest_runtestloop", [self])
+        with contextlib.suppress(session.Failed):
+            run_loop(session=session)
+        os._exit(pytest.ExitCode.TESTS_FAILED if session.testsfailed else pytest.ExitCode.OK)
+
+
 def run_tests(
-    arguments: Sequence[str], mutant: Mutant | None = None, timeout_seconds: float | None = None
+    arguments: Sequence[str],
+    mutant: Mutant | None = None,
+    timeout_seconds: float | None = None,
+    plugins: Sequence[object] = (),
 ) -> int | None:
-    """Exit code of pytest in a fork of this process, which loads the mutant; None if it takes too long."""
-    child = multiprocessing.get_context("fork").Process(target=_pytest, args=(arguments, mutant))
+    """Exit code of pytest in a fork of this process, which imports the mutant; None if it takes too long."""
+    child = _FORK.Process(target=_pytest, args=(arguments, mutant, plugins))
     child.start()
-    child.join(timeout_seconds)
-    if child.exitcode is None and child.pid is not None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.join()
-        return None
-    return child.exitcode
+    return _exit_code(child, timeout_seconds)
 
 
-def _pytest(arguments: Sequence[str], mutant: Mutant | None) -> None:
+def _exit_code(process: multiprocessing.process.BaseProcess, timeout_seconds: float | None) -> int | None:
+    """Waits for the process, and ends it and all that it has started."""
+    process.join(timeout_seconds)
+    exit_code = process.exitcode
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    process.join()
+    return exit_code
+
+
+def _pytest(arguments: Sequence[str], mutant: Mutant | None, plugins: Sequence[object]) -> None:
     os.setsid()
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     if mutant is not None:
-        _plant(mutant)
-    os._exit(pytest.main(["-q", "-n0", "--dist=no", "-p", "no:cacheprovider", *arguments]))
+        _replace_module(mutant)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["-q", "-s", "-n0", "--dist=no", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        code = pytest.main([*options, *arguments], plugins=plugins)
+    os._exit(code)
 
 
-def _plant(mutant: Mutant) -> None:
+def _replace_module(mutant: Mutant) -> None:
     """Load the mutant in the place of its module, past the bytecode that Python has stored."""
     path, original = Path(mutant.path).resolve(), SourceFileLoader.get_code
 
@@ -252,12 +359,41 @@ def _plant(mutant: Mutant) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
-def try_mutant(mutant: Mutant, area: Area, executions: Executions) -> Outcome:
+def _replace_functions(mutant: Mutant) -> bool:
+    """Give the mutant's code to the functions of its module, which is imported already; whether there was one."""
+    path, replaced = Path(mutant.path).resolve(), False
+    original = compile(path.read_text(), str(path), "exec")
+    try:
+        codes = dict(zip(_codes(original), _codes(compile_mutant(path, mutant.number)), strict=True))
+        for function in gc.get_objects():
+            if isinstance(function, FunctionType) and (code := codes.get(function.__code__, function.__code__)):
+                replaced |= code != function.__code__
+                function.__code__ = code
+    except ValueError:  # another number of lambdas, or of variables of an outer function
+        return False
+    return replaced
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def try_mutant(mutant: Mutant, area: Area, executions: Executions, collected: CollectedTests) -> Outcome:
     """What the tests say of the mutant."""
-    tests = executions.tests_of(mutant) or (area.tests if executions.is_executed_at_import(mutant) else ())
+    tests, at_import = executions.tests_of(mutant), executions.is_executed_at_import(mutant)
+    if at_import and not tests:
+        tests = sorted(executions.seconds, key=executions.seconds.__getitem__)
     if not tests:
         return Outcome.NOT_EXECUTED
-    match run_tests(["-x", *tests], mutant, 5 * executions.seconds):
+    timeout = executions.timeout_seconds(tests)
+    exit_code = _NOT_REPLACED if at_import else collected.run(tests, mutant, timeout)
+    if exit_code == _NOT_REPLACED:
+        files = sorted({test.partition("::")[0] for test in tests})
+        exit_code = run_tests(["-x", *files], mutant, timeout, [_Selection(tests)])
+    match exit_code:
         case None:
             return Outcome.TIMED_OUT
         case pytest.ExitCode.OK:
@@ -266,8 +402,8 @@ def try_mutant(mutant: Mutant, area: Area, executions: Executions) -> Outcome:
             return Outcome.NOTICED
 
 
-def try_area(name: str, seconds: float, seed: int) -> None:
-    """Try mutants of one area until the time is spent, and print those that no test noticed."""
+def try_area(name: str, seconds: float, seed: int, sample: int | None = None) -> None:
+    """Try mutants of one area until the sample or the time is spent, and print those that no test noticed."""
     area, counts = AREAS[name], Counter[Outcome]()
     paths = [path for folder in area.folders for path in sorted(Path(folder).rglob("*.py"))]
     mutants = [mutant for path in paths for mutant in list_mutants(path)]
@@ -275,12 +411,13 @@ def try_area(name: str, seconds: float, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         executions = Executions.measure(area, Path(folder, "coverage"))
         deadline = time.monotonic() + seconds
-        for mutant in mutants:
-            if time.monotonic() > deadline:
-                break
-            counts[outcome := try_mutant(mutant, area, executions)] += 1
-            if outcome is not Outcome.NOTICED:
-                _say(f"- {outcome}: {mutant}")
+        with CollectedTests(area) as collected:
+            for mutant in mutants[:sample]:
+                if time.monotonic() > deadline:
+                    break
+                counts[outcome := try_mutant(mutant, area, executions, collected)] += 1
+                if outcome is not Outcome.NOTICED:
+                    _say(f"- {outcome}: {mutant}")
     noticed, tried = counts[Outcome.NOTICED] + counts[Outcome.TIMED_OUT], counts.total()
     share = noticed / max(tried, 1)
     _say(f"{name}: {tried} of {len(mutants)} mutants tried, seed {seed}; {noticed} noticed ({share:.0%})")
@@ -296,12 +433,13 @@ def main() -> None:
     parser.add_argument("--area", choices=AREAS, action="append", help="all areas by default")
     parser.add_argument("--minutes", type=float, default=60.0, help="for all areas together")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", type=int, help="mutants of each area; as many as the time allows by default")
     options = parser.parse_args()
     for module in _PRELOADED:
         importlib.import_module(module)
     areas = options.area or list(AREAS)
     for name in areas:
-        try_area(name, options.minutes * 60 / len(areas), options.seed)
+        try_area(name, options.minutes * 60 / len(areas), options.seed, options.sample)
 
 
 if __name__ == "__main__":

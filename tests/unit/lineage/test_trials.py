@@ -330,6 +330,12 @@ class TestBest:
         assert self.run(store, monkeypatch, tmp_path, "MODEL") == IntegrityError.exit_code
         assert "does not match its SHA-256" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("typed", [["fit"], ["fit", "--metric", "loss"], ["fit", "--mode", "min"]])
+    def test_it_asks_for_what_is_missing(self, typed, capsys):
+        with pytest.raises(SystemExit):
+            best.main(typed)
+        assert "the following arguments are required" in capsys.readouterr().err
+
     def test_outside_of_a_pipeline_it_says_what_it_is(self, monkeypatch, capsys):
         monkeypatch.delenv("TIPHYS_STORE", raising=False)
         assert best.main(["fit", "--metric", "loss", "--mode", "min"]) == UsageError.exit_code

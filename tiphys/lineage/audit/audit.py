@@ -85,7 +85,7 @@ def check_bytes(
                     findings[futures[future]] = fault
         except BaseException:
             stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
     return [findings[index] for index in sorted(findings)]
 

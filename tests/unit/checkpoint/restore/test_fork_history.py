@@ -1,11 +1,14 @@
 """A training of a fork: it goes on from checkpoints of another run, and back through them if one is damaged."""
 
+from itertools import islice
+
 import pytest
 from support.lineage import claim_of, commit, ref, write_claim
 
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.errors import UsageError
+from tiphys.lineage.fork_history import find_fork_origin, iter_fork_history
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol import environment
 from tiphys.store import DirectoryStore, LineageLayout
@@ -59,6 +62,19 @@ def test_its_own_come_first(store):
     commit(store, ref(1, 35, FORK))
     write_claim(store, claim_of(2, ref(1, 35, FORK), run="hot"))
     assert candidates(store, 2, "1-35") == ["1-35", f"{PARENT}/2-30", f"{PARENT}/1-10"]
+
+
+def test_the_newest_attempt_decides_whether_a_fork_goes_on_from_its_parent():
+    assert find_fork_origin(FORK, {1: ref(2, 30), 2: None}) is None
+    assert find_fork_origin(FORK, {1: ref(2, 30), 2: ref(1, 35, FORK)}) == ref(2, 30)
+
+
+def test_forks_of_each_other_are_each_visited_once(store):
+    for run, other in (("digits-1", FORK), ("hot", PARENT)):
+        write_claim(store, claim_of(1, ref(1, 10, other), run=run))
+        commit(store, ref(1, 10, f"{run}/fit"))
+    found = iter_fork_history(store, store, ref(1, 10, PARENT))
+    assert list(islice(found, 9)) == [ref(1, 10, PARENT), ref(1, 10, FORK)]
 
 
 def test_what_is_barred_in_the_parent_is_barred_here(store):

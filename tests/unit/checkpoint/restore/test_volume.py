@@ -16,7 +16,7 @@ from support.sessions import newest_shards, open_session, state_at, train
 
 from tiphys.lineage import CheckpointStatus, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
-from tiphys.lineage.select import infer_starts, list_commits
+from tiphys.lineage.select import infer_starts, infer_starts_from_volume, list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
@@ -104,6 +104,13 @@ def test_a_damaged_manifest_does_not_keep_the_rest_from_being_used(runs, volume)
     attempt(runs, volume, 2, 4)
     volume.objects[LineageLayout(LINEAGE).manifest(2, 4)] = b"garbage"
     assert start_of(runs, volume, 3) == 3
+
+
+def test_the_newest_manifest_says_what_its_attempt_started_from_whatever_became_of_older_ones(volume):
+    for checkpoint, restored in ((ref(1, 3), None), (ref(1, 9), None), (ref(2, 4), ref(1, 3)), (ref(2, 5), ref(1, 3))):
+        commit(volume, checkpoint, restored=restored)
+    volume.objects[LineageLayout(LINEAGE).manifest(2, 4)] = b"garbage"
+    assert infer_starts_from_volume(volume, LINEAGE, (1, 2)) == {1: None, 2: ref(1, 3)}
 
 
 def test_retention_keeps_what_the_attempt_started_from(runs, volume):

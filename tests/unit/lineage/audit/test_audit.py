@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from support.corruption import NEWEST, OLDER, Objects, sound_run
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
+from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.memory import MemoryStore
 
 from tiphys.errors import NotFoundError, StoreError
@@ -49,7 +49,7 @@ def test_a_sound_run_is_sound_and_counted(store):
 def test_a_flipped_bit_needs_the_bytes_to_be_read(store):
     key = shard_of(store)
     flip(store, key)
-    assert audit_run(store, RUN).is_sound
+    assert (audit_run(store, RUN).is_sound, audit_run(store, RUN).deep) == (True, False)
     [found] = audit_run(store, RUN, deep=True).damage
     assert (found.layer, found.key, found.checkpoint) == (AuditLayer.SHARD, key, NEWEST)
     assert found.damaged_bytes == f"within 0-{len(store.objects[key]) - 1}"
@@ -63,8 +63,9 @@ def test_missing_bytes_are_named(store):
     assert found.damaged_bytes == "from 5"
 
 
-def test_the_damage_of_a_checkpoint_in_quarantine_is_listed_and_fails_nothing(store):
-    flip(store, shard_of(store))
+@pytest.mark.parametrize("damaged_key", [shard_of, lambda store: LAYOUT.manifest(2, 30)])
+def test_the_damage_of_a_checkpoint_in_quarantine_is_listed_and_fails_nothing(store, damaged_key):
+    flip(store, damaged_key(store))
     quarantine_checkpoint(store, NEWEST, "bad", by="restore")
     found = audit_run(store, RUN, deep=True)
     assert [one.barred for one in found.damage] == [True]
@@ -126,15 +127,21 @@ def test_a_workflow_that_was_changed_in_its_record_is_noticed(store):
     assert "its digest does not match" in found.fault
 
 
-def test_the_changed_workflow_of_a_submission_has_to_be_there(store):
-    digest = "a" * 64
+@pytest.mark.parametrize(
+    ("digest", "stored", "missing"),
+    [("", None, []), ("a" * 64, None, [True]), ("a" * 64, b"garbage", [False])],
+)
+def test_the_changed_workflow_of_a_submission_has_to_be_there(store, digest, stored, missing):
     claim = SubmissionClaim(
         run=RUN, submission=2, kind=SubmissionKind.RESUME, workflow_name="w-2", namespace="ml", workflow=digest
     )
     store.create(RunLayout(RUN).submission(2), claim.to_bytes())
+    if stored is not None:
+        store.create(RunLayout(RUN).workflow(digest), stored)
     found = audit_run(store, RUN)
-    assert [one.key for one in found.damage] == [RunLayout(RUN).workflow(digest)]
-    assert not found.is_sound
+    assert [one.key for one in found.damage] == [RunLayout(RUN).workflow(digest)] * len(missing)
+    assert ["it is missing" in one.fault for one in found.damage] == missing
+    assert found.is_sound == (missing == [])
 
 
 def test_missing_records_of_attempts_before_the_newest_are_found():
@@ -243,6 +250,8 @@ def test_checkpoints_on_a_volume_are_read_there_or_noted(tmp_path):
     store = MemoryStore()
     write_run(store, checkpoint_store=volume.url)
     write_claim(store, claim_of(1))
+    write_end(store, end_of(1))
+    write_claim(store, claim_of(2).model_copy(update={"lineage": ""}))  # by a Workflow without checkpoints
     commit(volume, ref(1, 10))
     assert audit_run(store, RUN, deep=True).checkpoints == 1
     (tmp_path / "volume").rename(tmp_path / "elsewhere")

@@ -110,6 +110,15 @@ def test_shards_without_a_manifest_are_swept_but_never_newer_ones(store):
     assert f"{LAYOUT.all_shards}README" in store.objects
 
 
+def test_shards_without_a_manifest_are_swept_once_and_counted(store):
+    for step in (1, 2, 4):
+        commit(store, ref(1, step))
+    store.create(f"{LAYOUT.shards(1, 3)}00000-left.json", b"left")
+    retention = Retention(store, LINEAGE, RetentionPolicy(last=2, delay_seconds=0))
+    assert [retention.collect({1: None}, set()).orphan_bytes for _ in range(2)] == [4, 0]
+    assert shards(store) == [(1, 2), (1, 4)]
+
+
 def test_the_manifest_goes_before_its_shards(store):
     train(store, 2)
     deleted = []
