@@ -1,4 +1,4 @@
-"""Makes text safe to show: a run's records are written by its programs, and whoever reads them must not obey them.
+"""Makes text safe to show: programs write parts of a run's records, and no terminal or browser may obey them.
 
 A control character can move the cursor, set the title of a terminal, fill the
 clipboard or turn the direction of reading, so that a person sees what is not

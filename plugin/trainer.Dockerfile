@@ -1,6 +1,6 @@
 # A base for training images: Python, `tiphys` and what it needs (pydantic, boto3), NumPy. From the root of the repository:
 #   docker build -f plugin/trainer.Dockerfile --build-arg BASE=python:3.11-slim-bookworm@sha256:<digest> -t tiphys-trainer .
-# The base has no default, so that nobody builds upon a tag that moves; the digest of today is shown by
+# The base has no default, so that no image rests on a tag that moves; the digest of today is shown by
 #   docker buildx imagetools inspect python:3.11-slim-bookworm
 # plugin/images.toml says what is in here, and a test holds the two together.
 ARG BASE

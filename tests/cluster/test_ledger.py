@@ -127,7 +127,7 @@ def test_largest_book_that_is_let_through_is_taken(api, ledger):
         ([{"name": "a", "gpus": {"A100": "8"}}], "must be of type integer"),
         ([{"name": "", "gpus": {}}], "should be at least 1 chars long"),
         ([{"name": "a"}], "Required value"),
-        ([{"name": "a", "gpus": {"A100": 8}, "lending_limit": {"A100": 1}}], "nobody to borrow from or to lend to"),
+        ([{"name": "a", "gpus": {"A100": 8}, "lending_limit": {"A100": 1}}], "no queue to borrow from or to lend to"),
         ([{**SHARED, "borrowing_limit": {"T4": 1}}], "a GPU type of which the queue has no quota"),
         ([{**SHARED, "lending_limit": {"A100": 9}}], "lending_limit is more than the queue's quota"),
         ([{**SHARED, "weight": 0}], "should be greater than 0"),

@@ -1,7 +1,7 @@
 """Limits of the connections of the HTTP server, against callers that open many, or that never finish a request.
 
 uvicorn limits idle connections (``timeout_keep_alive``) and the size of a header (``h11_max_incomplete_event_size``).
-It has no deadline for a request, and its ``limit_concurrency`` refuses everybody while the idle connections of one
+It has no deadline for a request, and its ``limit_concurrency`` refuses all callers while the idle connections of one
 caller exceed it. So this module adds a deadline, and at the limit it ends the oldest connection that waits for its
 caller. A caller that sends its request at once is answered also during a flood.
 

@@ -209,7 +209,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
     Raises:
         BodyTooLargeError: the body is larger. If its Content-Length says so, the body is not read.
-        BodyIncompleteError: the connection ended before the body did; nobody reads the response.
+        BodyIncompleteError: the connection ended before the body did, so no response can be sent.
     """
     too_large = BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
     # The server has refused a length of more than 20 digits, or of any but ASCII digits (h11, `_headers.py`).

@@ -26,7 +26,7 @@ _POLICY_CHARACTERS = frozenset("*?$")
 
 
 class CredentialsHolder(StrEnum):
-    """For whom credentials of a store are meant."""
+    """The holder of credentials of a store."""
 
     PROGRAM = "program"
     """The pods of one workflow namespace: Secret ``tiphys-store``."""
@@ -45,7 +45,7 @@ def bucket_policy(url: str, holder: CredentialsHolder, principals: Sequence[str]
 
     Args:
         url: URL of the store, ``s3://bucket/prefix``. For the services ``{namespace}`` stands for every tenant.
-        holder: Who gets the credentials.
+        holder: The holder of the credentials.
         principals: Users to name in each statement, for a policy of the bucket. None for a policy of a user or role.
 
     Raises:
@@ -96,7 +96,7 @@ def probe_program_credentials(
         StoreError: storage did not answer, or the credentials are not valid.
     """
     if PLACEHOLDER in url and not namespace:
-        raise UsageError(f"{url} stands for every tenant: name the one to whom the credentials belong by --namespace")
+        raise UsageError(f"{url} stands for every tenant: name the tenant of these credentials by --namespace")
     nonce = secrets.token_hex(8)
     own = _open_without_check(url, namespace, variables)
     return [

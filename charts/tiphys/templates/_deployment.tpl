@@ -112,7 +112,7 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
-{{/* A pod that is told to end still gets calls for a moment: it goes on until everybody has heard of it. */}}
+{{/* A pod that is being deleted still gets calls until its removal from the endpoints has reached every node. */}}
 {{- define "tiphys.probes" -}}
 {{- $scheme := ternary "HTTPS" "" (eq "https" (include "tiphys.scheme" .root)) }}
 {{- if .drain }}

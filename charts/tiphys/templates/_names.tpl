@@ -55,7 +55,7 @@ app.kubernetes.io/component: {{ .component }}
 {{ include "tiphys.scheme" . }}://{{ .Release.Name }}-plugin.{{ .Release.Namespace }}.svc:7243
 {{- end }}
 
-{{/* What service, agent and controller are told, as a JSON list. */}}
+{{/* Arguments that service, agent and controller share, as a JSON list. */}}
 {{- define "tiphys.serviceArgs" -}}
 {{- $args := list (printf "--store=%s" .Values.store.url) -}}
 {{- if .Values.clusterWide -}}

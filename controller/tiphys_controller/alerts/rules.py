@@ -75,15 +75,15 @@ def find_workflow_label(labels: Mapping[str, str]) -> str:
 class HandlerAction(StrEnum):
     """Next action of the handler for an alert."""
 
-    NOTIFY = "tell"
-    RECONCILE = "attend"
+    NOTIFY = "notify"
+    RECONCILE = "reconcile"
     """Resume the run if no brake forbids it."""
     STOP = "stop"
     FORK = "fork"
     WAIT = "wait"
-    SKIP_RESOLVED = "drop"
+    SKIP_RESOLVED = "skip-resolved"
     """The alert was resolved before an action was due."""
-    SKIP_SUPERSEDED = "gone-on"
+    SKIP_SUPERSEDED = "skip-superseded"
     """A newer submission exists, so the alert is out of date."""
 
 

@@ -136,8 +136,8 @@ def check_agent_pods(observed: ClusterObservation) -> list[DoctorFinding]:
         return [unknown_finding("agent-pods", observed.argo_settings.reason)]
     disabled = observed.argo_settings.get(_DISABLE_AGENT_SETTING, "").lower() == "true"
     if disabled == (mode is PluginMode.AGENT):
-        who = "Argo makes none, and the shared agent answers" if disabled else "Argo makes one for each workflow"
-        return [ok_finding("agent-pods", f"agent pods: {who}")]
+        answering = "Argo makes none, and the shared agent answers" if disabled else "Argo makes one for each workflow"
+        return [ok_finding("agent-pods", f"agent pods: {answering}")]
     patch = f"kubectl patch configmap workflow-controller-configmap{_argo_namespace(observed)} --type merge -p"
     if disabled:
         return [

@@ -124,7 +124,7 @@ def _check_permissions(namespace: WorkflowNamespace, needed: Sequence[_NeededAcc
 
 
 def _check_gangs(namespace: WorkflowNamespace) -> Iterator[DoctorFinding]:
-    """Trainings on several nodes are off unless the chart enables them; half of what they need is a mistake."""
+    """Gangs with backend ``job`` need an account with its permissions and token; without the account, gangs are off."""
     name, secret = _finding_name(namespace, "gangs"), f"{GANG_ACCOUNT}{TOKEN_SUFFIX}"
     if isinstance(namespace.accounts, UnknownValue) or isinstance(namespace.permissions, UnknownValue):
         return

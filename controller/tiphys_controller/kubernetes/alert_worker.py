@@ -129,7 +129,7 @@ class AlertWorker:
             try:
                 self._writer.record_event(workflow, alert_handled_message(alert, record.name, done))
             except TiphysError as error:  # the action is done; the run's own events record it
-                _log.warning("alert.not_told", namespace=key[0], workflow=workflow.name, error=str(error))
+                _log.warning("alert.not_reported", namespace=key[0], workflow=workflow.name, error=str(error))
 
     def _served_namespaces(self) -> list[str]:
         if self._namespaces is not None:

@@ -169,7 +169,7 @@ class PodRunner:
                 exit_code=end.code if end else None,
                 reason=end.reason if end else "",
                 message=message,
-                told=termination_message,
+                termination_message=termination_message,
                 grace_seconds=grace_seconds,
                 rank=pod.rank,
                 gpus=requested_gpus({"spec": {"containers": [container_or_script(pod.template)]}}),

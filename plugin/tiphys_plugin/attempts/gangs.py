@@ -80,7 +80,7 @@ def observe_member_end(gang: GangSpec, pod: PodStatus) -> AttemptObservation:
         member=describe_member(gang, pod.name, pod.rank),
         ended_at=pod.trouble_at,
         node=pod.host,
-        termination_message=pod.told,
+        termination_message=pod.termination_message,
     )
 
 

@@ -90,5 +90,5 @@ def observe_pod_end(pods: Sequence[PodStatus], status: str, exit_code: str) -> A
         pod_message=last.message,
         ended_at=last.trouble_at,
         node=last.host,
-        termination_message=last.told,
+        termination_message=last.termination_message,
     )

@@ -79,7 +79,7 @@ class PodStatus(BaseModel):
     """Termination grace period of the pod in seconds; None if unknown."""
     ending: bool = False
     """Whether the deletion of the pod was requested."""
-    told: str = ""
+    termination_message: str = ""
     """Termination message of the program, or the end of its log if the container is configured to use that."""
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""

@@ -58,7 +58,7 @@ def pod_status(pod: Object) -> PodStatus:
         uid=metadata.get("uid", ""),
         grace_seconds=(pod.get("spec") or {}).get("terminationGracePeriodSeconds"),
         ending="deletionTimestamp" in metadata,
-        told=_without_executor_lines(str((main or {}).get("message") or "")),
+        termination_message=_without_executor_lines(str((main or {}).get("message") or "")),
         host=(pod.get("spec") or {}).get("nodeName") or "",
         gpus=requested_gpus(pod),
     )

@@ -78,7 +78,7 @@ short experiments start soon."""
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-"""A name and never a pattern: who can make namespaces could make one that matches."""
+"""A name and never a pattern: an account that can create namespaces could create one that matches."""
 
 
 class Queue(BaseModel):

@@ -5,7 +5,7 @@ cached. An accepted token is cached for 60 seconds, which is how long a deleted
 account can still call. A refused one is cached for 5 seconds, so that a repaired
 account works soon.
 
-Anybody in the cluster can send tokens that nobody has seen. So reviews have
+Any pod of the cluster can send tokens that are in no cache. So reviews have
 threads of their own, and their number is limited, in all and for each client.
 Refused tokens cannot displace accepted ones from the cache, and a token that was
 accepted before is not reviewed behind unknown ones.

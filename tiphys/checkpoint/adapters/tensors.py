@@ -59,7 +59,7 @@ def decode_tensors(value: Any, *, pickled: bool = False) -> Any:
     Args:
         value: The encoded value, which may come from a checkpoint of an earlier version.
         pickled: Whether to unpickle what was encoded with ``pickled``. Unpickling runs code
-            that the checkpoint names, so whoever can write the checkpoint chooses the code.
+            that the checkpoint names, so write access to the checkpoint is the right to run code.
     """
     return _Decoder(pickled).decode(value)
 

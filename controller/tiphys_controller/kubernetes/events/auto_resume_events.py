@@ -85,7 +85,7 @@ class AutoResumeRecorder:
         try:
             self._writer.record_event(workflow, message)
         except TiphysError as error:  # the resume is done; the run's own events record it
-            _log.warning("resume.not_told", namespace=workflow.namespace, workflow=workflow.name, error=str(error))
+            _log.warning("resume.not_reported", namespace=workflow.namespace, workflow=workflow.name, error=str(error))
 
     def _count(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
         metrics, decision = self._metrics, result.decision

@@ -140,7 +140,7 @@ def test_the_end_of_a_log_is_told_of_a_container_that_asks_for_it(
     bench.run(manifest)
     [found] = bench.cluster.workflows()
     [pod] = bench.cluster.workflow_pods(found["metadata"]["uid"])
-    assert pod.told == told
+    assert pod.termination_message == told
 
 
 def test_a_deleted_pod_gets_sigterm_and_keeps_its_exit_code(bench: Bench) -> None:

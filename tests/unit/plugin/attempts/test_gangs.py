@@ -242,7 +242,7 @@ def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
     full = "torch.OutOfMemoryError: CUDA out of memory"
     for rank in range(4):
         told = full if rank == 2 else ""
-        put(here, rank, "Failed", after=1.0 + (rank != 2), exit_code=1, told=told, host=f"node-{rank}")
+        put(here, rank, "Failed", after=1.0 + (rank != 2), exit_code=1, termination_message=told, host=f"node-{rank}")
     assert "ended by GPU out of memory, rank 2 of 4" in said(flow.settle("fit", 0))
     del objects(here).objects[name]
     before = outputs(flow.admit("fit", 1))

@@ -237,9 +237,9 @@ def test_lines_of_argos_executor_are_no_words_of_the_program():
         'time="2026-11-23T02:09:23.058Z" level=warning msg="cannot save artifact" argo=true\n'
         "Error: exit status 1"
     )
-    told = pod_status(pod(ended("main", 1, message=log), phase="Failed")).told
+    told = pod_status(pod(ended("main", 1, message=log), phase="Failed")).termination_message
     assert told.splitlines()[-1] == "PermissionError: [Errno 13] Permission denied: 'points.json'"
-    assert pod_status(pod(ended("main", 1, message="Error: exit status 1\n"), phase="Failed")).told == ""
+    assert pod_status(pod(ended("main", 1, message="Error: exit status 1\n"), phase="Failed")).termination_message == ""
 
 
 def test_pod_says_to_which_workflow_and_node_it_belongs():

@@ -114,7 +114,7 @@ def test_spot_nodes_are_left_and_every_condition_of_the_step_is_kept(here):
 
 def test_a_program_is_advised_to_take_a_smaller_batch(here):
     flow = submit(here, fit(retry=RetryPolicy(gpu_out_of_memory=2)))
-    fails(flow, 1, exit_code=1, told="torch.OutOfMemoryError: CUDA out of memory")
+    fails(flow, 1, exit_code=1, termination_message="torch.OutOfMemoryError: CUDA out of memory")
     container = {"name": "main", "env": [{"name": "TIPHYS_BATCH_SCALE", "value": "0.5"}]}
     assert patch(flow, 2)["containers"] == [container]
 
