@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.forking import ForkingProcess
 from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.trainer import digest_of, initial_state, train_step
 
@@ -26,6 +27,7 @@ from tiphys.store import DirectoryStore, LineageLayout, read_events, read_step_a
 
 STEPS = 20
 KEEP = 2
+TRAINER = "import runpy; runpy.run_module('support.trainer', run_name='__main__', alter_sys=True)"
 LAYOUT = LineageLayout(LINEAGE)
 
 # Each save has two shards; from the third save on, retention removes one checkpoint of two shards.
@@ -64,6 +66,7 @@ class Run:
     """Attempts of one training step, opened and ended as the plugin does it."""
 
     root: Path
+    trainers: ForkingProcess
     saved: list[int] = field(default_factory=list)
     attempt: int = 0
 
@@ -90,33 +93,50 @@ class Run:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
         return {**kept, **own, **others}
 
-    def start(self, failpoints="", **others):
-        """Open the next attempt where the choice says, and run its program."""
+    def claim(self):
+        """Open the next attempt where the choice says."""
         choice = choose_checkpoint(self.store, LINEAGE, read_step_attempts(self.store, RUN, STEP))
         self.attempt += 1
         write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
+        return choice
+
+    def start(self, **variables):
+        """Start the program of the next attempt."""
+        choice = self.claim()
         command = [sys.executable, "-m", "support.trainer", str(STEPS), str(self.result)]
-        environ = self.environ(choice.checkpoint, failpoints, **others)
+        environ = self.environ(choice.checkpoint, "", **variables)
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         return choice, process
 
     def finish(self, process):
         """Wait for the attempt, and record its end unless it succeeded."""
         out, err = process.communicate(timeout=120)
+        return self.end(process.returncode, out, err)
+
+    def end(self, code, out, err):
         lines = [line.split() for line in out.splitlines()]
         self.saved += [int(number) for word, number in lines if word == "saved"]
-        if process.returncode != 0:
+        if code != 0:
             write_end(self.store, end_of(self.attempt))
-        return process.returncode, int(lines[0][1]) if lines else None, err
+        return code, int(lines[0][1]) if lines else None, err
 
     def attempt_until_end(self, failpoints=""):
-        choice, process = self.start(failpoints)
-        return choice, *self.finish(process)
+        choice = self.claim()
+        environ = self.environ(choice.checkpoint, failpoints)
+        done = self.trainers.run(TRAINER, [str(STEPS), str(self.result)], environ=environ)
+        return choice, *self.end(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    """Forks processes that have imported what the trainer trains and saves with."""
+    with ForkingProcess("numpy.random", "tiphys.checkpoint.session", "tiphys.checkpoint.tracked_session") as process:
+        yield process
 
 
 @pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path)
+def run(tmp_path, trainers):
+    return Run(tmp_path, trainers)
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -12,11 +12,13 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -128,8 +130,12 @@ def assert_contained(shown: Shown, arguments: list[str], *, terminal: bool) -> N
     assert "bug in Tiphys" not in shown.err, arguments
 
 
+def _path(store: DirectoryStore, key: str) -> Path:
+    return Path(unquote(urlsplit(store.url).path), key)
+
+
 def overwrite(store: DirectoryStore, key: str, data: bytes) -> None:
-    Path("store", key).write_bytes(data)
+    _path(store, key).write_bytes(data)
 
 
 def shape(store: Store) -> object:
@@ -159,16 +165,17 @@ def test_one_text_of_one_record(part: int, store: DirectoryStore) -> None:
     assert reached >= 10, "the text has to get as far as the screen, or this shows nothing"
 
 
-@pytest.fixture
-def hostile_store(store: DirectoryStore) -> DirectoryStore:
+@pytest.fixture(scope="module")
+def made_hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every text is hostile that does not keep the run from being read."""
+    store = DirectoryStore(tmp_path_factory.mktemp("hostile") / "store")
     records = write_full_run(store)
     sound = shape(store)
     assert sound is not None
     for key, record in records.items():
         kept = json.loads(record.to_bytes())
         for path, _ in hostile_variants(record):
-            before = Path("store", key).read_bytes()
+            before = store.read(key)
             # One text more than those that were kept.
             changed = next(data for name, data in hostile_variants(_Document(kept)) if name == path)
             overwrite(store, key, changed)
@@ -178,7 +185,13 @@ def hostile_store(store: DirectoryStore) -> DirectoryStore:
                 overwrite(store, key, before)
     for name in NAMES.values():
         store.create(name, b"{}")
-    return store
+    return _path(store, "")
+
+
+@pytest.fixture
+def hostile_store(made_hostile: Path, folder: Path) -> DirectoryStore:
+    shutil.copytree(made_hostile, folder / "store")
+    return DirectoryStore(folder / "store")
 
 
 class _Document:

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import tiny
+from support.forking import ForkingProcess
 
 from hera_pipelines.cli import main
 
@@ -74,6 +75,15 @@ class Finished:
     @property
     def store(self) -> Path:
         return self.folder / "store"
+
+
+@pytest.fixture(scope="session")
+def records_loaded() -> Iterator[ForkingProcess]:
+    """Forks processes that have imported what every command reads and prints with."""
+    with ForkingProcess(
+        "rich.console", "rich.table", "typer.core", "yaml", "tiphys.records", "tiphys.store"
+    ) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,9 @@ from support.polling import until
 
 from .conftest import begin
 
+GRACE_SECONDS = 3
+"""The engine waits for storage as long as its programs may save after a signal, and at least for one answer."""
+
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -37,6 +40,7 @@ def test_one_signal_ends_the_engine_although_its_store_is_full(
     small_disk: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     file = tiny.write(tmp_path / "code")
+    file.write_text(file.read_text().replace("retries=Retries", f'grace="{GRACE_SECONDS} s", retries=Retries'))
     errors = tmp_path / "errors"
     with errors.open("w") as stream:
         arguments = ["run", file, "--run", "r", "--store", small_disk / "store", "-p", "steps=1000000"]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from support.forking import COMMAND, ForkingProcess
 
 from .conftest import Finished
 
@@ -26,14 +27,24 @@ LINES = (
 
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", LINES, ids=" ".join)
-def test_a_closed_pipe_is_no_failure(arguments: list[str], buffered: bool, finished: Finished) -> None:
+def test_a_closed_pipe_is_no_failure(
+    arguments: list[str], buffered: bool, finished: Finished, records_loaded: ForkingProcess
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    words = [finished.run if word == "RUN" else word for word in arguments]
-    environment = {**os.environ, "TIPHYS_STORE": str(finished.store), "PYTHONUNBUFFERED": "" if buffered else "1"}
-    line = [sys.executable, "-m", "hera_pipelines.cli", "--quiet", *words]
+    words = ["--quiet", *(finished.run if word == "RUN" else word for word in arguments)]
+    environment = {**os.environ, "TIPHYS_STORE": str(finished.store)}
     try:
-        ended = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, env=environment, text=True, check=False)
+        ended = records_loaded.run(COMMAND, words, environ=environment, stdout=writer, buffered=buffered)
     finally:
         os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_closed_pipe_is_no_failure_of_a_new_interpreter() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        line = [sys.executable, "-m", "hera_pipelines.cli", "--help"]
+        ended = subprocess.run(line, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.forking import ForkingProcess
 
 from hera_pipelines.cli.app import COMMANDS
 
@@ -44,17 +45,24 @@ READS = (
 )
 
 
-def imported(arguments: list[str], **variables: str) -> set[str]:
-    """Modules that the command imported, in a process of its own."""
-    program = (
-        "import json, sys\n"
-        "from hera_pipelines.cli import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "finally:\n    print('\\n' + json.dumps(sorted(sys.modules)), file=sys.__stdout__)\n"
-    )
+PROGRAM = """
+import json, sys
+from hera_pipelines.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print('\\n' + json.dumps(sorted(sys.modules)), file=sys.__stdout__)
+"""
+
+
+def imported(arguments: list[str], process: ForkingProcess | None = None, **variables: str) -> set[str]:
+    """Modules that the command imported, in a process of its own: a new one, or one forked from ``process``."""
     environment = {**{name: value for name, value in os.environ.items() if name != "TIPHYS_STORE"}, **variables}
-    line = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    if process:
+        done = process.run(PROGRAM, arguments, environ=environment)
+    else:
+        line = [sys.executable, "-c", PROGRAM, *arguments]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert "bug in Tiphys" not in done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -73,23 +81,27 @@ def test_completion_of_names_imports_no_command(words: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_imports_neither_engine_nor_clients(name: str) -> None:
-    modules = imported([name, "--help"])
+def test_help_of_a_command_imports_neither_engine_nor_clients(name: str, records_loaded: ForkingProcess) -> None:
+    modules = imported([name, "--help"], records_loaded)
     assert f"hera_pipelines.{COMMANDS[name].module}" in modules
     assert not modules & {*ENGINE, *LIBRARIES}
     assert COMMANDS[name].logs or "structlog" not in modules
 
 
 @pytest.mark.parametrize("arguments", READS, ids=" ".join)
-def test_a_command_that_reads_imports_what_it_reads_with(arguments: list[str], finished: Finished) -> None:
+def test_a_command_that_reads_imports_what_it_reads_with(
+    arguments: list[str], finished: Finished, records_loaded: ForkingProcess
+) -> None:
     line = [finished.run if word == "RUN" else word for word in arguments]
     unneeded = {*ENGINE, *LIBRARIES, *(() if COMMANDS[line[0]].logs else LOGGING)}
-    assert not imported([*line, "--store", str(finished.store)]) & unneeded
+    assert not imported([*line, "--store", str(finished.store)], records_loaded) & unneeded
 
 
-def test_a_picture_alone_imports_the_templates_of_pictures(finished: Finished, tmp_path: Path) -> None:
+def test_a_picture_alone_imports_the_templates_of_pictures(
+    finished: Finished, tmp_path: Path, records_loaded: ForkingProcess
+) -> None:
     line = ["lineage", finished.run, "-o", "svg", "--output", str(tmp_path / "a.svg"), "--store", str(finished.store)]
-    assert imported(line) & LIBRARIES == {"jinja2"}
+    assert imported(line, records_loaded) & LIBRARIES == {"jinja2"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
