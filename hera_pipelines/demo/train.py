@@ -30,7 +30,7 @@ def main(
     seed: Annotated[int, typer.Option()],
     steps: Annotated[int, typer.Option()],
     batch: int = 192,
-    hidden: int = 512,
+    hidden: int = 384,
     step_log: Annotated[str, typer.Option(help="Folder of the log of executed steps; empty for no log.")] = "",
 ) -> None:
     split = read_split(inputs.path("dataset"))
