@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from hera_pipelines.compile.schedules import check_schedules
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
@@ -104,10 +105,11 @@ def cron_workflow(workflow: Manifest, name: str, cron: Manifest) -> Manifest:
             a Workflow runs, the schedule starts no other.
 
     Raises:
-        UsageError: there is no schedule.
+        UsageError: there is no schedule, or Argo would refuse a schedule or the time zone.
     """
     if not cron.get("schedules"):
         raise UsageError(f"CronWorkflow {name!r} has no schedule; give one, such as '0 2 * * *'")
+    check_schedules(cron["schedules"], cron.get("timezone"))
     metadata, spec = _copy_metadata_and_spec(workflow)
     return {
         "apiVersion": API_VERSION,

@@ -97,9 +97,11 @@ def test_a_cron_pipeline_keeps_what_no_option_changes(compiled: Compile) -> None
         (AT_TWO, "--schedule: it is for a template or schedule; add --as"),
         (("--as", "workflow", "--name", "x"), "--name: it is for a template or schedule"),
         (("--as", "workflowtemplate", "--timezone", "UTC"), "--timezone: it is for a schedule; add --as cronworkflow"),
+        (("--as", "cronworkflow", "--schedule", "0 25 * * *"), "schedule '0 25 * * *' is not one that Argo runs"),
+        (("--as", "cronworkflow", *AT_TWO, "--timezone", "Europe/Berln"), "did you mean 'Europe/Berlin'?"),
     ],
 )
-def test_an_option_without_effect_is_refused(
+def test_an_option_that_cannot_take_effect_is_refused(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", READY, *arguments]) == 2
