@@ -122,6 +122,12 @@ def parse_argo_item_name(name: str) -> ArgoItemName | None:
     return ArgoItemName(match[1], int(match[2]), match[3]) if match else None
 
 
+def find_item(instance: str) -> ArgoItemName | None:
+    """The item that a node such as ``wf.fit(2:0.1)`` runs; None for the node of a step that is no item."""
+    workflow = instance.partition("(")[0].rpartition(".")[0]
+    return parse_argo_item_name(instance.removeprefix(f"{workflow}."))
+
+
 def item_display_name(step: str, index: int) -> str:
     """Name of an item for people: ``fit[2]``. The index is that of Argo, from 0."""
     return f"{step}[{index}]"

@@ -215,6 +215,8 @@ class Preemption(Record):
     for_step: str
     for_run: str = ""
     """Step and run that needed the GPUs; empty if their request no longer waited."""
+    for_step_name: str = ""
+    """Name of that step or item for people, such as ``fit[2]``."""
     asked_at: Timestamp
     gone_at: Timestamp
     """When all its pods had ended."""

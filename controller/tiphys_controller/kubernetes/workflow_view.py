@@ -17,6 +17,7 @@ from tiphys.errors import UsageError
 from tiphys.kube import Object
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.compiled_workflow import read_workflow_parameters
+from tiphys.protocol.fan_out import find_item
 from tiphys.protocol.gang import GangBackend
 from tiphys.protocol.operations import step_instance_name
 from tiphys.protocol.phases import is_final_workflow_phase
@@ -154,7 +155,9 @@ def _find_gpu_waits(workflow: str, nodes: Mapping[str, Object]) -> Iterator[tupl
         if node.get("type") != "Plugin" or node.get("phase") != "Pending":
             continue
         if (deferred := _DEFERRED_MESSAGE.match(node.get("message") or "")) is not None:
-            step = step_instance_name(node["name"]).removeprefix(f"{workflow}.")
+            instance = step_instance_name(node["name"])
+            item = find_item(instance)
+            step = item.display_name if item else instance.removeprefix(f"{workflow}.")
             yield GpuWait(node["name"], step, deferred["reason"]), deferred["message"]
 
 

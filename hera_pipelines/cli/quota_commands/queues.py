@@ -300,7 +300,7 @@ def _request_rows(ledger_state: LedgerState) -> Iterator[Sequence[str]]:
 
 def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, verb: str) -> Sequence[str]:
     gpus = f"{verb} {format_gpus(request.gpus, gpu_type)}"
-    location = (request.queue, request.namespace, request.run, request.step, str(request.attempt))
+    location = (request.queue, request.namespace, request.run, request.step_name, str(request.attempt))
     return gpus, *location, format_local_time(since)
 
 

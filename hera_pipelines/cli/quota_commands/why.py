@@ -27,7 +27,7 @@ from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, select_active
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
 from tiphys_plugin.quota.queues import ANY_TYPE, QueueRules, format_gpus
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, format_step_name
 
 from hera_pipelines.cli.quota_commands.nodes import apply_cluster_nodes, describe_slow_ranks, observe_slow_gangs
 from hera_pipelines.cli.quota_commands.preemption_preview import (
@@ -250,7 +250,7 @@ class _PendingExplanation(NamedTuple):
 
 
 def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
-    return request.run == run and selects_step(step, request.step)
+    return request.run == run and (selects_step(step, request.step) or step == request.step_name)
 
 
 def _decide_admission(
@@ -271,7 +271,7 @@ def _describe_holder(lease: Lease) -> Text:
     request = lease.request
     gpus = format_gpus(request.gpus, request.gpu_type if lease.pool == ANY_TYPE else lease.pool)
     return Text(
-        f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since "
+        f"{format_step_name(request)} holds {gpus} of queue {request.queue} since "
         f"{format_local_time(lease.granted_at)}"
         f"{describe_eviction(lease)}"
     )
@@ -282,7 +282,7 @@ def _describe_pending(explanation: _PendingExplanation, now: datetime) -> Iterat
     request = pending.request
     gpus = format_gpus(request.gpus, request.gpu_type)
     waited = str(now - pending.since).split(".")[0]
-    yield Text(f"{request.run}/{request.step} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
+    yield Text(f"{format_step_name(request)} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
     match admission:
         case Admitted():
             yield Text("  the GPUs are free; the step gets them at its next request, within seconds")

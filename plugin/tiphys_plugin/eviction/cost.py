@@ -63,7 +63,11 @@ def elapsed_seconds(since: datetime, now: datetime) -> float:
 
 def format_preemption(preempted: Preemption) -> str:
     """Text for the end of a preempted attempt: its preemptor, its newest commit and the lost training time."""
-    preemptor = f"{preempted.for_run}/{preempted.for_step}" if preempted.for_run else "another training"
+    preemptor = (
+        f"{preempted.for_run}/{preempted.for_step_name or preempted.for_step}"
+        if preempted.for_run
+        else "another training"
+    )
     preemption = f"it was asked at {format_clock_time(preempted.asked_at)} to save and go for {preemptor}"
     seconds_lost, gpu_seconds_lost = preempted.seconds_lost, preempted.gpu_seconds_lost
     if seconds_lost is None or gpu_seconds_lost is None:

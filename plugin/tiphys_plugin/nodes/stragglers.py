@@ -126,7 +126,7 @@ def evidence_by_node(
             if host := hosts.get(straggler.member):
                 # Programs write these times, so all trainings of one namespace are one source: alone it convicts none.
                 source = f"step times in {lease.request.namespace}"
-                message = f"{lease.request.run}/{lease.request.step}: {describe_straggler(straggler)}"
+                message = f"{lease.request.run}/{lease.request.step_name}: {describe_straggler(straggler)}"
                 evidence[host] = (*evidence[host], NodeEvidence(source, message, "hint"))
     return dict(evidence)
 

@@ -243,15 +243,15 @@ def build_preemption_record(call: StepCall, attempt: AttemptClaim) -> Preemption
         return None
     preemption = lease.preemption
     pending = (waiting.request for waiting in ledger.pending)
-    preemptor = (preemption.uid, preemption.step)
-    for_run = next((request.run for request in pending if (request.uid, request.step) == preemptor), "")
+    preemptor = next((request for request in pending if preemption.is_for(request)), None)
     manifest = None
     if attempt.lineage and not call.volume:
         manifest = read_newest_commit(call.store, attempt.lineage, attempt.attempt)
     saved_at = manifest.written_at if manifest is not None else lease.granted_at
     return Preemption(
-        for_run=for_run,
+        for_run=preemptor.run if preemptor else "",
         for_step=preemption.step,
+        for_step_name=preemptor.step_name if preemptor else "",
         asked_at=preemption.asked_at,
         gone_at=max(call.context.clock(), preemption.asked_at),
         gpus=lease.request.gpus,

@@ -60,7 +60,7 @@ def _find_flavor(call: StepCall, claim: AttemptClaim) -> Flavor | None:
     flavor = queues.flavor_set.by_name.get(claim.flavor) if isinstance(queues, Queues) else None
     if flavor is None:
         raise StoreError(
-            f"attempt {claim.attempt} of {claim.step} holds GPUs of flavor {claim.flavor!r}, which the queues no "
+            f"attempt {claim.attempt} of {call.name} holds GPUs of flavor {claim.flavor!r}, which the queues no "
             "longer declare, so its nodes are unknown; declare the flavor again"
         )
     return flavor

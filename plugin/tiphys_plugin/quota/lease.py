@@ -13,7 +13,9 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from tiphys.errors import StoreError
+from tiphys.protocol.fan_out import find_item, item_display_name
 from tiphys.protocol.step_spec import GpuRequest, SpotUse
+from tiphys.records import task_name
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
 
@@ -102,6 +104,8 @@ class LeaseRequest:
     """Fewest members with which an elastic gang continues, and with which it queues. None: the gang is not elastic."""
     max_members: int | None = None
     """Members with which an elastic gang starts if they fit at its turn."""
+    item_index: int | None = None
+    """Index of the fan-out item that the step is; None for another step, or if it is unknown."""
 
     @classmethod
     def from_gpu_request(
@@ -141,6 +145,7 @@ class LeaseRequest:
             first_start: When the first of these attempts got its GPUs, in seconds of Unix time.
         """
         is_elastic = gpu.min_members is not None
+        item = find_item(instance)
         requested_members = (members or gpu.min_members or gpu.members) if is_elastic else gpu.members
         return cls(
             uid=uid,
@@ -164,11 +169,17 @@ class LeaseRequest:
             first_start=first_start,
             min_members=gpu.min_members,
             max_members=gpu.members if is_elastic else None,
+            item_index=item.index if item else None,
         )
 
     @property
     def key(self) -> tuple[str, str, str]:
         return (self.uid, self.step, self.node_hash)
+
+    @property
+    def step_name(self) -> str:
+        """Name of the step or item for people, such as ``fit[2]``."""
+        return self.step if self.item_index is None else item_display_name(task_name(self.step), self.item_index)
 
     @property
     def workflow_step(self) -> tuple[str, str]:

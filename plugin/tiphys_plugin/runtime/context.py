@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
-from tiphys.protocol.fan_out import parse_argo_item_name
+from tiphys.protocol.fan_out import find_item
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.store import RunLayout, Store
 from tiphys_plugin.attempts.liveness import NamespaceStores
@@ -120,7 +120,7 @@ class StepCall:
     @property
     def name(self) -> str:
         """Name of the step or item for people, such as ``fit[2]``."""
-        item = parse_argo_item_name(self.instance.removeprefix(f"{self.binding.workflow}."))
+        item = find_item(self.instance)
         return item.display_name if item else self.step
 
     @property

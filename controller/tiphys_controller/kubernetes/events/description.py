@@ -78,7 +78,7 @@ def _describe_state(
     if trainings:
         (step, progress), *others = trainings
         more = f" and {len(others)} more" if others else ""
-        return f"Training: {describe_step(progress)} ({step}{more})."
+        return f"Training: {describe_step(progress)} ({log.step_name(step)}{more})."
     if workflow.waits:
         wait, message = min(workflow.waits.items())
         known = _WAIT.search(message[:_MAX_SEARCHED_CHARACTERS])
@@ -95,7 +95,8 @@ def _describe_failure(workflow: WorkflowView, submission_ref: SubmissionRef, log
         step, end = failed[-1]
         message = _shorten(end.message or (end.cause.value.replace("_", " ") if end.cause else "failed"))
         about_program = message.removeprefix("the program ")
-        return f"{step}: {message}" if about_program == message else f"{step} {about_program}"
+        name = log.step_name(step)
+        return f"{name}: {message}" if about_program == message else f"{name} {about_program}"
     return _shorten(workflow.plugin_failure or workflow.message or "without a message")
 
 
@@ -104,7 +105,8 @@ def _describe_progress(submission_ref: SubmissionRef, log: RunLog) -> str:
         {step for (step, _), end in log.attempt_outcomes.items() if end.outcome is AttemptEndOutcome.DONE}
     )
     under_way = [
-        f"{step} (attempt {number})" if number > 1 else step for step, number in open_attempts(submission_ref, log)
+        f"{log.step_name(step)} (attempt {number})" if number > 1 else log.step_name(step)
+        for step, number in open_attempts(submission_ref, log)
     ]
     sentences = [f"Under way: {_join_names(under_way)}."] if under_way else []
     sentences += [f"Done: {_join_names(done)}."] if done else []
@@ -144,7 +146,7 @@ def _describe_last_failure(submission_ref: SubmissionRef, log: RunLog) -> list[s
         return []
     (step, number), end = failed[-1]
     cause = f" by {end.cause.value.replace('_', ' ')}" if end.cause else ""
-    return [f"Attempt {number} of {step} ended{cause}."]
+    return [f"Attempt {number} of {log.step_name(step)} ended{cause}."]
 
 
 def _shorten(text: str) -> str:

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tiphys.kube import Object
-from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event
+from tiphys.protocol.fan_out import item_display_name
+from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event, task_name
 from tiphys_controller.kubernetes.events.run_log import (
     REPORTED_EVENTS,
     AttemptKey,
@@ -63,8 +64,10 @@ def agent_pod_deleted_message(pod: str, uid: str, why: str) -> EventMessage:
 def preempted_message(lease: Object) -> EventMessage:
     """Event for a preempted training; ``lease`` as the ledger stores it."""
     asked_at, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
+    step, index = lease["step"], lease.get("itemIndex")
+    name = step if index is None else item_display_name(task_name(step), index)
     message = (
-        f"{lease['step']}: attempt {lease['attempt']} was asked to save and stop, because another step has "
+        f"{name}: attempt {lease['attempt']} was asked to save and stop, because another step has "
         f"precedence and needs its {lease['gpus']} GPUs; it is ended at {deadline:%H:%M:%S %Z} at the latest"
     )
     return EventMessage(
@@ -103,29 +106,30 @@ def _sort_time(message: EventMessage) -> datetime:
 def _attempt_messages(submission_ref: SubmissionRef, log: RunLog) -> Iterator[EventMessage]:
     for attempt, opened in sorted(log.attempt_starts.items()):
         if opened.submission == submission_ref.submission:
-            yield from _attempt_started_messages(attempt, opened)
+            name = log.step_name(attempt[0])
+            yield from _attempt_started_messages(attempt, name, opened)
             if (ended := log.attempt_outcomes.get(attempt)) is not None:
-                yield from _attempt_ended_messages(attempt, ended)
+                yield from _attempt_ended_messages(attempt, name, ended)
 
 
-def _attempt_started_messages(attempt: AttemptKey, opened: AttemptStart) -> Iterator[EventMessage]:
+def _attempt_started_messages(attempt: AttemptKey, name: str, opened: AttemptStart) -> Iterator[EventMessage]:
     step, number = attempt
     if number > 1 or opened.starts_from:
         start = f"from {opened.starts_from}" if opened.starts_from else "from the beginning"
         yield EventMessage(
             f"opened/{step}/{number}",
             "AttemptStarted",
-            f"{step}: attempt {number} starts {start}",
+            f"{name}: attempt {number} starts {start}",
             recorded_at=opened.opened_at,
         )
     for index, sentence in enumerate(opened.skipped_checkpoints):
         key = f"skipped/{step}/{number}/{index}"
         yield EventMessage(
-            key, "CheckpointSkipped", f"{step}: {sentence}", is_warning=True, recorded_at=opened.opened_at
+            key, "CheckpointSkipped", f"{name}: {sentence}", is_warning=True, recorded_at=opened.opened_at
         )
 
 
-def _attempt_ended_messages(attempt: AttemptKey, ended: AttemptOutcome) -> Iterator[EventMessage]:
+def _attempt_ended_messages(attempt: AttemptKey, name: str, ended: AttemptOutcome) -> Iterator[EventMessage]:
     step, number = attempt
     if ended.outcome is AttemptEndOutcome.DONE:
         return
@@ -133,7 +137,7 @@ def _attempt_ended_messages(attempt: AttemptKey, ended: AttemptOutcome) -> Itera
     details = f": {ended.message}" if ended.message else ""
     how = "was fenced" if ended.outcome is AttemptEndOutcome.FENCED else "ended"
     reason = "AttemptFenced" if ended.outcome is AttemptEndOutcome.FENCED else "AttemptFailed"
-    message = f"{step}: attempt {number} {how}{cause}{details}"
+    message = f"{name}: attempt {number} {how}{cause}{details}"
     yield EventMessage(f"ended/{step}/{number}", reason, message, is_warning=True, recorded_at=ended.ended_at)
 
 
@@ -142,7 +146,7 @@ def _run_event_messages(submission_ref: SubmissionRef, log: RunLog) -> Iterator[
         for index, event in enumerate(events):
             if _find_event_submission(event, log) == submission_ref.submission:
                 reason, warning = REPORTED_EVENTS[event.name]
-                about = f"{event.step}: " if event.step else ""
+                about = f"{log.step_name(event.step)}: " if event.step else ""
                 yield EventMessage(f"event/{key}/{index}", reason, f"{about}{event.message}", warning, event.at)
 
 

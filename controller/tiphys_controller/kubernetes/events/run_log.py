@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError
+from tiphys.protocol.fan_out import find_item
 from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, Event, EventBatch
 from tiphys.store import RunLayout, Store, read_attempt_end, read_record
 from tiphys.store.attempt_ends import unreadable_end
@@ -64,6 +65,11 @@ class RunLog:
         self.is_complete = False
         """Whether the last `read` reached the end."""
         self._layout = RunLayout(run)
+        self._step_names: dict[str, str] = {}
+
+    def step_name(self, step: str) -> str:
+        """Name of a step or item for people, such as ``fit[2]``; its step id as long as none of its claims was read."""
+        return self._step_names.get(step, step)
 
     def read(self, store: Store) -> None:
         """Read new records, up to `READS`.
@@ -95,6 +101,8 @@ class RunLog:
 
     def _keep_claim(self, store: Store, attempt: AttemptKey) -> None:
         claim = read_record(store, self._layout.attempt(*attempt), AttemptClaim)
+        if item := find_item(claim.instance):
+            self._step_names[claim.step] = item.display_name
         start = claim.starts_from
         self.attempt_starts[attempt] = AttemptStart(
             submission=claim.submission,

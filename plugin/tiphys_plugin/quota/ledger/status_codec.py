@@ -11,7 +11,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
@@ -168,6 +168,7 @@ class _RequestModel(_StatusModel):
     first_start: _Seconds | None = None
     min_members: PositiveInt | None = None
     max_members: PositiveInt | None = None
+    item_index: NonNegativeInt | None = None
 
     def to_request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _JSON_NAMES})

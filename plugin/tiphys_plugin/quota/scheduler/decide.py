@@ -60,8 +60,8 @@ def explain_pending_preemptions(preempted: Sequence[Lease]) -> DeferralReason:
 
 
 def format_step_name(request: LeaseRequest) -> str:
-    """Name of a step in messages: run and step."""
-    return f"{request.run}/{request.step}"
+    """Name of a step in messages: run and step, such as ``digits/fit[2]``."""
+    return f"{request.run}/{request.step_name}"
 
 
 def format_clock_time(moment: datetime) -> str:

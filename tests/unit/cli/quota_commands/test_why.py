@@ -67,6 +67,22 @@ def test_a_fanned_out_step_stands_for_all_of_its_items(desk):
     assert "fit.ba9876543210.0 holds" in why(desk, "run-u1/fit.ba9876543210.0")[1]
 
 
+def test_items_are_named_and_found_as_people_type_them(desk):
+    ledger = desk.ledger()
+    for index in (0, 1, 2):
+        ledger.request(ask(6, "u1", step=f"fit.0123456789ab.{index}", item_index=index))
+    _, out, _ = why(desk, "run-u1/fit")
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("run-")] == [
+        *("run-u1/fit[0]", "run-u1/fit[1]", "run-u1/fit[2]")
+    ]
+    assert "behind run-u1/fit[1] (6 A100, asked earlier)" in out
+    _, out, _ = why(desk, "run-u1/fit[1]")
+    assert out.startswith("run-u1/fit[1] has waited")
+    assert "0123456789ab" not in out + desk.queues("show")[1]
+    assert "fit[2]" in desk.queues("show")[1]
+    assert json.loads(why(desk, "run-u1/fit[1]", "-o", "json")[1])["waiting"][0]["step"] == "fit.0123456789ab.1"
+
+
 def test_a_step_that_could_start_is_told_so(desk):
     ledger = desk.ledger()
     ledger.request(ask(8, "u1"))

@@ -17,6 +17,8 @@ from tiphys.errors import StoreError
 from tiphys.kube import Object
 from tiphys.records import (
     AttemptClaim,
+    AttemptEnd,
+    AttemptEndOutcome,
     Cause,
     CheckpointRef,
     Event,
@@ -25,6 +27,7 @@ from tiphys.records import (
     SubmissionClaim,
     SubmissionKind,
     TrainingProgress,
+    utc_now,
 )
 from tiphys.store import RunLayout, append_events
 
@@ -86,6 +89,25 @@ def test_an_attempt_that_ended_badly_is_told_with_its_cause_and_the_next_with_it
         ("AttemptStarted", "fit: attempt 2 starts from checkpoint 80 of attempt 1"),
         ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 was skipped: its bytes do not match"),
     ]
+
+
+def test_items_are_told_by_the_names_that_people_type(store: MemoryStore) -> None:
+    item = "fit.0123456789ab.0"
+    claim = AttemptClaim(
+        run=RUN, step=item, attempt=1, submission=1, uid="u", node="n", instance="wf-1.fit(2:lr:0.1)", step_key="k"
+    )
+    store.create(LAYOUT.attempt(item, 1), claim.to_bytes())
+    end = AttemptEnd(run=RUN, step=item, attempt=1, submission=1, outcome=AttemptEndOutcome.FAILED, cause=Cause.HANG)
+    store.create(LAYOUT.attempt_end(item, 1), end.to_bytes())
+    retry = claim.model_copy(update={"attempt": 2, "written_at": utc_now()})
+    store.create(LAYOUT.attempt(item, 2), retry.to_bytes())
+    append_events(store, RUN, "w", [Event(name="lease.forced", step=item, attempt=2, message="by force")])
+    assert list(told(store)) == [
+        ("AttemptFailed", "fit[2]: attempt 1 ended by hang"),
+        ("AttemptStarted", "fit[2]: attempt 2 starts from the beginning"),
+        ("LeaseForced", "fit[2]: by force"),
+    ]
+    assert narrated(store)["description"].startswith("Under way: fit[2] (attempt 2). Attempt 1 of fit[2] ended by hang")
 
 
 def test_what_argo_shows_by_itself_is_not_told(store: MemoryStore, history: History) -> None:
@@ -303,6 +325,10 @@ def test_a_step_that_waits_is_told_of_once_for_each_reason() -> None:
     assert keys(first) != keys(waiting("BehindHigherPriority", "behind digits-2/fit; position 2"))
     again = waiting("WaitingForQuota", "the next attempt", "digits-1.fit[0].attempts(1)[0].admit")
     assert keys(first) != keys(again)
+
+    item = waiting("WaitingForQuota", "position 3", "digits-1.fit(2:lr:0.1)[0].attempts(0)[0].admit")
+    [one] = build_event_messages(build_workflow_view(item), None, None, RESUME)
+    assert one.message == "fit[2] waits for GPUs: position 3"
 
     assert keys(workflow()) == []
 

@@ -310,13 +310,14 @@ def test_without_a_ledger_nothing_is_shown(bench: Bench):
     assert bench.names(GPU_QUEUES) == []
 
 
-def test_who_is_asked_to_leave_is_told_on_its_workflow_once(bench: Bench):
+@pytest.mark.parametrize(("fields", "name"), [({}, "fit"), ({"step": "fit.0123456789ab.0", "item_index": 2}, "fit[2]")])
+def test_who_is_asked_to_leave_is_told_on_its_workflow_once(bench: Bench, fields: dict[str, Any], name: str):
     uid = put(bench.api, workflow(namespace="tiphys"))["metadata"]["uid"]
     bench.view.apply_workflow_change("tiphys", ListSnapshot(bench.api.list(WORKFLOWS, "tiphys").items))
-    bench.book(replace(GOES, request=replace(GOES.request, uid=uid)))
+    bench.book(replace(GOES, request=replace(GOES.request, uid=uid, **fields)))
     bench.round()
     bench.round()
     [(reason, message)] = told(bench.server)
     assert reason == "AttemptPreempted"
-    assert "fit: attempt 1 was asked to save and stop" in message
+    assert message.startswith(f"{name}: attempt 1 was asked to save and stop")
     assert "ended at 00:02:00 UTC at the latest" in message

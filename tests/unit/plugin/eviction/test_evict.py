@@ -33,7 +33,7 @@ from tiphys.errors import StoreError
 from tiphys.lineage import read_timeline
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import CheckpointManifest, CrashRecord, Shard
+from tiphys.records import CheckpointManifest, CrashRecord, Preemption, Shard
 from tiphys.store import DirectoryStore, LineageLayout, claim_record
 
 RULES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]})
@@ -194,12 +194,25 @@ def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(h
         "1 is committed; attempt 2 resumes from step 7"
     )
     preempted = ended(here)["preempted"]
-    assert (preempted["for_run"], preempted["for_step"], preempted["gpus"]) == ("high", "fit", 8)
+    assert (preempted["for_run"], preempted["for_step"], preempted["for_step_name"]) == ("high", "fit", "fit")
+    assert preempted["gpus"] == 8
     assert (preempted["committed"]["global_step"], preempted["seconds_lost"]) == (7, 0.0)
     assert preempted["gone_at"] > preempted["asked_at"]
     [event] = [event for event in read_timeline(here.store, "low") if event.name == "attempt.ended"]
     assert "to save and go for high/fit" in event.message
     assert (event.data["preempted"]["for_run"], event.data["preempted"]["gpu_seconds_lost"]) == ("high", 0.0)
+
+
+def test_the_end_names_the_item_for_which_it_went(here):
+    preempted = Preemption(
+        for_run="high",
+        for_step="fit.0123456789ab.0",
+        for_step_name="fit[2]",
+        asked_at=here.clock(),
+        gone_at=here.clock(),
+        gpus=4,
+    )
+    assert "to save and go for high/fit[2]; " in cost.format_preemption(preempted)
 
 
 @pytest.mark.parametrize(

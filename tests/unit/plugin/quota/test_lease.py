@@ -10,6 +10,7 @@
 
 from typing import Any
 
+import pytest
 from tiphys_plugin.quota.lease import LeaseRequest, hash_node_name
 
 from tiphys.protocol.step_spec import GpuRequest
@@ -68,3 +69,17 @@ def test_spot_flavors_are_avoided_on_demand() -> None:
     gpu = GpuRequest(gpus=1, spot="allowed")
     assert LeaseRequest.from_gpu_request(gpu, **ATTEMPT, avoid_spot=True).spot == "avoided"
     assert LeaseRequest.from_gpu_request(gpu, **ATTEMPT).spot == "allowed"
+
+
+@pytest.mark.parametrize(
+    ("step", "instance", "name"),
+    [
+        ("fit", "wf.fit", "fit"),
+        ("fit.0123456789ab.0", "wf.fit(2:0.1)", "fit[2]"),
+        ("fit.0123456789ab.0", "wf.of.me.fit(12:name:a.b(c),x:[1])", "fit[12]"),
+        ("fit.0123456789ab.0", "wf.fit", "fit.0123456789ab.0"),
+    ],
+)
+def test_an_item_is_named_by_its_index(step: str, instance: str, name: str) -> None:
+    request = LeaseRequest.from_gpu_request(GpuRequest(gpus=1), **{**ATTEMPT, "step": step, "instance": instance})
+    assert request.step_name == name

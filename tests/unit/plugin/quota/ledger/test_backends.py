@@ -197,6 +197,14 @@ def test_next_try_of_the_same_attempt_takes_over_what_the_one_before_left(ledger
     assert lease.request.node_hash == hash_node_name("u1.fit[0].attempts(1)[0].admit")
 
 
+def test_items_keep_their_names(ledger):
+    for index in (0, 11):
+        ledger.request(ask(8, step=f"fit.0123456789ab.{index}", item_index=index))
+    snapshot = ledger.snapshot()
+    assert [lease.request.step_name for lease in snapshot.leases] == ["fit[0]"]
+    assert [one.request.step_name for one in snapshot.pending] == ["fit[11]"]
+
+
 def test_next_attempt_is_not_given_the_gpus_of_the_one_before(ledger):
     ledger.request(ask(8, node="u1.fit[0].attempts(0)[0].admit"))
     assert (
