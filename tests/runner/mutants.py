@@ -64,12 +64,12 @@ AREAS = {
     "lineage": Area(("tiphys/lineage",), _LINEAGE_TESTS),
     "plan": Area(
         ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"),
-        ("tests/unit/controller", "tests/security/test_records_of_a_tenant.py"),
+        ("tests/unit/controller", "tests/security/test_records_of_a_tenant.py", *_property_tests("prune")),
     ),
     "store": Area(("tiphys/store",), _STORE_TESTS),
     "operations": Area(
         ("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"),
-        (*_PLUGIN_TESTS, _TENANT_TESTS),
+        (*_PLUGIN_TESTS, _TENANT_TESTS, "tests/security/test_recovered_leases.py"),
     ),
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")

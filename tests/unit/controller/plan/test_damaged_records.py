@@ -140,6 +140,11 @@ class TestDamagedEnds:
 
         assert "more in" not in str(caught.value)
 
+    def test_several_are_counted(self, store: MemoryStore, submitter: FakeSubmitter) -> None:
+        store.objects[FIT] = store.objects[LAYOUT.attempt_end("prep", 1)] = b"{"
+
+        refused(store, submitter, IntegrityError, f"{FIT} .*1 more in `tiphys verify {RUN}`", [resume_run])
+
     def test_a_plan_names_it_and_runs_the_step(self, store: MemoryStore) -> None:
         flip_bit(store, FIT)
 

@@ -14,6 +14,7 @@
 import pytest
 from support.compiled import History, gated, pipeline_of, plain
 from support.faults import dying_at
+from support.lineage import write_run
 from support.submitter import FakeSubmitter
 from tiphys_controller import fork_run, plan_run, resume_run, start_run
 from tiphys_controller.submit.planner import plan_stored_run
@@ -248,6 +249,18 @@ def test_an_unknown_step_is_named_with_those_there_are(
 
     with pytest.raises(NotFoundError, match=r"no step '\.\./fit'; did you mean 'fit'\? It has: prep, .*"):
         resume_run(store, submitter, RUN, rerun=["../fit"])
+
+    assert keys(store) == before
+
+
+def test_a_training_with_its_checkpoints_on_a_volume_is_refused(store: Store, submitter: FakeSubmitter) -> None:
+    """Its program would go on from the newest checkpoint there."""
+    write_run(store, run=RUN, checkpoint_store="file:///volume")
+    History(store, RUN).done("fit")
+    before = keys(store)
+
+    with pytest.raises(UsageError, match="its checkpoints lie on the volume file:///volume"):
+        resume_run(store, submitter, RUN, rerun=["fit"])
 
     assert keys(store) == before
 

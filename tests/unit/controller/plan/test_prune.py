@@ -239,4 +239,5 @@ def test_names_that_grow_too_long_are_cut_and_stay_apart() -> None:
     names = [workflow_name(run, submission) for run in runs for submission in (2, 3, 10**6)]
 
     assert len(set(names)) == len(names)
+    assert [len(name) for name in names[:3]] == [63, 63, 63]
     assert all(len(name) <= 63 for name in names)

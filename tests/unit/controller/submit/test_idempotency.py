@@ -121,6 +121,15 @@ def test_a_name_that_another_run_has_is_refused(store: Store, submitter: FakeSub
     assert keys(store) == before
 
 
+def test_a_name_that_a_stranger_has_takes_no_key(store: Store, submitter: FakeSubmitter) -> None:
+    submitter.create({"metadata": {"name": "digits-1", "namespace": "default"}})
+
+    with pytest.raises(ConflictError, match="already has a Workflow default/digits-1"):
+        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+
+    assert keys(store) == []
+
+
 def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_key"):
         start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")

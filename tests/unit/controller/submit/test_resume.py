@@ -136,6 +136,22 @@ def test_a_fence_says_when_the_workflow_ended_and_whether_it_was_stopped(
         assert fence.last_alive_at is None
 
 
+@pytest.mark.parametrize(
+    ("exists", "running", "force", "ended"),
+    [
+        (True, True, False, False), (True, True, True, False), (True, False, True, True),
+        (False, False, False, True), (False, False, True, False),
+    ],
+)  # fmt: skip
+def test_a_workflow_that_is_not_visible_has_ended_unless_force_is_needed(
+    submitter: FakeSubmitter, history: History, exists: bool, running: bool, force: bool, ended: bool
+) -> None:
+    live = submitter.find("default", RUN)
+    assert live is not None
+    found = live._replace(running=running) if exists else None
+    assert (resume.find_workflow_end(None, found, force=force) is not None) == ended
+
+
 def test_a_dry_run_writes_nothing(store: Store, submitter: FakeSubmitter, history: History) -> None:
     before = keys(store)
 

@@ -153,6 +153,16 @@ def test_the_first_member_alone_decides_success(here: World, first: str, others:
     assert phase(flow.conclude("fit", 0, status="Failed")) == verdict
 
 
+def test_a_member_that_it_could_spare_is_no_cause_of_its_end(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
+    put(here, 3, "Failed", after=1, reason="OOMKilled")
+    for rank in range(3):
+        put(here, rank, "Failed", after=9, exit_code=1)
+    assert "the program exited with 1" in said(flow.settle("fit", 0, status="Failed"))
+
+
 @pytest.fixture
 def busy(tmp_path: Path) -> World:
     """A queue in which higher priority has others go, all of it held by an elastic training."""

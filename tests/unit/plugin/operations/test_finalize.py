@@ -49,6 +49,19 @@ def test_a_stop_ends_the_attempts_whose_pods_have_ended(tmp_path, settings, pod,
     assert found == ((AttemptEndOutcome.FENCED, True, "stopped with its workflow", True) if ended else None)
 
 
+def test_a_stop_ends_the_newest_attempt(tmp_path):
+    here = world(tmp_path, settings=LOCAL_SETTINGS)
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    flow.settle("fit", 0, exit_code="75")
+    flow.admit("fit", 1)
+    flow.pod("fit", 2, phase="Failed")
+    flow.finalize("Failed", STOPPED_NODES)
+    attempts = read_step_attempts(here.store, "digits-abc12", "fit")
+    assert [attempt.end and attempt.end.stopped for attempt in attempts] == [False, True]
+
+
 TWO = [{"displayName": "fit", "message": "exit 1"}, {"displayName": "prep", "message": ""}]
 
 

@@ -16,11 +16,13 @@ import copy
 import pytest
 from support.world import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
 
+from tiphys.errors import StoreError
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.retention.delete import Tombstones
 from tiphys.lineage.retention.gc import RunLineage, iter_run_lineages
 from tiphys.lineage.retention.policy import list_pins
 from tiphys.lineage.tree import read_lineage_tree
-from tiphys.records import CheckpointRef, RunRecord, SubmissionClaim, SubmissionKind
+from tiphys.records import CheckpointRef, RunRecord, SubmissionClaim, SubmissionKind, utc_now
 from tiphys.store import RunLayout, claim_record, read_step_attempts
 
 PARENT = "digits-abc12"
@@ -119,6 +121,12 @@ def test_what_the_parent_was_asked_to_make_anew_and_has_not_counts_no_more(here)
     assert outputs(forked(here, "hot", STEP).admit("prep"))["run"] == "true"
 
 
+def test_what_the_parent_was_to_make_anew_is_not_taken_from_its_own_parent(here):
+    finish(here.submit(STEP))
+    forked(here, "hot", STEP, fresh=("prep",))
+    assert outputs(forked(here, "hotter", STEP, parent="hot").admit("prep"))["run"] == "true"
+
+
 def test_a_parent_that_is_gone_leaves_everything_to_do(here):
     assert outputs(forked(here, "hot", STEP, parent="gone").admit("prep"))["run"] == "true"
 
@@ -131,6 +139,14 @@ def test_training_starts_from_the_newest_checkpoint_of_the_parent(here):
     assert answer["resume-from"] == f"{PARENT}/fit/1-1000"
     assert answer["checkpoint-uri"].endswith(f"/data/lineages/{PARENT}/fit/shards/000000001-{1000:015d}/")
     assert said(reply) == f"Attempt 1 resumes from step 1000 (checkpoint of attempt 1 of {PARENT}/fit)"
+
+
+def test_a_checkpoint_that_is_being_deleted_starts_no_attempt(here):
+    trained(here)
+    Tombstones(here.store, f"{PARENT}/fit", utc_now).announce_deletion([ref(900), ref(1000)])
+    with pytest.raises(StoreError, match="each of 3 checkpoints that fit could start from was removed"):
+        forked(here, "hot", fit()).admit("fit", 0)
+    assert read_step_attempts(here.store, "hot", "fit") == []
 
 
 def test_what_cannot_be_used_is_passed_over_and_told(here):

@@ -65,6 +65,7 @@ def test_a_pod_is_sent_to_its_flavor(here):
     patch = patched(here, fit(gpu=gpus(2)))
     assert patch["nodeSelector"] == {"nvidia.com/gpu.product": "A100", "pool": "own"}
     assert "tolerations" not in patch, "those of the step stay as they are"
+    assert patched(here, fit(gpu=gpus(2))) == patch, "asked again, it answers the same"
 
 
 @pytest.mark.parametrize(
