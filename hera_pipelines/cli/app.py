@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "fork": CommandSource("Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True),
     "attach": CommandSource(
-        "Follow a run that is detached, or runs in another terminal or on a cluster.", "cli.progress.attach", "attach"
+        "Follow a run that is detached, or runs in another terminal or on a cluster.", "cli.commands.attach", "attach"
     ),
     "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
     "why": CommandSource(

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_controller import DriftFinding, WorkflowChange, format_drift
+from tiphys_controller.submit.start import author_parameters
 
 from hera_pipelines.cli.progress.local import record_code_folder
 from hera_pipelines.cli.screen import Screen
-from hera_pipelines.cli.shared_options import load_pipeline_file, parse_parameters, require_values, with_parameters
+from hera_pipelines.cli.shared_options import (
+    compile_to_workflow,
+    load_pipeline_file,
+    parse_parameters,
+    require_values,
+    with_parameters,
+)
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters
 from tiphys.protocol.drift_policy import DriftAction, DriftClass
@@ -61,7 +68,6 @@ class RunEdits:
     pipeline_name: str | None = None
     parameters: Sequence[str] = ()
     drift: Sequence[str] = ()
-    executor_plugin: Path | None = None
 
     @cached_property
     def pipeline(self) -> "AnyPipeline | None":
@@ -93,31 +99,25 @@ class RunEdits:
         before = read_current_workflow(store, run)
         if self.file is None or self.pipeline is None:
             return WorkflowChange(with_parameters(before, parameters), actions, version_lookup)
-        return WorkflowChange(
-            self._compile_pipeline(self.pipeline, self.file.parent, store, before, parameters), actions, version_lookup
-        )
+        changed = _compile_changed(self.pipeline, self.file.parent, store, before, parameters)
+        return WorkflowChange(changed, actions, version_lookup)
 
-    def _compile_pipeline(
-        self, pipeline: "AnyPipeline", folder: Path, store: Store, before: Manifest, parameters: dict[str, str]
-    ) -> Manifest:
-        from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
-        from hera_pipelines.compile.output import read_git_commit, record_code_version
 
-        compile_pipeline = pipeline.workflow if isinstance(pipeline, CronPipeline) else pipeline.compile
-        manifest = compile_pipeline(store=store.url, executor_plugin=self.executor_plugin)
-        inherited = {
-            name: value
-            for name, value in read_workflow_parameters(before).items()
-            if name in read_workflow_parameters(manifest)
-        }
-        author_parameters = {name: value for name, value in inherited.items() if not name.startswith("tiphys-")}
-        manifest = with_parameters(manifest, {**author_parameters, **parameters})
-        require_values(manifest)
-        record_code_version(manifest, read_git_commit(folder))
-        record_code_folder(manifest, folder)
-        if account := before["spec"].get("serviceAccountName"):
-            manifest["spec"].setdefault("serviceAccountName", account)
-        return manifest
+def _compile_changed(
+    pipeline: "AnyPipeline", folder: Path, store: Store, before: Manifest, parameters: dict[str, str]
+) -> Manifest:
+    from hera_pipelines.compile.output import read_git_commit, record_code_version
+
+    manifest = compile_to_workflow(pipeline, store=store.url)
+    declared = read_workflow_parameters(manifest)
+    inherited = {name: value for name, value in author_parameters(before).items() if name in declared}
+    manifest = with_parameters(manifest, {**inherited, **parameters})
+    require_values(manifest)
+    record_code_version(manifest, read_git_commit(folder))
+    record_code_folder(manifest, folder)
+    if account := before["spec"].get("serviceAccountName"):
+        manifest["spec"].setdefault("serviceAccountName", account)
+    return manifest
 
 
 def installed_version(package: str) -> str:

@@ -106,7 +106,7 @@ def decide_auto_resume(
         return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "EndedByPerson", observation.person_reason)
     for failure in observation.failures:
         if not policy.covers(failure.cause):
-            cause = failure.cause.value.replace("_", " ")
+            cause = failure.cause.display_name
             message = f"step {failure.step} failed by {cause}, which a retry does not repair: {failure.message}"
             return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "NeedsPerson", message)
     return _decide_backoff(observation, policy, waited_seconds, limits)

@@ -53,6 +53,10 @@ _TEMPLATE_KINDS = {
 }
 
 
+_WORKFLOW_FIELDS = ("workflowSpec", "workflowMetadata")
+"""Fields of a CronWorkflow that describe its Workflows."""
+
+
 class ManifestFormat(StrEnum):
     """Values of ``-o`` for a manifest, which has no table form."""
 
@@ -116,4 +120,4 @@ def _schedule_of(compiled: Manifest) -> Manifest:
     """Fields of a compiled CronWorkflow beside its Workflow; empty for a Workflow."""
     if compiled["kind"] != "CronWorkflow":
         return {}
-    return {k: v for k, v in compiled["spec"].items() if k not in ("workflowSpec", "workflowMetadata")}
+    return {field: value for field, value in compiled["spec"].items() if field not in _WORKFLOW_FIELDS}

@@ -28,7 +28,7 @@ from hera_pipelines.cli.shared_options import (
     existing_store,
     parse_run_step,
 )
-from hera_pipelines.cli.target import cluster_submitter, refuse_options
+from hera_pipelines.cli.target import CLUSTER_OPTIONS, cluster_submitter, refuse_options
 from hera_pipelines.draw.lineage_graph import format_bytes
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import ConflictError
@@ -268,8 +268,7 @@ def _choose_submitter(
     """
     if cluster:
         return cluster_submitter(cluster_options, note)[0]
-    options = {"context": "--context", "kubeconfig": "--kubeconfig", "argo_server": "--argo-server"}
-    refuse_options(command, options, "this is for a cluster; add --cluster")
+    refuse_options(command, CLUSTER_OPTIONS, "this is for a cluster; add --cluster")
     return LocalWorkflows(DEFAULT_STATE)
 
 

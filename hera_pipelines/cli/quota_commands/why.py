@@ -91,8 +91,8 @@ def newest_failures(url: str | None, run: str, step: str, namespace: str) -> lis
 def _newest_failure(attempts: Sequence[Attempt], step_name: str) -> NewestFailure | None:
     ends = [attempt.end for attempt in attempts if attempt.end]
     failed = [end for end in ends if end.outcome is AttemptEndOutcome.FAILED]
-    is_done = any(attempt.end and attempt.end.outcome is AttemptEndOutcome.DONE for attempt in attempts[-1:])
-    if not failed or is_done:
+    last = attempts[-1].end
+    if not failed or (last is not None and last.outcome is AttemptEndOutcome.DONE):
         return None
     newest = max(failed, key=lambda end: end.attempt)
     next_claims = [attempt.claim for attempt in attempts if attempt.claim.attempt == newest.attempt + 1]

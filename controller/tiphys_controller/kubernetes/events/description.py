@@ -93,7 +93,7 @@ def _describe_failure(workflow: WorkflowView, submission_ref: SubmissionRef, log
     failed = [(step, end) for (step, _), end in _failed_attempts(submission_ref, log) if step not in done]
     if failed:
         step, end = failed[-1]
-        message = _shorten(end.message or (end.cause.value.replace("_", " ") if end.cause else "failed"))
+        message = _shorten(end.message or (end.cause.display_name if end.cause else "failed"))
         about_program = message.removeprefix("the program ")
         name = log.step_name(step)
         return f"{name}: {message}" if about_program == message else f"{name} {about_program}"
