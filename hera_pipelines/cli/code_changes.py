@@ -21,13 +21,14 @@ from hera_pipelines.cli.progress.local import record_code_folder
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
     compile_to_workflow,
+    declared_parameters,
     load_pipeline_file,
     parse_parameters,
     require_values,
     with_parameters,
 )
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.drift_policy import DriftAction, DriftClass
 from tiphys.store import Store, read_current_workflow
 
@@ -109,7 +110,7 @@ def _compile_changed(
     from hera_pipelines.compile.output import read_git_commit, record_code_version
 
     manifest = compile_to_workflow(pipeline, store=store.url)
-    declared = read_workflow_parameters(manifest)
+    declared = {parameter["name"] for parameter in declared_parameters(manifest)}
     inherited = {name: value for name, value in author_parameters(before).items() if name in declared}
     manifest = with_parameters(manifest, {**inherited, **parameters})
     require_values(manifest)

@@ -288,7 +288,7 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
         UsageError: the workflow does not declare one of the parameters.
     """
     filled = deepcopy(manifest)
-    declared = _declared_parameters(filled)
+    declared = declared_parameters(filled)
     names = [parameter["name"] for parameter in declared]
     if unknown := sorted(set(values) - set(names)):
         raise UsageError(unknown_name_message("the pipeline", "parameter", unknown[0], _author_parameters(names)))
@@ -300,12 +300,13 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
 
 def require_values(manifest: Manifest) -> None:
     """Raise `UsageError` for a parameter without a value. Argo would refuse it too, but only after the submission."""
-    for parameter in _declared_parameters(manifest):
+    for parameter in declared_parameters(manifest):
         if parameter.get("value") is None and not parameter.get("valueFrom"):
             raise UsageError(f"parameter {parameter['name']!r} has no value; give one with -p {parameter['name']}=…")
 
 
-def _declared_parameters(manifest: Manifest) -> list[Manifest]:
+def declared_parameters(manifest: Manifest) -> list[Manifest]:
+    """The workflow parameters of a Workflow or CronWorkflow, with or without a value."""
     spec = manifest["spec"].get("workflowSpec", manifest["spec"])
     declared: list[Manifest] = (spec.get("arguments") or {}).get("parameters") or []
     return declared

@@ -69,3 +69,18 @@ def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path:
     assert "warn: report: template" in answer.err
     assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "report"]
     assert tiphys("verify", "tiny-1").code == 0
+
+
+def test_a_changed_file_keeps_the_value_of_a_parameter_that_it_declares_without_one(
+    tiphys: Command, tmp_path: Path
+) -> None:
+    file = tiny.write(tmp_path / "code")
+    begin, end = "arguments=[", " for name, value in parameters.items()]"
+    declared = 'arguments=[Parameter(name="steps"), Parameter(name="fail", value="no")]'
+    text = file.read_text()
+    file.write_text(text.replace(text[text.index(begin) : text.index(end) + len(end)], declared))
+    assert tiphys("run", file, "--run", "tiny-1", "-p", "steps=2").code == 0
+
+    planned = tiphys("plan", "tiny-1", file)
+
+    assert (planned.code, set(steps(planned).values())) == (0, {"skip"})
