@@ -23,7 +23,7 @@ from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, StartTimes, Timestamp
+from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, Timestamp
 from tiphys.records.names import task_name
 from tiphys.store import (
     Attempt,
@@ -57,7 +57,7 @@ class TimePhase(StrEnum):
     LOST = "lost"
     """Training that was discarded or repeated."""
     DETECTING = "detecting"
-    """From the end of the program to its end record; the GPUs are held."""
+    """From the end of the program, or of a save because it had to stop, to its end record; the GPUs are held."""
 
 
 class PhaseSpan(Record):
@@ -77,7 +77,7 @@ class KeptTraining(NamedTuple):
 
     until: datetime | None
     """End of the kept training; None if none is kept."""
-    began: StartTimes | None
+    newest: LastCheckpoint | None
 
 
 def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[PhaseSpan, ...]:
@@ -91,11 +91,11 @@ def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[P
         kept: What its checkpoints show.
         now: End time of a running attempt.
     """
-    opened_at = attempt.claim.written_at
     ended_at = attempt.end.ended_at if attempt.end else now
     terminating_at = (attempt.end.terminating_at if attempt.end else None) or ended_at
-    borders = [opened_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
-    phases = (*(_STARTUP_PHASES if kept.began else ()), TimePhase.USEFUL, TimePhase.LOST, TimePhase.DETECTING)
+    borders = [attempt.claim.written_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
+    began = kept.newest.began if kept.newest else None
+    phases = (*(_STARTUP_PHASES if began else ()), TimePhase.USEFUL, TimePhase.LOST, TimePhase.DETECTING)
     return tuple(_spans_between(phases, borders))
 
 
@@ -104,13 +104,14 @@ _STARTUP_PHASES = (TimePhase.STARTING, TimePhase.LOADING, TimePhase.FIRST_STEP)
 
 def _phase_borders(attempt: Attempt, kept: KeptTraining, terminating_at: datetime) -> Iterator[datetime]:
     """End of each phase except the last."""
-    if kept.began is not None:
-        yield kept.began.opened_at
-        yield (restored := kept.began.restored_at or kept.began.opened_at)
-        yield kept.began.first_step_at or restored
+    if kept.newest and (began := kept.newest.began):
+        yield began.opened_at
+        yield (restored := began.restored_at or began.opened_at)
+        yield began.first_step_at or restored
     done = attempt.end is not None and attempt.end.outcome is AttemptEndOutcome.DONE
     yield terminating_at if done else kept.until or attempt.claim.written_at
-    yield terminating_at
+    trained_until = kept.newest.at if kept.newest and kept.newest.at_stop and not done else terminating_at
+    yield min(trained_until, terminating_at)
 
 
 def _spans_between(phases: Sequence[TimePhase], borders: Sequence[datetime]) -> Iterator[PhaseSpan]:
@@ -267,13 +268,13 @@ def measure_attempts(
 
     def measure(attempt: Attempt) -> AttemptTimeUsage:
         number = attempt.claim.attempt
-        saved = checkpoint_moments.saved.get(number)
+        kept = KeptTraining(kept_until.get(number), checkpoint_moments.saved.get(number))
         return AttemptTimeUsage(
             attempt=number,
             submission=attempt.claim.submission,
             outcome=attempt.end.outcome if attempt.end else None,
             failed_by=find_failure_cause(attempt),
-            spans=split_phases(attempt, KeptTraining(kept_until.get(number), saved.began if saved else None), now),
+            spans=split_phases(attempt, kept, now),
         )
 
     return tuple(map(measure, attempts))

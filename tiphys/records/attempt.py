@@ -238,10 +238,13 @@ class LastCheckpoint(Record):
     at: Timestamp
     """When its state was taken."""
     began: StartTimes | None = None
+    at_stop: bool = Field(default=False, exclude_if=lambda at_stop: not at_stop)
+    """Whether the program saved it because it had to stop, so that it trained no further."""
 
     @classmethod
     def from_manifest(cls, manifest: CheckpointManifest) -> "LastCheckpoint":
-        return cls(checkpoint=manifest.ref, at=manifest.written_at, began=manifest.began)
+        at_stop = manifest.reason == "sigterm"
+        return cls(checkpoint=manifest.ref, at=manifest.written_at, began=manifest.began, at_stop=at_stop)
 
 
 class FailureEvidence(Record):

@@ -9,6 +9,7 @@ session at 10, has its first step at 15, and so on.
 | a later one went back past it | lost as a whole, but for getting there |
 | it is done | useful to its end |
 | it saved nothing | lost: nobody knows when it began to train |
+| it saved because it had to stop | nothing is lost after that save |
 """
 
 from datetime import UTC, datetime, timedelta
@@ -82,8 +83,8 @@ def ended(store, number, seconds, over=None, saved=None, stopped=False, last_ali
     write_end(store, end.model_copy(update=told))
 
 
-def saved(attempt, step, seconds, when):
-    return LastCheckpoint(checkpoint=ref(attempt, step), at=at(seconds), began=when)
+def saved(attempt, step, seconds, when, at_stop=False):
+    return LastCheckpoint(checkpoint=ref(attempt, step), at=at(seconds), began=when, at_stop=at_stop)
 
 
 def account(store, now=1000.0):
@@ -237,6 +238,40 @@ def test_a_pause_between_a_stop_and_the_resume_is_neither_useful_nor_lost(store)
     (recovery,) = step.recoveries
     assert (recovery.pause, recovery.decide, recovery.wait, recovery.failed_by) == (90_000 - 101, 0, 4, "stopped")
     assert found.failures == 0
+
+
+def test_a_program_that_saved_because_it_had_to_stop_trained_no_further(store):
+    opened(store, 1, 0)
+    end = {"outcome": AttemptEndOutcome.FENCED, "stopped": True}
+    ended(store, 1, 101, saved=saved(1, 50, 100, began(0, None, 0), at_stop=True), **end)
+    opened(store, 2, 200, ref(1, 50), submission=2)
+    (step,) = account(store, now=200).steps
+    assert seconds(step.entries[0]) == {"useful": 100, "detecting": 1}
+
+
+def test_a_save_at_a_stop_is_known_by_its_manifest_alone(store):
+    opened(store, 1, 0)
+    commit(store, ref(1, 50), written_at=at(80), began=began(0, None, 0), reason="sigterm")
+    ended(store, 1, 90, outcome=AttemptEndOutcome.FENCED)
+    opened(store, 2, 200, ref(1, 50), submission=2)
+    (step,) = account(store, now=200).steps
+    assert seconds(step.entries[0]) == {"useful": 80, "detecting": 10}
+
+
+def test_training_before_a_save_at_a_stop_is_lost_where_the_next_attempt_went_back_past_it(store):
+    opened(store, 1, 0)
+    commit(store, ref(1, 20), written_at=at(30))
+    ended(store, 1, 101, over=None, saved=saved(1, 50, 100, began(0, None, 0), at_stop=True))
+    opened(store, 2, 200, ref(1, 20), submission=2)
+    (step,) = account(store, now=200).steps
+    assert seconds(step.entries[0]) == {"useful": 30, "lost": 70, "detecting": 1}
+
+
+def test_a_result_counts_to_its_end_also_after_a_save_at_a_stop(store):
+    opened(store, 1, 0)
+    ended(store, 1, 120, outcome=AttemptEndOutcome.DONE, saved=saved(1, 50, 100, began(0, None, 0), at_stop=True))
+    (step,) = account(store).steps
+    assert seconds(step.entries[0]) == {"useful": 120}
 
 
 def test_an_attempt_that_a_resume_ended_is_over_with_its_last_sign_of_life(store):
