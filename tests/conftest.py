@@ -20,8 +20,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 # The same examples on every machine, and as long as it takes: a slow moment is no wrong answer.
-settings.register_profile("tiphys", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fuzz", settings.get_profile("tiphys"), derandomize=False, print_blob=True)
+settings.register_profile(
+    "tiphys", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("fuzz", settings.get_profile("tiphys"), derandomize=False, max_examples=100, print_blob=True)
 settings.load_profile("tiphys")
 
 __all__ = ["bucket", "own_aws_settings", "s3_endpoint"]

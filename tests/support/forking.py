@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 _LONGEST_MESSAGE = 1 << 20
+_PATIENCE_SECONDS = 240.0
 COMMAND = "import runpy; runpy.run_module('hera_pipelines.cli', run_name='__main__', alter_sys=True)"
 """The program of ``python -m hera_pipelines.cli``."""
 
@@ -29,6 +30,7 @@ class ForkingProcess:
 
     def __enter__(self) -> Self:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.settimeout(_PATIENCE_SECONDS)
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with theirs:
             command = [sys.executable, "-m", "support.forking", *self._modules]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.forking import ForkingProcess
+from support.forking import COMMAND, ForkingProcess
 
 from hera_pipelines.cli import main
 
@@ -41,8 +41,25 @@ def begin(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> subproc
     return subprocess.Popen(line, cwd=cwd, env=kept, **{**pipes, **options})
 
 
+_forking: list[ForkingProcess] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries_loaded() -> Iterator[None]:
+    """Lets `invoke` fork processes that have imported the libraries of an engine."""
+    libraries = ("hera.workflows", "httpx", "uvicorn", "starlette.applications", "structlog", "rich.live", "yaml")
+    with ForkingProcess(*libraries) as process:
+        _forking.append(process)
+        yield
+        _forking.clear()
+
+
 def invoke(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> Answer:
-    """Run the command in a process of its own, to its end."""
+    """Run the command in a process of its own, to its end; options are those of `begin`."""
+    if not options:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+        done = _forking[0].run(COMMAND, [*map(str, arguments)], cwd=cwd, environ=environ)
+        return Answer(done.returncode, done.stdout, done.stderr)
     with begin(arguments, cwd, **options) as process:
         out, err = process.communicate(timeout=120)
     return Answer(process.returncode, out, err)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Command, invoke, snapshot
+from .conftest import Command, snapshot
 
 PIPELINE = """
 from hera_pipelines import Pipeline, step
@@ -29,7 +29,7 @@ def shared(tiphys: Command) -> Command:
 
 def computes(tiphys: Command, run: str) -> bool:
     """Whether a new run computes the result of ``prep``; otherwise it takes over the one of another run."""
-    answer = invoke(["run", "digits.py", "--run", run, "--speed", "100"], Path.cwd())
+    answer = tiphys("run", "digits.py", "--run", run, "--speed", "100")
     assert answer.code == 0, answer.err
     return "prep was not run: adopted from run" not in tiphys("events", run).out
 

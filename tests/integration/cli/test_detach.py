@@ -16,8 +16,9 @@ def started(folder: Path, *arguments: str) -> Path:
     """Start the tiny pipeline as run ``r`` with ``--detach``; its training goes no further than step 10."""
     file = tiny.write(folder / "code")
     tiny.hold(folder / "code")
-    answer = invoke(["run", file, "--run", "r", "--detach", *arguments], folder)
-    assert (answer.code, answer.out) == (0, "r\n"), answer.err
+    with begin(["run", file, "--run", "r", "--detach", *arguments], folder) as process:
+        out, err = process.communicate(timeout=120)  # which waits for all that hold its pipes
+    assert (process.returncode, out) == (0, "r\n"), err
     until(lambda: list((folder / ".tiphys/store").rglob("manifests/*.json")))
     return folder / "code"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import tiny
 
-from .conftest import Command, Finished, invoke
+from .conftest import Command, Finished
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_failed_run_of_this_machine_is_explained_from_its_store(tiphys: Command, tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
-    invoke(["run", file, "--run", "r", "-p", "fail=yes", "--store", tmp_path / "store"], tmp_path)
+    tiphys("run", file, "--run", "r", "-p", "fail=yes", "--store", tmp_path / "store", "--speed", "50")
     answer = tiphys("why", "r", "--store", tmp_path / "store")
     assert (answer.code, answer.out.splitlines()[0]) == (
         0,
@@ -39,11 +39,8 @@ def test_a_run_that_the_store_does_not_know_is_looked_up_in_the_cluster(tiphys: 
     assert "cannot connect to a Kubernetes cluster" in answer.error
 
 
-def test_the_store_of_this_directory_needs_no_option(
-    tiphys: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_store_of_this_directory_needs_no_option(tiphys: Command, tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
-    invoke(["run", file, "--run", "r", "-p", "fail=yes"], tmp_path)
+    tiphys("run", file, "--run", "r", "-p", "fail=yes", "--speed", "50")
     assert "r/report attempt 1 ended by user error" in tiphys("why", "r/report").out
     assert "run r has no step 'reprot'" in tiphys("why", "r/reprot").error
