@@ -118,7 +118,7 @@ def test_ctrl_c_lets_the_training_save_and_ends_with_130(tmp_path: Path) -> None
 def test_a_failing_step_ends_with_1_and_says_which_and_what_to_do(tiphys: Command, tmp_path: Path) -> None:
     answer = tiphys("run", tiny.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
     assert (answer.code, answer.out) == (1, "r\n")
-    assert answer.error.startswith("tiphys: run r failed: report: ")
+    assert answer.error.startswith("tiphys: run r failed: report failed in attempt 1 ")
     assert "the program exited with 1" in answer.error
     assert "tiphys resume r" in answer.error
     assert "report | told to fail" in answer.err.splitlines()
