@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hera_pipelines.control_characters import replace_control_characters
+from tiphys.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -161,6 +163,18 @@ class Screen:
 
 def _as_lines(text: str) -> str:
     return replace_control_characters(text if text.endswith("\n") else f"{text}\n")
+
+
+def write_page(path: Path, page: str, kind: str) -> None:
+    """Write a page or picture to a file that an option names; ``kind`` is what the message calls it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the {kind} to {path}: {error.strerror}; name another file") from error
 
 
 def format_local_time(moment: datetime) -> str:

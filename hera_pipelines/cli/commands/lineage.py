@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from tiphys_controller import API_VERSION
 
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, write_page
 from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import render_lineage_svg
@@ -70,10 +70,7 @@ def lineage(
 
 def write_picture(tree: LineageTree, path: Path) -> None:
     """Write ``tree`` as an SVG picture to ``path``; raises `UsageError` if the file cannot be written."""
-    try:
-        path.write_text(render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the picture to {path}: {error.strerror}; name another file") from error
+    write_page(path, render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)), "picture")
 
 
 def _select_step(tree: LineageTree, selected: str, names: StepNames) -> LineageTree:

@@ -10,7 +10,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage, group_by_queue, measure_time_usage
 
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, write_page
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, existing_store
 from tiphys.errors import UsageError
 from tiphys.protocol.quantities import format_duration
@@ -170,10 +170,7 @@ def _write_page(screen: Screen, usage: TimeUsage, path: Path | None) -> None:
     if path is None:
         screen.write(page)
         return
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the page to {path}: {error.strerror}; name another file") from error
+    write_page(path, page, "page")
     screen.note(f"wrote {path}")
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _IGNORED_MESSAGES = frozenset({"PodInitializing", "ContainerCreating"})
-"""Messages of the first seconds of every pod; they are no news to a person."""
+"""Messages of the first seconds of every pod."""
 
 
 class NodeChangeReader:

@@ -77,7 +77,7 @@ Examples:
   tiphys nodes uncordon gpu-7
 """
 _COLUMNS = ("NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT", "")
-_RANK = ("NVLINK", "RACK", "BLOCK", "OTHERS")
+_HIDDEN_FIRST = ("NVLINK", "RACK", "BLOCK", "OTHERS")
 """Columns that a narrow terminal need not show."""
 _NODE_STYLES = {NodeHealth.HEALTHY: "", NodeHealth.SUSPECT: "yellow", NodeHealth.UNHEALTHY: "bold red"}
 
@@ -130,7 +130,7 @@ def nodes(
         documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
         return
-    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_RANK)
+    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_HIDDEN_FIRST)
 
 
 @app.command(epilog=CORDON_EXAMPLES)

@@ -30,7 +30,7 @@ from tiphys_plugin.quota.simulation.results import QueueOutcome, SimulationOutco
 from tiphys_plugin.quota.simulation.trace import read_trace
 
 from hera_pipelines.authoring.policies import resolve_duration
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, write_page
 from hera_pipelines.cli.shared_options import FormatOption
 from hera_pipelines.draw.simulation_svg import build_simulation_timeline, largest_queues, render_simulation_svg
 from tiphys.errors import UsageError
@@ -318,10 +318,7 @@ def _write_picture(plot: Path, title: str, jobs: Sequence[TraceJob], replays: di
     pictures = [
         build_simulation_timeline(str(path), one, begin, max(1.0, end - begin), shown) for path, one in replays.items()
     ]
-    try:
-        plot.write_text(render_simulation_svg(title, pictures), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the picture to {plot}: {error.strerror}; name another file") from error
+    write_page(plot, render_simulation_svg(title, pictures), "picture")
 
 
 def _simulation_document(about: dict[str, Any], outcomes: dict[Path, SimulationOutcome]) -> dict[str, Any]:
