@@ -20,7 +20,12 @@ import prometheus_client
 from tiphys.errors import TiphysError
 from tiphys.service.http_server import add_tls_options
 from tiphys.service.logging import configure_json_logging
-from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+from tiphys_plugin.runtime.settings import (
+    IMAGE_PULL_TIMEOUT_SECONDS,
+    IMAGE_PULL_TIMEOUT_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  a pod is reached by its address, and every caller has to authenticate
 
@@ -106,9 +111,9 @@ def _add_deployment_options(command: argparse.ArgumentParser) -> None:
         "--image-pull-timeout",
         type=float,
         metavar="SECONDS",
-        default=os.environ.get(IMAGE_PULL_TIMEOUT_VARIABLE, "300"),
+        default=os.environ.get(IMAGE_PULL_TIMEOUT_VARIABLE, IMAGE_PULL_TIMEOUT_SECONDS),
         help="end an attempt with GPUs whose image cannot be pulled for this long (default: "
-        f"{IMAGE_PULL_TIMEOUT_VARIABLE}, or 300)",
+        f"{IMAGE_PULL_TIMEOUT_VARIABLE}, or {IMAGE_PULL_TIMEOUT_SECONDS:g})",
     )
     _add_address_options(command, _ALL_ADDRESSES)
     add_tls_options(command)

@@ -22,9 +22,8 @@ from tiphys_plugin.cluster.interface import Cluster, PodStatus
 from tiphys_plugin.eviction.evict import can_lose_members, list_unfinished_pods
 from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest
 from tiphys_plugin.runtime.background import PeriodicTask
+from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS
 
-DEFAULT_TIMEOUT_SECONDS = 300.0
-"""How long the pull of an image may fail before its attempt is ended."""
 _EVERY_SECONDS = 15.0
 _AttemptKey = tuple[str, str, str, str]
 """Namespace, uid of the Workflow, attempt and hash of the instance; pods of other namespaces can have any labels."""
@@ -44,7 +43,7 @@ class ImagePullSweep(PeriodicTask):
         cluster: Cluster,
         stores: NamespaceStores,
         *,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        timeout_seconds: float = IMAGE_PULL_TIMEOUT_SECONDS,
         every_seconds: float = _EVERY_SECONDS,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:

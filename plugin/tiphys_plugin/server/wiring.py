@@ -11,14 +11,14 @@ from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
-from tiphys_plugin.eviction.image_pulls import DEFAULT_TIMEOUT_SECONDS, ImagePullSweep
+from tiphys_plugin.eviction.image_pulls import ImagePullSweep
 from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.nodes.straggler_watch import StragglerDetection
 from tiphys_plugin.operations.pending_sweep import PendingRequestSweep
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.runtime.settings import PluginSettings
+from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS, PluginSettings
 from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import Tenants
 
@@ -35,7 +35,7 @@ class DeploymentSettings:
     """Name of the GPULedger object."""
     release_namespace: str = ""
     """Namespace of the GPULedger and the Lease objects; empty for the namespace of this pod."""
-    image_pull_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    image_pull_timeout_seconds: float = IMAGE_PULL_TIMEOUT_SECONDS
     """How long the image of an attempt with GPUs may fail to be pulled before the attempt is ended."""
 
 
