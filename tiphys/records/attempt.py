@@ -252,7 +252,7 @@ class FailureEvidence(Record):
 
     rule: str
     """Name of the rule that matched."""
-    matched_text: str = ""
+    matched_text: Annotated[str, shortened(300)] = ""
     """The matched text, verbatim; empty if an exit code or missing evidence decided."""
     node: str = ""
     """Node of the attempt, or of its pod that ended first; empty if unknown."""

@@ -126,7 +126,7 @@ class ImagePullSweep(PeriodicTask):
             outcome=AttemptEndOutcome.FAILED,
             cause=verdict.cause,
             message=verdict.evidence,
-            evidence=FailureEvidence(rule=verdict.rule, matched_text=verdict.matched_text[:300], node=pod.host),
+            evidence=FailureEvidence(rule=verdict.rule, matched_text=verdict.matched_text, node=pod.host),
             step_key=claim.step_key,
         )
         claim_record(store, layout.attempt_end(request.step, request.attempt), end)

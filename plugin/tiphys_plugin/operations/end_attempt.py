@@ -53,7 +53,7 @@ from tiphys_plugin.runtime.context import PluginContext, StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
 
 _log = structlog.get_logger()
-_MAX_EVIDENCE_CHARACTERS = 300
+_MAX_ARGO_MESSAGE_CHARACTERS = 300
 QUARANTINE_AUTHOR = "settle"
 """Author of the quarantines that this module writes."""
 
@@ -137,7 +137,7 @@ def _find_argo_message(call: StepCall, attempt: AttemptClaim) -> str:
     nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
     prefix = f"{attempt_node_name(attempt.node) or attempt.instance}[1].run"
     messages = [str(node.get("message") or "") for node in nodes if str(node.get("name", "")).startswith(prefix)]
-    return next((message[:_MAX_EVIDENCE_CHARACTERS] for message in reversed(messages) if message), "")
+    return next((message[:_MAX_ARGO_MESSAGE_CHARACTERS] for message in reversed(messages) if message), "")
 
 
 def end_stopped_attempts(context: PluginContext, binding: RunBinding) -> None:
@@ -304,7 +304,7 @@ def _build_evidence(
     only_node = claim.nodes[0] if len(claim.nodes) == 1 else ""
     return FailureEvidence(
         rule=verdict.rule,
-        matched_text=verdict.matched_text[:_MAX_EVIDENCE_CHARACTERS],
+        matched_text=verdict.matched_text,
         node=observation.node or only_node,
     )
 

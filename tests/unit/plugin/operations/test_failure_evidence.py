@@ -56,6 +56,15 @@ def test_a_full_gpu_is_told_from_other_failures_and_not_tried_again_unasked(here
     assert end(here).evidence == FailureEvidence(rule="gpu-out-of-memory", matched_text=FULL, node="node-3")
 
 
+def test_long_evidence_is_cut(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    dies(flow, FULL + "x" * 1000, 1)
+    found = end(here).evidence
+    assert found is not None
+    assert (found.matched_text[: len(FULL)], len(found.matched_text)) == (FULL, 300)
+
+
 def test_a_full_gpu_may_have_a_budget_of_its_own(here):
     flow = here.submit(fit(retry=RetryPolicy(gpu_out_of_memory=2)))
     flow.admit("fit", 0)
