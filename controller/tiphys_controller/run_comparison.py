@@ -10,7 +10,7 @@ from typing import Literal
 from tiphys.lineage import CheckpointStatus, LineageTree, StepLineage, read_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.drift_policy import DriftClass, read_drift_policy
-from tiphys.records import Record
+from tiphys.records import Cause, Record
 from tiphys.store import RunLayout, Store, read_current_run
 from tiphys_controller.plan.drift import find_drift
 from tiphys_controller.runs import RunDetail, describe_run
@@ -107,7 +107,7 @@ def _outcomes(detail: RunDetail) -> _Facts:
     """How the last attempt of each step ended."""
     outcomes = {}
     for attempt in (attempt for step in detail.steps for attempt in step.attempts):
-        cause = f" by {attempt.cause.replace('_', ' ')}" if attempt.cause else ""
+        cause = f" by {Cause(attempt.cause).display_name}" if attempt.cause else ""
         outcomes[attempt.step, "outcome"] = f"{attempt.outcome or 'open'}{cause} in attempt {attempt.attempt}"
     return outcomes
 

@@ -151,6 +151,6 @@ def _start_phrase(claim: AttemptClaim) -> str:
 
 
 def _end_message(end: AttemptEnd) -> str:
-    cause = f" ({end.cause.value.replace('_', ' ')})" if end.cause else ""
+    cause = f" ({end.cause.display_name})" if end.cause else ""
     detail = f": {end.message}" if end.message else ""
     return f"attempt {end.attempt} of {end.step} ended as {end.outcome.value}{cause}{detail}"

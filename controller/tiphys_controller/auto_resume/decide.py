@@ -168,7 +168,7 @@ def _describe_resume_reason(observation: RunObservation) -> str:
     if observation.failures:
         first = observation.failures[0]
         more = f" and {len(observation.failures) - 1} more" if observation.failures[1:] else ""
-        return f"step {first.step}{more} failed by {first.cause.value.replace('_', ' ')}"
+        return f"step {first.step}{more} failed by {first.cause.display_name}"
     return (
         f"submission {observation.submission} failed{f': {observation.end_message}' if observation.end_message else ''}"
     )

@@ -137,6 +137,6 @@ def _verified_text(objects: int) -> str:
 
 
 def _failure_text(end: AttemptEnd) -> str:
-    cause = f" by {end.cause.value.replace('_', ' ')}" if end.cause else ""
+    cause = f" by {end.cause.display_name}" if end.cause else ""
     message = f": {end.message}" if end.message else ""
     return f"never finished: attempt {end.attempt} ended{cause}{message}"

@@ -145,7 +145,7 @@ def _describe_last_failure(submission_ref: SubmissionRef, log: RunLog) -> list[s
     if not failed:
         return []
     (step, number), end = failed[-1]
-    cause = f" by {end.cause.value.replace('_', ' ')}" if end.cause else ""
+    cause = f" by {end.cause.display_name}" if end.cause else ""
     return [f"Attempt {number} of {log.step_name(step)} ended{cause}."]
 
 

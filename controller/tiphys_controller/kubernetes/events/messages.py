@@ -133,7 +133,7 @@ def _attempt_ended_messages(attempt: AttemptKey, name: str, ended: AttemptOutcom
     step, number = attempt
     if ended.outcome is AttemptEndOutcome.DONE:
         return
-    cause = f" by {ended.cause.value.replace('_', ' ')}" if ended.cause else ""
+    cause = f" by {ended.cause.display_name}" if ended.cause else ""
     details = f": {ended.message}" if ended.message else ""
     how = "was fenced" if ended.outcome is AttemptEndOutcome.FENCED else "ended"
     reason = "AttemptFenced" if ended.outcome is AttemptEndOutcome.FENCED else "AttemptFailed"

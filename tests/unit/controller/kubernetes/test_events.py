@@ -118,10 +118,10 @@ def test_what_argo_shows_by_itself_is_not_told(store: MemoryStore, history: Hist
 
 def test_other_submissions_have_workflows_of_their_own(store: MemoryStore, history: History) -> None:
     history.failed("fit", 1, submission=1)
-    history.failed("fit", 2, Cause.OUT_OF_MEMORY, submission=2)
+    history.failed("fit", 2, Cause.GPU_OUT_OF_MEMORY, submission=2)
     assert list(told(store, submission=2)) == [
         ("AttemptStarted", "fit: attempt 2 starts from the beginning"),
-        ("AttemptFailed", "fit: attempt 2 ended by out of memory"),
+        ("AttemptFailed", "fit: attempt 2 ended by GPU out of memory"),
     ]
 
 
