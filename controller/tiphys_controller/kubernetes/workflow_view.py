@@ -69,7 +69,8 @@ class WorkflowView(NamedTuple):
     shutdown: str
     """``spec.shutdown``: ``Stop``, ``Terminate`` or empty."""
     finished: bool
-    finished_at: str
+    finished_at: datetime | None
+    """When Argo finished it; None before that, or if the object has no such time."""
     narrated_annotations: frozenset[str]
     """Annotations that the controller writes: ``title``, ``description``."""
     annotations: Mapping[str, str]
@@ -101,7 +102,7 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
         progress=status.get("progress") or "",
         shutdown=spec.get("shutdown") or "",
         finished=is_workflow_finished(workflow),
-        finished_at=_zoned_time(status.get("finishedAt") or ""),
+        finished_at=_parse_finish_time(status),
         narrated_annotations=frozenset(filter(None, annotations.get(GENERATED_TEXT_ANNOTATION, "").split(","))),
         annotations={
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
@@ -113,25 +114,25 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
     )
 
 
-def _zoned_time(text: str) -> str:
-    """``text`` if it is a time with a zone, as Argo writes; empty for any other text."""
+def _parse_finish_time(status: Object) -> datetime | None:
+    """The time in ``finishedAt``; None for any text that is no time with a zone, as Argo writes it."""
     try:
-        return text if datetime.fromisoformat(text).tzinfo is not None else ""
+        finished_at = datetime.fromisoformat(str(status.get("finishedAt") or ""))
     except ValueError:
-        return ""
+        return None
+    return finished_at if finished_at.tzinfo is not None else None
 
 
 def build_live_workflow(workflow: Object) -> LiveWorkflow:
     """Build the `LiveWorkflow` of a Workflow object."""
     metadata, status = workflow["metadata"], workflow.get("status") or {}
-    finished_at = status.get("finishedAt")
     return LiveWorkflow(
         metadata["name"],
         metadata["namespace"],
         metadata["uid"],
         status.get("phase") or "Pending",
         not is_workflow_finished(workflow),
-        datetime.fromisoformat(finished_at) if finished_at else None,
+        _parse_finish_time(status),
         stopped=bool((workflow.get("spec") or {}).get("shutdown")),
     )
 

@@ -64,11 +64,7 @@ def is_look_due(workflow: WorkflowView, last: StorageLook | None, monotonic: flo
 
 def is_long_finished(workflow: WorkflowView, now: datetime) -> bool:
     """Whether the Workflow finished longer ago than Events are kept."""
-    return (
-        workflow.finished
-        and bool(workflow.finished_at)
-        and is_expired(datetime.fromisoformat(workflow.finished_at), now)
-    )
+    return workflow.finished and workflow.finished_at is not None and is_expired(workflow.finished_at, now)
 
 
 def is_expired(at: datetime, now: datetime) -> bool:

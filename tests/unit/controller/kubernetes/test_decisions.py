@@ -152,5 +152,7 @@ def test_nobody_waits_for_news_of_what_was_over_long_ago(phase: str, ended: time
 
 @pytest.mark.parametrize("text", ["soon", "2026-05-04", "2020-05-04T12:00:00"])
 def test_a_time_that_argo_did_not_write_counts_as_none(text: str) -> None:
-    view = build_workflow_view(workflow(phase="Failed", status={"finishedAt": text}))
-    assert (view.finished_at, is_long_finished(view, NOW)) == ("", False)
+    found = workflow(phase="Failed", status={"finishedAt": text})
+    view = build_workflow_view(found)
+    assert (view.finished_at, is_long_finished(view, NOW)) == (None, False)
+    assert build_live_workflow(found).finished_at is None
