@@ -33,6 +33,8 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
     ancestors = read_ancestors(store, record)
 
     def find(step: str) -> StartCheckpoint:
+        if step in report.rerun or task_name(step) in report.rerun:
+            return StartCheckpoint()
         attempts = read_step_attempts(store, report.run, step, [])
         choice = choose_start_checkpoint(
             store,
@@ -42,8 +44,7 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
             rerun_since=find_rerun_submission(rerun_since, step),
             ancestors=ancestors,
         )
-        is_rerun = step in report.rerun or task_name(step) in report.rerun
-        if is_rerun or choice.checkpoint is None:
+        if choice.checkpoint is None:
             return StartCheckpoint()
         try:
             committed_at = read_manifest(store, choice.checkpoint).written_at

@@ -53,6 +53,14 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(store: MemoryStore) -> 
     assert found.checkpoint == "1-90"
 
 
+def test_a_training_that_is_asked_to_run_again_costs_no_reads(store: MemoryStore) -> None:
+    trained(store, 90)
+    plan = plan_run(store, RUN, (STEP,))
+    store.refuses = lambda operation, key: f"attempts/{STEP}" in key or key.startswith("data/lineages/")
+    [step] = add_start_checkpoints(store, plan).steps
+    assert step.starts_from == StartCheckpoint()
+
+
 def test_without_a_checkpoint_it_begins_at_the_beginning(store: MemoryStore) -> None:
     trained(store)
     assert start(store) == StartCheckpoint()
