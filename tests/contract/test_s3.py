@@ -293,6 +293,8 @@ class TestReading:
         proxy.behaviour = faults.damages
 
         assert b"".join(store.chunks("a")) != b"1234"
+        with pytest.raises(IntegrityError, match="a is not what was stored"):
+            store.read("a")
 
 
 class TestListing:

@@ -51,15 +51,22 @@ _LINEAGE_TESTS = (
     *_PLUGIN_TESTS, *_property_tests("audit"), *_property_tests("checkpoint"), *_property_tests("retention"),
 )  # fmt: skip
 _STORE_TESTS = (
-    "tests/unit/store", "tests/unit/records", "tests/contract/test_store.py", "tests/contract/test_s3.py",
-    "tests/contract/test_stored_formats.py", "tests/integration/test_probe.py", "tests/security/test_credentials.py",
-    _TENANT_TESTS,
+    "tests/unit/store", "tests/unit/records", "tests/unit/lineage", "tests/unit/controller/plan",
+    "tests/unit/controller/kubernetes/test_janitor.py", "tests/unit/checkpoint/ranks/test_step_time.py",
+    "tests/contract/test_store.py", "tests/contract/test_s3.py", "tests/contract/test_stored_formats.py",
+    "tests/integration/test_probe.py", "tests/security/test_credentials.py", _TENANT_TESTS,
 )  # fmt: skip
 _QUOTA = "plugin/tiphys_plugin/quota"
 AREAS = {
     "ledger": Area(
         (f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"),
-        ("tests/unit/plugin/quota", *_PLUGIN_TESTS, *_property_tests("ledger"), *_property_tests("scheduling")),
+        (
+            "tests/unit/plugin/quota",
+            "tests/security/test_ledger_share.py",
+            *_PLUGIN_TESTS,
+            *_property_tests("ledger"),
+            *_property_tests("scheduling"),
+        ),
     ),
     "lineage": Area(("tiphys/lineage",), _LINEAGE_TESTS),
     "plan": Area(
@@ -69,7 +76,7 @@ AREAS = {
     "store": Area(("tiphys/store",), _STORE_TESTS),
     "operations": Area(
         ("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"),
-        (*_PLUGIN_TESTS, _TENANT_TESTS, "tests/security/test_recovered_leases.py"),
+        (*_PLUGIN_TESTS, _TENANT_TESTS, "tests/security/test_recovered_leases.py", "tests/unit/plugin/quota/scheduler"),
     ),
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiphys.errors import IntegrityError, ObjectExistsError, ObjectMissingError, StoreError
-from tiphys.records import SubmissionEnd
+from tiphys.records import CrashRecord, SubmissionEnd
 from tiphys.store import DirectoryStore, claim_record, find_record, read_record
 
 
@@ -85,6 +85,16 @@ def test_bytes_that_are_no_such_record_are_damage_that_says_what_to_do(store: Di
         read_record(store, "end.json", SubmissionEnd)
     with pytest.raises(IntegrityError):
         find_record(store, "end.json", SubmissionEnd)
+
+
+def test_a_record_may_have_as_many_bytes_as_its_kind_and_no_more(store: DirectoryStore) -> None:
+    longest = CrashRecord(run="digits", step="fit", attempt=1, error="x").to_bytes().ljust(CrashRecord.max_bytes)
+    store.create("longest.json", longest)
+    store.create("longer.json", longest + b" ")
+
+    assert read_record(store, "longest.json", CrashRecord).run == "digits"
+    with pytest.raises(IntegrityError, match="has 65,537 bytes, and a CrashRecord has at most 65,536"):
+        read_record(store, "longer.json", CrashRecord)
 
 
 def test_a_record_that_is_absent_is_missing_or_none(store: DirectoryStore) -> None:

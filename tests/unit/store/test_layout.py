@@ -50,6 +50,8 @@ def test_the_documented_layout() -> None:
         RUN.manual_stop(2),
         layout.alert_key("ab" * 16, "result"),
         LINEAGE.shards(3, 1200),
+        LINEAGE.shard(3, 1200, 4, DIGEST, "json"),
+        LINEAGE.shard(3, 1200, 4, DIGEST, "json", rank=5),
         LINEAGE.pin(3, 1200, "release-1"),
         LINEAGE.tombstone(3, 1200),
     ] == [
@@ -73,6 +75,8 @@ def test_the_documented_layout() -> None:
         "control/runs/digits-7xk2p/auto-resumes/000000002.manual-stop.json",
         f"control/alerts/{'ab' * 16}/result.json",
         "data/lineages/digits-7xk2p/fit/shards/000000003-000000000001200/",
+        "data/lineages/digits-7xk2p/fit/shards/000000003-000000000001200/00004-abababababababab.json",
+        "data/lineages/digits-7xk2p/fit/shards/000000003-000000000001200/r00005-00004-abababababababab.json",
         "data/lineages/digits-7xk2p/fit/pins/999999996-999999999998799/release-1.json",
         "data/lineages/digits-7xk2p/fit/tombstones/999999996-999999999998799.json",
     ]

@@ -35,7 +35,7 @@ from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftClass
 from tiphys.protocol.step_spec import STEP_ANNOTATION, StepKind
 from tiphys.records import Provenance, SubmissionKind
-from tiphys.store import RunLayout, Store, read_run, read_submissions
+from tiphys.store import RunLayout, Store, read_events, read_run, read_submissions
 
 RUN = "digits-1"
 LAYOUT = RunLayout(RUN)
@@ -107,6 +107,7 @@ def test_a_changed_step_runs_with_all_behind_it_and_nothing_else(
         "its image changed; taken over if it makes no difference"
     ]
     assert image_of(submitter.manifest(f"{RUN}-2"), "fit") == "python:3.13"
+    assert read_events(store, RUN)[-1].message.endswith("; changed: image")
 
 
 def test_what_it_was_made_of_is_on_record_and_the_first_workflow_stays(

@@ -22,7 +22,7 @@ from support.compiled import History, gated, pipeline_of
 from support.counting import CountingStore
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import LiveWorkflow, resume_run, start_run
+from tiphys_controller import LiveWorkflow, plan_run, resume_run, start_run
 from tiphys_controller.submit import resume
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
@@ -127,6 +127,9 @@ def test_a_fence_says_when_the_workflow_ended_and_whether_it_was_stopped(
     claim = read_record(store, LAYOUT.attempt("fit", 1), AttemptClaim)
     assert fence.stopped is (how in ("sealed", "stopped"))
     assert fence.message.startswith({"forced": "fenced", "finished": "lost", "gone": "lost"}.get(how, "stopped"))
+    [fit] = [step for step in plan_run(store, RUN).steps if step.name == "fit"]
+    found_state = "stopped" if fence.stopped else "lost and fenced by a resume"
+    assert fit.reason == f"never finished: attempt 1 was {found_state}"
     if how in ("finished", "stopped"):
         assert fence.last_alive_at == over
     if how == "gone":

@@ -19,6 +19,7 @@ from tiphys_controller.submit.start import random_suffix
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import SubmissionBinding, SubmissionKind, check_run_name
 from tiphys.store import RunLayout, Store, list_runs, read_run, read_submissions
 
@@ -26,10 +27,15 @@ PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})
 
 
 def test_a_started_run_is_recorded_claimed_created_and_bound(store: Store, submitter: FakeSubmitter) -> None:
-    started = start_run(store, submitter, PIPELINE, "digits-1", "ml")
+    metadata = PIPELINE["metadata"]
+    annotations = {**metadata["annotations"], CODE_VERSION_ANNOTATION: "0fb1"}
+    pipeline = {**PIPELINE, "metadata": {**metadata, "annotations": annotations}}
+
+    started = start_run(store, submitter, pipeline, "digits-1", "ml")
 
     assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", True)
     record = read_run(store, "digits-1")
+    assert record.code_version == "0fb1"
     assert record.pipeline == "digits"
     assert record.parameters == {"lr": "0.1"}
     [submission] = read_submissions(store, "digits-1")

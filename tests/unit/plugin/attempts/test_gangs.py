@@ -100,6 +100,12 @@ def test_a_pod_that_is_gone_is_remembered_by_what_made_it(exit_code: int | None,
     assert verdict.evidence.startswith("rank 2 of 4: ")
 
 
+def test_pods_that_run_or_have_succeeded_are_not_why_it_ended() -> None:
+    verdict = classify_failure(gangs.observe_gang_end(FOUR, JOB, [pod(0, "Running"), pod(1, "Succeeded")], "Failed"))
+    assert verdict.cause is Cause.INFRASTRUCTURE
+    assert "no pod of the gang shows how the attempt ended" in verdict.evidence
+
+
 def test_without_what_made_them_deleted_pods_tell_nothing() -> None:
     """Whether they are still there when somebody looks is a matter of moments, and must not decide."""
     for found in ([], [pod(0, after=9, **TOLD)]):

@@ -83,9 +83,11 @@ def test_broken_program_stops_the_trying_and_fails_the_step(here):
     settled = flow.settle("fit", 0, exit_code="1")
     assert phase(settled) == "Succeeded"
     assert said(settled).startswith("Stopped trying: user error")
+    why_no_more = said(settled).rpartition("; ")[2]
     verdict = flow.conclude("fit", 0)
     assert phase(verdict) == "Failed"
     assert "user error" in said(verdict)
+    assert why_no_more in said(verdict)
     assert "tiphys resume digits-abc12" in said(verdict)
 
 

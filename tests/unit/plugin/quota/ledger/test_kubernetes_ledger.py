@@ -393,6 +393,15 @@ def test_status_has_a_stable_form_and_a_summary_for_people():
     assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(status["waiting"][0])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"priority": 1}, {"members": 2}, {"tensor_parallel": 2, "members": 2}, {"spot": "allowed"}, {"attained": 0.5}],
+)
+def test_what_is_next_to_a_default_is_written_and_read(changes):
+    book = LedgerState((Lease("one", ask(8, **changes), "A100", Clock().now, Clock().now),))
+    assert decode_status(json.loads(json.dumps(encode_status(book)))) == book
+
+
 def test_nodes_and_a_preemption_are_written_and_read():
     now = Clock().now
     gang = Lease("two", ask(8, "u2", members=2), "A100", now, now, nodes=("n1", "n2"))

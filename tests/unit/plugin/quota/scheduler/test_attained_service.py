@@ -24,7 +24,7 @@ from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admissi
 from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds, attained_level_of
 
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause
-from tiphys.store import RunLayout, claim_record
+from tiphys.store import RunLayout, claim_record, read_record
 
 HOUR = 3600.0
 
@@ -109,21 +109,23 @@ def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
     flow.admit("fit", 0)
     [document] = records(here.store, "control/runs/digits-abc12/attempts/fit/")
     begun = AttemptClaim.model_validate(document)
-    end = AttemptEnd(
-        run=begun.run,
-        step="fit",
-        attempt=1,
-        submission=1,
-        outcome=AttemptEndOutcome.FAILED,
-        cause=Cause.PREEMPTION,
-        written_at=begun.written_at + timedelta(hours=3),
-    )
-    claim_record(here.store, RunLayout("digits-abc12").attempt_end("fit", 1), end)
-    here.ledger.release(begun.lease)
-    flow.admit("fit", 1)
-    [held] = here.ledger.snapshot().leases
-    assert (held.request.attempt, held.request.attained) == (2, 12 * HOUR)
-    assert held.request.first_start == begun.written_at.timestamp()
+    for attempt, hours in ((1, 12), (2, 24)):
+        claim = read_record(here.store, RunLayout("digits-abc12").attempt("fit", attempt), AttemptClaim)
+        end = AttemptEnd(
+            run=claim.run,
+            step="fit",
+            attempt=attempt,
+            submission=1,
+            outcome=AttemptEndOutcome.FAILED,
+            cause=Cause.PREEMPTION,
+            written_at=claim.written_at + timedelta(hours=3),
+        )
+        claim_record(here.store, RunLayout("digits-abc12").attempt_end("fit", attempt), end)
+        here.ledger.release(claim.lease)
+        flow.admit("fit", attempt)
+        [held] = here.ledger.snapshot().leases
+        assert (held.request.attempt, held.request.attained) == (attempt + 1, hours * HOUR)
+        assert held.request.first_start == begun.written_at.timestamp()
 
 
 def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path):

@@ -1,5 +1,6 @@
 """What queues have used lately: a mean that forgets, and needs no samples."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -55,6 +56,15 @@ def test_ends_add_up_however_they_are_told():
     together = add_ended_usage((), [first, second], RULES, later)
     one_by_one = add_ended_usage(add_ended_usage((), [first], RULES, later), [second], RULES, later)
     assert [one.gpus for one in together] == pytest.approx([one.gpus for one in one_by_one], abs=1e-3)
+
+
+def test_usage_that_is_carried_on_is_that_which_would_be_counted_anew():
+    stays, goes, comes = (lease(gpus, uid, queue="a") for gpus, uid in ((1, "x"), (2, "y"), (4, "z")))
+    comes = replace(comes, granted_at=NOW + timedelta(hours=7))
+    carried = DecayedUsage(RULES, (stays, goes), ()).with_changes((comes,), (goes,), ())
+    anew = DecayedUsage(RULES, (stays, comes), ())
+    for at in (NOW + timedelta(hours=7), NOW + DAY):
+        assert carried.usage_at(at) == pytest.approx(anew.usage_at(at))
 
 
 def test_what_is_nearly_forgotten_takes_no_room():
