@@ -68,6 +68,7 @@ from hera_pipelines.cli.target import (
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
+from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
 from tiphys.store import Store, Submission, read_current_workflow
 
@@ -119,7 +120,7 @@ def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
         screen.document(report.model_dump(mode="json", by_alias=True), output)
     screen.note(
         f"{len(report.running)} of {len(report.steps)} steps would run; "
-        f"the plan took {report.requests} storage requests and {report.seconds:.2f} s"
+        f"the plan took {report.requests} storage requests and {format_duration(report.seconds)}"
     )
 
 

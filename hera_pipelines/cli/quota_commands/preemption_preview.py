@@ -16,6 +16,7 @@ from tiphys_plugin.quota.scheduler.decide import format_clock_time, format_step_
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 from tiphys_plugin.runtime.context import SingleStore
 
+from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
 from tiphys.store import TenantStores, open_store
 from tiphys.store.open import PLACEHOLDER
@@ -52,7 +53,8 @@ def describe_preemption(selection: VictimSelection | NoVictims, *, is_exact: boo
     for lease in selection.leases:
         request, lost = lease.request, selection.gpu_seconds_by_lease[lease.id]
         gpus = format_gpus(request.gpus, request.gpu_type)
-        amount = f"{'' if is_exact else 'at most '}{lost / request.gpus:.0f} s, {lost:.0f} GPU-seconds"
+        seconds = format_duration(round(lost / request.gpus))
+        amount = f"{'' if is_exact else 'at most '}{seconds}, {lost:.0f} GPU-seconds"
         yield Text(
             f"  {format_step_name(request)} ({gpus} of queue {request.queue}, priority {request.priority}) "
             f"would be preempted, and lose {amount} if it saved nothing"

@@ -13,6 +13,7 @@ import structlog
 
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.lineage.select import read_newest_commit
+from tiphys.protocol.quantities import format_duration
 from tiphys.records import Preemption
 from tiphys.store import lineage_name
 from tiphys.store.runs import read_concurrently
@@ -72,7 +73,7 @@ def format_preemption(preempted: Preemption) -> str:
     seconds_lost, gpu_seconds_lost = preempted.seconds_lost, preempted.gpu_seconds_lost
     if seconds_lost is None or gpu_seconds_lost is None:
         return f"{preemption}; its checkpoints are on a volume, which the service cannot read, so the loss is unknown"
-    loss = f"{seconds_lost:.0f} s ({gpu_seconds_lost:.0f} GPU-seconds) of training lost"
+    loss = f"{format_duration(round(seconds_lost))} ({gpu_seconds_lost:.0f} GPU-seconds) of training lost"
     if preempted.committed is None:
         return f"{preemption}; it had committed no checkpoint: {loss}"
     committed = f"{preemption}; {preempted.committed.display_name} is committed"

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from tiphys.protocol.quantities import format_duration
 from tiphys.records import CheckpointRef
 
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox")
@@ -164,14 +165,14 @@ class PreemptionReport:
         """Return a sentence for the log and the lineage."""
         again = f"{self.steps_lost} {'step is' if self.steps_lost == 1 else 'steps are'} trained again"
         if not self.steps_lost:
-            spare = "" if self.spare_seconds is None else f", {self.spare_seconds:.1f} s before the kill"
-            outcome = f"it was committed {self.ended_seconds:.1f} s after SIGTERM{spare}"
+            spare = "" if self.spare_seconds is None else f", {format_duration(self.spare_seconds)} before the kill"
+            outcome = f"it was committed {format_duration(self.ended_seconds)} after SIGTERM{spare}"
         elif self.choice is PreemptionSaveChoice.LEAVE:
             outcome = f"there was no time to save its {self.state_bytes:,} bytes; {again}"
         elif self.committed:
             outcome = f"there was time only for the running save, of step {self.newest_step}; {again}"
         else:
-            outcome = f"nothing was committed within {self.ended_seconds:.1f} s; {again}"
+            outcome = f"nothing was committed within {format_duration(self.ended_seconds)}; {again}"
         return f"stopped by SIGTERM at step {self.global_step}: {outcome}"
 
     def data(self) -> dict[str, Any]:

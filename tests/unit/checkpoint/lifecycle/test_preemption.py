@@ -112,9 +112,7 @@ def test_the_report_card_says_what_became_of_the_grace_period():
     assert exit_.value.code == 75
     assert list_commits(store, LINEAGE) == [ref(1, 7)]
     (event,) = preempted(store)
-    assert event.message == (
-        "stopped by SIGTERM at step 7: it was committed 5.5 s after SIGTERM, 24.5 s before the kill"
-    )
+    assert event.message == ("stopped by SIGTERM at step 7: it was committed 5.5s after SIGTERM, 24.5s before the kill")
     assert event.data["choice"] == "save"
     assert event.data["noticed_seconds"] == 1.5
     assert event.data["ended_seconds"] == 5.5
@@ -213,12 +211,10 @@ def test_a_signal_during_a_save_is_answered_when_the_save_is_over():
 
 def test_a_card_without_a_grace_period_says_nothing_about_the_kill():
     card = PreemptionReport(PreemptionSaveChoice.SAVE, 4, 10, None, 0.1, 0.2, 0.3, None, ref(1, 4), 4)
-    assert card.message() == "stopped by SIGTERM at step 4: it was committed 0.3 s after SIGTERM"
+    assert card.message() == "stopped by SIGTERM at step 4: it was committed 300ms after SIGTERM"
     assert card.data()["spare_seconds"] is None
 
 
 def test_a_card_of_a_failure_counts_what_is_lost():
     card = PreemptionReport(PreemptionSaveChoice.SAVE, 4, 10, 30.0, 0.1, 0.2, 29.0, None, None, 3)
-    assert (
-        card.message() == "stopped by SIGTERM at step 4: nothing was committed within 29.0 s; 1 step is trained again"
-    )
+    assert card.message() == "stopped by SIGTERM at step 4: nothing was committed within 29s; 1 step is trained again"

@@ -137,7 +137,7 @@ def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
     _, out, _ = why(desk, "run-u3")
     assert re.search(
         r"  run-u[12]/fit \(4 A100 of queue research, priority [01]\) would be preempted, and lose at most "
-        r"\d s, \d+ GPU-seconds if it saved nothing",
+        r"\ds, \d+ GPU-seconds if it saved nothing",
         out,
     )
     _, out, _ = why(desk, "run-u3", "--store", str(tmp_path / "store"))

@@ -218,8 +218,8 @@ def test_the_end_names_the_item_for_which_it_went(here):
 @pytest.mark.parametrize(
     ("saved_at", "says", "lost"),
     [
-        (450.0, "checkpoint 7 of attempt 1 is committed, 150 s (1200 GPU-seconds) of training lost since", 1200.0),
-        (None, "it had committed no checkpoint: 600 s (4800 GPU-seconds) of training lost", 4800.0),
+        (450.0, "checkpoint 7 of attempt 1 is committed, 2m 30s (1200 GPU-seconds) of training lost since", 1200.0),
+        (None, "it had committed no checkpoint: 10m (4800 GPU-seconds) of training lost", 4800.0),
     ],
 )
 def test_the_end_of_one_that_did_not_save_says_what_is_lost(here, saved_at, says, lost):
