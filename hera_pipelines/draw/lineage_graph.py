@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.protocol.quantities import format_bytes
 from tiphys.records import CheckpointRef, Provenance
 
 
@@ -258,15 +259,6 @@ def _dot(node: CheckpointNode, facts_by_ref: Mapping[CheckpointRef, Provenance])
     made_with = describe_facts(node.facts, facts_by_ref.get(node.parent) if node.parent else None)
     facts = tuple(fact for fact in (size, metrics, *made_with, save_reason, node.reason) if fact)
     return Dot(CheckpointPosition(node.ref.attempt, node.ref.global_step), node.status, metrics, facts)
-
-
-def format_bytes(size_bytes: int) -> str:
-    size, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.4g} {unit}"
 
 
 @dataclass(frozen=True)

@@ -119,3 +119,13 @@ def format_duration(seconds: float) -> str:
         if count or counts:
             counts.append((count, unit))
     return " ".join(f"{count}{unit}" for count, unit in counts[:2] if count)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size for people, in the largest binary unit up to TiB: ``512 B``, ``1.5 GiB``."""
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"

@@ -16,7 +16,6 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
-from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.checkpoint.restore.inspect import (
     ArrayStatistics,
     CheckpointDifference,
@@ -35,7 +34,7 @@ from tiphys.lineage.select import list_commits
 from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.quantities import format_duration
+from tiphys.protocol.quantities import format_bytes, format_duration
 from tiphys.records import CheckpointManifest, CheckpointRef, task_name
 from tiphys.store import Store, open_store, read_all_attempts, read_current_workflow, read_step_attempts
 from tiphys.store.runs import read_concurrently

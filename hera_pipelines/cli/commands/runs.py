@@ -29,13 +29,12 @@ from hera_pipelines.cli.shared_options import (
     parse_run_step,
 )
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, cluster_submitter, refuse_options
-from hera_pipelines.draw.lineage_graph import format_bytes
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import ConflictError
 from tiphys.lineage import read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import describe_training_progress
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import format_bytes, parse_duration_seconds
 from tiphys.records import Event, utc_now
 from tiphys.store import Store, read_submissions
 

@@ -20,10 +20,10 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
-from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.errors import IntegrityError
 from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
 from tiphys.lineage.audit.findings import AuditFinding, AuditReport
+from tiphys.protocol.quantities import format_bytes
 from tiphys.records import CheckpointRef
 from tiphys.store import Store
 

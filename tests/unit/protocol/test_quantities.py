@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tiphys.errors import UsageError
 from tiphys.protocol.quantities import (
     format_argo_duration,
+    format_bytes,
     format_duration,
     format_memory_quantity,
     parse_argo_duration_seconds,
@@ -136,3 +137,11 @@ def test_durations_are_printed_in_two_units(seconds, text):
 @given(st.floats(min_value=0, max_value=1e9))
 def test_a_printed_duration_reads_back_to_within_its_second_unit(seconds):
     assert parse_duration_seconds(format_duration(seconds)) == pytest.approx(seconds, rel=0.05, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536 << 20, "1.5 GiB"), (5000 << 40, "5000 TiB")],
+)
+def test_sizes_are_printed_in_the_largest_unit(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text

@@ -12,7 +12,6 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store
-from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.errors import TiphysError, UsageError
 from tiphys.lineage.retention.gc import (
     CollectionReport,
@@ -21,7 +20,7 @@ from tiphys.lineage.retention.gc import (
     UnreachableLineage,
     iter_run_lineages,
 )
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import format_bytes, parse_duration_seconds
 from tiphys.protocol.step_spec import RetentionPolicy, parse_keep_best, parse_keep_every
 from tiphys.records import utc_now
 from tiphys.store import Store, list_runs
