@@ -52,7 +52,7 @@ import sys
 import time
 from pathlib import Path
 
-from tiphys import checkpoint, inputs, outputs
+from tiphys import inputs, outputs
 
 HELD_AT = 10
 HOLD = Path(__file__).parent / "hold"
@@ -62,6 +62,7 @@ def prepare():
 
 def fit(seed, steps):
     import numpy as np
+    from tiphys import checkpoint  # only here, as it takes most of the time of the other two
 
     with checkpoint.session() as session:
         state = session.restore(default={"step": 0, "weights": np.full(5000, float(seed))})

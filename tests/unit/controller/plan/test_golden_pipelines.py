@@ -1,5 +1,6 @@
 """Every compiled example can be pruned, wherever its run stopped."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,10 @@ RUN = "digits-1"
 GOLDEN = Path(__file__).parents[4] / "examples" / "golden"
 
 
-def workflow_of(path: Path) -> Manifest | None:
-    """The Workflow of a golden file; a CronWorkflow holds one without its annotations."""
-    document: Manifest = yaml.safe_load(path.read_text())
-    return document if document["kind"] == "Workflow" else None
-
-
-CASES = [path for path in sorted(GOLDEN.glob("*.yaml")) if workflow_of(path)]
+# A CronWorkflow holds a Workflow without its annotations.
+CASES = [
+    path for path in sorted(GOLDEN.glob("*.yaml")) if re.search(r"^kind: Workflow$", path.read_text(), re.MULTILINE)
+]
 
 
 def finish(history: History, task: Any, spec: StepSpec) -> None:
@@ -59,8 +57,7 @@ def stopped_after(manifest: Manifest, done: int) -> RunPlan:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_example_can_be_pruned_wherever_it_stopped(path: Path) -> None:
-    manifest = workflow_of(path)
-    assert manifest is not None
+    manifest: Manifest = yaml.safe_load(path.read_text())
     tasks = TaskGraph.from_pipeline(CompiledPipeline.from_manifest(manifest)).tasks
     for done in range(len(tasks)):
         found = stopped_after(manifest, done)
