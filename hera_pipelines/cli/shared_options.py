@@ -7,11 +7,12 @@ of a second.
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from tiphys.errors import TiphysError, UsageError, unknown_name_message
 from tiphys.lineage.step_names import StepNames, read_step_names
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import Store, open_store
+from tiphys.store import Store, list_runs, open_store
 
 if TYPE_CHECKING:
     from hera_pipelines.authoring.loading import AnyPipeline
@@ -145,12 +146,45 @@ def _choose_context(kubeconfig: Path | None, given: str | None) -> Setting:
     return profile_setting("context") or Setting("", "the kubeconfig")
 
 
+def complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs, for the completion of a shell; none from a store that is not a folder."""
+    return _complete_from_store(context, incomplete, list_runs)
+
+
+def complete_run_step(context: typer.Context, incomplete: str) -> list[str]:
+    """Like `complete_run`; after the slash, the steps of the run and the items of its fan-outs."""
+    run, slash, _ = incomplete.partition("/")
+    return _complete_from_store(context, incomplete, partial(_list_run_steps, run=run) if slash else list_runs)
+
+
+def _list_run_steps(store: Store, run: str) -> Iterator[str]:
+    names = read_step_names(store, run)
+    for step in names.steps:
+        yield f"{run}/{step}"
+        yield from (f"{run}/{item.name}" for item in names.items(step))
+
+
+def _complete_from_store(
+    context: typer.Context, incomplete: str, list_names: Callable[[Store], Iterable[str]]
+) -> list[str]:
+    try:
+        url = choose_store(context.params.get("store")).value
+        if url.startswith("s3:"):  # would be asked at each press of the key
+            return []
+        store = open_store(url, must_exist=True)
+        return [name for name in list_names(store) if name.startswith(incomplete) and name.isprintable()]
+    except TiphysError:
+        return []
+
+
+RunArgument = Annotated[str, typer.Argument(help="Name of the run.", autocompletion=complete_run)]
 RunStepArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN[/STEP]",
         help="Name of the run, and of one of its steps. An item of a fan-out is named by index or value, such as "
         "'RUN/fit[2]' or 'RUN/fit[lr=0.1]'.",
+        autocompletion=complete_run_step,
     ),
 ]
 

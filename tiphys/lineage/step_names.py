@@ -92,6 +92,11 @@ class StepNames:
         self._known[step] = list(items)
         self._items.pop(step, None)
 
+    @property
+    def steps(self) -> Collection[str]:
+        """Names of the steps, in the order of the Workflow."""
+        return self._tasks.keys()
+
     def items(self, step: str) -> Collection[NamedItem]:
         """The known items of the fan-out ``step``, by index; none for other steps."""
         return self._items_by_id(step).values()

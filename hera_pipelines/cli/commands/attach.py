@@ -1,7 +1,5 @@
 """``tiphys attach``: shows the progress of a run that another process or a cluster runs."""
 
-from typing import Annotated
-
 import typer
 
 from hera_pipelines.cli.error_messages import RunFailedError
@@ -13,6 +11,7 @@ from hera_pipelines.cli.shared_options import (
     ClusterOptions,
     ContextOption,
     KubeconfigOption,
+    RunArgument,
     StoreOption,
     existing_store,
     store_arguments,
@@ -32,7 +31,7 @@ Examples:
 
 def attach(
     command: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run: RunArgument,
     store: StoreOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,

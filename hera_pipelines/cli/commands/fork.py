@@ -33,6 +33,7 @@ from hera_pipelines.cli.shared_options import (
     ParameterOption,
     PipelineOption,
     PipelineStoreOption,
+    complete_run,
     existing_store,
     store_arguments,
 )
@@ -61,7 +62,7 @@ _ONLY_CLUSTER = {**CLUSTER_OPTIONS, "detach": "--detach"}
 
 def fork(
     command: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run to fork.")],
+    run: Annotated[str, typer.Argument(help="Name of the run to fork.", autocompletion=complete_run)],
     file: FileArgument = None,
     which: PipelineOption = None,
     parameter: ParameterOption = None,

@@ -11,7 +11,7 @@ from tiphys_controller import API_VERSION
 from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage, group_by_queue, measure_time_usage
 
 from hera_pipelines.cli.screen import Format, Screen, write_page
-from hera_pipelines.cli.shared_options import StoreOption, choose_format, existing_store
+from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
 from tiphys.errors import UsageError
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
@@ -41,7 +41,8 @@ class ReportFormat(StrEnum):
 def report(
     context: typer.Context,
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.")
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.", autocompletion=complete_run),
     ] = None,
     store: StoreOption = None,
     output: Annotated[

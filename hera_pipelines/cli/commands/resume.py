@@ -49,6 +49,7 @@ from hera_pipelines.cli.shared_options import (
     NamespaceOption,
     PipelineOption,
     PipelineStoreOption,
+    RunArgument,
     command_arguments,
     existing_store,
     store_arguments,
@@ -85,7 +86,7 @@ _DECISION_STYLES = {"skip": "dim", "run": "bold cyan"}
 
 def plan(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run: RunArgument,
     file: FileArgument = None,
     which: PipelineOption = None,
     again: FromOption = None,
@@ -154,7 +155,7 @@ Examples:
 
 def resume(
     command: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run: RunArgument,
     file: FileArgument = None,
     which: PipelineOption = None,
     again: FromOption = None,

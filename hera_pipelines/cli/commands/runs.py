@@ -25,6 +25,7 @@ from hera_pipelines.cli.shared_options import (
     RunStepArgument,
     StoreOption,
     choose_format,
+    complete_run,
     existing_store,
     parse_run_step,
 )
@@ -132,8 +133,10 @@ Examples:
 
 def diff(
     context: typer.Context,
-    before: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
-    after: Annotated[str, typer.Argument(metavar="OTHER", help="Name of the run to compare it with.")],
+    before: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=complete_run)],
+    after: Annotated[
+        str, typer.Argument(metavar="OTHER", help="Name of the run to compare it with.", autocompletion=complete_run)
+    ],
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -164,7 +167,9 @@ Examples:
 
 def remove(
     command: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names of the runs.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Names of the runs.", autocompletion=complete_run)
+    ],
     yes: Annotated[
         bool, typer.Option("--yes", help="Delete them. Without it, only show what would be deleted.")
     ] = False,

@@ -12,6 +12,7 @@ from hera_pipelines.cli.shared_options import (
     ClusterOptions,
     ContextOption,
     KubeconfigOption,
+    RunArgument,
     StoreOption,
     existing_store,
     store_arguments,
@@ -29,7 +30,7 @@ Examples:
 
 def stop(
     command: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    run: RunArgument,
     terminate: Annotated[
         bool, typer.Option("--terminate", help="Stop at once: no exit handler runs, so no end is recorded.")
     ] = False,

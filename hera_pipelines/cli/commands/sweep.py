@@ -10,7 +10,13 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store, store_arguments
+from hera_pipelines.cli.shared_options import (
+    FormatOption,
+    StoreOption,
+    complete_run_step,
+    existing_store,
+    store_arguments,
+)
 from tiphys.errors import UsageError
 from tiphys.lineage.trials import SweepReport, Trial, TrialState, read_sweep
 from tiphys.protocol.fan_out import format_item_value
@@ -41,7 +47,12 @@ class MetricMode(StrEnum):
 def sweep(
     context: typer.Context,
     where: Annotated[
-        str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of a sweep if it has several.")
+        str,
+        typer.Argument(
+            metavar="RUN[/STEP]",
+            help="Name of the run, and of a sweep if it has several.",
+            autocompletion=complete_run_step,
+        ),
     ],
     metric: Annotated[
         str | None,

@@ -49,6 +49,7 @@ from hera_pipelines.cli.shared_options import (
     FormatOption,
     KubeconfigOption,
     NamespaceOption,
+    RunStepArgument,
     connect_cluster,
     existing_default_store,
     named_store,
@@ -138,7 +139,7 @@ _START_UNKNOWN = "no expected start: other requests are ahead, or the GPUs that 
 
 def why(
     command: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one of its steps.")],
+    what: RunStepArgument,
     name: LedgerNameOption = "default",
     namespace: NamespaceOption = None,
     context: ContextOption = None,

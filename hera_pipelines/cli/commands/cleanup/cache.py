@@ -9,7 +9,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
-from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
 from tiphys.lineage.shared_results import (
     SharedResult,
     SharedResultFilter,
@@ -34,7 +34,9 @@ Examples:
 def drop(
     context: typer.Context,
     pipeline: Annotated[str, typer.Option("--pipeline", metavar="NAME", help="Only of runs of this pipeline.")] = "",
-    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Only of this run.")] = "",
+    run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Only of this run.", autocompletion=complete_run)
+    ] = "",
     step: Annotated[
         str, typer.Option("--step", metavar="STEP", help="Only of this step, or of this item, such as 'fit[2]'.")
     ] = "",

@@ -11,7 +11,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import FormatOption, StoreOption, existing_store
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
 from tiphys.errors import TiphysError, UsageError
 from tiphys.lineage.retention.gc import (
     CollectionReport,
@@ -74,7 +74,7 @@ class RetentionOverrides:
 
 def gc(
     context: typer.Context,
-    run: Annotated[str | None, typer.Argument(help="Name of the run.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Name of the run.", autocompletion=complete_run)] = None,
     everything: Annotated[bool, typer.Option("--all", help="Clean up all runs of the store.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and change nothing.")] = False,
     delay: Annotated[
