@@ -19,6 +19,11 @@ sys.dont_write_bytecode, sys.pycache_prefix = False, str(Path(sys.prefix) / "pyc
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
+# What a person set for a terminal, or a service of continuous integration for its log, changes tables and colours.
+_COLOURS = ("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_COLOR", "PY_COLORS")
+for _name in (*_COLOURS, "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(_name, None)
+
 # The same examples on every machine, and as long as it takes: a slow moment is no wrong answer.
 settings.register_profile(
     "tiphys", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
