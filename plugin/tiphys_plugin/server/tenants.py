@@ -49,6 +49,10 @@ class ForbiddenNamespaceError(TiphysError):
     exit_code = 4
 
 
+class UnreadableLeasesError(StoreError):
+    """The store of a namespace does not tell which leases its live pods have."""
+
+
 class Tenants:
     """The cores of all namespaces of one installation. Thread-safe."""
 
@@ -126,17 +130,27 @@ class Tenants:
         """Record the leases of live attempts that the ledger lacks.
 
         Raises:
-            StoreError: ledger or cluster did not answer; or pods of a namespace whose store fails are on GPUs. The
-                leases of the other namespaces are recorded then.
+            UnreadableLeasesError: pods of a namespace whose store does not answer are on GPUs. The leases of the
+                other namespaces are recorded then.
+            StoreError: ledger or cluster did not answer.
         """
         unleased = [pod for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods]
         errors = {name: self._recover_leases_of(name) for name in sorted({pod.namespace for pod in unleased})}
         on_gpus = {pod.namespace for pod in unleased if pod.occupies_gpus}
         if failed := [f"namespace {name}: {error}" for name, error in errors.items() if error and name in on_gpus]:
-            raise StoreError(f"no GPUs are granted, because leases of live pods cannot be read: {'; '.join(failed)}")
+            raise UnreadableLeasesError(
+                f"no GPUs are granted, because leases of live pods cannot be read: {'; '.join(failed)}"
+            )
 
     def _recover_leases_of(self, namespace: str) -> str:
-        return _error_message(lambda: self.core(namespace).recover_leases())
+        """Why the store of ``namespace`` did not answer; empty if it did, or is not one that could have leases."""
+        try:
+            self.core(namespace).recover_leases()
+        except StoreError as error:
+            return str(error)
+        except TiphysError as error:
+            _log.error("recovery.failed", namespace=namespace, error=str(error))
+        return ""
 
     def forget_recovery(self) -> None:
         """Have the leases recorded again, although they were before: the ledger was lost since."""

@@ -21,7 +21,7 @@ from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespaceError, TenantChecks
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
-from tiphys.errors import StoreError, StoreFormatError, UsageError
+from tiphys.errors import NotFoundError, StoreError, StoreFormatError, UsageError
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
@@ -296,6 +296,42 @@ def test_nothing_is_granted_while_the_store_of_live_pods_cannot_be_read(broken_v
     assert leases(here) == [("ml", 3), ("vision", 3)]
     assert "WaitingForQuota" in said(late.call("admit", "fit", 0))
     assert checks.status_document()["status"] == "ok"
+
+
+def test_broken_store_of_one_namespace_does_not_stop_the_others_for_ever(broken_vision):
+    here, now = broken_vision, [0.0]
+    recovery = LedgerRecovery(here.tenants.ledger, here.tenants, clock=lambda: now[0])
+    for seconds in (0.0, 599.0):
+        now[0] = seconds
+        with pytest.raises(StoreError, match="namespace vision"):
+            recovery.run_once()
+    now[0] = 600.0
+    with structlog.testing.capture_logs() as logs:
+        recovery.run_once()
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["recovery.incomplete"]
+    late = here.submit("ml", fit(gpu=gpus(4)), name="late")
+    assert phase(late.call("admit", "fit", 0)) == "Succeeded"
+
+
+def test_pods_of_a_namespace_that_is_not_served_hold_nothing_up(here, monkeypatch):
+    here.submit("vision", fit(gpu=gpus(8))).run_pod("fit")
+    core = here.tenants.core
+
+    def refuse(namespace: str):
+        if namespace == "vision":
+            raise NotFoundError("namespace vision is not served")
+        return core(namespace)
+
+    monkeypatch.setattr(here.tenants, "core", refuse)
+    recovery = LedgerRecovery(here.tenants.ledger, here.tenants)
+    here.api.delete(GPU_LEDGERS, RELEASE, "default")
+    with pytest.raises(LedgerLostError):
+        recovery.run_once()
+    here.make_ledger()
+    with structlog.testing.capture_logs() as logs:
+        recovery.run_once()
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["recovery.failed"]
+    assert phase(here.submit("ml", fit(gpu=gpus(8))).call("admit", "fit", 0)) == "Succeeded"
 
 
 def test_broken_store_of_live_pods_is_waited_for_only_as_long_as_they_live(broken_vision):
