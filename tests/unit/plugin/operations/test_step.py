@@ -15,6 +15,7 @@ import pytest
 from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, said, world
 from tiphys_plugin.operations import publish
 
+from tiphys.errors import ObjectMissingError
 from tiphys.faults import InjectedFaultError
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Output, OutputKind, OutputObject
 from tiphys.records.base import MAX_RECORD_BYTES
@@ -103,6 +104,17 @@ def test_missing_output_fails_the_step_and_is_named(here):
     assert "declared output artifact 'data' is missing" in said(verdict)
     assert end_of(here)["cause"] == "output_missing"
     assert keys(here.store, "control/runs/digits-abc12/done/") == []
+
+
+def test_an_output_that_is_removed_while_it_is_verified_is_missing(here, monkeypatch):
+    flow = ran(here)
+
+    def removed(key, *_):
+        raise ObjectMissingError(f"{key} does not exist")
+
+    monkeypatch.setattr(here.store, "chunks", removed)
+    assert phase(flow.conclude("prep")) == "Failed"
+    assert (end_of(here)["cause"], end_of(here)["exit_code"]) == ("output_missing", 0)
 
 
 def test_outputs_of_the_last_try_count(here):

@@ -35,6 +35,12 @@ def test_quota_is_the_sum_of_leases(held, asked, admitted):
     assert isinstance(decided(SchedulingState(EIGHT, leases), ask(asked)), Admitted) is admitted
 
 
+def test_a_type_that_the_queue_has_not_is_rejected_with_those_that_it_has():
+    answer = decided(SchedulingState(EIGHT), ask(1, gpu_type="H100"))
+    assert isinstance(answer, Rejected)
+    assert "queue research has no H100; it has: A100" in answer.message
+
+
 def test_leases_of_other_queues_and_types_do_not_count():
     held = (lease(2, "a", queue="nightly", pool="*"), lease(4, "b", gpu_type="T4", pool="*"))
     assert isinstance(decided(SchedulingState(MIXED, held), ask(8)), Admitted)
