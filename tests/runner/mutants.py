@@ -46,6 +46,11 @@ def _property_tests(prefix: str) -> tuple[str, ...]:
 
 _PLUGIN_TESTS = ("tests/unit/plugin/operations", "tests/unit/plugin/attempts", "tests/unit/plugin/eviction")
 _TENANT_TESTS = "tests/unit/plugin/server/test_tenants.py"
+_LEDGER_TESTS = (
+    "tests/unit/plugin/quota", "tests/security/test_ledger_share.py", "tests/security/test_queue_owners.py",
+    "tests/security/test_recovered_leases.py", *_PLUGIN_TESTS,
+    *_property_tests("ledger"), *_property_tests("scheduling"),
+)  # fmt: skip
 _LINEAGE_TESTS = (
     "tests/unit/lineage", "tests/unit/checkpoint/restore", "tests/unit/checkpoint/save", "tests/unit/cli",
     *_PLUGIN_TESTS, *_property_tests("audit"), *_property_tests("checkpoint"), *_property_tests("retention"),
@@ -60,13 +65,7 @@ _QUOTA = "plugin/tiphys_plugin/quota"
 AREAS = {
     "ledger": Area(
         (f"{_QUOTA}/ledger", f"{_QUOTA}/scheduler"),
-        (
-            "tests/unit/plugin/quota",
-            "tests/security/test_ledger_share.py",
-            *_PLUGIN_TESTS,
-            *_property_tests("ledger"),
-            *_property_tests("scheduling"),
-        ),
+        _LEDGER_TESTS,
     ),
     "lineage": Area(("tiphys/lineage",), _LINEAGE_TESTS),
     "plan": Area(
