@@ -11,6 +11,8 @@ import pytest
 from hera_pipelines.demo.facts import DemoRunState, count_repeated_steps
 from tiphys.store import DirectoryStore
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
