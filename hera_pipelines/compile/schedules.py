@@ -87,7 +87,7 @@ def _check_times(times: str) -> None:
 def _check_range(field: _Field, part: str) -> None:
     """Check a range of values: ``*``, ``5``, ``1-5``, each also with a step such as ``*/15``."""
     values, slash, step = part.partition("/")
-    if slash and not (step.isdecimal() and int(step) > 0):
+    if slash and not (re.fullmatch(r"[0-9]{1,9}", step) and int(step) > 0):
         raise ValueError(f"{field.name} {part!r}: the step after the slash is a number above 0")
     if values in ("*", "?"):
         return

@@ -40,6 +40,8 @@ class SharedResultFilter(NamedTuple):
     step: str = ""
     """Name of a step or item; the name of a fan-out selects all its items."""
     shared_before: datetime | None = None
+    damaged: bool = False
+    """Whether to select damaged ones alone."""
 
 
 def list_shared_results(store: Store, selected: SharedResultFilter) -> list[SharedResult]:
@@ -54,7 +56,10 @@ def list_shared_results(store: Store, selected: SharedResultFilter) -> list[Shar
     keys = [key for info in store.list(MEMOS) if (key := parse_memo(info.key))]
     found = [one for one in read_concurrently(partial(_read, store), keys) if one is not None]
     memos = {key: one for key, one in found if isinstance(one, MemoRecord)}
-    results = [SharedResult(key, damage=one) for key, one in found if isinstance(one, str) and not any(selected)]
+    is_damage_selected = selected.damaged or not any(selected)
+    results = [SharedResult(key, damage=one) for key, one in found if isinstance(one, str) and is_damage_selected]
+    if selected.damaged:
+        return results
     runs = sorted({one.run for one in memos.values() if selected.run in ("", one.run)})
     sources = dict(zip(runs, read_concurrently(partial(_read_source, store), runs), strict=True))
     for key, memo in memos.items():

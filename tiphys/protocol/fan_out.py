@@ -23,7 +23,7 @@ from tiphys.records import check_step_id, item_hash
 FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
 """Prefix of an annotation of the Workflow; followed by the name of a task, it describes how its items were chosen."""
-_ARGO_ITEM = re.compile(r"([^(\[.]+)\((\d+):(.*)\)", re.DOTALL)
+_ARGO_ITEM = re.compile(r"([^(\[.]+)\(([0-9]{1,9}):(.*)\)", re.DOTALL)
 _HTML_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 _JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _FORMAT = re.compile(r"([^%]|%%)*%0?\d*[dxX]([^%]|%%)*")

@@ -341,7 +341,7 @@ class ReuseRecord(StoredRecord):
 class MemoRecord(StoredRecord):
     """``memo/<step key>.json``: names a done attempt whose result other runs may reuse."""
 
-    damage_remedy: ClassVar[str] = "`tiphys cache drop` shows and drops it"
+    damage_remedy: ClassVar[str] = "`tiphys cache drop --damaged` shows it, and with `--yes` drops it"
 
     run: str
     step: str

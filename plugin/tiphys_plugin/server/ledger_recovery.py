@@ -1,16 +1,12 @@
 """Records the leases of live pods that the GPU ledger lacks, when a service starts and after the ledger was deleted.
 
 A new ledger knows no leases, so GPUs that are in use look free in it. No GPUs are
-granted before the leases of all live pods are recorded. A namespace whose store
-fails holds this up for all, while it has a pod on GPUs without a lease: only its
-records tell which lease the pod has. The error of the ledger in the status of the
-service, which `tiphys doctor` prints, names that namespace. After ten minutes the
-others are served again, so that no namespace can stop them; Kubernetes then still
-keeps two pods from the same GPU, but a request may be granted GPUs that are in use.
+granted before the leases of all live pods are recorded, but for a minute at most:
+a namespace whose store fails must not stop the others. Kubernetes keeps two pods
+from the same GPU in any case. What is missing is tried again every few seconds until
+it is recorded. Until then the error of the ledger in the status of the service, which
+`tiphys doctor` prints, names the namespace.
 """
-
-import time
-from collections.abc import Callable
 
 import structlog
 
@@ -18,31 +14,23 @@ from tiphys.errors import TiphysError
 from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.background import PeriodicTask
-from tiphys_plugin.server.tenants import Tenants, UnreadableLeasesError
+from tiphys_plugin.server.tenants import Tenants
 
 _EVERY_SECONDS = 5.0
-_LONGEST_HOLD_SECONDS = 600.0
 _log = structlog.get_logger()
 
 
 class LedgerRecovery(PeriodicTask):
     """Runs a round in ``__enter__``, and looks at the ledger every ``every_seconds`` until ``__exit__``."""
 
-    def __init__(
-        self,
-        ledger: KubernetesLedger,
-        tenants: Tenants,
-        every_seconds: float = _EVERY_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ledger: KubernetesLedger, tenants: Tenants, every_seconds: float = _EVERY_SECONDS) -> None:
         super().__init__("ledger_recovery", every_seconds)
         self._ledger = ledger
         self._tenants = tenants
-        self._clock = clock
-        self._held_since: float | None = None
+        self._is_complete = False
 
     def __enter__(self) -> "PeriodicTask":
-        self._ledger.is_recovering = True
+        self._ledger.hold_grants()
         try:
             self.run_once()
         except TiphysError as error:
@@ -54,8 +42,7 @@ class LedgerRecovery(PeriodicTask):
 
         Raises:
             LedgerLostError: the object is gone, or has no queues.
-            StoreError: ledger or cluster failed, or the store of a namespace with live pods did and the others still
-                wait for it; the next round goes on.
+            StoreError: ledger, cluster or the store of a namespace with live pods failed; the next round goes on.
         """
         try:
             self._recover()
@@ -68,20 +55,11 @@ class LedgerRecovery(PeriodicTask):
         try:
             self._ledger.snapshot()
         except LedgerLostError:
-            self._ledger.begin_recovery()
+            self._is_complete = False
             self._tenants.forget_recovery()
-        if self._ledger.is_recovering:
-            self._recover_leases()
-            self._ledger.end_recovery()
-            self._held_since = None
-            _log.info("ledger.recovered", leases=len(self._ledger.snapshot().leases))
-
-    def _recover_leases(self) -> None:
-        """Record what can be read; raise only while the others are to wait for the rest."""
-        try:
+            self._ledger.begin_recovery()
+        if not self._is_complete:
             self._tenants.recover_leases()
-        except UnreadableLeasesError as error:
-            self._held_since = self._clock() if self._held_since is None else self._held_since
-            if self._clock() - self._held_since < _LONGEST_HOLD_SECONDS:
-                raise
-            _log.error("recovery.incomplete", error=str(error))
+            self._ledger.end_recovery()
+            self._is_complete = True
+            _log.info("ledger.recovered", leases=len(self._ledger.snapshot().leases))

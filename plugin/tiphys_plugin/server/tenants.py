@@ -49,10 +49,6 @@ class ForbiddenNamespaceError(TiphysError):
     exit_code = 4
 
 
-class UnreadableLeasesError(StoreError):
-    """The store of a namespace does not tell which leases its live pods have."""
-
-
 class Tenants:
     """The cores of all namespaces of one installation. Thread-safe."""
 
@@ -130,20 +126,17 @@ class Tenants:
         """Record the leases of live attempts that the ledger lacks.
 
         Raises:
-            UnreadableLeasesError: pods of a namespace whose store does not answer are on GPUs. The leases of the
-                other namespaces are recorded then.
-            StoreError: ledger or cluster did not answer.
+            StoreError: ledger or cluster did not answer; or pods of a namespace whose store fails are on GPUs. The
+                leases of the other namespaces are recorded then.
         """
         unleased = [pod for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods]
         errors = {name: self._recover_leases_of(name) for name in sorted({pod.namespace for pod in unleased})}
         on_gpus = {pod.namespace for pod in unleased if pod.occupies_gpus}
         if failed := [f"namespace {name}: {error}" for name, error in errors.items() if error and name in on_gpus]:
-            raise UnreadableLeasesError(
-                f"no GPUs are granted, because leases of live pods cannot be read: {'; '.join(failed)}"
-            )
+            raise StoreError(f"leases of live pods are not recorded, and their GPUs may look free: {'; '.join(failed)}")
 
     def _recover_leases_of(self, namespace: str) -> str:
-        """Why the store of ``namespace`` did not answer; empty if it did, or is not one that could have leases."""
+        """Why leases of ``namespace`` may be missing; empty if none are, or it is not served and has none."""
         try:
             self.core(namespace).recover_leases()
         except StoreError as error:

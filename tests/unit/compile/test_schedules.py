@@ -52,6 +52,7 @@ def test_what_argo_runs_is_accepted(schedule: str) -> None:
         ("*-5 * * * *", "minute '*-5' is not within 0 to 59"),
         ("*/0 * * * *", "minute '*/0': the step after the slash is a number above 0"),
         ("*/x * * * *", "minute '*/x': the step after the slash is a number above 0"),
+        ("*/٣ * * * *", "minute '*/٣': the step after the slash is a number above 0"),
         ("*/1/2 * * * *", "minute '*/1/2': the step after the slash is a number above 0"),
         ("² * * * *", "minute '²' is not within 0 to 59"),
         ("@reboot", "write one of @yearly, "),

@@ -3,6 +3,7 @@
 | filter | selects |
 |---|---|
 | empty | all, also those whose record is damaged, or whose run is gone |
+| damaged | those whose record is damaged, and no others |
 | pipeline, run, step | results of that pipeline, run or step; of a fan-out all items, or one |
 | shared before | older ones |
 """
@@ -77,6 +78,7 @@ def test_a_damaged_record_is_shown_and_can_be_dropped(store: Store) -> None:
     assert damaged.step_key == KEYS[4]
     assert "is not a valid MemoRecord" in damaged.damage
     assert not [one for one in list_shared_results(store, SharedResultFilter(pipeline="digits")) if one.damage]
+    assert list_shared_results(store, SharedResultFilter(damaged=True)) == [damaged]
     drop_shared_result(store, damaged)
     assert not [one for one in list_shared_results(store, SharedResultFilter()) if one.damage]
 

@@ -43,6 +43,7 @@ def drop(
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="DURATION", help="Only shared longer ago, such as 2h or 30d.")
     ] = "",
+    damaged: Annotated[bool, typer.Option("--damaged", help="Only those whose record cannot be read.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Drop them. Without it, only show what would be dropped.")] = False,
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
@@ -57,7 +58,7 @@ def drop(
     screen: Screen = context.obj
     shared_before = utc_now() - timedelta(seconds=parse_duration_seconds(older_than)) if older_than else None
     chosen_store = existing_store(screen, store)
-    results = list_shared_results(chosen_store, SharedResultFilter(pipeline, run, step, shared_before))
+    results = list_shared_results(chosen_store, SharedResultFilter(pipeline, run, step, shared_before, damaged))
     if yes:
         read_concurrently(lambda result: drop_shared_result(chosen_store, result), results)
     if output is Format.TABLE:

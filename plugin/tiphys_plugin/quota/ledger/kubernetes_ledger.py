@@ -151,6 +151,10 @@ _BATCH_WAIT_SECONDS = 15.0
 """Longest time that a call waits for the batch before it; Argo gives up on a call after 30 s."""
 
 
+LONGEST_HOLD = timedelta(minutes=1)
+"""Shorter than `FORGET_AFTER`, so that waiting requests keep their places."""
+
+
 class KubernetesLedger(BaseLedger):
     """`AdmissionBackend` over the object ``name`` in ``namespace``; safe to use from many threads.
 
@@ -193,15 +197,15 @@ class KubernetesLedger(BaseLedger):
         self._backoff = WriteBackoff(pause)
         self._rules = rules
         self._last_asked: dict[tuple[str, str, str], datetime] = {}
-        self.is_recovering = False
-        """Whether the leases of live pods are being recorded; nothing is granted meanwhile."""
+        self._recovering_until: datetime | None = None
+        """Until when nothing is granted, because the leases of live pods are being recorded."""
         self._write_batcher = WriteBatcher(self._apply_batch, _BATCH_WAIT_SECONDS, self._ledger_object)
 
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
 
         def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
-            if self.is_recovering:
+            if self._recovering_until is not None and self._clock() < self._recovering_until:
                 message = "the leases of live pods are being recorded in the GPU ledger, which lacked them"
                 return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
@@ -215,19 +219,23 @@ class KubernetesLedger(BaseLedger):
         except LedgerFullError as full:
             return Deferred(AdmissionReason.LEDGER_FULL, str(full), position=len(self.snapshot().pending) + 1)
 
+    def hold_grants(self) -> None:
+        """Grant nothing until `end_recovery`, or `LONGEST_HOLD` has passed: one namespace may not stop the others."""
+        self._recovering_until = self._clock() + LONGEST_HOLD
+
     def begin_recovery(self) -> None:
-        """Take the object that is there now for the ledger, and grant nothing until `end_recovery`.
+        """Take the object that is there now for the ledger, and hold grants.
 
         Raises:
             LedgerLostError: there is no object, or it has no queues.
             StoreError: it cannot be read.
         """
-        self.is_recovering = True
+        self.hold_grants()
         self._ledger_object.accept_replacement()
 
     def end_recovery(self) -> None:
         """Grant GPUs again: the leases of live pods are recorded."""
-        self.is_recovering = False
+        self._recovering_until = None
 
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
         return self._write_batcher.submit(transition)

@@ -87,7 +87,10 @@ class LedgerObject:
         if lost is not None and lost.rules is not None and manifest.get("spec") is None:
             raise self._lost_error("was made again without queues")
         self.last_version = None
-        self.last_version = self._parse_version(manifest)
+        try:
+            self.last_version = self._parse_version(manifest)
+        finally:  # a damaged object is not accepted, so the one before still counts as lost
+            self.last_version = self.last_version or lost
 
     def write(self, version: LedgerVersion, ledger_state: LedgerState, spare_bytes: int = 0) -> None:
         """Replace ``version`` with ``ledger_state``.

@@ -133,7 +133,7 @@ def test_step_whose_shared_result_has_a_damaged_record_says_how_to_drop_it(here)
     reply = here.submit(shared, name="other", uid="uid-9").admit("prep")
     assert phase(reply) == "Failed"
     assert f"{key} is not a valid MemoRecord" in said(reply)
-    assert "`tiphys cache drop` shows and drops it" in said(reply)
+    assert "`tiphys cache drop --damaged` shows it" in said(reply)
 
 
 @pytest.mark.parametrize(
