@@ -19,6 +19,7 @@ from tiphys.errors import UsageError
 _DESCRIPTORS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 _EVERY = "@every "
 _GO_DURATION = re.compile(r"\+?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _ZONE_PREFIX = re.compile(r"(?:CRON_)?TZ=([^ ]*) +(.*)")
 
 
@@ -87,7 +88,7 @@ def _check_times(times: str) -> None:
 def _check_range(field: _Field, part: str) -> None:
     """Check a range of values: ``*``, ``5``, ``1-5``, each also with a step such as ``*/15``."""
     values, slash, step = part.partition("/")
-    if slash and not (re.fullmatch(r"[0-9]{1,9}", step) and int(step) > 0):
+    if slash and not (_NUMBER.fullmatch(step) and int(step) > 0):
         raise ValueError(f"{field.name} {part!r}: the step after the slash is a number above 0")
     if values in ("*", "?"):
         return
@@ -100,7 +101,7 @@ def _check_range(field: _Field, part: str) -> None:
 def _read_value(field: _Field, part: str, text: str) -> int:
     value = field.names.get(text.lower())
     if value is None:
-        value = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
+        value = int(text) if _NUMBER.fullmatch(text) else -1
     if not field.low <= value <= field.high:
         names = f", or {next(iter(field.names))} to {list(field.names)[-1]}" if field.names else ""
         raise ValueError(f"{field.name} {part!r} is not within {field.low} to {field.high}{names}")

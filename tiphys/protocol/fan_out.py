@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
-from tiphys.records import check_step_id, item_hash
+from tiphys.records import check_step_id, item_hash, task_name
 
 FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
@@ -131,6 +131,11 @@ def find_item(instance: str) -> ArgoItemName | None:
 def item_display_name(step: str, index: int) -> str:
     """Name of an item for people: ``fit[2]``. The index is that of Argo, from 0."""
     return f"{step}[{index}]"
+
+
+def step_display_name(step: str, index: int | None) -> str:
+    """The name that people read and type of the step id ``step``; ``index`` is that of its item, None without one."""
+    return step if index is None else item_display_name(task_name(step), index)
 
 
 def format_item_value(value: Any) -> str:

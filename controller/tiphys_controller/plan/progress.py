@@ -16,10 +16,9 @@ from tiphys.protocol.fan_out import (
     FanOutItem,
     assign_item_ids,
     format_item,
-    item_display_name,
     item_values,
+    step_display_name,
 )
-from tiphys.records import task_name
 from tiphys_controller.plan.bindings import TaskOutputs, bind_references
 from tiphys_controller.plan.dag import Task, contains_tags, substitute_tags
 from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus
@@ -143,7 +142,7 @@ def _fan_out_reason(items: tuple[ItemProgress, ...]) -> str:
     others = f" and {len(open_items) - 1} more" if len(open_items) > 1 else ""
     done = _count_done(items)
     reused = f"; {done} done {'is' if done == 1 else 'are'} taken over" if done else ""
-    name = item_display_name(task_name(first.step), items.index(first))
+    name = step_display_name(first.step, items.index(first))
     return f"{name} {format_item(first.item)}{others} of {len(items)} not done ({first.state.reason}){reused}"
 
 

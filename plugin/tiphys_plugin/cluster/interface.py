@@ -80,7 +80,10 @@ class PodStatus(BaseModel):
     ending: bool = False
     """Whether the deletion of the pod was requested."""
     termination_message: str = Field(default="", validation_alias=AliasChoices("termination_message", "told"))
-    """Termination message of the program, or the end of its log if the container is configured to use that."""
+    """Termination message of the program, or the end of its log if the container is configured to use that.
+
+    A `DirectoryCluster` of an earlier release has stored the field as ``told``.
+    """
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""
     gpus: int = 0

@@ -13,9 +13,8 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from tiphys.errors import StoreError
-from tiphys.protocol.fan_out import find_item, item_display_name
+from tiphys.protocol.fan_out import find_item, step_display_name
 from tiphys.protocol.step_spec import GpuRequest, SpotUse
-from tiphys.records import task_name
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
 
@@ -179,7 +178,7 @@ class LeaseRequest:
     @property
     def step_name(self) -> str:
         """Name of the step or item for people, such as ``fit[2]``."""
-        return self.step if self.item_index is None else item_display_name(task_name(self.step), self.item_index)
+        return step_display_name(self.step, self.item_index)
 
     @property
     def workflow_step(self) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tiphys.kube import Object
-from tiphys.protocol.fan_out import item_display_name
-from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event, task_name
+from tiphys.protocol.fan_out import step_display_name
+from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event
 from tiphys_controller.kubernetes.events.run_log import (
     REPORTED_EVENTS,
     AttemptKey,
@@ -64,8 +64,7 @@ def agent_pod_deleted_message(pod: str, uid: str, why: str) -> EventMessage:
 def preempted_message(lease: Object) -> EventMessage:
     """Event for a preempted training; ``lease`` as the ledger stores it."""
     asked_at, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
-    step, index = lease["step"], lease.get("itemIndex")
-    name = step if index is None else item_display_name(task_name(step), index)
+    name = step_display_name(lease["step"], lease.get("itemIndex"))
     message = (
         f"{name}: attempt {lease['attempt']} was asked to save and stop, because another step has "
         f"precedence and needs its {lease['gpus']} GPUs; it is ended at {deadline:%H:%M:%S %Z} at the latest"
