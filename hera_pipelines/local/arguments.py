@@ -37,6 +37,18 @@ class VariableScope:
         return VariableScope(self.values | other.values, self.artifacts | other.artifacts)
 
 
+@dataclass(frozen=True)
+class _ArtifactOperand:
+    """An artifact in an expression. It has no members there: in Argo it is a Go struct with names of its own."""
+
+    artifact: Artifact
+
+
+def _expression_environment(scope: VariableScope) -> dict[str, Any]:
+    operands = {name: _ArtifactOperand(artifact) for name, artifact in scope.artifacts.items()}
+    return nest_variables({**scope.values, **operands})
+
+
 def input_scope(template: Manifest) -> VariableScope:
     """``inputs.parameters.*`` and ``inputs.artifacts.*`` of a bound template."""
     inputs = template.get("inputs") or {}
@@ -67,7 +79,9 @@ def node_scope(kind: str, name: str, node: WorkflowNode, template: Manifest) -> 
     scope = VariableScope(values) | _output_scope(prefix, attempt)
     if node.items:
         return scope | VariableScope(_aggregate_outputs(prefix, node.items))
-    return _default_output_scope(prefix, template) | scope if node.outputs is None and not node.completed else scope
+    if node.outputs is None and not node.completed:
+        return _default_output_scope(kind, prefix, template) | scope
+    return scope
 
 
 def _output_scope(prefix: str, node: WorkflowNode) -> VariableScope:
@@ -84,10 +98,16 @@ def _output_scope(prefix: str, node: WorkflowNode) -> VariableScope:
     return VariableScope(values, {f"{prefix}.outputs.artifacts.{name}": a for name, a in outputs.artifacts.items()})
 
 
-def _default_output_scope(prefix: str, template: Manifest) -> VariableScope:
-    declared = (template.get("outputs") or {}).get("parameters") or []
+def _default_output_scope(kind: str, prefix: str, template: Manifest) -> VariableScope:
+    """Outputs of a skipped node. Only a skipped step has artifacts, without a location (Argo: includeArtifacts)."""
+    outputs = template.get("outputs") or {}
+    artifacts = (outputs.get("artifacts") or []) if kind == "steps" else []
     return VariableScope(
-        {f"{prefix}.outputs.parameters.{p['name']}": (p.get("valueFrom") or {}).get("default") for p in declared}
+        {
+            f"{prefix}.outputs.parameters.{p['name']}": (p.get("valueFrom") or {}).get("default")
+            for p in outputs.get("parameters") or []
+        },
+        {f"{prefix}.outputs.artifacts.{a['name']}": {} for a in artifacts},
     )
 
 
@@ -314,6 +334,8 @@ def _bind_artifact(declared: Artifact, argument: Artifact | None) -> Artifact:
 
 
 def _resolve_artifact(artifact: Artifact, scope: VariableScope) -> Artifact | None:
+    if "fromExpression" in artifact:
+        return _evaluate_artifact(artifact, scope)
     if "from" not in artifact:
         resolved: Artifact = substitute_variables(artifact, scope.values)
         return resolved
@@ -329,6 +351,18 @@ def _resolve_artifact(artifact: Artifact, scope: VariableScope) -> Artifact | No
     return {**_copy_location(source), "name": artifact["name"]}
 
 
+def _evaluate_artifact(artifact: Artifact, scope: VariableScope) -> Artifact:
+    """The artifact that ``fromExpression`` gives; as in Argo, ``optional`` excuses no expression without one."""
+    text = artifact["fromExpression"]
+    try:
+        value = evaluate_expression(text, _expression_environment(scope))
+    except UsageError as error:
+        raise UnresolvedError(f"artifact {artifact['name']}: the expression {text!r} fails: {error}") from error
+    if not isinstance(value, _ArtifactOperand):
+        raise UnresolvedError(f"artifact {artifact['name']}: the expression {text!r} gives no artifact")
+    return {**_copy_location(value.artifact), "name": artifact["name"]}
+
+
 def _copy_location(artifact: Artifact) -> Artifact:
     return {kind: artifact[kind] for kind in _LOCATION_FIELDS if artifact.get(kind)}
 
@@ -342,13 +376,15 @@ def _output_value(declared: Manifest, scope: VariableScope) -> str:
         raise UnresolvedError(
             f"output parameter {declared['name']}: {_describe_source(source)} has no value and no default"
         )
-    return _to_text(value)
+    if isinstance(value, list | Mapping | _ArtifactOperand):
+        raise UnresolvedError(f"output parameter {declared['name']}: {_describe_source(source)} is no text or number")
+    return value if isinstance(value, str) else go_json(value)
 
 
 def _source_value(source: Manifest, scope: VariableScope) -> Any:
     try:
         if "expression" in source:
-            return evaluate_expression(source["expression"], nest_variables(dict(scope.values)))
+            return evaluate_expression(source["expression"], _expression_environment(scope))
     except UsageError:
         if "default" not in source:
             raise

@@ -55,7 +55,7 @@ class LocalEngine:
         cluster: Holds the Workflow object and its pods, which the plugin reads.
         state: Folder for logs, attempts and volumes.
         plugin: Endpoint that executes plugin templates.
-        speed: Divides back-offs and requeues; programs run at normal speed.
+        speed: Divides back-offs, requeues and suspends; programs run at normal speed.
         observer: Called for every change of a node, in the thread of `run`.
         code: Folder whose modules programs can import; by default the working
             directory of the engine.

@@ -1,39 +1,22 @@
 """Interprets one Workflow: the counterpart of Argo's ``operator.go``.
 
 Argo examines all nodes again on every event. Here each node is a coroutine that
-awaits its children, which gives the same order of phases with less code. A steps
-node runs its groups one after the other, and the steps of a group in parallel. A
-DAG node starts each task when all tasks that it depends on have ended.
+awaits its children, which gives the same order of phases with less code.
 """
 
 import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import reduce
 
 from hera_pipelines.local import shutdown
-from hera_pipelines.local.arguments import (
-    Variables,
-    VariableScope,
-    bind_arguments,
-    collect_outputs,
-    fill_in_template,
-    input_scope,
-    node_scope,
-)
-from hera_pipelines.local.dag_state import (
-    EMPTY_FAN_OUT_MESSAGE,
-    TaskState,
-    TemplateDag,
-    expand_child,
-    is_fan_out,
-    tolerates_failure,
-)
+from hera_pipelines.local.arguments import Variables, bind_arguments, fill_in_template
+from hera_pipelines.local.composites.dag import run_dag
+from hera_pipelines.local.composites.steps import run_steps
 from hera_pipelines.local.expressions.govaluate import condition_holds
-from hera_pipelines.local.nodes import NodeEnd, NodePhase, NodeTable, WorkflowNode, attempt_name, group_name, pod_name
+from hera_pipelines.local.nodes import NodeEnd, NodePhase, NodeTable, WorkflowNode, attempt_name, pod_name
 from hera_pipelines.local.plugin_client import PluginClient
 from hera_pipelines.local.pods.gang_pods import LocalGang, build_local_gang, member_templates, run_gang
 from hera_pipelines.local.pods.pod import PodRunner
@@ -52,193 +35,6 @@ from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import parse_argo_duration_seconds
 
-
-async def run_steps(
-    interpreter: "Interpreter", call: "TemplateCall", node: WorkflowNode, template: Manifest
-) -> NodeEnd:
-    """Run a steps template as ``node`` and return its final phase."""
-    return await _StepsRun(interpreter, call, node, template).run()
-
-
-@dataclass
-class _StepsRun:
-    interpreter: "Interpreter"
-    call: "TemplateCall"
-    node: WorkflowNode
-    template: Manifest
-
-    async def run(self) -> NodeEnd:
-        scope = VariableScope(dict(self.interpreter.variables)) | input_scope(self.template)
-        for index, steps in enumerate(self.template["steps"]):
-            if reason := self.interpreter.shutdown.stop_reason(self.call.on_exit):
-                return NodeEnd(NodePhase.FAILED, reason)
-            name = group_name(self.node.name, index)
-            group = self.interpreter.nodes.add(name, "StepGroup", "", self.call.task)
-            try:
-                expanded = [(step, expand_child(step, scope)) for step in steps]
-            except UsageError as error:
-                self.interpreter.nodes.set_phase(group, NodePhase.ERROR, str(error))
-                return NodeEnd(NodePhase.FAILED, str(error))
-            step_nodes = await asyncio.gather(*(self._run_step(group, step, children) for step, children in expanded))
-            if failure := self._group_failure(group, steps, step_nodes):
-                return failure
-            for step, nodes in zip(steps, step_nodes, strict=True):
-                scope |= self._step_scope(group, step, nodes)
-        return self._collect_outputs(scope)
-
-    async def _run_step(self, group: WorkflowNode, step: Manifest, children: list[Manifest]) -> list[WorkflowNode]:
-        if not children:
-            name, template = f"{group.name}.{step['name']}", step["template"]
-            return [
-                self.interpreter.nodes.add(
-                    name, "Skipped", template, self._task_label(step), NodePhase.SKIPPED, EMPTY_FAN_OUT_MESSAGE
-                )
-            ]
-        return await asyncio.gather(
-            *(
-                self.interpreter.run_child(
-                    self.call, f"{group.name}.{child['name']}", child, "steps", self._task_label(step)
-                )
-                for child in children
-            )
-        )
-
-    def _group_failure(
-        self, group: WorkflowNode, steps: list[Manifest], step_nodes: list[list[WorkflowNode]]
-    ) -> NodeEnd | None:
-        for step, nodes in zip(steps, step_nodes, strict=True):
-            for node in nodes:
-                if node.failed and not tolerates_failure(step, node.phase):
-                    message = f"child '{node.id}' failed"
-                    self.interpreter.nodes.set_phase(group, NodePhase.FAILED, message)
-                    return NodeEnd(NodePhase.FAILED, message)
-        self.interpreter.nodes.set_phase(group, NodePhase.SUCCEEDED)
-        return None
-
-    def _step_scope(self, group: WorkflowNode, step: Manifest, nodes: list[WorkflowNode]) -> VariableScope:
-        template = self.interpreter.definition.template(step["template"])
-        is_expanded = is_fan_out(step) and nodes[0].name != f"{group.name}.{step['name']}"
-        return node_scope("steps", step["name"], replace(group, items=nodes) if is_expanded else nodes[0], template)
-
-    def _collect_outputs(self, scope: VariableScope) -> NodeEnd:
-        try:
-            return NodeEnd(NodePhase.SUCCEEDED, outputs=collect_outputs(self.template, scope))
-        except UsageError as error:
-            return NodeEnd(NodePhase.ERROR, str(error))
-
-    def _task_label(self, step: Manifest) -> str:
-        return self.call.task or str(step["name"])
-
-
-async def run_dag(interpreter: "Interpreter", call: "TemplateCall", node: WorkflowNode, template: Manifest) -> NodeEnd:
-    """Run a DAG template as ``node`` and return its final phase."""
-    body = template["dag"]
-    graph = TemplateDag(body["tasks"], body.get("target") or "")
-    return await _DagRun(interpreter, call, node, template, graph).run()
-
-
-@dataclass
-class _DagRun:
-    interpreter: "Interpreter"
-    call: "TemplateCall"
-    node: WorkflowNode
-    template: Manifest
-    graph: TemplateDag
-    finished_tasks: dict[str, WorkflowNode] = field(default_factory=dict)
-    """Nodes of the tasks that have ended, by task."""
-
-    async def run(self) -> NodeEnd:
-        ended = {name: asyncio.Event() for name in self.graph.needed_tasks}
-        await self._run_all(ended)
-        if len(self.finished_tasks) < len(self.graph.needed_tasks):
-            return NodeEnd(NodePhase.FAILED, self.interpreter.shutdown.stop_reason(self.call.on_exit))
-        phase = self.graph.phase({name: _task_state(task) for name, task in self.finished_tasks.items()})
-        if phase is not NodePhase.SUCCEEDED:
-            return NodeEnd(phase)
-        try:
-            return NodeEnd(phase, outputs=collect_outputs(self.template, self._scope(tuple(self.finished_tasks))))
-        except UsageError as error:
-            return NodeEnd(NodePhase.ERROR, str(error))
-
-    async def _run_all(self, ended: dict[str, asyncio.Event]) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for name in self.graph.needed_tasks:
-                    group.create_task(self._run_after_dependencies(name, ended))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the first error ends the engine; the others are its consequences
-
-    async def _run_after_dependencies(self, name: str, ended: dict[str, asyncio.Event]) -> None:
-        for dependency in self.graph.dependencies[name]:
-            await ended[dependency].wait()
-        if not self.interpreter.shutdown.stop_reason(self.call.on_exit):
-            self.finished_tasks[name] = await self._run_task(self._find_task(name))
-        ended[name].set()
-
-    async def _run_task(self, task: Manifest) -> WorkflowNode:
-        name = task["name"]
-        try:
-            is_run = self.graph.should_run(
-                name, {d: _task_state(self.finished_tasks[d]) for d in self.graph.dependencies[name]}
-            )
-            children = expand_child(task, self._scope(self.graph.ancestors(name))) if is_run else []
-        except UsageError as error:
-            return self._add_skipped_node(task, NodePhase.ERROR, str(error))
-        if not is_run:
-            return self._add_skipped_node(task, NodePhase.OMITTED, "omitted: depends condition not met")
-        if not is_fan_out(task):
-            return await self._execute(children[0], name)
-        if not children:
-            return self._add_skipped_node(task, NodePhase.SKIPPED, EMPTY_FAN_OUT_MESSAGE)
-        return await self._run_items(task, children)
-
-    async def _run_items(self, task: Manifest, items: list[Manifest]) -> WorkflowNode:
-        nodes = self.interpreter.nodes
-        group = nodes.add(self._node_name(task["name"]), "TaskGroup", task["template"], self._task_label(task["name"]))
-        group.items += await asyncio.gather(*(self._execute(item, task["name"]) for item in items))
-        failed = [item.phase for item in group.items if item.failed]
-        nodes.set_phase(group, failed[-1] if failed else NodePhase.SUCCEEDED)
-        return group
-
-    async def _execute(self, child: Manifest, task: str) -> WorkflowNode:
-        return await self.interpreter.run_child(
-            self.call, self._node_name(child["name"]), child, "tasks", self._task_label(task)
-        )
-
-    def _add_skipped_node(self, task: Manifest, phase: NodePhase, message: str) -> WorkflowNode:
-        name = task["name"]
-        return self.interpreter.nodes.add(
-            self._node_name(name), "Skipped", task["template"], self._task_label(name), phase, message
-        )
-
-    def _scope(self, names: tuple[str, ...]) -> VariableScope:
-        scopes = (
-            node_scope(
-                "tasks",
-                name,
-                self.finished_tasks[name],
-                self.interpreter.definition.template(self._find_task(name)["template"]),
-            )
-            for name in names
-        )
-        return reduce(
-            VariableScope.__or__, scopes, VariableScope(dict(self.interpreter.variables)) | input_scope(self.template)
-        )
-
-    def _find_task(self, name: str) -> Manifest:
-        return next(task for task in self.graph.tasks if task["name"] == name)
-
-    def _node_name(self, task: str) -> str:
-        return f"{self.node.name}.{task}"
-
-    def _task_label(self, task: str) -> str:
-        return self.call.task or task
-
-
-def _task_state(node: WorkflowNode) -> TaskState:
-    return TaskState(node.phase, tuple(item.phase for item in node.items))
-
-
 NODE_KINDS = {
     "dag": "DAG",
     "steps": "Steps",
@@ -246,6 +42,7 @@ NODE_KINDS = {
     "script": "Pod",
     "plugin": "Plugin",
     "resource": "Pod",
+    "suspend": "Suspend",
 }
 """Supported template types, and the kind of node that each creates."""
 
@@ -370,7 +167,7 @@ class Interpreter:
     async def _execute_once(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> WorkflowNode:
         kind = NODE_KINDS[template_type(template)]
         slots: AbstractAsyncContextManager[object] = nullcontext()
-        if call.slots is not None and kind != "Plugin":
+        if call.slots is not None and kind not in ("Plugin", "Suspend"):
             slots = call.slots
         async with slots:
             match kind:
@@ -378,11 +175,23 @@ class Interpreter:
                     return await self._run_pod(call, template, seconds_left)
                 case "Plugin":
                     return await self._run_plugin(call, template)
+                case "Suspend":
+                    return await self._run_suspend(call, template)
             node = self.nodes.add(call.node, kind, call.template, call.task)
             run = run_dag if kind == "DAG" else run_steps
             inner_slots = asyncio.Semaphore(int(template["parallelism"])) if template.get("parallelism") else None
             end = await run(self, replace(call, inner_slots=inner_slots), node, template)
             return self._finish_node(node, end)
+
+    async def _run_suspend(self, call: TemplateCall, template: Manifest) -> WorkflowNode:
+        node = self.nodes.add(call.node, "Suspend", call.template, call.task)
+        try:
+            seconds = parse_argo_duration_seconds(str(template["suspend"]["duration"]))
+        except UsageError as error:
+            return self._finish_node(node, NodeEnd(NodePhase.ERROR, str(error)))
+        await self.shutdown.sleep(seconds / self.speed, call.on_exit)
+        reason = self.shutdown.stop_reason(call.on_exit)
+        return self._finish_node(node, NodeEnd(NodePhase.FAILED if reason else NodePhase.SUCCEEDED, reason))
 
     async def _run_plugin(self, call: TemplateCall, template: Manifest) -> WorkflowNode:
         node = self.nodes.add(call.node, "Plugin", call.template, call.task, NodePhase.PENDING)

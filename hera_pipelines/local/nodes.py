@@ -44,7 +44,10 @@ class NodeChange(NamedTuple):
     task: str
     """Task of the entry DAG that the node belongs to; empty above the tasks."""
     kind: str
-    """Argo's node type: DAG, Steps, StepGroup, Retry, Pod, Plugin, Skipped or TaskGroup; or `WORKFLOW_KIND`."""
+    """Argo's node type: DAG, Steps, StepGroup, Retry, Pod, Plugin, Suspend, Skipped or TaskGroup.
+
+    `WORKFLOW_KIND` for a change of the whole workflow.
+    """
     template: str
     phase: NodePhase
     message: str

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hera_pipelines.local.arguments import find_tags, path_variables, replace_every_tag, substitute_variables
-from hera_pipelines.local.dag_state import TemplateDag
+from hera_pipelines.local.composites.dag_state import TemplateDag
 from hera_pipelines.local.expressions.expr import parse_expression
 from hera_pipelines.local.expressions.govaluate import check_condition
 from hera_pipelines.local.interpreter import template_type
@@ -94,6 +94,7 @@ TEMPLATE_FIELDS = _PLACEMENT_FIELDS | {
     "retryStrategy",
     "script",
     "steps",
+    "suspend",
     "timeout",
     "volumes",
 }
@@ -120,7 +121,18 @@ CONTAINER_FIELDS = {
     "terminationMessagePolicy",
     "volumeMounts",
 }
-ARTIFACT_FIELDS = {"archive", "from", "mode", "name", "optional", "path", "raw", "recurseMode", "s3"}
+ARTIFACT_FIELDS = {
+    "archive",
+    "from",
+    "fromExpression",
+    "mode",
+    "name",
+    "optional",
+    "path",
+    "raw",
+    "recurseMode",
+    "s3",
+}
 PARAMETER_FIELDS = {"default", "description", "enum", "name", "value", "valueFrom"}
 VALUE_FROM_FIELDS = {"default", "expression", "parameter", "path", "supplied"}
 RETRY_FIELDS = {"affinity", "backoff", "expression", "limit", "retryPolicy"}
@@ -199,6 +211,8 @@ def _check_template(template: Manifest, names: set[str], volumes: set[str]) -> I
     for group in template.get("steps") or []:
         for step in group:
             yield from _check_child(step, names, CHILD_FIELDS, "step")
+    if "suspend" in template:
+        yield from _check_suspend(template)
     yield from _check_timeouts(template)
     if len(template.get("plugin", {"one": 1})) != 1:
         yield "plugin must have exactly one key, the name of the plugin"
@@ -221,12 +235,24 @@ def _check_members(resource: Manifest, names: set[str], volumes: set[str]) -> It
     yield from _check_template(first, names, volumes | _volume_names(first))
 
 
+def _check_suspend(template: Manifest) -> Iterator[str]:
+    suspend = template["suspend"] or {}
+    yield from unknown_fields(suspend, {"duration"}, "suspend")
+    duration = str(suspend.get("duration", ""))
+    if not duration:
+        yield "suspend has no duration, and nobody resumes it here: set a duration"
+    elif "{{" not in duration:
+        yield from _check_readable(parse_argo_duration_seconds, duration)
+    if any((template.get("outputs") or {}).values()):
+        yield "outputs of a suspend template: nobody supplies them here"
+
+
 def _check_timeouts(template: Manifest) -> Iterator[str]:
-    is_composite = "dag" in template or "steps" in template
+    has_no_program = any(kind in template for kind in ("dag", "steps", "suspend"))
     for field in ("timeout", "activeDeadlineSeconds"):
         value = str(template.get(field) or "")
-        if value and is_composite:
-            yield f"{field} on a dag or steps template: set it on its containers"
+        if value and has_no_program:
+            yield f"{field} on a dag, steps or suspend template: set it on a container"
         elif value and "{{" not in value:
             yield from _check_readable(parse_argo_duration_seconds, value)
 
@@ -259,14 +285,22 @@ def _check_inputs_and_outputs(template: Manifest) -> Iterator[str]:
         for parameter in declared.get("parameters") or []:
             where = f"{side}.parameters.{parameter.get('name')}"
             yield from unknown_fields(parameter, PARAMETER_FIELDS, where)
-            yield from unknown_fields(parameter.get("valueFrom") or {}, VALUE_FROM_FIELDS, f"{where}.valueFrom")
+            source = parameter.get("valueFrom") or {}
+            yield from unknown_fields(source, VALUE_FROM_FIELDS, f"{where}.valueFrom")
+            yield from _check_expression(source.get("expression"))
 
 
 def _check_artifact(artifact: Manifest, where: str) -> Iterator[str]:
     yield from unknown_fields(artifact, ARTIFACT_FIELDS, where)
     yield from unknown_fields(artifact.get("s3") or {}, {"key"}, f"{where}.s3")
+    yield from _check_expression(artifact.get("fromExpression"))
     if artifact.get("s3") and set(artifact.get("archive") or {"none"}) != {"none"}:
         yield f"{where}.archive: artifacts with a key are kept without archive here; set archive: {{none: {{}}}}"
+
+
+def _check_expression(text: str | None) -> Iterator[str]:
+    if text:
+        yield from _check_readable(parse_expression, replace_every_tag(text, "1"))
 
 
 def _check_program(program: Manifest, volumes: set[str]) -> Iterator[str]:

@@ -45,7 +45,7 @@ _SECONDS_PER_UNIT = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3,
 _NUMBER = r"(?:\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*(ms|us|µs|ns|d|h|m|s)\s*")
 _GO_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|us|µs|ns|h|m|s))+")
-_ARGO_DURATION = re.compile(r"\d+|(?:\d+(?:\.\d+)?(?:ms|us|µs|ns|d|h|m|s))+")
+_ARGO_DURATION = re.compile(rf"\d+|{_GO_DURATION.pattern}")
 _FORMAT_UNITS = ("d", "h", "m", "s")
 
 
@@ -83,8 +83,8 @@ def parse_go_duration_seconds(text: str) -> float:
 def parse_argo_duration_seconds(text: str) -> float:
     """Seconds of a duration in a Workflow or in a plugin's reply, for the local engine.
 
-    Argo accepts less than `parse_duration_seconds`: no blanks, no exponents, and of bare numbers only whole seconds. A
-    Workflow that the local engine accepts must not fail in a cluster.
+    Argo accepts less than `parse_duration_seconds`: no days, no blanks, no exponents, and of bare numbers only whole
+    seconds (``ParseStringToDuration``). A Workflow that the local engine accepts must not fail in a cluster.
 
     Raises:
         UsageError: ``text`` is not a duration in this form.

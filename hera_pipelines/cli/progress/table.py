@@ -167,7 +167,7 @@ def _task_path(change: NodeChange) -> str:
 
 def _task_or_item(change: NodeChange) -> str:
     """Argo's name of the task, or of the fan-out item, that the node belongs to."""
-    item = re.match(rf"{re.escape(change.task)}\(.*?\)(?=\[|$)", _task_path(change))
+    item = re.match(rf"{re.escape(change.task)}\(.*?\)(?=[\[.]|$)", _task_path(change))
     return item[0] if item else change.task
 
 

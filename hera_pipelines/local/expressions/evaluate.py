@@ -31,10 +31,9 @@ class MissingNameError(EvaluationError):
 
 
 def evaluate(tree: Expression, environment: Environment) -> Any:
-    """Evaluate ``tree`` with the names in ``environment``.
+    """Evaluate ``tree``; ``environment`` holds its `used_names`.
 
     Raises:
-        MissingNameError: a name has no value.
         EvaluationError: an operator or a function does not accept its operands.
     """
     if isinstance(tree, Token):
@@ -51,6 +50,13 @@ def called_functions(tree: Expression) -> set[str]:
     if isinstance(tree, Token):
         return set()
     return {str(call.children[0]) for call in tree.find_data("call")}
+
+
+def used_names(tree: Expression) -> list[str]:
+    """Names of all variables in ``tree``."""
+    if isinstance(tree, Token):
+        return []
+    return [str(name.children[0]) for name in tree.find_data("name")]
 
 
 def _literal(token: Token) -> Any:
@@ -70,19 +76,30 @@ def _unescape(text: str) -> str:
 
 
 def _name(tree: Branch, environment: Environment) -> Any:
-    name = str(tree.children[0])
-    if name not in environment:
-        raise MissingNameError(name)
-    return environment[name]
+    return environment[str(tree.children[0])]
+
+
+class _ChainEndError(Exception):
+    """The owner before a ``?.`` is nil, so the rest of the chain is not evaluated."""
 
 
 def _member(tree: Branch, environment: Environment) -> Any:
-    owner = evaluate(tree.children[0], environment)
-    key = tree.children[1]
+    try:
+        return _follow_chain(tree, environment)
+    except _ChainEndError:
+        return None
+
+
+def _follow_chain(tree: Branch, environment: Environment) -> Any:
+    target, key = tree.children
+    if isinstance(target, Tree) and target.data in ("member", "optional_member"):
+        owner = _follow_chain(target, environment)
+    else:
+        owner = evaluate(target, environment)
     name = str(key) if isinstance(key, Token) and key.type == "NAME" else evaluate(key, environment)
     if owner is None:
         if tree.data == "optional_member":
-            return None
+            raise _ChainEndError
         raise EvaluationError(f"cannot take {name!r} of nil")
     if isinstance(owner, Mapping):
         return owner.get(name)

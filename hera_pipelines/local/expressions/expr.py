@@ -11,7 +11,15 @@ from typing import Any
 from lark import Lark
 from lark.exceptions import LarkError
 
-from hera_pipelines.local.expressions.evaluate import FUNCTIONS, EvaluationError, Expression, called_functions, evaluate
+from hera_pipelines.local.expressions.evaluate import (
+    FUNCTIONS,
+    EvaluationError,
+    Expression,
+    MissingNameError,
+    called_functions,
+    evaluate,
+    used_names,
+)
 from tiphys.errors import UsageError
 
 _GRAMMAR = r"""
@@ -54,6 +62,7 @@ _GRAMMAR = r"""
     | postfix "." NAME -> member
     | postfix "?." NAME -> optional_member
     | postfix "[" expression "]" -> member
+    | postfix "?." "[" expression "]" -> optional_member
     | postfix "[" expression ":" expression "]" -> slice
 ?atom: NUMBER | STRING | CONSTANT
     | "(" expression ")"
@@ -96,8 +105,18 @@ def parse_expression(text: str) -> Expression:
 
 
 def evaluate_expression(text: str, environment: dict[str, Any]) -> Any:
-    """Evaluate the expression ``text``; None is expr-lang's nil. Raises as `parse_expression` and `evaluate`."""
-    return evaluate(parse_expression(text), environment)
+    """Evaluate the expression ``text``; None is expr-lang's nil.
+
+    Raises:
+        MissingNameError: a name has no value, even if it stands in a branch that is not taken, as in Argo, which
+            compiles an expression against its environment.
+        UsageError: as `parse_expression` and `evaluate`.
+    """
+    tree = parse_expression(text)
+    for name in used_names(tree):
+        if name not in environment:
+            raise MissingNameError(name)
+    return evaluate(tree, environment)
 
 
 def evaluate_condition(text: str, environment: dict[str, Any]) -> bool:

@@ -7,13 +7,20 @@
 | not given | no | no | error that names it |
 """
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from support.workflows import shell, workflow
 
-from hera_pipelines.local.arguments import VariableScope, bind_arguments, collect_outputs, resolve_arguments
-from hera_pipelines.local.nodes import WorkflowNodeOutputs
+from hera_pipelines.local.arguments import (
+    VariableScope,
+    bind_arguments,
+    collect_outputs,
+    node_scope,
+    resolve_arguments,
+)
+from hera_pipelines.local.nodes import NodePhase, NodeTable, WorkflowNodeOutputs, ignore_change
 from hera_pipelines.local.workflow_object import WorkflowDefinition, merge_defaults
 from tiphys.errors import UsageError
 
@@ -134,6 +141,91 @@ def test_output_artifacts_of_a_composite() -> None:
     assert collect_outputs({"outputs": {"artifacts": declared}}, SCOPE) == WorkflowNodeOutputs(
         artifacts={"a": {"name": "a", "s3": {"key": "k"}}}
     )
+
+
+# As in Argo: of the outputs of a skipped task there are the declared parameters, of those of a failed task none.
+TASKS = VariableScope(
+    {
+        "tasks.admit.status": "Succeeded",
+        "tasks.admit.outputs.parameters.x-y": "1",
+        "tasks.skipped.status": "Skipped",
+        "tasks.skipped.outputs.parameters.x-y": None,
+        "tasks.failed.status": "Failed",
+        "tasks.failed.exitCode": "1",
+    },
+    {"tasks.admit.outputs.artifacts.a-b": {"name": "a-b", "path": "/there", "s3": {"key": "k"}}},
+)
+ADMITTED = "tasks.admit.outputs.artifacts['a-b']"
+
+
+def from_expression(text: str) -> dict[str, Any]:
+    return {"outputs": {"artifacts": [{"name": "m", "fromExpression": text, "optional": True}]}}
+
+
+@pytest.mark.parametrize("task", ["skipped", "failed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"tasks.TASK.status == 'Succeeded' ? tasks.TASK.outputs.artifacts['a-b'] : {ADMITTED}",
+        f"tasks['TASK'].outputs?.artifacts?.['a-b'] ?? {ADMITTED}",
+    ],
+)
+def test_an_artifact_may_come_from_either_of_two_tasks(task: str, text: str) -> None:
+    assert collect_outputs(from_expression(text.replace("TASK", task)), TASKS) == WorkflowNodeOutputs(
+        artifacts={"m": {"name": "m", "s3": {"key": "k"}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"tasks.skipped.outputs.artifacts['a-b'] ?? {ADMITTED}", "cannot take 'a-b' of nil"),
+        (f"tasks.failed.outputs.artifacts['a-b'] ?? {ADMITTED}", "cannot take 'artifacts' of nil"),
+        (f"true ? {ADMITTED} : steps.gone.outputs.artifacts.x", "steps has no value here"),
+        (f"workflow.name == 'wf' ? {ADMITTED} : nil", "workflow has no value here"),
+        ("tasks.admit.outputs.artifacts['none']", "gives no artifact"),
+        ("tasks.admit.status", "gives no artifact"),
+        (f"{ADMITTED}.s3.key", "cannot take 's3'"),
+    ],
+)
+def test_an_expression_without_an_artifact_is_an_error_even_for_an_optional_one(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match="artifact m: the expression") as caught:
+        collect_outputs(from_expression(text), TASKS)
+    assert words in str(caught.value)
+
+
+def test_a_task_takes_an_artifact_by_an_expression() -> None:
+    arguments = {"artifacts": [{"name": "d", "fromExpression": ADMITTED}]}
+    assert resolve_arguments(arguments, TASKS)["artifacts"] == [{"name": "d", "s3": {"key": "k"}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("tasks.skipped.outputs.parameters['x-y'] ?? tasks.admit.outputs.parameters['x-y']", "1"),
+        ("tasks.failed.status == 'Failed' ? 2 / 1 : tasks.failed.outputs.parameters['x-y']", "2"),
+        ("tasks.failed.outputs.parameters['x-y']", "default"),
+        ("tasks.skipped.outputs.parameters['x-y']", "default"),
+        (f"{ADMITTED} != nil", "true"),
+    ],
+)
+def test_output_parameters_of_tasks_that_did_not_succeed(text: str, value: str) -> None:
+    source = {"expression": text, "default": "default"}
+    declared = {"outputs": {"parameters": [{"name": "o", "valueFrom": source}]}}
+    assert collect_outputs(declared, TASKS) == WorkflowNodeOutputs({"o": value})
+
+
+@pytest.mark.parametrize("text", [ADMITTED, "['a']", "tasks.admit"])
+def test_an_output_parameter_is_a_text_or_a_number(text: str) -> None:
+    with pytest.raises(UsageError, match="is no text or number"):
+        collect_outputs({"outputs": {"parameters": [{"name": "o", "valueFrom": {"expression": text}}]}}, TASKS)
+
+
+@pytest.mark.parametrize(("kind", "places"), [("steps", {"steps.a.outputs.artifacts.m": {}}), ("tasks", {})])
+def test_only_a_skipped_step_has_artifacts(kind: str, places: dict[str, Any]) -> None:
+    table = NodeTable("wf", lambda: datetime(2026, 1, 1, tzinfo=UTC), ignore_change)
+    node = table.add("wf.a", "Skipped", "t", "a", NodePhase.SKIPPED)
+    assert node_scope(kind, "a", node, {"outputs": {"artifacts": [{"name": "m"}]}}).artifacts == places
 
 
 def test_a_composite_without_outputs_has_none() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.local.dag_state import TaskState, TemplateDag
+from hera_pipelines.local.composites.dag_state import TaskState, TemplateDag
 from hera_pipelines.local.nodes import NodePhase
 from tiphys.errors import UsageError
 
@@ -22,8 +22,8 @@ SUCCEEDED, FAILED, ERROR = NodePhase.SUCCEEDED, NodePhase.FAILED, NodePhase.ERRO
 SKIPPED, OMITTED = NodePhase.SKIPPED, NodePhase.OMITTED
 
 
-def graph(*tasks: dict[str, Any], target: str = "") -> TemplateDag:
-    return TemplateDag(tasks, target)
+def graph(*tasks: dict[str, Any], target: str = "", fail_fast: bool = True) -> TemplateDag:
+    return TemplateDag(tasks, target, fail_fast)
 
 
 def states(**phases: NodePhase) -> dict[str, TaskState]:
@@ -123,6 +123,31 @@ def test_a_tolerated_failure_at_the_end_does_not_fail_the_dag() -> None:
     tasks = graph({"name": "a", "continueOn": {"failed": True}})
     assert tasks.phase(states(a=FAILED)) is SUCCEEDED
     assert tasks.phase(states(a=ERROR)) is ERROR
+
+
+@pytest.mark.parametrize(("fail_fast", "phase"), [(True, ERROR), (False, FAILED)])
+def test_the_first_or_the_last_leaf_by_name_decides_between_failed_and_error(fail_fast: bool, phase: NodePhase) -> None:
+    tasks = graph({"name": "b"}, {"name": "a"}, {"name": "c"}, fail_fast=fail_fast)
+    assert tasks.phase(states(a=ERROR, b=FAILED, c=SUCCEEDED)) is phase
+
+
+@pytest.mark.parametrize(
+    ("phases", "result"),
+    [
+        ({"admit": SUCCEEDED, "run": SUCCEEDED, "settle": SUCCEEDED}, SUCCEEDED),
+        ({"admit": SUCCEEDED, "run": FAILED, "settle": SUCCEEDED}, SUCCEEDED),
+        ({"admit": SUCCEEDED, "run": SUCCEEDED, "settle": FAILED}, FAILED),
+        ({"admit": SUCCEEDED, "run": FAILED, "settle": ERROR}, ERROR),
+        ({"admit": FAILED, "run": OMITTED, "settle": OMITTED}, FAILED),
+        ({"admit": SUCCEEDED, "run": FAILED, "settle": SUCCEEDED, "wake": FAILED}, FAILED),
+        ({"admit": SUCCEEDED, "run": SKIPPED, "settle": SUCCEEDED, "wake": SUCCEEDED}, SUCCEEDED),
+    ],
+)
+def test_the_leaves_decide_the_phase_of_an_attempt(phases: dict[str, NodePhase], result: NodePhase) -> None:
+    ends = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
+    attempt = [{"name": "admit"}, {"name": "run", "depends": "admit"}, {"name": "settle", "depends": ends}]
+    wake = [{"name": "wake"}] if "wake" in phases else []
+    assert graph(*attempt, *wake).phase(states(**phases)) is result
 
 
 def test_a_target_needs_only_what_leads_to_it() -> None:

@@ -11,7 +11,7 @@
 
 import pytest
 
-from hera_pipelines.local.dag_state import expand_items
+from hera_pipelines.local.composites.dag_state import expand_items
 from hera_pipelines.local.nodes import display_name, node_id, pod_name
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import go_json

@@ -77,13 +77,37 @@ CASES: list[tuple[str, Any]] = [
     ),
     ("output artifact m: its path /out occurs in no command", lambda m: template(m).update(outputs=_output())),
     (
-        "is none of dag, steps, container, script, plugin",
-        lambda m: m["spec"]["templates"].append({"name": "s", "suspend": {}}),
+        "is none of dag, steps, container, script, plugin, resource, suspend",
+        lambda m: m["spec"]["templates"].append({"name": "s", "http": {}}),
+    ),
+    ("template s: suspend has no duration, and nobody resumes it", lambda m: _add_suspend(m)),
+    ("template s: '1d' is not a duration of Argo", lambda m: _add_suspend(m, duration="1d")),
+    ("template s: suspend.until", lambda m: _add_suspend(m, duration="1s", until="noon")),
+    ("template s: timeout on a dag, steps or suspend", lambda m: _add_suspend(m, duration="1s").update(timeout="2s")),
+    (
+        "template s: outputs of a suspend template",
+        lambda m: _add_suspend(m, duration="1s").update(outputs=_parameter()),
+    ),
+    (
+        "the expression 'tasks.a ?' is invalid",
+        lambda m: m["spec"]["templates"][0].update(
+            outputs={"artifacts": [{"name": "m", "fromExpression": "tasks.a ?"}]}
+        ),
+    ),
+    (
+        "the expression '1 +' is invalid",
+        lambda m: m["spec"]["templates"][0].update(outputs=_parameter(valueFrom={"expression": "1 +"})),
     ),
     ("plugin must have exactly one key", lambda m: m["spec"]["templates"].append({"name": "p", "plugin": {}})),
     ("metadata: there is neither", lambda m: m.pop("metadata")),
     ("kind CronWorkflow", lambda m: m.update(kind="CronWorkflow")),
 ]
+
+
+def _add_suspend(manifest: dict[str, Any], **body: str) -> dict[str, Any]:
+    added: dict[str, Any] = {"name": "s", "suspend": body}
+    manifest["spec"]["templates"].append(added)
+    return added
 
 
 def _output(**location: Any) -> dict[str, Any]:
@@ -96,6 +120,13 @@ def _parameter(**fields: Any) -> dict[str, Any]:
 
 def test_a_plain_workflow_is_accepted() -> None:
     assert list(find_unsupported(good())) == []
+
+
+@pytest.mark.parametrize("duration", ["20", "300ms", "1m", "{{inputs.parameters.pause}}"])
+def test_a_suspend_that_ends_by_itself_is_accepted(duration: str) -> None:
+    manifest = good()
+    _add_suspend(manifest, duration=duration)
+    assert list(find_unsupported(manifest)) == []
 
 
 @pytest.mark.parametrize(("words", "spoil"), CASES, ids=[words for words, _ in CASES])

@@ -135,6 +135,23 @@ def test_items_of_a_fan_out_speak_for_themselves_and_are_counted() -> None:
     assert (row.items_finished, len(row.items), row.attempt) == (1, 2, 2)
 
 
+def test_attempts_that_are_dags_belong_to_their_item() -> None:
+    board = ProgressTable(["sweep"])
+    board.apply_change(change("wf.sweep(0:lr:0.1)", task="sweep", kind="DAG"))
+    board.apply_change(change("wf.sweep(0:lr:0.1).attempts(0)", NodePhase.FAILED, task="sweep", kind="DAG"))
+    said = change("wf.sweep(0:lr:0.1).attempts(0).admit", message="starts", task="sweep")
+    assert board.apply_change(said) == ["sweep[0]: starts"]
+    assert board.rows["sweep"].items == {"sweep[0]": NodePhase.RUNNING}
+
+
+@pytest.mark.parametrize("phase", [NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED])
+def test_a_pause_inside_a_task_is_not_shown(phase: NodePhase) -> None:
+    board = ProgressTable(["fit"])
+    stopped = "Stopped with strategy 'Stop'" if phase is NodePhase.FAILED else ""
+    assert board.apply_change(change("wf.fit.attempts(0).wake", phase, stopped, kind="Suspend")) == []
+    assert board.rows["fit"].message == ""
+
+
 def test_two_items_may_say_the_same() -> None:
     board = ProgressTable(["sweep"])
     for item in (0, 1):

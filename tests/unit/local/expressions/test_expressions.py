@@ -34,6 +34,8 @@ ENVIRONMENT: dict[str, Any] = {
         ("steps['run'].status ?? '-1'", "Failed"),
         ("steps.run?.exitCode?.more", None),
         ("nothing?.exitCode ?? 'x'", "x"),
+        ("steps?.gone?.outputs.parameters['x'] ?? 'x'", "x"),
+        ("steps?.['run'].status", "Failed"),
         ("lastRetry.message matches 'exit code \\\\d+'", True),
         ("lastRetry.message contains 'OOM'", False),
         ("lastRetry.message startsWith 'main' and lastRetry.message endsWith ')'", True),
@@ -68,6 +70,8 @@ def test_expr(text: str, value: object) -> None:
     [
         "missing",
         "missing.deep",
+        "true ? 1 : missing",
+        "steps.gone.exitCode ?? '-1'",
         "nothing.exitCode",
         "asInt('many')",
         "asInt(nil)",

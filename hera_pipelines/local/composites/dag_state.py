@@ -52,6 +52,8 @@ class TemplateDag:
 
     tasks: Sequence[Manifest]
     target: str = ""
+    fail_fast: bool = True
+    """Whether the first or the last failed target decides between Failed and Error."""
 
     @cached_property
     def _by_name(self) -> dict[str, Manifest]:
@@ -121,11 +123,11 @@ class TemplateDag:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Tasks that decide the phase of the DAG: the named ones, or all tasks that no other task depends on."""
+        """Tasks that decide the phase of the DAG: the named ones, or all that no other task depends on, by name."""
         if self.target:
             return tuple(self.target.split())
         awaited = {dependency for names in self.dependencies.values() for dependency in names}
-        return tuple(name for name in self._by_name if name not in awaited)
+        return tuple(sorted(name for name in self._by_name if name not in awaited))
 
     @property
     def needed_tasks(self) -> tuple[str, ...]:
@@ -140,11 +142,15 @@ class TemplateDag:
         reaches the end of its branch.
         """
         branches: dict[str, NodePhase] = {}
-        for target in self.targets:
-            phase = self._branch_phase(target, states, branches)
-            if phase in (NodePhase.FAILED, NodePhase.ERROR) and not tolerates_failure(self._by_name[target], phase):
-                return phase
-        return NodePhase.SUCCEEDED
+        phases = ((target, self._branch_phase(target, states, branches)) for target in self.targets)
+        failures = [
+            phase
+            for target, phase in phases
+            if phase in (NodePhase.FAILED, NodePhase.ERROR) and not tolerates_failure(self._by_name[target], phase)
+        ]
+        if not failures:
+            return NodePhase.SUCCEEDED
+        return failures[0 if self.fail_fast else -1]
 
     def _branch_phase(self, name: str, states: Mapping[str, TaskState], branches: dict[str, NodePhase]) -> NodePhase:
         """Phase of the branch that ends in ``name``; ``branches`` caches phases, because branches share tasks."""

@@ -1,0 +1,1 @@
+"""Templates that call other templates: steps and DAGs."""
