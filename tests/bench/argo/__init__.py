@@ -1,0 +1,1 @@
+"""Benchmark of complete Workflows on a real Argo, beside the same Workflows without Tiphys."""
