@@ -1,7 +1,8 @@
 """`GatedStep`: the author's task, template and settings of one step, from which compile makes all its templates."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hera_pipelines.compile import references
@@ -28,6 +29,10 @@ class GatedStep:
     program: Manifest
     """The author's template."""
     settings: StepSettings
+    ended_by_next: bool = False
+    """Whether the admit of the next step, or finalize, records the end, so that nothing has to wait for a conclude."""
+    previous: str = ""
+    """The step whose end the admit of this one records; empty: none."""
 
     @property
     def template_names(self) -> references.TemplateNames:
@@ -124,6 +129,36 @@ def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedSt
         for task in entry["dag"].get("tasks") or []
         if task.get("template") in programs
     ]
+
+
+def link_steps(steps: list[GatedStep], dag: Manifest) -> list[GatedStep]:
+    """Find the steps whose end another call can record at once; ``dag`` is the entry DAG with its dependencies.
+
+    The admit of the next step can, if no other task waits for the step, and the next step for no other task: it
+    starts whenever the step succeeds. Finalize can, if all other tasks have ended before the step. A `Train`, which
+    holds GPUs, and an item of a fan-out have their own conclude.
+    """
+    if dag.get("target"):  # Argo may leave out the next step
+        return steps
+    waiting = Counter(name for task in dag["tasks"] for name in references.task_dependencies(task))
+    by_name = {step.name: step for step in steps}
+    previous: dict[str, str] = {}
+    for step in steps:
+        name = references.only_dependency(step.task)
+        if name in by_name and waiting[name] == 1 and _may_end_later(by_name[name]) and _starts_at_once(step):
+            previous[step.name] = name
+    last = [task["name"] for task in dag["tasks"] if not waiting[task["name"]]]
+    ended = {name for name in [*previous.values(), *(last if len(last) == 1 else [])] if name in by_name}
+    ended = {name for name in ended if _may_end_later(by_name[name])}
+    return [replace(step, previous=previous.get(step.name, ""), ended_by_next=step.name in ended) for step in steps]
+
+
+def _starts_at_once(step: GatedStep) -> bool:
+    return not step.fan_out and not step.task.get("when")
+
+
+def _may_end_later(step: GatedStep) -> bool:
+    return not (step.is_training or step.fan_out or step.task.get("continueOn"))
 
 
 def settings_annotation(template: Manifest) -> str | None:

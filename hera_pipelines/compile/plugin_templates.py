@@ -10,17 +10,27 @@ from hera_pipelines.compile.gated_step import GatedStep
 from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import (
-    ADMIT_OUTPUTS,
     PLUGIN_BODY_KEY,
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
     SettleOperation,
     gang_outputs,
+    reused_parameter,
 )
 from tiphys.protocol.step_spec import RUN_PARAMETER, SUBMISSION_PARAMETER
 
 STATUS, EXIT_CODE = "status", "exit-code"
+_RUN_OUTPUTS = ("run-id", "step", "attempt", "outputs")
+_CHECKPOINT_OUTPUTS = ("lineage", "resume-from", "checkpoint-uri")
+_TRAINING_OUTPUTS = ("pod-patch",)
+
+
+def admit_output_names(step: GatedStep) -> tuple[str, ...]:
+    """Names of the outputs of admit that the run template of ``step`` takes as inputs."""
+    checkpoints = _CHECKPOINT_OUTPUTS if step.settings.checkpoints else ()
+    placement = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAINING_OUTPUTS
+    return _RUN_OUTPUTS + checkpoints + (placement if step.is_training else ())
 
 
 class IdentityPlaceholders:
@@ -68,16 +78,22 @@ def admit_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
         "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
         "artifacts": [leaf_artifact(a) for a in step.input_artifacts],
     }
-    outputs = [supplied_output(name) for name in ADMIT_OUTPUTS + gang_outputs(step.settings.gang)]
-    outputs += [supplied_output(name, amount) for name, amount in step.admitted_memory.items()]
+    parameters = [
+        supplied_output(name, step.admitted_memory.get(name, "")) for name in ("run", *admit_output_names(step))
+    ]
+    outputs: Manifest = {"parameters": parameters}
+    if step.ended_by_next:
+        parameters += [supplied_output(reused_parameter(p["name"])) for p in step.output_parameters]
+        outputs["artifacts"] = [supplied_artifact(a["name"]) for a in step.output_artifacts]
+    body = AdmitOperation(
+        **identity.step_fields(step), after=step.previous, inputs={**inputs_by_name, **workflow_parameters}
+    )
     return drop_empty_fields(
         {
             "name": step.template_names.admit,
             "inputs": drop_empty_fields(inputs),
-            "outputs": {"parameters": outputs},
-            "plugin": _plugin_body(
-                AdmitOperation(**identity.step_fields(step), inputs={**inputs_by_name, **workflow_parameters})
-            ),
+            "outputs": drop_empty_fields(outputs),
+            "plugin": _plugin_body(body),
         }
     )
 
@@ -98,10 +114,7 @@ def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manife
     )
     outputs = {
         "parameters": [supplied_output(p["name"]) for p in step.output_parameters],
-        # Argo requires a path for the artifacts of a leaf template; this one is never used.
-        "artifacts": [
-            {"name": a["name"], "path": f"/unused/{a['name']}", "optional": True} for a in step.output_artifacts
-        ],
+        "artifacts": [supplied_artifact(a["name"]) for a in step.output_artifacts],
     }
     return drop_empty_fields(
         {
@@ -113,10 +126,27 @@ def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manife
     )
 
 
-def finalize_template(identity: IdentityPlaceholders) -> Manifest:
-    """Build the template that reports the end of the workflow to the plugin."""
-    body = FinalizeOperation(**identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}")
+def finalize_template(identity: IdentityPlaceholders, last_step: str) -> Manifest:
+    """Build the template that reports the end of the workflow to the plugin, and so that of ``last_step`` if given."""
+    body = FinalizeOperation(
+        **identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}", after=last_step
+    )
     return {"name": references.FINALIZE, "plugin": _plugin_body(body)}
+
+
+_WAKE_DURATION = "300ms"
+"""Longer than an answer usually takes; a later one waits for Argo's next reconciliation, as without the timer."""
+
+
+def wake_template() -> Manifest:
+    """Build the template of the timer that makes Argo reconcile the workflow soon after a plugin has answered."""
+    return {"name": references.WAKE, "suspend": {"duration": _WAKE_DURATION}}
+
+
+def wake_task(after: str = "") -> Manifest:
+    """A task of the timer, which starts at once, or when the task ``after`` has ended."""
+    name = "wake-again" if after else "wake"
+    return {"name": name, "template": references.WAKE, **({"depends": after} if after else {})}
 
 
 def item_input(step: GatedStep) -> list[Manifest]:
@@ -136,10 +166,16 @@ def supplied_output(name: str, default: str = "") -> Manifest:
     return {"name": name, "valueFrom": {"default": default, "supplied": {}}}
 
 
+def supplied_artifact(name: str) -> Manifest:
+    """An output artifact whose location the plugin's answer supplies."""
+    # Argo requires a path for the artifacts of a leaf template; this one is never used.
+    return {"name": name, "path": f"/unused/{name}", "optional": True}
+
+
 def drop_empty_fields(template: Manifest) -> Manifest:
     """``template`` without fields that are an empty list or object."""
     return {field: value for field, value in template.items() if value not in ({}, [])}
 
 
 def _plugin_body(operation: AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation) -> dict[str, Any]:
-    return {PLUGIN_BODY_KEY: operation.model_dump()}
+    return {PLUGIN_BODY_KEY: {name: value for name, value in operation.model_dump().items() if value not in ("", {})}}

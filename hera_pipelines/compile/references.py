@@ -14,6 +14,7 @@ from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
 RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
 EXIT_HANDLER = "tiphys-exit"
+WAKE = "tiphys-wake"
 ITEM_PARAMETER = "tiphys-item"
 CHECKPOINT_VOLUME = "tiphys-checkpoints"
 
@@ -73,6 +74,12 @@ def workflow_parameters_used(part: Any) -> list[str]:
     return sorted(names)
 
 
+def only_dependency(task: Manifest) -> str:
+    """The task that ``task`` waits for, if that is one alone, and its success is required; else empty."""
+    names = task.get("dependencies") or [(task.get("depends") or "").removesuffix(".Succeeded")]
+    return str(names[0]) if len(names) == 1 and re.fullmatch(r"[-\w]*", names[0]) else ""
+
+
 def tasks_used(part: Any) -> set[str]:
     """Names of the tasks that placeholders in ``part`` refer to."""
     return {dotted or quoted for tag, _ in find_placeholders(part) for dotted, quoted in _TASK.findall(tag)}
@@ -96,7 +103,7 @@ def add_dependencies(tasks: list[Manifest]) -> None:
     """
     _convert_to_depends(tasks)
     lists = _uses_dependency_lists(tasks)
-    waits = {task["name"]: _task_dependencies(task) for task in tasks}
+    waits = {task["name"]: task_dependencies(task) for task in tasks}
     for task in tasks:
         body = {field: value for field, value in task.items() if field not in _DEPENDENCY_FIELDS}
         used = tasks_used(body) & waits.keys() - {task["name"]}
@@ -116,7 +123,8 @@ def task_ancestors(name: str, dependencies: Mapping[str, set[str]]) -> set[str]:
     return ancestors
 
 
-def _task_dependencies(task: Manifest) -> set[str]:
+def task_dependencies(task: Manifest) -> set[str]:
+    """Names of the tasks that ``task`` waits for."""
     names = re.findall(r"(?<![.\w-])[A-Za-z0-9][-\w]*", task.get("depends") or "")
     return set(task.get("dependencies") or []) | set(names)
 

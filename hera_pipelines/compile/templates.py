@@ -1,11 +1,16 @@
-"""Compiles one gated step into its templates, in the two shapes that `docs/architecture.md` draws.
+"""Compiles one gated step into its templates, in the shapes that `docs/architecture.md` draws.
 
-A plain step is admit, run, conclude. A training step repeats attempts of admit,
-run, settle, and then concludes. The run template is the author's container with
-its identity, the keys of its outputs and its placement.
+A `Step` is a DAG of admit and run. Its outputs come from run, or from admit if a
+result is reused. The admit of the next step records its end, and finalize that of
+the last step; where neither follows at once, a conclude does. A `Train` repeats
+attempts of admit, run, settle, and then concludes. The run template is the
+author's container with its identity, the keys of its outputs and its placement.
 
-Both shapes were verified on Argo 4.1: a skipped and a reused step, retries after
-exit code 75 and after a deleted pod, stop and terminate.
+Argo consumes the answer of a plugin at the end of one reconciliation and starts
+what depends on it in the next one, and events start a reconciliation only after
+DEFAULT_REQUEUE_TIME. A timer starts one sooner: a `Suspend` node beside an admit
+ends shortly after the answer (``workflow/controller/operator.go``,
+``executeSuspend`` and ``reconcileTaskSet``).
 """
 
 import copy
@@ -18,6 +23,7 @@ from hera_pipelines.compile.plugin_templates import (
     EXIT_CODE,
     STATUS,
     IdentityPlaceholders,
+    admit_output_names,
     admit_template,
     conclude_template,
     drop_empty_fields,
@@ -25,26 +31,17 @@ from hera_pipelines.compile.plugin_templates import (
     item_input,
     leaf_artifact,
     settle_template,
+    wake_task,
 )
 from hera_pipelines.compile.retries import attempt_retry_strategy, step_retry_strategy
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GangBackend
-from tiphys.protocol.operations import gang_outputs
+from tiphys.protocol.operations import reused_parameter
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL, STORE_SECRET
 
-_COMMON_ADMIT_OUTPUTS = ("run-id", "step", "attempt", "outputs")
-_CHECKPOINT_ADMIT_OUTPUTS = ("lineage", "resume-from", "checkpoint-uri")
-_TRAINING_ADMIT_OUTPUTS = ("pod-patch",)
 # A training program writes its checkpoints itself. Optional, because pods may get credentials in another way. First
 # in the list, because Kubernetes uses the later of two variables of the same name.
 _CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
-
-
-def admit_output_names(step: GatedStep) -> tuple[str, ...]:
-    """Names of the outputs of admit that the run template of ``step`` takes as inputs."""
-    checkpoints = _CHECKPOINT_ADMIT_OUTPUTS if step.settings.checkpoints else ()
-    placement = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAINING_ADMIT_OUTPUTS
-    return _COMMON_ADMIT_OUTPUTS + checkpoints + (placement if step.is_training else ())
 
 
 def run_template(step: GatedStep, store: str) -> Manifest:
@@ -53,7 +50,7 @@ def run_template(step: GatedStep, store: str) -> Manifest:
     template["name"] = step.template_names.run
     template["metadata"] = _metadata(step)
     template["inputs"] = _inputs(step)
-    template["outputs"] = drop_empty_fields({"artifacts": _outputs(step)})
+    template["outputs"] = _outputs(step)
     container = program_container(template)
     container["env"] = [*(container.get("env") or []), *build_step_environment(step, store)]
     if step.settings.gang is None or step.settings.gang.backend is not GangBackend.TRAINJOB:  # which has no such field
@@ -94,7 +91,17 @@ def _readable_artifact(artifact: Manifest) -> Manifest:
     return {**leaf_artifact(artifact), **mode}
 
 
-def _outputs(step: GatedStep) -> list[Manifest]:
+def _outputs(step: GatedStep) -> Manifest:
+    """The files of the outputs at fixed keys; also the values, where the step's outputs are those of its program."""
+    values = [
+        # Optional as the files are: the call that records the end checks that they exist.
+        {"name": p["name"], "valueFrom": {"path": p["valueFrom"]["path"], "default": ""}}
+        for p in (step.output_parameters if step.ended_by_next else [])
+    ]
+    return drop_empty_fields({"parameters": values, "artifacts": _output_files(step)})
+
+
+def _output_files(step: GatedStep) -> list[Manifest]:
     artifacts = [_keyed_artifact(step, a["name"], a["path"], f"artifacts/{a['name']}") for a in step.output_artifacts]
     parameters = [
         _keyed_artifact(
@@ -106,7 +113,7 @@ def _outputs(step: GatedStep) -> list[Manifest]:
 
 
 def _keyed_artifact(step: GatedStep, name: str, path: str, key: str) -> Manifest:
-    """An artifact at a fixed key. It is optional for Argo, because conclude checks that it exists."""
+    """An artifact at a fixed key. It is optional for Argo; the call that records the end checks that it exists."""
     # Argo's own retries of a step share one admit, and so one prefix; each writes below its retry number.
     retry = "" if step.is_training else "{{retries}}/"
     return {
@@ -119,7 +126,6 @@ def _keyed_artifact(step: GatedStep, name: str, path: str, key: str) -> Manifest
 
 
 _NO_EXIT_CODE = "-1"
-_CONTINUE_ON_FAILURE = {"failed": True, "error": True}
 
 
 def step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str, workflow: Manifest) -> list[Manifest]:
@@ -138,14 +144,18 @@ def step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str, 
     )
 
 
+def _has_timer(step: GatedStep) -> bool:
+    """Whether a timer stands beside the first admit; not where conclude, or each item of a fan-out, adds nodes."""
+    return step.ended_by_next or (step.is_training and not step.fan_out)
+
+
 def _plain_step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str) -> list[Manifest]:
-    groups = [[_admit_step(step)], [_run_step(step)], [_conclude_step(step, "run", _exit_code_placeholder("run"))]]
-    return [
-        _wrapper_template(step, groups),
-        admit_template(step, identity),
-        run_template(step, store),
-        conclude_template(step, identity),
-    ]
+    tasks = [_admit_task(step), _run_task(step)]
+    templates = [admit_template(step, identity), run_template(step, store)]
+    if not step.ended_by_next:
+        tasks.append(_end_task(step, "conclude", step.template_names.conclude, "run", _exit_code_placeholder("run")))
+        templates.append(conclude_template(step, identity))
+    return [_wrapper_template(step, tasks), *templates]
 
 
 def _training_templates(
@@ -156,12 +166,11 @@ def _training_templates(
         "name": "attempts",
         "template": step.template_names.attempt,
         "arguments": _passed_arguments(step),
-        "continueOn": _CONTINUE_ON_FAILURE,
     }
     # A composite node has no exit code; settle got the exit code of each attempt.
-    groups = [[drop_empty_fields(attempts)], [_conclude_step(step, "attempts", _NO_EXIT_CODE)]]
+    conclude = _end_task(step, "conclude", step.template_names.conclude, "attempts", _NO_EXIT_CODE)
     return [
-        _wrapper_template(step, groups),
+        _wrapper_template(step, [drop_empty_fields(attempts), conclude]),
         _attempt_template(step),
         admit_template(step, identity),
         run if step.settings.gang is None else gang_template(step, run, workflow),
@@ -170,14 +179,15 @@ def _training_templates(
     ]
 
 
-def _wrapper_template(step: GatedStep, groups: list[list[Manifest]]) -> Manifest:
+def _wrapper_template(step: GatedStep, tasks: list[Manifest]) -> Manifest:
+    timer = [wake_task()] if _has_timer(step) else []
     return drop_empty_fields(
         {
             "name": step.name,
             "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json()}},
             "inputs": _wrapper_inputs(step),
             "outputs": _wrapper_outputs(step),
-            "steps": groups,
+            "dag": {"tasks": tasks + timer},
         }
     )
 
@@ -189,15 +199,25 @@ def _wrapper_inputs(step: GatedStep) -> Manifest:
 
 
 def _wrapper_outputs(step: GatedStep) -> Manifest:
-    parameters = [
-        _exported_output(p, valueFrom={"parameter": f"{{{{steps.conclude.outputs.parameters.{p['name']}}}}}"})
-        for p in step.output_parameters
-    ]
-    artifacts = [
-        {**_exported_output(a), "from": f"{{{{steps.conclude.outputs.artifacts.{a['name']}}}}}"}
-        for a in step.output_artifacts
-    ]
+    parameters = [_exported_output(p, valueFrom=_parameter_source(step, p["name"])) for p in step.output_parameters]
+    artifacts = [{**_exported_output(a), **_artifact_source(step, a["name"])} for a in step.output_artifacts]
     return drop_empty_fields({"parameters": parameters, "artifacts": artifacts})
+
+
+def _parameter_source(step: GatedStep, name: str) -> Manifest:
+    if step.ended_by_next:
+        made = f"tasks.run.outputs.parameters['{name}']"
+        reused = f"tasks.admit.outputs.parameters['{reused_parameter(name)}']"
+        return {"expression": f"tasks.run.status == 'Succeeded' ? {made} : {reused}"}
+    return {"parameter": f"{{{{tasks.conclude.outputs.parameters.{name}}}}}"}
+
+
+def _artifact_source(step: GatedStep, name: str) -> Manifest:
+    if step.ended_by_next:
+        # Never without a value, or Argo's DAG would hang: Argo does not list an optional artifact that was not written.
+        made, reused = (f"tasks.run?.outputs?.artifacts?.['{name}']", f"tasks.admit.outputs.artifacts['{name}']")
+        return {"fromExpression": f"{made} ?? {reused}"}
+    return {"from": f"{{{{tasks.conclude.outputs.artifacts.{name}}}}}"}
 
 
 def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
@@ -206,11 +226,7 @@ def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
 
 
 def _attempt_template(step: GatedStep) -> Manifest:
-    settle: Manifest = {
-        "name": "settle",
-        "template": step.template_names.settle,
-        "arguments": _end_arguments(step, "run", _exit_code_placeholder("run")),
-    }
+    settle = _end_task(step, "settle", step.template_names.settle, "run", _exit_code_placeholder("run"))
     inputs = drop_empty_fields(
         {
             "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
@@ -224,50 +240,49 @@ def _attempt_template(step: GatedStep) -> Manifest:
             "name": step.template_names.attempt,
             "inputs": inputs,
             "retryStrategy": attempt_retry_strategy(step.settings.retry),
-            "steps": [[_admit_step(step)], [_run_step(step)], [settle]],
+            "dag": {"tasks": [_admit_task(step), _run_task(step), settle]},
         }
     )
 
 
-def _admit_step(step: GatedStep) -> Manifest:
+def _admit_task(step: GatedStep) -> Manifest:
     return drop_empty_fields(
         {"name": "admit", "template": step.template_names.admit, "arguments": _passed_arguments(step)}
     )
 
 
-def _run_step(step: GatedStep) -> Manifest:
+def _run_task(step: GatedStep) -> Manifest:
     arguments = _passed_arguments(step, item=False)
     if step.settings.gang is not None:
         arguments.pop("artifacts", None)  # the members fetch them, by keys from admit
     admitted = [
-        {"name": references.admit_output_parameter(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
+        {"name": references.admit_output_parameter(name), "value": f"{{{{tasks.admit.outputs.parameters.{name}}}}}"}
         for name in admit_output_names(step)
     ]
     return {
         "name": "run",
         "template": step.template_names.run,
-        "when": "{{steps.admit.outputs.parameters.run}} == true",
+        "depends": "admit",
+        "when": "{{tasks.admit.outputs.parameters.run}} == true",
         "arguments": {**arguments, "parameters": arguments.get("parameters", []) + admitted},
-        "continueOn": _CONTINUE_ON_FAILURE,
     }
 
 
-def _conclude_step(step: GatedStep, observed_step: str, exit_code: str) -> Manifest:
+def _end_task(step: GatedStep, name: str, template: str, observed: str, exit_code: str) -> Manifest:
+    """The task that judges how the task ``observed`` ended; Argo leaves it out where a stop kept that from starting."""
+    results = ("Succeeded", "Failed", "Errored", "Skipped")
+    status = {"name": STATUS, "value": f"{{{{tasks.{observed}.status}}}}"}
     return {
-        "name": "conclude",
-        "template": step.template_names.conclude,
-        "arguments": _end_arguments(step, observed_step, exit_code),
+        "name": name,
+        "template": template,
+        "depends": " || ".join(f"{observed}.{result}" for result in results),
+        "arguments": {"parameters": [status, {"name": EXIT_CODE, "value": exit_code}, *_item_arguments(step)]},
     }
-
-
-def _end_arguments(step: GatedStep, observed_step: str, exit_code: str) -> Manifest:
-    status = {"name": STATUS, "value": f"{{{{steps.{observed_step}.status}}}}"}
-    return {"parameters": [status, {"name": EXIT_CODE, "value": exit_code}, *_item_arguments(step)]}
 
 
 def _exit_code_placeholder(name: str) -> str:
-    # A plain {{steps.run.exitCode}} hangs the workflow where the node has no exit code.
-    return f"{{{{=steps['{name}'].exitCode ?? '{_NO_EXIT_CODE}'}}}}"
+    # A plain {{tasks.run.exitCode}} hangs the workflow where the node has no exit code.
+    return f"{{{{=tasks['{name}'].exitCode ?? '{_NO_EXIT_CODE}'}}}}"
 
 
 def _passed_arguments(step: GatedStep, item: bool = True) -> Manifest:

@@ -11,8 +11,20 @@ from collections.abc import Mapping
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.executor_plugins import parse_executor_plugin
-from hera_pipelines.compile.gated_step import GatedStep, find_gated_steps, list_declared, settings_annotation
-from hera_pipelines.compile.plugin_templates import IdentityPlaceholders, finalize_template, identity_placeholders
+from hera_pipelines.compile.gated_step import (
+    GatedStep,
+    find_gated_steps,
+    link_steps,
+    list_declared,
+    settings_annotation,
+)
+from hera_pipelines.compile.plugin_templates import (
+    IdentityPlaceholders,
+    finalize_template,
+    identity_placeholders,
+    wake_task,
+    wake_template,
+)
 from hera_pipelines.compile.references import ITEM_PARAMETER, add_dependencies
 from hera_pipelines.compile.retries import limit_open_nodes
 from hera_pipelines.compile.settings import CompileOptions
@@ -50,21 +62,23 @@ def add_description(annotations: Mapping[str, str], pipeline: str, store: str) -
     return {**annotations, **{name: texts[name] for name in generated}, GENERATED_TEXT_ANNOTATION: names}
 
 
-def exit_templates(manifest: Manifest, identity: IdentityPlaceholders) -> list[Manifest]:
+def exit_templates(manifest: Manifest, steps: list[GatedStep], identity: IdentityPlaceholders) -> list[Manifest]:
     """Make finalize the exit handler of ``manifest``, and return the templates for it.
 
-    The author's handler runs in the same group of steps. So neither can prevent
-    the other, and a failure of the author's handler still fails the workflow.
+    The author's handler runs beside it. So neither can prevent the other, and a
+    failure of the author's handler still fails the workflow. Two timers end the
+    workflow soon: Argo consumes the answer after the first, and looks at the
+    result after the second.
     """
     spec = manifest["spec"]
     handler = _author_exit_handler(manifest)
-    finalize = finalize_template(identity)
-    if handler is None:
-        spec["onExit"] = references.FINALIZE
-        return [finalize]
     spec["onExit"] = references.EXIT_HANDLER
-    group = [handler, {"name": "finalize", "template": references.FINALIZE}]
-    return [{"name": references.EXIT_HANDLER, "steps": [group]}, finalize]
+    finalize_task = {"name": "finalize", "template": references.FINALIZE}
+    tasks = [*([handler] if handler else []), finalize_task, wake_task(), wake_task(after="wake")]
+    previous = {step.previous for step in steps}
+    last_step = next((step.name for step in steps if step.ended_by_next and step.name not in previous), "")
+    finalize = finalize_template(identity, last_step)
+    return [{"name": references.EXIT_HANDLER, "dag": {"tasks": tasks}}, finalize, wake_template()]
 
 
 def _author_exit_handler(manifest: Manifest) -> Manifest | None:
@@ -116,11 +130,13 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     entry = find_template(workflow, spec["entrypoint"])
     steps = find_gated_steps(entry, spec["templates"])
     check_steps(workflow, steps, options)
+    add_dependencies(entry["dag"]["tasks"])
+    steps = link_steps(steps, entry["dag"])
     identity = identity_placeholders(options.run_name)
     compiled = [template for step in steps for template in step_templates(step, identity, options.store, spec)]
-    compiled += exit_templates(workflow, identity)
+    compiled += exit_templates(workflow, steps, identity)
     limit_open_nodes(entry, steps, compiled, read_workflow_parameters(workflow))
-    _use_wrapper_templates(entry, steps)
+    _use_wrapper_templates(steps)
     spec["templates"] = [t for t in spec["templates"] if settings_annotation(t) is None] + compiled
     _add_parameters(workflow)
     _add_metadata(workflow, name, options)
@@ -138,13 +154,12 @@ def _withhold_token(spec: Manifest) -> None:
     spec["executor"] = {"serviceAccountName": EXECUTOR_ACCOUNT, **(spec.get("executor") or {})}
 
 
-def _use_wrapper_templates(entry: Manifest, steps: list[GatedStep]) -> None:
+def _use_wrapper_templates(steps: list[GatedStep]) -> None:
     for step in steps:
         step.task["template"] = step.name
         if step.fan_out:
             parameters = step.task.setdefault("arguments", {}).setdefault("parameters", [])
             parameters.append({"name": ITEM_PARAMETER, "value": "{{item}}"})
-    add_dependencies(entry["dag"]["tasks"])
 
 
 def _add_parameters(workflow: Manifest) -> None:

@@ -40,7 +40,7 @@ class NodeChange(NamedTuple):
 
     changed_at: datetime
     node: str
-    """Unique name, such as ``digits.fit[0].attempts(1)[0].admit``."""
+    """Unique name, such as ``digits.fit.attempts(1).admit``."""
     task: str
     """Task of the entry DAG that the node belongs to; empty above the tasks."""
     kind: str

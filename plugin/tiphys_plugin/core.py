@@ -198,7 +198,8 @@ class PluginCore:
         with self._locks.hold(
             f"{binding.run}/{operation.step}/{operation.item}", services.settings.lock_timeout_seconds
         ):
-            return _dispatch(self._build_step_call(binding, operation), operation, request.template)
+            reply = _dispatch(self._build_step_call(binding, operation), operation, request.template)
+            return replies.keep_declared(reply, request.template)
 
     def _find_binding(self, metadata: WorkflowMetadata, operation: Operation) -> RunBinding:
         """The run and submission of a workflow, from the cache if possible.
@@ -273,6 +274,6 @@ def refusal_reply(identity: requests.CallIdentity, error: Exception) -> ExecuteR
     meets the same error, fails.
     """
     message = f"Refused: {error}"
-    if attempt_node_name(identity.node) is None:
-        return failed_reply(message)
-    return replies.skip_step(message) if identity.op == "admit" else succeeded_reply(message)
+    if identity.op == "admit":
+        return replies.refuse_step(identity.node, message)
+    return failed_reply(message) if attempt_node_name(identity.node) is None else succeeded_reply(message)

@@ -48,8 +48,7 @@ CHAINS = [
     ("conclude", ("conclude.before_end", "end.before_record", "end.after_record", "conclude.after_projection")),
     ("conclude", ("conclude.after_end",)),
     ("finalize", ("finalize.after_seal",)),
-    ("adopt", ("adopt.before_record", "adopt.after_record")),
-    ("conclude adopted", ("adopt.after_projection",)),
+    ("adopt", ("adopt.before_record", "adopt.after_record", "adopt.after_projection")),
 ]
 
 Call = Callable[[str, dict[str, Any]], dict[str, Any]]

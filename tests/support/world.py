@@ -10,6 +10,13 @@ from typing import Any
 from tiphys_plugin import DirectoryCluster, PluginCore, PluginSettings, PodStatus, Queues, SqliteLedger
 
 from tiphys.protocol.execute_api import ExecuteReply
+from tiphys.protocol.operations import (
+    ADMIT_OUTPUTS,
+    ELASTIC_OUTPUTS,
+    GANG_OUTPUTS,
+    MEMORY_OUTPUTS,
+    reused_parameter,
+)
 from tiphys.protocol.step_spec import (
     ATTEMPT_LABEL,
     PIPELINE_ANNOTATION,
@@ -22,8 +29,8 @@ from tiphys.protocol.step_spec import (
     StepKind,
     StepSpec,
 )
-from tiphys.records import CheckpointManifest, Shard
-from tiphys.store import DirectoryStore, LineageLayout, Store, claim_record
+from tiphys.records import CheckpointManifest, Shard, SubmissionClaim, SubmissionKind
+from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, claim_record
 
 QUICK = PluginSettings(
     requeue_min_seconds=0.01, requeue_max_seconds=0.1, pod_end_timeout_seconds=60.0, verify_inline_seconds=5.0
@@ -126,7 +133,7 @@ class World:
 
     def submit(self, *specs: StepSpec, name: str = "digits-abc12", uid: str = "uid-1") -> "Flow":
         self.cluster.write_workflow(workflow(list(specs), name, uid))
-        return Flow(self, name, uid)
+        return Flow(self, name, uid, specs=specs)
 
 
 def world(
@@ -154,9 +161,10 @@ class Flow:
     run: str = ""
     submission: str = ""
     namespace: str = "ml"
+    specs: tuple[StepSpec, ...] = ()
 
     def admit_node(self, step: str, retry: int | None, item: str = "") -> str:
-        return self._node(step, retry, "[0].admit", item)
+        return self._node(step, retry, ".admit", item)
 
     def document(self, body: dict[str, Any], artifacts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         """The request that Argo's agent would post."""
@@ -165,17 +173,14 @@ class Flow:
             "template": {
                 "name": "any",
                 "inputs": {"artifacts": artifacts or []},
+                "outputs": self._declared_outputs(),
                 "plugin": {"tiphys": {"run": self.run, "submission": self.submission, "uid": self.uid, **body}},
             },
         }
 
     def body(self, op: str, step: str, retry: int | None = None, item: str = "", **fields: Any) -> dict[str, Any]:
         """``retry`` None for a `Step`, the number of the try for a `Train`."""
-        place = {"admit": "[0].admit", "settle": "[2].settle", "conclude": None}[op]
-        if place is None:
-            node = self._node(step, None, "[1].conclude" if retry is not None else "[2].conclude", item)
-        else:
-            node = self._node(step, retry, place, item)
+        node = self._node(step, None if op == "conclude" else retry, f".{op}", item)
         value = item.partition(":")[2] if item else ""
         return {"op": op, "step": step, "node": node, "item": value, **fields}
 
@@ -195,14 +200,19 @@ class Flow:
         """``retry`` any number for a `Train`, None for a `Step`."""
         return self.call(self.body("conclude", step, retry, item, status=status, exit_code=exit_code))
 
-    def finalize(self, status: str = "Succeeded", failures: str = '"null"') -> ExecuteReply:
-        node = f"{self.name}.onExit"
-        return self.call({"op": "finalize", "node": node, "status": status, "failures": failures})
+    def finalize(self, status: str = "Succeeded", failures: str = '"null"', after: str = "") -> ExecuteReply:
+        node = f"{self.name}.onExit.finalize"
+        return self.call({"op": "finalize", "node": node, "status": status, "failures": failures, "after": after})
+
+    def sealed(self) -> dict[str, Any]:
+        """The record of the end of the submission."""
+        found = records(self.world.store, f"control/runs/{self.run or self.name}/submissions/")
+        return next(record for record in found if "status" in record)
 
     def pod(self, step: str, attempt: int, retry: int | None = 0, phase: str = "Running", **fields: Any) -> str:
         """Make or change the pod of an attempt; its name. ``tries`` is the container's own retry."""
         tries = fields.pop("tries", 0)
-        suffix = f"[1].run({tries})" if retry is None else f"[0].attempts({retry})[1].run"
+        suffix = f".run({tries})" if retry is None else f".attempts({retry}).run"
         name = f"{self.name}-{step}-{attempt}-{tries}"
         pod = PodStatus(
             name=name,
@@ -224,8 +234,32 @@ class Flow:
 
     def _node(self, step: str, retry: int | None, place: str, item: str) -> str:
         shown = f"({item})" if item else ""
-        attempts = f"[0].attempts({retry})" if retry is not None else ""
+        attempts = f".attempts({retry})" if retry is not None else ""
         return f"{self.name}.{step}{shown}{attempts}{place}"
+
+    def _declared_outputs(self) -> dict[str, Any]:
+        """All outputs that the templates of any step of the workflow may declare."""
+        specs = self.specs or (prep(), fit())
+        values = [name for spec in specs for name in spec.parameters]
+        names = [*ADMIT_OUTPUTS, *GANG_OUTPUTS, *ELASTIC_OUTPUTS, *MEMORY_OUTPUTS.values()]
+        names += [*values, *map(reused_parameter, values)]
+        artifacts = [name for spec in specs for name in spec.artifacts]
+        return {
+            "parameters": [{"name": name} for name in names],
+            "artifacts": [{"name": name} for name in artifacts],
+        }
+
+
+def resumed(here: World, *specs: StepSpec, run: str = "digits-abc12", submission: int = 2) -> Flow:
+    """The next submission of a run, as the controller makes it."""
+    name = f"{run}-{submission}"
+    wanted = SubmissionClaim(
+        run=run, submission=submission, kind=SubmissionKind.RESUME, workflow_name=name, namespace="ml"
+    )
+    claim_record(here.store, RunLayout(run).submission(submission), wanted)
+    flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
+    flow.run, flow.submission = run, str(submission)
+    return flow
 
 
 def outputs(reply: ExecuteReply) -> dict[str, str]:

@@ -41,6 +41,8 @@ class AdmitOperation(_StepOperation):
     op: Literal["admit"] = "admit"
     inputs: dict[str, str] = {}
     """Values of the step's input parameters, for its key."""
+    after: str = ""
+    """The step before this one, whose end this call records first; empty: that step has its own conclude."""
 
 
 class SettleOperation(_StepOperation):
@@ -67,6 +69,8 @@ class FinalizeOperation(_Operation):
     op: Literal["finalize"] = "finalize"
     status: str = ""
     failures: str = ""
+    after: str = ""
+    """The last step, whose end this call records first; empty: it has its own conclude."""
 
 
 Operation = Annotated[
@@ -74,7 +78,7 @@ Operation = Annotated[
 ]
 StepOperation = AdmitOperation | SettleOperation | ConcludeOperation
 
-# Output parameters of admit, by the names that the compiled run template uses.
+# Output parameters of admit, by the names that the compiled run template uses; a template declares those that it needs.
 ADMIT_OUTPUTS = (
     "run",
     "run-id",
@@ -98,6 +102,11 @@ ELASTIC_OUTPUTS = ("members", "spare")
 MEMORY_OUTPUTS = {"requests": "memory-request", "limits": "memory-limit"}
 
 
+def reused_parameter(name: str) -> str:
+    """Output parameter of admit for the value of the step's output parameter ``name``, if its result is reused."""
+    return f"output-{name}"
+
+
 def gang_outputs(gang: GangSpec | None) -> tuple[str, ...]:
     """Output parameters of admit in addition to `ADMIT_OUTPUTS`, without `MEMORY_OUTPUTS`."""
     if gang is None:
@@ -105,14 +114,30 @@ def gang_outputs(gang: GangSpec | None) -> tuple[str, ...]:
     return GANG_OUTPUTS if gang.min_members is None else (*GANG_OUTPUTS, *ELASTIC_OUTPUTS)
 
 
-_SUFFIX = re.compile(r"(\[\d+\]\.attempts\(\d+\))?\[\d+\]\.(admit|settle|conclude|run(\(\d+\))?)$")
-_RETRY = re.compile(r"\.attempts\((\d+)\)\[\d+\]\.(admit|settle)$")
+_SUBMISSION_END = "Run {run}, submission {submission}: {status}"
+_FAILED_SUBMISSION_END = re.compile(r"Run \S+, submission \d+: (?!Succeeded)\w+: (.*)", re.DOTALL)
+
+
+def format_submission_end(run: str, submission: int, status: str, summary: str) -> str:
+    """The message of finalize; ``summary`` says why the submission failed, or is empty."""
+    return ": ".join(filter(None, (_SUBMISSION_END.format(run=run, submission=submission, status=status), summary)))
+
+
+def parse_failure_summary(message: str) -> str:
+    """The summary in a message of finalize; empty where there is none."""
+    match = _FAILED_SUBMISSION_END.fullmatch(message)
+    return match[1] if match else ""
+
+
+# A Workflow that was compiled before steps became DAGs has a group such as ``[0]`` before each part of a step.
+_SUFFIX = re.compile(r"((\[\d+\])?\.attempts\(\d+\))?(\[\d+\])?\.(admit|settle|conclude|run(\(\d+\))?)$")
+_RETRY = re.compile(r"\.attempts\((\d+)\)(\[\d+\])?\.(admit|settle)$")
 
 
 def step_instance_name(node: str) -> str:
     """Node name of the step of a plugin node or of a pod, without the part for its attempt.
 
-    ``wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit`` → ``wf.sweep(1:lr:0.2)``.
+    ``wf.sweep(1:lr:0.2).attempts(1).admit`` → ``wf.sweep(1:lr:0.2)``.
     """
     return _SUFFIX.sub("", node)
 
@@ -120,7 +145,7 @@ def step_instance_name(node: str) -> str:
 def attempt_node_name(node: str) -> str | None:
     """Node name of the retry of an admit or settle node; None outside ``attempts``.
 
-    ``wf.fit[0].attempts(1)[2].settle`` → ``wf.fit[0].attempts(1)``. Argo retries
+    ``wf.fit.attempts(1).settle`` → ``wf.fit.attempts(1)``. Argo retries
     after a Failed reply there, so the plugin reports a refusal in conclude.
     """
     match = _RETRY.search(node)

@@ -229,6 +229,25 @@ def read_all_attempts(store: Store, run: str, damaged: list[DamagedRecord] | Non
     return _read_attempts(store, run, RunLayout(run).attempts, damaged, damaged)
 
 
+def read_open_attempts(store: Store, run: str, damaged: list[DamagedRecord]) -> list[AttemptClaim]:
+    """Claims of the attempts without an end, the last one of each step; costs a listing and one read for each.
+
+    Each claim that cannot be read is added to ``damaged`` and left out.
+    """
+    keys = [key for info in store.list(RunLayout(run).attempts) if (key := parse_attempt(info.key))]
+    last = {key.step: key.attempt for key in sorted(keys)}
+    ended = {(key.step, key.attempt) for key in keys if key.is_end}
+
+    def read(step: str) -> AttemptClaim | None:
+        claim_key = RunLayout(run).attempt(step, last[step])
+        with _collect_damage(claim_key, damaged):
+            return read_record(store, claim_key, AttemptClaim)
+        return None
+
+    open_steps = [step for step, number in last.items() if (step, number) not in ended]
+    return [claim for claim in read_concurrently(read, open_steps) if claim is not None]
+
+
 def outputs_digest(rows: Iterable[tuple[str, int]]) -> str:
     """SHA-256 of a listing of the outputs of an attempt, independent of its order.
 

@@ -22,7 +22,7 @@ from hera_pipelines.cli.screen import Screen, guard_streams
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.lineage.training_progress import describe_training_progress
 from tiphys.protocol.fan_out import parse_argo_item_name
-from tiphys.protocol.operations import retry_number
+from tiphys.protocol.operations import parse_failure_summary, retry_number
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import TrainingProgress, utc_now
 
@@ -81,6 +81,8 @@ class ProgressTable:
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self.rows = {task: TaskRow(task) for task in tasks}
+        self.failure_summary = ""
+        """What finalize says of a failed run; it includes the verdicts on steps without a conclude."""
         self.notice = ""
         """Last message of the engine about the whole run, such as that it is stopping, or of a running program."""
 
@@ -112,6 +114,8 @@ class ProgressTable:
         return lines
 
     def _set_notice(self, change: NodeChange) -> list[str]:
+        if change.kind == "Plugin":
+            self.failure_summary = parse_failure_summary(change.message) or self.failure_summary
         if change.kind != WORKFLOW_KIND:
             return []
         self.notice = change.message
@@ -137,7 +141,9 @@ class ProgressTable:
         ]
 
     def failure_sentences(self) -> list[str]:
-        """One sentence per failed task."""
+        """The verdicts on the failed tasks, or what is known of each where the run was not finalized."""
+        if self.failure_summary:
+            return [self.failure_summary]
         return [_named(row.task, row.message or str(row.phase)) for row in self.rows.values() if row.failed]
 
 
@@ -161,7 +167,7 @@ def _shown_message(change: NodeChange) -> str:
 
 
 def _task_path(change: NodeChange) -> str:
-    """The node's name from the task name on, as in ``sweep(0:lr:0.1)[0].admit``."""
+    """The node's name from the task name on, as in ``sweep(0:lr:0.1).admit``."""
     return change.node[change.node.find(f".{change.task}") + 1 :]
 
 

@@ -128,7 +128,7 @@ class _DagRun:
         return f"{self.node.name}.{task}"
 
     def _task_label(self, task: str) -> str:
-        return self.call.task or task
+        return "" if self.call.on_exit else self.call.task or task
 
 
 def _task_state(node: WorkflowNode) -> TaskState:

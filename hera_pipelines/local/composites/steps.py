@@ -97,4 +97,4 @@ class _StepsRun:
             return NodeEnd(NodePhase.ERROR, str(error))
 
     def _task_label(self, step: Manifest) -> str:
-        return self.call.task or str(step["name"])
+        return "" if self.call.on_exit else self.call.task or str(step["name"])

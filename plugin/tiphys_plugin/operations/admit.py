@@ -16,11 +16,20 @@ from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply
 from tiphys.protocol.operations import AdmitOperation, attempt_node_name, retry_number
 from tiphys.protocol.step_spec import GpuRequest
-from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, SubmissionClaim
+from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, ReuseRecord, SubmissionClaim
 from tiphys.store import Attempt, ClaimResult, claim_record, find_record, lineage_name, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.attempts.liveness import is_workflow_stopping
-from tiphys_plugin.operations import end_attempt, lease_reclaim, pod_patch, replies, reuse, start_checkpoint
+from tiphys_plugin.operations import (
+    conclude,
+    end_attempt,
+    lease_reclaim,
+    pod_patch,
+    publish,
+    replies,
+    reuse,
+    start_checkpoint,
+)
 from tiphys_plugin.operations.settle import decide_retry
 from tiphys_plugin.operations.step_key import StepKey, compute_step_key
 from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseRequest, Rejected
@@ -34,23 +43,24 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
     Raises:
         FencedError: a newer submission of the run was claimed, or the workflow is stopping.
         ConflictError: an earlier attempt has no end and runs in a cluster or namespace that this plugin cannot see.
+        NotFoundError: the result that the step reused exists no longer.
         UsageError: an input artifact of a gang is in another store, or tolerations cannot be merged.
         StoreError: storage, ledger or cluster did not answer.
     """
     if call.spec.gang is not None:
         call = replace(call, input_keys=gangs.resolve_input_keys(call.store, template))
-    if (reply := _claim_first_attempt(call, operation, template)) is not None:
+    if reply := _record_previous_end(call, operation.after) or _claim_first_attempt(call, operation, template):
         return reply
     attempts = read_step_attempts(call.store, call.run, call.step)
     for attempt in attempts:
         if (attempt.claim.uid, attempt.claim.node) == (call.binding.uid, call.node):
             return _recorded_reply(call, attempt)
     if (record := reuse.find_reuse_record(call)) is not None:
-        return replies.skip_step(_capitalize(reuse.describe_reuse(call, record)))
+        return _reuse_reply(call, record)
     key = compute_step_key(call.store, call.spec, operation, template)
     lookup = reuse.find_reusable_result(call, key.key, attempts)
     if lookup.end is not None:
-        return replies.skip_step(_capitalize(reuse.describe_reuse(call, reuse.record_reuse(call, key.key, lookup.end))))
+        return _reuse_reply(call, reuse.record_reuse(call, key.key, lookup.end))
     _check_newest_submission(call)
     if (refusal := _retries_exhausted_reply(call, attempts)) is not None:
         return refusal
@@ -59,6 +69,26 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
             return waiting
         attempts = read_step_attempts(call.store, call.run, call.step)
     return _open_attempt(call, key, attempts, lookup.damage)
+
+
+def _record_previous_end(call: StepCall, step: str) -> ExecuteReply | None:
+    """None once the end of ``step`` is recorded as done; until then, or if it failed, the reply about this step.
+
+    An empty ``step`` is none.
+    """
+    if not step:
+        return None
+    reply = conclude.record_previous_end(call.context, call.binding, step)
+    if reply is None or reply.node is None or reply.node.phase == "Pending":
+        return reply
+    return replies.refuse_step(call.node, reply.node.message)
+
+
+def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
+    end = reuse.read_reused_end(call, record)
+    reuse.write_reuse_projection(call, record)
+    message = _capitalize(reuse.describe_reuse(call, record))
+    return replies.reuse_result(message, publish.build_outputs(call, end.outputs))
 
 
 def _claim_first_attempt(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -> ExecuteReply | None:
@@ -94,7 +124,8 @@ def _recorded_reply(call: StepCall, attempt: Attempt) -> ExecuteReply:
         return replies.run_step(call, attempt.claim)
     number = attempt.claim.attempt
     if attempt.end.outcome is AttemptEndOutcome.DONE:
-        return replies.skip_step(f"Attempt {number} is finished")
+        outputs = publish.build_outputs(call, attempt.end.outputs)
+        return replies.reuse_result(f"Attempt {number} is finished", outputs)
     if attempt_node_name(call.node) is None:
         return failed_reply(
             f"Attempt {number} has ended ({attempt.end.message}) and cannot run again; `tiphys resume {call.run}` "
@@ -115,9 +146,10 @@ def _retries_exhausted_reply(call: StepCall, attempts: Sequence[Attempt]) -> Exe
     last = ends[-1] if ends else None
     if last is None or last.outcome is not AttemptEndOutcome.FAILED or decide_retry(call, attempts, last).retry:
         return None
-    return replies.skip_step(
+    return replies.refuse_step(
+        call.node,
         f"Attempt {last.attempt} was the last of this workflow ({last.message}); `tiphys resume {call.run}` "
-        "opens a new one"
+        "opens a new one",
     )
 
 
@@ -240,7 +272,7 @@ def _reject_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], r
     if claim.lease:  # another replica, with another queue file, has admitted this same call
         return replies.run_step(call, claim)
     end_attempt.record_end(call, claim, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=reason)
-    return replies.skip_step(f"Rejected: {reason}")
+    return replies.refuse_step(call.node, f"Rejected: {reason}")
 
 
 def _next_attempt_number(attempts: Sequence[Attempt]) -> int:

@@ -13,10 +13,11 @@ from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRec
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import Attempt, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
+from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.operations import end_attempt, publish, reuse
 from tiphys_plugin.operations.settle import decide_retry, describe_cause
-from tiphys_plugin.runtime.context import StepCall
+from tiphys_plugin.runtime.context import PluginContext, StepCall
 
 
 def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
@@ -24,6 +25,7 @@ def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
 
     Raises:
         ConflictError: the attempt runs in a cluster or namespace that this plugin cannot see.
+        NotFoundError: the result that the step reused exists no longer.
         StoreError: storage, ledger or cluster did not answer.
     """
     if (record := reuse.find_reuse_record(call)) is not None:
@@ -35,53 +37,71 @@ def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
             f"{call.name} was never started in this workflow, so it has no result; "
             f"see its admit step for why, then `tiphys resume {call.run}`"
         )
-    end = own_attempts[-1].end or _end_open_attempt(call, operation, own_attempts[-1].claim)
+    end = own_attempts[-1].end or _end_open_attempt(call, own_attempts[-1].claim, operation.status, operation.exit_code)
     return end if isinstance(end, ExecuteReply) else _attempt_reply(call, attempts, end)
 
 
+def record_previous_end(context: PluginContext, binding: RunBinding, step: str) -> ExecuteReply | None:
+    """Record the end of ``step``, which has no conclude and whose program Argo saw succeed.
+
+    Returns None once it is recorded as done, or if this workflow reuses a result of the step; otherwise a reply that
+    waits, or one that says why the step has failed.
+
+    Raises:
+        StoreError: storage, ledger or cluster did not answer.
+    """
+    attempts = read_step_attempts(context.store, binding.run, step)
+    own_attempts = [attempt for attempt in attempts if attempt.claim.uid == binding.uid]
+    if not own_attempts:
+        return None
+    call = end_attempt.attempt_call(context, binding, own_attempts[-1].claim)
+    reply = conclude_attempt(call, own_attempts[-1], "Succeeded", "0")
+    return None if reply.node is not None and reply.node.phase == "Succeeded" else reply
+
+
+def conclude_attempt(call: StepCall, attempt: Attempt, status: str, exit_code: str) -> ExecuteReply:
+    """The verdict on an attempt of a `Step`, after its end has been recorded.
+
+    ``status`` and ``exit_code`` are Argo's, of its program.
+    """
+    end = attempt.end or _end_open_attempt(call, attempt.claim, status, exit_code)
+    return end if isinstance(end, ExecuteReply) else _attempt_reply(call, [attempt], end)
+
+
 def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
+    end = reuse.read_reused_end(call, record)
     source = reuse.describe_reuse(call, record)
-    end = reuse.find_reused_end(call, record)
-    if end is None:
-        return failed_reply(
-            f"{call.name} was {source}, whose record has been removed since; "
-            f"`tiphys resume {call.run}` runs the step again"
-        )
-    if end.outcome is not AttemptEndOutcome.DONE:
-        return failed_reply(f"{call.name} was {source}, which counts no longer: {end.message}")
-    reuse.write_reuse_projection(call, record)
     return succeeded_reply(source[:1].upper() + source[1:], publish.build_outputs(call, end.outputs))
 
 
-def _end_open_attempt(call: StepCall, operation: ConcludeOperation, claim: AttemptClaim) -> AttemptEnd | ExecuteReply:
-    """End an attempt without an end record: verify its outputs, or record its failure."""
+def _end_open_attempt(call: StepCall, claim: AttemptClaim, status: str, exit_code: str) -> AttemptEnd | ExecuteReply:
+    """End an attempt without an end record: verify its outputs, or record its failure.
+
+    ``status`` and ``exit_code`` are Argo's, of the program (Step) or of all attempts (Train).
+    """
     pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, claim)
     if (waiting := end_attempt.await_pods(call, claim, pod_statuses)) is not None:
         return waiting
-    if _program_succeeded(call, operation, pod_statuses):
+    if _program_succeeded(call, status, pod_statuses):
         return publish.verify_and_end(
             call, claim, last_try=pods.parse_try_number(pod_statuses[-1].node) if pod_statuses else 0
         )
-    observation = end_attempt.observe_end(call, claim, pod_statuses, _run_status(call, operation), operation.exit_code)
-    return end_attempt.end_failed_attempt(call, claim, observation, end_attempt.not_started_message(operation.status))
+    run_status = status if call.spec.kind is StepKind.STEP else ""
+    observation = end_attempt.observe_end(call, claim, pod_statuses, run_status, exit_code)
+    return end_attempt.end_failed_attempt(call, claim, observation, end_attempt.not_started_message(status))
 
 
-def _program_succeeded(call: StepCall, operation: ConcludeOperation, pod_statuses: Sequence[PodStatus]) -> bool:
+def _program_succeeded(call: StepCall, status: str, pod_statuses: Sequence[PodStatus]) -> bool:
     """Whether the program succeeded.
 
     For training, Argo's status covers all tries. It is a failure also if an agent
     pod is lost after the program has finished, so the last pod's phase counts too.
     """
-    if operation.status == "Succeeded":
+    if status == "Succeeded":
         return True
     if call.spec.gang is not None:
         return gangs.is_gang_succeeded(call.spec.gang, pod_statuses)
     return call.spec.kind is StepKind.TRAIN and bool(pod_statuses) and pod_statuses[-1].phase == "Succeeded"
-
-
-def _run_status(call: StepCall, operation: ConcludeOperation) -> str:
-    """Argo's status of the program; empty for training, where the status covers all tries."""
-    return operation.status if call.spec.kind is StepKind.STEP else ""
 
 
 def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> ExecuteReply:

@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import structlog
 
@@ -44,7 +45,7 @@ from tiphys.records import (
     Preemption,
     task_name,
 )
-from tiphys.store import claim_record, find_record, read_all_attempts, read_step_attempts
+from tiphys.store import claim_record, find_record, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
@@ -130,24 +131,45 @@ def end_failed_attempt(
 
 def _find_argo_message(call: StepCall, attempt: AttemptClaim) -> str:
     """What Argo says about the node of the program, such as why the API server refused its pod; may be empty."""
-    binding = call.binding
-    if attempt.uid != binding.uid:
-        return ""
-    workflow = call.context.cluster.workflow(binding.namespace, binding.workflow) or {}
-    nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
-    prefix = f"{attempt_node_name(attempt.node) or attempt.instance}[1].run"
-    messages = [str(node.get("message") or "") for node in nodes if str(node.get("name", "")).startswith(prefix)]
+    messages = [str(node.get("message") or "") for node in _find_program_nodes(call, attempt)]
     return next((message[:_MAX_ARGO_MESSAGE_CHARACTERS] for message in reversed(messages) if message), "")
 
 
-def end_stopped_attempts(context: PluginContext, binding: RunBinding) -> None:
-    """End the open attempts of a stopped workflow whose pods have ended."""
-    for attempts in read_all_attempts(context.store, binding.run).values():
-        claim = attempts[-1].claim
-        if attempts[-1].end is not None or claim.uid != binding.uid:
-            continue
-        spec = binding.pipeline.step(task_name(claim.step))
-        call = StepCall(context, binding, spec, claim.step, claim.instance, claim.node)
+def find_argo_exit_code(call: StepCall, attempt: AttemptClaim) -> str:
+    """The exit code of the program in Argo's node, which outlives its pod; may be empty."""
+    codes = [str((node.get("outputs") or {}).get("exitCode") or "") for node in _find_program_nodes(call, attempt)]
+    return next((code for code in codes if code), "")
+
+
+def _find_program_nodes(call: StepCall, attempt: AttemptClaim) -> list[dict[str, Any]]:
+    """Argo's nodes of the program, that of all its tries first; none of another workflow."""
+    binding = call.binding
+    if attempt.uid != binding.uid:
+        return []
+    workflow = call.context.cluster.workflow(binding.namespace, binding.workflow) or {}
+    nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
+    parent = attempt_node_name(attempt.node) or attempt.instance
+    prefixes = (f"{parent}.run", f"{parent}[1].run")  # the latter of a Workflow that was compiled to groups of steps
+    found = [node for node in nodes if str(node.get("name", "")).startswith(prefixes)]
+    return sorted(found, key=lambda node: len(str(node["name"])))
+
+
+def is_program_done(call: StepCall, attempt: AttemptClaim) -> bool:
+    """Whether the last pod of the attempt has succeeded."""
+    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt)
+    return bool(pod_statuses) and pod_statuses[-1].phase == "Succeeded"
+
+
+def attempt_call(context: PluginContext, binding: RunBinding, claim: AttemptClaim) -> StepCall:
+    """A call about the step of ``claim``, made for another node."""
+    spec = binding.pipeline.step(task_name(claim.step))
+    return StepCall(context, binding, spec, claim.step, claim.instance, claim.node)
+
+
+def end_stopped_attempts(context: PluginContext, binding: RunBinding, claims: Sequence[AttemptClaim]) -> None:
+    """End those attempts of a stopped workflow whose pods have ended; ``claims`` are its open ones."""
+    for claim in claims:
+        call = attempt_call(context, binding, claim)
         if not _has_live_pods(call, claim):
             record_end(call, claim, AttemptEndOutcome.FENCED, message="stopped with its workflow", stopped=True)
 

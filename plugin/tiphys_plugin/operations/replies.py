@@ -1,11 +1,20 @@
 """Builds the replies of admit: output parameters for the compiled step, and a message that Argo shows on the node."""
 
 import json
+from typing import Any
 
 from tiphys.errors import StoreError
-from tiphys.protocol.execute_api import ExecuteReply, NodeOutputs, ParameterValue, succeeded_reply
+from tiphys.protocol.execute_api import (
+    ArtifactValue,
+    ExecuteReply,
+    NodeOutputs,
+    ParameterValue,
+    S3Location,
+    failed_reply,
+    succeeded_reply,
+)
 from tiphys.protocol.gang import GangSpec
-from tiphys.protocol.operations import ADMIT_OUTPUTS
+from tiphys.protocol.operations import ADMIT_OUTPUTS, attempt_node_name, reused_parameter
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
 from tiphys.store import LineageLayout, Store
@@ -17,8 +26,36 @@ from tiphys_plugin.runtime.context import StepCall
 
 
 def skip_step(message: str) -> ExecuteReply:
-    """Reply that the step does not run."""
+    """Reply that the step does not run; a later call says what becomes of it."""
     return _admit_reply(message, {"run": "false"})
+
+
+def refuse_step(node: str, message: str) -> ExecuteReply:
+    """Reply that the step of ``node`` cannot run, in a phase that does not make Argo retry for ever.
+
+    Inside ``attempts`` Argo retries a Failed node. There the reply starts nothing, and conclude fails the step.
+    """
+    return failed_reply(message) if attempt_node_name(node) is None else skip_step(message)
+
+
+def reuse_result(message: str, outputs: NodeOutputs) -> ExecuteReply:
+    """Reply that the step does not run, because it has a result; ``outputs`` are those of the step."""
+    reused = {reused_parameter(parameter.name): parameter.value for parameter in outputs.parameters}
+    return _admit_reply(message, {"run": "false", **reused}, outputs)
+
+
+def keep_declared(reply: ExecuteReply, template: dict[str, Any]) -> ExecuteReply:
+    """``reply`` with only those outputs that the template of its node declares: Argo stores all that it gets."""
+    if reply.node is None or reply.node.outputs is None:
+        return reply
+    declared = template.get("outputs") or {}
+    parameters = {entry.get("name") for entry in declared.get("parameters") or []}
+    artifacts = {entry.get("name") for entry in declared.get("artifacts") or []}
+    kept = NodeOutputs(
+        parameters=[entry for entry in reply.node.outputs.parameters if entry.name in parameters],
+        artifacts=[entry for entry in reply.node.outputs.artifacts if entry.name in artifacts],
+    )
+    return reply.model_copy(update={"node": reply.node.model_copy(update={"outputs": kept})})
 
 
 def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavor | None = None) -> ExecuteReply:
@@ -48,9 +85,16 @@ def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavo
         "pod-patch": json.dumps(patch, sort_keys=True) if patch else "",
         **(_gang_parameters(call, claim, call.spec.gang, flavor) if call.spec.gang else {}),
     }
-    return _admit_reply(
-        ". ".join(part for part in (_describe_attempt(call, claim), _describe_escalation(claim), note) if part), values
-    )
+    message = ". ".join(part for part in (_describe_attempt(call, claim), _describe_escalation(claim), note) if part)
+    return _admit_reply(message, values, _expected_artifacts(call, values["outputs"]))
+
+
+def _expected_artifacts(call: StepCall, outputs_key: str) -> NodeOutputs:
+    """Where the first try of a step stores its artifacts, for the outputs of one that stored none."""
+    artifacts = [
+        ArtifactValue(name=name, s3=S3Location(key=f"{outputs_key}/0/artifacts/{name}")) for name in call.spec.artifacts
+    ]
+    return NodeOutputs(artifacts=artifacts)
 
 
 def _find_flavor(call: StepCall, claim: AttemptClaim) -> Flavor | None:
@@ -124,7 +168,8 @@ def _describe_skipped(skipped: SkippedCheckpoint) -> str:
     return f"{skipped.checkpoint.global_step} of attempt {skipped.checkpoint.attempt} was skipped: {skipped.reason}"
 
 
-def _admit_reply(message: str, values: dict[str, str]) -> ExecuteReply:
+def _admit_reply(message: str, values: dict[str, str], outputs: NodeOutputs | None = None) -> ExecuteReply:
     names = dict.fromkeys((*ADMIT_OUTPUTS, *values))
     parameters = [ParameterValue(name=name, value=values.get(name, "")) for name in names]
-    return succeeded_reply(message, NodeOutputs(parameters=parameters))
+    artifacts = outputs.artifacts if outputs else []
+    return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=artifacts))

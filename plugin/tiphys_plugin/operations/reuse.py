@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tiphys.errors import IntegrityError, ObjectExistsError
+from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError
 from tiphys.faults import failpoint
 from tiphys.lineage.fork_history import find_rerun_submission
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord, task_name
@@ -87,9 +87,22 @@ def find_reuse_record(call: StepCall) -> ReuseRecord | None:
     return find_record(call.store, call.layout.reused(call.binding.submission, call.step), ReuseRecord)
 
 
-def find_reused_end(call: StepCall, record: ReuseRecord) -> AttemptEnd | None:
-    """The end record that was reused; None if it was removed since."""
-    return find_attempt_end(call.store, record.source_run, record.source_step, record.source_attempt)
+def read_reused_end(call: StepCall, record: ReuseRecord) -> AttemptEnd:
+    """The end record that was reused.
+
+    Raises:
+        NotFoundError: it was removed since, or no longer counts as done.
+    """
+    end = find_attempt_end(call.store, record.source_run, record.source_step, record.source_attempt)
+    source = describe_reuse(call, record)
+    if end is None:
+        raise NotFoundError(
+            f"{call.name} was {source}, whose record has been removed since; "
+            f"`tiphys resume {call.run}` runs the step again"
+        )
+    if end.outcome is not AttemptEndOutcome.DONE:
+        raise NotFoundError(f"{call.name} was {source}, which counts no longer: {end.message}")
+    return end
 
 
 def write_reuse_projection(call: StepCall, record: ReuseRecord) -> None:

@@ -234,7 +234,7 @@ def test_a_cron_pipeline_is_a_schedule_around_the_compiled_workflow() -> None:
     assert (compiled["kind"], compiled["metadata"]["name"]) == ("CronWorkflow", "nightly")
     assert compiled["spec"]["concurrencyPolicy"] == "Forbid"
     assert compiled["spec"]["workflowMetadata"]["labels"] == {"team": "vision", "tiphys.dev/pipeline": "nightly"}
-    assert compiled["spec"]["workflowSpec"]["onExit"] == "tiphys-finalize"
+    assert compiled["spec"]["workflowSpec"]["onExit"] == "tiphys-exit"
     assert yaml.safe_load(cron.to_yaml()) == compiled
     assert cron.build().spec.schedules == ["0 2 * * *"]
 

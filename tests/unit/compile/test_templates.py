@@ -1,7 +1,16 @@
-"""The two shapes, held against the structures that ran green on a real Argo."""
+"""The shapes of a `Step` and a `Train`, held against the structures that ran green on a real Argo.
+
+| step | ends by | timer |
+|---|---|---|
+| `Step` before one gated step that waits for it alone | the admit of that step | yes |
+| `Step` that all other tasks come before | finalize | yes |
+| any other `Step` | its conclude | no |
+| `Train` | its conclude | yes, unless it is fanned out |
+"""
 
 import json
 
+import pytest
 from support.authored import (
     STORE,
     artifact,
@@ -33,31 +42,143 @@ def compiled(*templates: Manifest, options: CompileOptions = OPTIONS, **fields: 
     return by_name(compile_workflow(workflow(*templates, **fields), options))  # type: ignore[arg-type]
 
 
-def outline(template: Manifest) -> list[list[tuple[str, str]]]:
-    return [[(s["name"], s["template"]) for s in group] for group in template["steps"]]
+def tasks(template: Manifest) -> dict[str, Manifest]:
+    return {entry["name"]: entry for entry in template["dag"]["tasks"]}
 
 
-def value(step_: Manifest, name: str) -> str:
-    return {p["name"]: p["value"] for p in step_["arguments"]["parameters"]}[name]  # type: ignore[no-any-return]
+def outline(template: Manifest) -> list[tuple[str, str, str]]:
+    return [(t["name"], t["template"], t.get("depends", "")) for t in template["dag"]["tasks"]]
 
 
-def test_a_step_is_admitted_run_and_concluded() -> None:
-    made = compiled(step("prep"))
+def value(task_: Manifest, name: str) -> str:
+    return {p["name"]: p["value"] for p in task_["arguments"]["parameters"]}[name]  # type: ignore[no-any-return]
+
+
+AFTER_RUN = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
+EXPORTING = {"parameters": [output_parameter("loss")], "artifacts": [artifact("model", globalName="best")]}
+
+
+def linked(*templates: Manifest, **edges: str) -> dict[str, Manifest]:
+    """The compiled templates of a DAG in which each task has the ``depends`` of its name in ``edges``."""
+    names = [template["name"] for template in templates]
+    return compiled(*templates, tasks=[task(n, **({"depends": edges[n]} if n in edges else {})) for n in names])
+
+
+def test_a_step_before_others_is_admitted_run_and_concluded() -> None:
+    made = linked(step("prep"), step("left"), step("right"), left="prep", right="prep")
 
     assert outline(made["prep"]) == [
-        [("admit", "prep-admit")],
-        [("run", "prep-run")],
-        [("conclude", "prep-conclude")],
+        ("admit", "prep-admit", ""),
+        ("run", "prep-run", "admit"),
+        ("conclude", "prep-conclude", AFTER_RUN),
     ]
-    assert set(made) == {"main", "prep", "prep-admit", "prep-run", "prep-conclude", "tiphys-finalize"}
     assert "retryStrategy" in made["prep-run"]
+
+
+def test_a_single_step_is_ended_by_finalize() -> None:
+    made = compiled(step("prep", outputs=EXPORTING))
+
+    assert outline(made["prep"]) == [
+        ("admit", "prep-admit", ""),
+        ("run", "prep-run", "admit"),
+        ("wake", "tiphys-wake", ""),
+    ]
+    assert set(made) == {"main", "prep", "prep-admit", "prep-run", "tiphys-exit", "tiphys-finalize", "tiphys-wake"}
+    assert made["tiphys-finalize"]["plugin"]["tiphys"]["after"] == "prep"
+    assert made["tiphys-wake"]["suspend"] == {"duration": "300ms"}
+
+
+def test_a_step_in_a_line_is_ended_by_the_next_admit() -> None:
+    made = linked(step("prep"), train("fit"), fit="prep")
+
+    assert [name for name, *_ in outline(made["prep"])] == ["admit", "run", "wake"]
+    assert made["fit-admit"]["plugin"]["tiphys"]["after"] == "prep"
+    assert "after" not in made["prep-admit"]["plugin"]["tiphys"]
+    assert "after" not in made["tiphys-finalize"]["plugin"]["tiphys"], "a training has its own conclude"
+
+
+@pytest.mark.parametrize(
+    ("templates", "edges", "reason"),
+    [
+        ([step("prep"), step("a"), step("b")], {"a": "prep", "b": "prep"}, "two tasks wait for it"),
+        ([step("prep"), step("b"), step("a")], {"a": "prep && b"}, "the next step also waits for another"),
+        ([step("prep"), step("a")], {"a": "prep.Failed"}, "the next step starts when it fails"),
+        ([step("prep"), step("a")], {"a": "prep || prep.Failed"}, "the next step starts in any case"),
+        ([step("prep"), plain("a")], {"a": "prep"}, "the next task is not gated"),
+    ],
+)
+def test_a_step_keeps_its_conclude_where_no_other_call_follows_its_success_alone(
+    templates: list[Manifest], edges: dict[str, str], reason: str
+) -> None:
+    assert "conclude" in tasks(linked(*templates, **edges)["prep"]), reason
+
+
+@pytest.mark.parametrize(
+    "fields", [{"withItems": [1, 2]}, {"when": "{{workflow.parameters.lr}} > 1"}], ids=["fan-out", "condition"]
+)
+def test_a_step_keeps_its_conclude_before_a_step_that_may_not_start_once(fields: Manifest) -> None:
+    made = compiled(step("prep"), step("a"), tasks=[task("prep"), task("a", depends="prep", **fields)])
+
+    assert "conclude" in tasks(made["prep"])
+
+
+def test_a_target_keeps_the_conclude_of_every_step() -> None:
+    manifest = workflow(step("prep"), step("a"), tasks=[task("prep"), task("a", depends="prep")])
+    by_name(manifest)["main"]["dag"]["target"] = "prep"
+
+    made = by_name(compile_workflow(manifest, OPTIONS))
+
+    assert "conclude" in tasks(made["prep"])
+    assert "conclude" in tasks(made["a"])
+
+
+def test_outputs_of_a_step_without_conclude_come_from_run_or_from_the_reused_result() -> None:
+    made = compiled(step("prep", outputs=EXPORTING))
+
+    assert made["prep"]["outputs"] == {
+        "parameters": [
+            {
+                "name": "loss",
+                "valueFrom": {
+                    "expression": "tasks.run.status == 'Succeeded' ? tasks.run.outputs.parameters['loss'] : "
+                    "tasks.admit.outputs.parameters['output-loss']"
+                },
+            }
+        ],
+        "artifacts": [
+            {
+                "name": "model",
+                "globalName": "best",
+                "fromExpression": "tasks.run?.outputs?.artifacts?.['model'] ?? tasks.admit.outputs.artifacts['model']",
+            }
+        ],
+    }
+    assert made["prep-run"]["outputs"]["parameters"] == [
+        {"name": "loss", "valueFrom": {"path": "/tmp/loss", "default": ""}}
+    ]
+    assert {"name": "output-loss", "valueFrom": {"default": "", "supplied": {}}} in made["prep-admit"]["outputs"][
+        "parameters"
+    ]
+    assert made["prep-admit"]["outputs"]["artifacts"] == [{"name": "model", "path": "/unused/model", "optional": True}]
 
 
 def test_a_training_step_repeats_through_admission() -> None:
     made = compiled(train("fit"))
 
-    assert outline(made["fit"]) == [[("attempts", "fit-attempt")], [("conclude", "fit-conclude")]]
-    assert outline(made["fit-attempt"]) == [[("admit", "fit-admit")], [("run", "fit-run")], [("settle", "fit-settle")]]
+    assert outline(made["fit"]) == [
+        ("attempts", "fit-attempt", ""),
+        (
+            "conclude",
+            "fit-conclude",
+            "attempts.Succeeded || attempts.Failed || attempts.Errored || attempts.Skipped",
+        ),
+        ("wake", "tiphys-wake", ""),
+    ]
+    assert outline(made["fit-attempt"]) == [
+        ("admit", "fit-admit", ""),
+        ("run", "fit-run", "admit"),
+        ("settle", "fit-settle", AFTER_RUN),
+    ]
     assert made["fit-attempt"]["retryStrategy"] == {
         "limit": "1000",
         "retryPolicy": "Always",
@@ -67,24 +188,26 @@ def test_a_training_step_repeats_through_admission() -> None:
     assert made["fit-run"]["podSpecPatch"] == "{{inputs.parameters.tiphys-pod-patch}}"
 
 
-def test_nothing_runs_unless_admitted_and_a_failure_reaches_the_verdict() -> None:
-    made = compiled(step("prep"), train("fit"))
-    runs = [made["prep"]["steps"][1][0], made["fit-attempt"]["steps"][1][0]]
+def test_items_of_a_training_have_no_timer_each() -> None:
+    made = compiled(train("fit"), tasks=[task("fit", withItems=[1, 2])])
 
-    for run in runs:
-        assert run["when"] == "{{steps.admit.outputs.parameters.run}} == true"
-    for judged in [*runs, made["fit"]["steps"][0][0]]:
-        assert judged["continueOn"] == {"failed": True, "error": True}
-    assert "continueOn" not in made["fit-attempt"]["steps"][2][0], "a failed settle must fail the attempt"
+    assert list(tasks(made["fit"])) == ["attempts", "conclude"]
+
+
+def test_nothing_runs_unless_admitted() -> None:
+    made = compiled(step("prep"), train("fit"))
+
+    for run in (tasks(made["prep"])["run"], tasks(made["fit-attempt"])["run"]):
+        assert run["when"] == "{{tasks.admit.outputs.parameters.run}} == true"
 
 
 def test_an_exit_code_that_nobody_saw_cannot_hang_the_workflow() -> None:
     made = compiled(step("prep"), train("fit"))
 
-    assert value(made["prep"]["steps"][2][0], "exit-code") == "{{=steps['run'].exitCode ?? '-1'}}"
-    assert value(made["fit-attempt"]["steps"][2][0], "exit-code") == "{{=steps['run'].exitCode ?? '-1'}}"
-    assert value(made["fit"]["steps"][1][0], "exit-code") == "-1"
-    assert value(made["fit"]["steps"][1][0], "status") == "{{steps.attempts.status}}"
+    assert value(tasks(made["prep"])["conclude"], "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
+    assert value(tasks(made["fit-attempt"])["settle"], "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
+    assert value(tasks(made["fit"])["conclude"], "exit-code") == "-1"
+    assert value(tasks(made["fit"])["conclude"], "status") == "{{tasks.attempts.status}}"
 
 
 def test_bodies_are_operations_that_carry_identity() -> None:
@@ -109,10 +232,12 @@ def test_bodies_are_operations_that_carry_identity() -> None:
     assert (finalize.status, finalize.failures) == ("{{workflow.status}}", "{{workflow.failures}}")
 
 
-def test_every_answer_of_admit_is_declared() -> None:
-    answers = compiled(step("prep"))["prep-admit"]["outputs"]["parameters"]
+def test_admit_declares_what_the_program_needs() -> None:
+    made = compiled(step("prep"), train("fit", asked={"checkpoints": {}}))
+    answers = made["prep-admit"]["outputs"]["parameters"]
 
-    assert [answer["name"] for answer in answers] == list(ADMIT_OUTPUTS)
+    assert [answer["name"] for answer in answers] == ["run", "run-id", "step", "attempt", "outputs"]
+    assert {answer["name"] for answer in made["fit-admit"]["outputs"]["parameters"]} == set(ADMIT_OUTPUTS)
     assert all(answer["valueFrom"] == {"default": "", "supplied": {}} for answer in answers)
 
 
@@ -148,7 +273,8 @@ def test_inputs_are_handed_down_to_admission_and_to_the_program() -> None:
     assert made["fit-admit"]["inputs"]["artifacts"] == [{"name": "data", "path": "/tmp/data", "optional": True}]
     [of_program] = made["fit-run"]["inputs"]["artifacts"]
     assert {"name": "data", "path": "/tmp/data", "optional": True}.items() <= of_program.items()
-    for caller in (made["fit"]["steps"][0][0], made["fit-attempt"]["steps"][0][0], made["fit-attempt"]["steps"][1][0]):
+    attempt = tasks(made["fit-attempt"])
+    for caller in (tasks(made["fit"])["attempts"], attempt["admit"], attempt["run"]):
         assert value(caller, "lr") == "{{inputs.parameters.lr}}"
         assert caller["arguments"]["artifacts"] == [
             {"name": "data", "from": "{{inputs.artifacts.data}}", "optional": True}
@@ -180,7 +306,6 @@ def test_an_item_is_handed_down_to_every_operation() -> None:
 def test_a_step_without_a_fan_out_has_no_item() -> None:
     made = compiled(step("prep"))
 
-    assert made["prep-admit"]["plugin"]["tiphys"]["item"] == ""
     assert "tiphys-item" not in json.dumps(made)
 
 
@@ -211,8 +336,8 @@ def test_outputs_are_keyed_without_archive_and_answered_by_conclude() -> None:
         "artifacts": [{"name": "model", "path": "/unused/model", "optional": True}],
     }
     assert made["fit"]["outputs"] == {
-        "parameters": [{"name": "loss", "valueFrom": {"parameter": "{{steps.conclude.outputs.parameters.loss}}"}}],
-        "artifacts": [{"name": "model", "globalName": "best", "from": "{{steps.conclude.outputs.artifacts.model}}"}],
+        "parameters": [{"name": "loss", "valueFrom": {"parameter": "{{tasks.conclude.outputs.parameters.loss}}"}}],
+        "artifacts": [{"name": "model", "globalName": "best", "from": "{{tasks.conclude.outputs.artifacts.model}}"}],
     }
 
 

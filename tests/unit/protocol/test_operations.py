@@ -20,6 +20,8 @@ from tiphys.protocol.operations import (
     Operation,
     SettleOperation,
     attempt_node_name,
+    format_submission_end,
+    parse_failure_summary,
     retry_number,
     step_instance_name,
 )
@@ -80,6 +82,15 @@ def test_a_bare_submit_leaves_run_and_submission_empty() -> None:
 @pytest.mark.parametrize(
     ("node", "instance", "retry", "attempt"),
     [
+        ("wf.fit.attempts(0).admit", "wf.fit", 0, "wf.fit.attempts(0)"),
+        ("wf.fit.attempts(12).settle", "wf.fit", 12, "wf.fit.attempts(12)"),
+        ("wf.fit.attempts(2).run", "wf.fit", 0, None),
+        ("wf.fit.conclude", "wf.fit", 0, None),
+        ("wf.prep.run(3)", "wf.prep", 0, None),
+        ("wf.sweep(1:lr:0.2).attempts(1).admit", "wf.sweep(1:lr:0.2)", 1, "wf.sweep(1:lr:0.2).attempts(1)"),
+        ("wf.sweep(0:.attempts(7).admit).admit", "wf.sweep(0:.attempts(7).admit)", 0, None),
+        ("wf.attempts.attempts(1).admit", "wf.attempts", 1, "wf.attempts.attempts(1)"),
+        ("wf.admit.admit", "wf.admit", 0, None),
         ("wf.fit[0].attempts(0)[0].admit", "wf.fit", 0, "wf.fit[0].attempts(0)"),
         ("wf.fit[0].attempts(12)[2].settle", "wf.fit", 12, "wf.fit[0].attempts(12)"),
         ("wf.fit[1].conclude", "wf.fit", 0, None),
@@ -96,16 +107,22 @@ def test_a_nodes_name_tells_its_step_and_its_try(node: str, instance: str, retry
     assert attempt_node_name(node) == attempt
 
 
-@given(st.text(), st.integers(0, 10**6))
-def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, retry: int) -> None:
+@given(st.text(), st.integers(0, 10**6), st.sampled_from(["", "[0]"]))
+def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, retry: int, group: str) -> None:
+    """``group`` is what an earlier version's groups of steps add to a name."""
     step = f"wf.sweep(0:{item})"
 
-    tried = [f"{step}[0].attempts({retry})[{group}].{op}" for group, op in enumerate(("admit", "run", "settle"))]
+    tried = [f"{step}{group}.attempts({retry}){group}.{op}" for op in ("admit", "run", "settle")]
 
-    assert {step_instance_name(tried[0]), step_instance_name(tried[2]), step_instance_name(f"{step}[1].conclude")} == {
-        step
-    }
+    names = [*tried, f"{step}{group}.conclude"]
+    assert {step_instance_name(name) for name in names} == {step}
     assert {retry_number(tried[0]), retry_number(tried[2])} == {retry}
+
+
+@given(st.from_regex(r"[a-z0-9-]+", fullmatch=True), st.integers(1, 10**6), st.text())
+def test_finalize_tells_why_a_submission_failed(run: str, submission: int, summary: str) -> None:
+    assert parse_failure_summary(format_submission_end(run, submission, "Failed", summary)) == summary
+    assert parse_failure_summary(format_submission_end(run, submission, "Succeeded", "")) == ""
 
 
 def test_admits_answers_are_distinct_parameter_names() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from hera_pipelines.cli.progress.table import ProgressTable, TimedLines, TrainingSnapshot
 from hera_pipelines.local.nodes import NodeChange, NodePhase
+from tiphys.protocol.operations import format_submission_end
 from tiphys.records import TrainingProgress
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -230,6 +231,14 @@ def test_ten_seconds_never_pass_in_silence() -> None:
         "fit: Running",
         *(f"fit: Running for {seconds}s" for seconds in (8, 16, 24, 32, 40, 48, 56)),
     ]
+
+
+def test_what_finalize_says_stands_for_all_failures() -> None:
+    board = ProgressTable(["fit"])
+    board.apply_change(change("wf.fit", NodePhase.FAILED, "exit code 1", kind="Pod"))
+    ended = format_submission_end("r", 1, "Failed", "fit failed in attempt 1 by user error")
+    board.apply_change(change("wf.onExit.finalize", NodePhase.SUCCEEDED, ended, task=""))
+    assert board.failure_sentences() == ["fit failed in attempt 1 by user error"]
 
 
 def test_only_failed_tasks_are_failures() -> None:

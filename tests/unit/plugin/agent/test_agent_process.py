@@ -68,10 +68,11 @@ def submit(server: KubeServer, root: Path) -> str:
 
 
 def admit(uid: str) -> dict[str, Any]:
-    body = {"op": "admit", "run": "", "submission": "", "uid": uid, "node": "digits-abc12.prep[0].admit"}
+    body = {"op": "admit", "run": "", "submission": "", "uid": uid, "node": "digits-abc12.prep.admit"}
     return {
         "name": "prep-admit",
         "inputs": {},
+        "outputs": {"parameters": [{"name": name} for name in ("run", "attempt")]},
         "plugin": {"tiphys": {**body, "step": "prep", "item": "", "inputs": {}}},
     }
 

@@ -68,8 +68,9 @@ TWO = [{"displayName": "fit", "message": "exit 1"}, {"displayName": "prep", "mes
 @pytest.mark.parametrize(
     ("failures", "line"),
     [
-        (json.dumps(json.dumps(TWO)), "fit: exit 1; prep: failed"),
-        (json.dumps(TWO), "fit: exit 1; prep: failed"),
+        (json.dumps(json.dumps(TWO)), "fit: exit 1"),
+        (json.dumps(TWO), "fit: exit 1"),
+        (json.dumps(TWO[1:]), "prep: failed"),
         ('"null"', ""),
         ("null", ""),
         ("", ""),
@@ -102,6 +103,11 @@ WAITED = "Stopped with strategy 'Stop'"
     ("nodes", "line"),
     [
         (FIT, "fit failed in attempt 1 by user error"),
+        (
+            [failed("admit", "fit-admit", "prep failed in attempt 1 by output missing")],
+            "prep failed in attempt 1 by output missing",
+        ),
+        ([failed("admit", "fit-admit", "Refused: no")], "fit-admit: Refused: no"),
         ([*FIT, failed("notify", "notify", "exit 2")], "fit failed in attempt 1 by user error; notify: exit 2"),
         (
             [*FIT, failed("run(0)", "prep-run", "OOMKilled")],

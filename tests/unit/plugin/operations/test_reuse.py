@@ -12,10 +12,10 @@
 """
 
 import pytest
-from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, said, world
+from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, resumed, said, world
 
-from tiphys.records import AttemptEnd, SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, claim_record, pass_over_end, read_events, read_record
+from tiphys.records import AttemptEnd
+from tiphys.store import RunLayout, pass_over_end, read_events, read_record
 from tiphys.store.layout import MEMOS
 
 
@@ -31,18 +31,6 @@ def finish(flow: Flow, data: bytes = b"rows", **fields) -> str:
     key = flow.write_output(reply, "0/artifacts/data", data)
     assert phase(flow.conclude("prep")) == "Succeeded"
     return key
-
-
-def resumed(here: World, *specs, run: str = "digits-abc12", submission: int = 2) -> Flow:
-    """The next submission of a run, as the controller makes it."""
-    name = f"{run}-{submission}"
-    wanted = SubmissionClaim(
-        run=run, submission=submission, kind=SubmissionKind.RESUME, workflow_name=name, namespace="ml"
-    )
-    claim_record(here.store, RunLayout(run).submission(submission), wanted)
-    flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
-    flow.run, flow.submission = run, str(submission)
-    return flow
 
 
 STEP = prep(parameters=())
