@@ -532,7 +532,7 @@ def test_wrong_values_are_refused_with_the_field_and_the_remedy(values: list[str
 
 def test_the_notes_begin_with_what_costs_most_time() -> None:
     notes = _notes("--values", SIDECAR)
-    assert notes.startswith("First of all: set DEFAULT_REQUEUE_TIME=500ms")
+    assert notes.startswith("First of all: set DEFAULT_REQUEUE_TIME=1s")
     assert "tiphys doctor --cluster -n system" in notes
     assert "ARGO_EXECUTOR_PLUGINS=true" in notes
     assert "argo submit -n system" in notes

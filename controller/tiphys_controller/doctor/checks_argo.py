@@ -25,12 +25,14 @@ _WORKFLOW_PLUGINS_VARIABLE = "ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS"
 _DISABLE_AGENT_SETTING = "disableAgentPodCreation"
 _DEFAULT_REQUEUE_SECONDS = 10.0
 _SLOW_REQUEUE_SECONDS = 2.0
+_WAITS_OF_A_TRAINING = 5
+"""Requeues that a training with one attempt waits for: one for admit, which has a timer, two for settle and conclude."""
 _NEEDED_KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
 FIRST_AGENT_VERSION = (4, 1)
 
 
 def check_requeue_time(observed: ClusterObservation) -> list[DoctorFinding]:
-    """A plugin step takes two requeues of Argo's controller, so the requeue time decides how fast a run is."""
+    """Each plugin step takes one or two requeues of Argo's controller, which decide how fast a run is."""
     return _check_each_controller("requeue-time", observed, _check_deployment_requeue_time)
 
 
@@ -45,13 +47,14 @@ def _check_deployment_requeue_time(deployment: Object) -> DoctorFinding:
         )
     if seconds <= _SLOW_REQUEUE_SECONDS:
         return ok_finding(
-            "requeue-time", f"{_REQUEUE_VARIABLE} is {seconds:g} s, so a plugin step takes about {2 * seconds:g} s"
+            "requeue-time", f"{_REQUEUE_VARIABLE} is {seconds:g} s: a step waits for it once, a training five times"
         )
     state = "is not set, which means 10 s" if setting is None else f"is {seconds:g} s"
     return warning_finding(
         "requeue-time",
-        f"{_REQUEUE_VARIABLE} of Argo's controller {state}: each plugin step takes {2 * seconds:g} s for nothing",
-        f"kubectl set env {format_kubectl_target(deployment)} {_REQUEUE_VARIABLE}=500ms",
+        f"{_REQUEUE_VARIABLE} of Argo's controller {state}: each step waits {seconds:g} s for nothing, each training "
+        f"{_WAITS_OF_A_TRAINING * seconds:g} s",
+        f"kubectl set env {format_kubectl_target(deployment)} {_REQUEUE_VARIABLE}=1s",
     )
 
 

@@ -21,7 +21,7 @@ class AgentSettings:
     workflow nor a tenant whose store hangs delays the others; `MAX_CALLS_PER_TENANT` of the server is no lower."""
     writers: int = 4
     """Concurrent patches, each of another task set."""
-    batch_seconds: float = 0.5
+    batch_seconds: float = 0.2
     """Answers to one task set within this time are one patch, as long as more answers are expected."""
     max_batch_seconds: float = 1.0
     """Patching a large task set is slow, and every watcher reads each patch. So the time between two patches of one

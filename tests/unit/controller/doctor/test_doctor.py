@@ -137,8 +137,8 @@ def test_what_costs_time_at_each_step_is_said_first() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (None, "is not set, which means 10 s: each plugin step takes 20 s for nothing"),
-        ("5s", "is 5 s: each plugin step takes 10 s for nothing"),
+        (None, "is not set, which means 10 s: each step waits 10 s for nothing, each training 50 s"),
+        ("5s", "is 5 s: each step waits 5 s for nothing, each training 25 s"),
     ],
 )
 def test_a_slow_controller_of_argo(value: str | None, sentence: str) -> None:
@@ -146,7 +146,7 @@ def test_a_slow_controller_of_argo(value: str | None, sentence: str) -> None:
     found = only(replace(GOOD, argo=argo(env | ({"DEFAULT_REQUEUE_TIME": value} if value else {}))))
     assert (found.name, found.state) == ("requeue-time", CheckStatus.WARNING)
     assert sentence in found.sentence
-    assert found.remedy == "kubectl set env -n argo deployment/workflow-controller DEFAULT_REQUEUE_TIME=500ms"
+    assert found.remedy == "kubectl set env -n argo deployment/workflow-controller DEFAULT_REQUEUE_TIME=1s"
 
 
 @pytest.mark.parametrize("value", ["", "10", "s"])
