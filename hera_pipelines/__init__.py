@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hera_pipelines.authoring.best_trial import best
-    from hera_pipelines.authoring.containers import Step, Train
+    from hera_pipelines.authoring.containers import Plain, Step, Train
     from hera_pipelines.authoring.cron import CronPipeline
-    from hera_pipelines.authoring.functions import step, train
+    from hera_pipelines.authoring.functions import plain, step, train
     from hera_pipelines.authoring.loading import load_pipeline
     from hera_pipelines.authoring.pipeline import Pipeline
     from hera_pipelines.authoring.plugins import PluginTemplate
@@ -34,6 +34,7 @@ __all__ = [
     "CronPipeline",
     "Drift",
     "Pipeline",
+    "Plain",
     "PluginTemplate",
     "Retries",
     "SharedVolume",
@@ -46,6 +47,7 @@ __all__ = [
     "integers",
     "load_pipeline",
     "log_uniform",
+    "plain",
     "random_search",
     "step",
     "train",
@@ -55,8 +57,8 @@ __all__ = [
 # Names are imported on first use: importing Hera takes half a second, which training programs need not spend.
 _MODULE_BY_NAME = {
     **dict.fromkeys(("SharedVolume", "Spot"), "compile.settings"),
-    **dict.fromkeys(("Step", "Train"), "authoring.containers"),
-    **dict.fromkeys(("step", "train"), "authoring.functions"),
+    **dict.fromkeys(("Plain", "Step", "Train"), "authoring.containers"),
+    **dict.fromkeys(("plain", "step", "train"), "authoring.functions"),
     **dict.fromkeys(
         ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "Retries"),
         "authoring.policies",

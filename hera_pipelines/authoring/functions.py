@@ -1,4 +1,4 @@
-"""`@step` and `@train`: a decorated function becomes the script of a container, in place of Hera's `@script`.
+"""`@step`, `@train` and `@plain`: a decorated function becomes the script of a container, in place of Hera's `@script`.
 
 Hera inlines the body of the function, where ``return`` is a syntax error and an
 input artifact has no name. `FunctionSource` sends the whole function and a call
@@ -56,7 +56,7 @@ def _keep(variable, path, value):
 
 @dataclass(kw_only=True)
 class FunctionSource(InlineScriptConstructor):
-    """The default constructor of `@step` and `@train`."""
+    """The default constructor of `@step`, `@train` and `@plain`."""
 
     def generate_source(self, instance: Script) -> str:
         """The script: imports, the function, the call with its inputs, the outputs."""
@@ -265,9 +265,23 @@ def train(
     return _build_decorator(options, script)
 
 
-def _build_decorator(options: StepOptions, arguments: dict[str, Any]) -> StepDecorator[P, R]:
-    decorator = "@train" if isinstance(options, TrainOptions) else "@step"
-    known = [*(field.name for field in fields(options)), *inspect.signature(Script).parameters]
+def plain(**script: Any) -> StepDecorator[P, R]:
+    """Make a function a step that Argo runs without Tiphys: one node, no record, Argo's own retries.
+
+    For short programs that may run again, such as a notification or a clean-up, and for thousands of small items. A
+    resumed run repeats the step, unless everything that needs it is finished; its outputs are not verified.
+
+    Args:
+        **script: Arguments of Hera's ``@script``.
+    """
+    return _build_decorator(None, script)
+
+
+def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> StepDecorator[P, R]:
+    """The decorator for ``options``; None: of a step that is not gated."""
+    decorator = "@plain" if options is None else "@train" if isinstance(options, TrainOptions) else "@step"
+    names = [field.name for field in fields(options)] if options is not None else []
+    known = [*names, *inspect.signature(Script).parameters]
     check_keywords(decorator, arguments, [name for name in known if name != "source"])
 
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
@@ -277,10 +291,8 @@ def _build_decorator(options: StepOptions, arguments: dict[str, Any]) -> StepDec
         _check_annotations(name, function)
         separate_shared_inputs(function)
         returned_outputs(function)
-        annotations = {
-            **(arguments.get("annotations") or {}),
-            STEP_ANNOTATION: options.step_settings(name).model_dump_json(),
-        }
+        settings = {STEP_ANNOTATION: options.step_settings(name).model_dump_json()} if options is not None else {}
+        annotations = {**(arguments.get("annotations") or {}), **settings} or None
         fixed_arguments = {"name": name, "source": function, "annotations": annotations}
         return StepFunction(function, Script(**{"constructor": FunctionSource(), **arguments, **fixed_arguments}))
 

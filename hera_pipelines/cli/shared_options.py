@@ -332,6 +332,14 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
     return filled
 
 
+def warn_of_size(screen: Screen, manifest: Manifest) -> None:
+    """Warn if the Workflow would become larger than Argo can store."""
+    from hera_pipelines.compile.workflow_size import size_warning
+
+    if warning := size_warning(manifest):
+        screen.note(f"warning: {warning}")
+
+
 def require_values(manifest: Manifest) -> None:
     """Raise `UsageError` for a parameter without a value. Argo would refuse it too, but only after the submission."""
     for parameter in declared_parameters(manifest):

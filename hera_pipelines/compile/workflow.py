@@ -29,7 +29,7 @@ from hera_pipelines.compile.references import ITEM_PARAMETER, add_dependencies
 from hera_pipelines.compile.retries import limit_open_nodes
 from hera_pipelines.compile.settings import CompileOptions
 from hera_pipelines.compile.templates import step_templates
-from hera_pipelines.compile.validate import check_steps, check_workflow
+from hera_pipelines.compile.validate.validate_workflow import check_steps, check_workflow
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.compiled_workflow import Manifest, find_template, read_workflow_parameters
 from tiphys.protocol.drift_policy import DRIFT_ANNOTATION

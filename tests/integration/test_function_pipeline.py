@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hera.workflows import Artifact, Parameter
-from hera_pipelines import Checkpoints, Pipeline, Retries, step, train
+from hera_pipelines import Checkpoints, Pipeline, Retries, plain, step, train
 
 Data = Annotated[Path, Artifact(name="data")]
 Loss = Annotated[float, Parameter(name="loss")]
@@ -46,10 +46,15 @@ def report(losses: list, cards: str) -> Annotated[str, Parameter(name="best")]:
     return f"{min(float(loss) for loss in losses)} of {cards}"
 
 
+@plain()
+def announce(best: str) -> None:
+    assert best == "1.0 of two", best
+
+
 with Pipeline("functions", arguments=Parameter(name="source", value="four")) as pipeline:
     data = preprocess(source=pipeline.get_parameter("source"))
     sweep = fit(data, name="sweep", with_items=[{"lr": 0.25}, {"lr": 0.5}])
-    report(losses=sweep.get_parameter("loss"), cards="two")
+    announce(best=report(losses=sweep.get_parameter("loss"), cards="two"))
 """
 
 
@@ -69,6 +74,7 @@ def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "first\n"
+    assert "announce: Succeeded" in done.stderr
     outputs = tmp_path / "store" / "data" / "runs" / "first" / "outputs"
     (best,) = outputs.glob("report/*/*/parameters/best")
     assert best.read_text() == "1.0 of two"

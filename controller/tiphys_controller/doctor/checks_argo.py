@@ -26,7 +26,8 @@ _DISABLE_AGENT_SETTING = "disableAgentPodCreation"
 _DEFAULT_REQUEUE_SECONDS = 10.0
 _SLOW_REQUEUE_SECONDS = 2.0
 _WAITS_OF_A_TRAINING = 5
-"""Requeues that a training with one attempt waits for: one for admit, which has a timer, two for settle and conclude."""
+"""Requeues that a training with one attempt waits for: one for admit, which has a timer, two for settle, two for
+conclude."""
 _NEEDED_KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
 FIRST_AGENT_VERSION = (4, 1)
 

@@ -19,6 +19,7 @@ from hera_pipelines.cli.shared_options import (
     load_pipeline_file,
     named_store,
     parse_parameters,
+    warn_of_size,
     with_parameters,
 )
 from hera_pipelines.cli.target import refuse_options
@@ -113,6 +114,7 @@ def compile_file(
         compiled = workflow_template(compiled, name or loaded.pipeline_name, _TEMPLATE_KINDS[kind])
     manifest = with_parameters(compiled, parse_parameters(parameter or []))
     record_code_version(manifest, read_git_commit(file.parent))
+    warn_of_size(screen, manifest)
     screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))
 
 

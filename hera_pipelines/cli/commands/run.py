@@ -45,6 +45,7 @@ from hera_pipelines.cli.shared_options import (
     require_values,
     store_arguments,
     store_for_writing,
+    warn_of_size,
     with_parameters,
 )
 from hera_pipelines.cli.target import (
@@ -204,6 +205,7 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
     require_values(manifest)
     record_code_version(manifest, read_git_commit(request.file.parent))
     manifest["spec"].setdefault("serviceAccountName", target.service_account)
+    warn_of_size(screen, manifest)
     submitter, default_namespace = cluster_submitter(target.cluster_options, screen.note)
     namespace = target.cluster_options.namespace or manifest["metadata"].get("namespace") or default_namespace
     if not namespace:

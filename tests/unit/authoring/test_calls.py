@@ -7,9 +7,9 @@ import pytest
 from hera.workflows import DAG, Artifact, Container, Parameter, Steps, Workflow, script
 from hera.workflows.models import ValueFrom
 
-from hera_pipelines import Pipeline, Step, step, train
+from hera_pipelines import Pipeline, Plain, Step, plain, step, train
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, find_template
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
 
 Data = Annotated[Path, Artifact(name="data", path="/tmp/data")]
 
@@ -293,3 +293,31 @@ def test_plain_scripts_and_steps_live_together() -> None:
     made = tasks(pipeline)
     assert made["hello"] == {"name": "hello", "template": "hello"}
     assert made["preprocess"]["depends"] == "hello"
+
+
+def test_plain_steps_are_called_like_gated_ones_and_left_to_argo() -> None:
+    @plain(image="python:3.12", retry_strategy={"limit": 2})
+    def notify(loss: float) -> Annotated[str, Parameter(name="sent")]:
+        return str(loss)
+
+    clean = Plain(name="clean", image="alpine", command=["true"], inputs=[Parameter(name="sent")])
+    with Pipeline("digits") as pipeline:
+        clean(sent=notify(fit(preprocess()).get_parameter("loss")))
+    compiled = pipeline.compile()
+
+    assert tasks(pipeline)["clean"]["depends"] == "notify"
+    for name in ("notify", "clean"):
+        template = find_template(compiled, name)
+        assert "annotations" not in template.get("metadata", {})
+        assert not {"dag", "steps", "plugin"} & template.keys()
+    assert find_template(compiled, "notify")["retryStrategy"] == {"limit": 2}
+    assert list(CompiledPipeline.from_manifest(compiled).steps) == ["preprocess", "fit"]
+
+
+def test_a_plain_step_takes_no_setting_of_a_gated_one() -> None:
+    with pytest.raises(UsageError, match="cache"):
+        plain(cache=False)
+    with pytest.raises(UsageError, match="cache"):
+        Plain(name="clean", image="alpine", command=["true"], cache=False)
+    with pytest.raises(UsageError, match=r"Plain\(…\) needs name"):
+        Plain(image="alpine", command=["true"])

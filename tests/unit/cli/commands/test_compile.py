@@ -106,3 +106,22 @@ def test_an_option_that_cannot_take_effect_is_refused(
 ) -> None:
     assert main(["compile", READY, *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("items", "is_warned"), [(4000, True), (100, False)])
+def test_a_pipeline_that_argo_cannot_store_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], items: int, is_warned: bool
+) -> None:
+    file = tmp_path / "many.py"
+    file.write_text(
+        "from hera_pipelines import Pipeline, Step\n"
+        "prep = Step(name='prep', image='alpine', command=['true'])\n"
+        "with Pipeline('many', store='s3://ml-runs/tiphys') as pipeline:\n"
+        f"    prep(with_sequence={{'count': '{items}'}})\n"
+    )
+
+    assert main(["compile", str(file)]) == 0
+
+    shown = capsys.readouterr()
+    assert ("warning: the Workflow will have some 20,006 nodes" in shown.err) == is_warned
+    assert yaml.safe_load(shown.out)["kind"] == "Workflow"

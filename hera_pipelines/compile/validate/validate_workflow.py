@@ -12,7 +12,7 @@ from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, list_declared, settings_annotation
 from hera_pipelines.compile.references import fields_used
 from hera_pipelines.compile.settings import CompileOptions
-from hera_pipelines.compile.validate_step import ARTIFACT_LOCATIONS, check_gated_step
+from hera_pipelines.compile.validate.validate_step import ARTIFACT_LOCATIONS, check_gated_step
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION

@@ -1,0 +1,1 @@
+"""Checks what an author wrote, before anything is compiled from it."""

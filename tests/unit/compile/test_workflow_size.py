@@ -1,0 +1,103 @@
+"""Nodes of a Workflow, and the warning before it outgrows what Argo stores in one object.
+
+| part of the Workflow | nodes |
+|---|---|
+| DAG | 1 |
+| `Step` with or without its conclude | 5 |
+| `Train` with one attempt; as an item | 8; 7 |
+| plain task | 1 |
+| fan-out | 1 and those of its items |
+| exit handler | 4 |
+"""
+
+import json
+
+import pytest
+from support.authored import STORE, plain, step, task, train, workflow
+
+from hera_pipelines.compile import CompileOptions, compile_workflow, cron_workflow
+from hera_pipelines.compile.workflow_size import MAX_WORKFLOW_BYTES, estimate_size, size_warning
+from tiphys.protocol.compiled_workflow import Manifest
+
+ENTRY_AND_EXIT = 1 + 4
+
+
+def compiled(*templates: Manifest, tasks: list[Manifest] | None = None, **spec: object) -> Manifest:
+    return compile_workflow(workflow(*templates, tasks=tasks, **spec), CompileOptions(store=STORE))  # type: ignore[arg-type]
+
+
+def nodes(manifest: Manifest) -> int:
+    return estimate_size(manifest).nodes - ENTRY_AND_EXIT
+
+
+def test_nodes_of_each_kind_of_step() -> None:
+    assert nodes(compiled(step("prep"))) == 5
+    assert nodes(compiled(step("prep"), step("other"))) == 10, "both have a conclude"
+    assert nodes(compiled(train("fit"))) == 8
+    assert nodes(compiled(step("prep"), plain("hello"))) == 6
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"withItems": [1, 2, 3]},
+        {"withSequence": {"count": "3"}},
+        {"withSequence": {"count": "{{workflow.parameters.n}}"}},
+        {"withParam": "[1, 2, 3]"},
+        {"withParam": "{{workflow.parameters.items}}"},
+    ],
+)
+def test_items_that_are_known_are_counted(fields: Manifest) -> None:
+    given = [{"name": "items", "value": '["a", "b", "c"]'}, {"name": "n", "value": 3}]
+    manifest = compiled(step("prep"), tasks=[task("prep", **fields)], arguments={"parameters": given})
+
+    assert nodes(manifest) == 1 + 3 * 5
+
+
+def test_items_of_a_training_have_no_timer() -> None:
+    assert nodes(compiled(train("fit"), tasks=[task("fit", withItems=[1, 2])])) == 1 + 2 * 7
+
+
+def test_items_that_only_the_run_produces_count_as_one() -> None:
+    manifest = compiled(step("prep"), tasks=[task("prep", withParam="{{tasks.prep.outputs.parameters.x}}")])
+
+    assert nodes(manifest) == 1 + 5
+
+
+def test_groups_of_steps_and_templates_that_call_themselves_end() -> None:
+    manifest = compiled(step("prep"))
+    manifest["spec"]["templates"] += [
+        {"name": "grouped", "steps": [[{"name": "a", "template": "grouped"}], [{"name": "b", "template": "absent"}]]}
+    ]
+    manifest["spec"]["onExit"] = "grouped"
+
+    assert estimate_size(manifest).nodes == 1 + 5 + (1 + 2 + 1 + 1)
+
+
+def test_a_pipeline_that_passes_the_limit_is_warned_of() -> None:
+    warning = size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "4000"})]))
+
+    assert warning is not None
+    assert "20,006 nodes" in warning
+    assert "node status offloading" in warning
+    assert f"{MAX_WORKFLOW_BYTES:,}" in warning
+
+
+def test_the_schedule_of_such_a_pipeline_is_warned_of() -> None:
+    manifest = compiled(step("prep"), tasks=[task("prep", withSequence={"count": "4000"})])
+
+    assert size_warning(cron_workflow(manifest, "nightly", {"schedules": ["0 2 * * *"]})) is not None
+
+
+def test_a_pipeline_that_fits_is_not() -> None:
+    assert size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "2000"})])) is None
+    many_plain = [task("prep"), task("hello", withSequence={"count": "10000"})]
+    assert size_warning(compiled(step("prep"), plain("hello"), tasks=many_plain)) is None
+
+
+def test_the_size_of_the_document_counts() -> None:
+    large = [{"name": "blob", "value": "x" * MAX_WORKFLOW_BYTES}]
+    manifest = compiled(step("prep"), arguments={"parameters": large})
+
+    assert estimate_size(manifest).bytes > len(json.dumps(manifest))
+    assert size_warning(manifest) is not None
