@@ -250,22 +250,31 @@ def _split_members(text: str) -> Iterator[list[str]]:
 
 
 def _expand_sequence(name: str, sequence: Manifest) -> Iterator[str]:
+    pattern = sequence.get("format", "%d")
+    if not _FORMAT.fullmatch(pattern):
+        raise UsageError(f"{name}: withSequence format {pattern!r} must hold one %d or %x, such as 'host-%03d'")
+    for number in sequence_numbers(name, sequence):
+        yield pattern % number
+
+
+def sequence_numbers(name: str, sequence: Manifest) -> range:
+    """Numbers of the ``withSequence`` of the task ``name``, of which there may be too many to list.
+
+    Raises:
+        UsageError: the sequence has no end, or one that is not a whole number.
+    """
     start = _parse_integer(name, sequence.get("start", 0))
     if "end" in sequence:
         end = _parse_integer(name, sequence["end"])
     elif "count" in sequence:
         count = _parse_integer(name, sequence["count"])
         if count <= 0:
-            return
+            return range(0)
         end = start + count - 1
     else:
         raise UsageError(f"{name}: withSequence needs end or count")
-    pattern = sequence.get("format", "%d")
-    if not _FORMAT.fullmatch(pattern):
-        raise UsageError(f"{name}: withSequence format {pattern!r} must hold one %d or %x, such as 'host-%03d'")
     step = 1 if start <= end else -1
-    for number in range(start, end + step, step):
-        yield pattern % number
+    return range(start, end + step, step)
 
 
 def _parse_integer(name: str, value: Any) -> int:

@@ -90,9 +90,24 @@ def test_the_schedule_of_such_a_pipeline_is_warned_of() -> None:
 
 
 def test_a_pipeline_that_fits_is_not() -> None:
-    assert size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "2000"})])) is None
-    many_plain = [task("prep"), task("hello", withSequence={"count": "10000"})]
+    assert size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "1900"})])) is None
+    many_plain = [task("prep"), task("hello", withSequence={"count": "9500"})]
     assert size_warning(compiled(step("prep"), plain("hello"), tasks=many_plain)) is None
+
+
+@pytest.mark.parametrize(("text", "is_warned"), [("a", False), ("a" * 300, True)])
+@pytest.mark.parametrize("field", ["withItems", "withParam"])
+def test_each_node_of_an_item_holds_its_text(field: str, text: str, is_warned: bool) -> None:
+    items = [f"{number}{text}" for number in range(900)]
+    given = items if field == "withItems" else json.dumps(items)
+    manifest = compiled(step("prep"), tasks=[task("prep", **{field: given})])
+
+    assert (size_warning(manifest) is not None) == is_warned
+
+
+@pytest.mark.parametrize(("count", "expected"), [("1000000000000", 5_000_000_000_001), ("1" + "0" * 30, 6), ("x", 6)])
+def test_a_sequence_is_counted_without_its_items(count: str, expected: int) -> None:
+    assert nodes(compiled(step("prep"), tasks=[task("prep", withSequence={"count": count})])) == expected
 
 
 def test_the_size_of_the_document_counts() -> None:
