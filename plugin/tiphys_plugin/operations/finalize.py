@@ -144,11 +144,10 @@ def _record_ends(
     context: PluginContext, binding: RunBinding, operation: FinalizeOperation
 ) -> Iterator[tuple[str, ExecuteReply]]:
     """Record the ends of steps without a conclude; yields each step with the reply about its end."""
-    if operation.status == "Succeeded":
-        last = operation.after
-        if last and (reply := conclude.record_previous_end(context, binding, last)) is not None:
-            yield last, reply
-        return
+    if operation.after and operation.status == "Succeeded":
+        reply = conclude.record_previous_end(context, binding, operation.after)
+        if reply is not None:
+            yield operation.after, reply
     failed = {node.step: node for node in _parse_failed_nodes(operation.failures) if node.is_program}
     for claim in _read_open_attempts(context, binding):
         call = end_attempt.attempt_call(context, binding, claim)

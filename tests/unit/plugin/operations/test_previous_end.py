@@ -171,6 +171,18 @@ def test_finalize_fails_the_workflow_whose_last_step_lacks_an_output(tmp_path: P
     assert phase(flow.finalize(after="prep")) == "Failed", "asked again, as by `argo retry`"
 
 
+def test_finalize_records_an_end_that_no_other_call_recorded(tmp_path: Path) -> None:
+    """The step behind it may be missing, because a resume takes over its result."""
+    flow = started(tmp_path)
+    flow.pod("prep", 1, None, "Succeeded")
+
+    assert phase(flow.finalize()) == "Succeeded"
+
+    end = end_of(flow)
+    assert end is not None
+    assert end.outcome is AttemptEndOutcome.DONE
+
+
 def test_finalize_waits_for_the_pod(tmp_path: Path) -> None:
     flow = started(tmp_path)
     flow.pod("prep", 1, None, "Running")
