@@ -62,7 +62,7 @@ test-argo: setup  ## run the story on a cluster that has Argo Workflows; see doc
 
 ##@ Benchmarks
 bench-argo: setup  ## measure complete Workflows on a cluster with Argo; adds to reports/argo.json (ONLY=line, REQUEUE=2s, QUICK=1: no report)
-	@PYTHONPATH=tests $(RUN) python -m bench.argo $(if $(QUICK),--quick) $(if $(REQUEUE),--requeue $(REQUEUE)) $(if $(TASKS),--tasks $(TASKS)) $(if $(ITEMS),--items $(ITEMS)) $(addprefix --only ,$(ONLY))
+	@PYTHONPATH=tests $(RUN) python -m bench.argo $(if $(QUICK),--quick) $(if $(REQUEUE),--requeue $(REQUEUE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TASKS),--tasks $(TASKS)) $(if $(ITEMS),--items $(ITEMS)) $(addprefix --only ,$(ONLY))
 
 bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench $(if $(QUICK),--quick)

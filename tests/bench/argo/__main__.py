@@ -24,7 +24,7 @@ from tiphys.errors import TiphysError
 def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
-    sizes = QUICK if options.quick else Sizes(tasks=options.tasks, items=options.items)
+    sizes = QUICK if options.quick else Sizes(rounds=options.rounds, tasks=options.tasks, items=options.items)
     names = options.only or (["line", "train"] if options.quick else list(SITUATIONS))
     try:
         with installation(from_environment(), options.requeue) as here:
@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round of a short line and a training; no report")
     parser.add_argument("--only", action="append", choices=list(SITUATIONS), help="only this part; may be repeated")
     parser.add_argument("--requeue", default="", help="DEFAULT_REQUEUE_TIME of Argo's controller, if it is unreadable")
+    parser.add_argument("--rounds", type=int, default=Sizes.rounds, help="turns of each Workflow and its twins")
     parser.add_argument("--tasks", type=int, default=Sizes.tasks, help="tasks of the wide fan-out")
     parser.add_argument("--items", type=int, default=Sizes.items, help="items of the fan-out over an output")
     return parser
