@@ -2,7 +2,8 @@
 
 Each function runs in its own container, so it imports what it needs. An artifact
 arrives as a path. The annotation says where the returned value is written: as
-text, bytes, JSON or a copy of a path.
+text, bytes, JSON or a copy of a path. The report may be printed again, so it is
+plain: Argo runs it without Tiphys.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 
 from hera.workflows import Artifact, Parameter
 
-from hera_pipelines import Checkpoints, Pipeline, Retries, step, train
+from hera_pipelines import Checkpoints, Pipeline, Retries, plain, step, train
 
 IMAGE = "ghcr.io/acme/digits:1.4"
 
@@ -41,7 +42,7 @@ def fit(data: Data, lr: float = 0.1) -> tuple[Model, Loss]:
     return {"weight": state["weight"]}, 1 / state["weight"]
 
 
-@step(image=IMAGE)
+@plain(image=IMAGE)
 def report(loss: float) -> None:
     print(f"loss {loss}")
 

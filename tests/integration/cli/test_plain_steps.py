@@ -1,0 +1,106 @@
+"""A plain step beside gated ones: what a resume repeats.
+
+| task | in the next submission |
+|---|---|
+| plain, and something behind it is missing | runs again |
+| gated, behind it, which takes a parameter of it | kept, with the same value |
+| gated, behind it, which takes an artifact of it | runs again: the artifact has a new location |
+| plain, and everything behind it is finished | left out |
+"""
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Command
+
+PIPELINE = """
+from pathlib import Path
+from typing import Annotated
+
+from hera.workflows import Artifact, Parameter
+from hera_pipelines import Pipeline, plain, step
+
+HERE = str(Path(__file__).parent)
+Name = Annotated[str, Parameter(name="name")]
+Rows = Annotated[str, Artifact(name="rows")]
+
+
+@plain()
+def look(here: str) -> tuple[Name, Rows]:
+    with open(here + "/ran.txt", "a") as ran:
+        print("look", file=ran)
+    return "digits", "rows"
+
+
+@plain()
+def visit(here: str, number: str) -> None:
+    with open(here + "/ran.txt", "a") as ran:
+        print("visit", number, file=ran)
+
+
+@step()
+def by_value(here: str, name: str) -> Annotated[str, Parameter(name="done")]:
+    with open(here + "/ran.txt", "a") as ran:
+        print("by-value", file=ran)
+    return name
+
+
+@step()
+def by_file(here: str, rows: Annotated[Path, Artifact(name="rows")]) -> Annotated[str, Parameter(name="done")]:
+    with open(here + "/ran.txt", "a") as ran:
+        print("by-file", file=ran)
+    return rows.read_text()
+
+
+@step()
+def report(here: str, name: str, value: str, text: str) -> None:
+    import os
+
+    with open(here + "/ran.txt", "a") as ran:
+        print("report", name, value, text, file=ran)
+    if not os.path.exists(here + "/ready"):
+        raise SystemExit("not ready")
+
+
+with Pipeline("beside") as pipeline:
+    seen = look(HERE)
+    visits = visit(HERE, with_items=[{"number": "1"}, {"number": "2"}])
+    visits >> report(HERE, seen.get_parameter("name"), by_value(HERE, seen), by_file(HERE, seen))
+"""
+
+
+def ran(folder: Path) -> list[str]:
+    """What ran since the last call, sorted."""
+    file = folder / "ran.txt"
+    lines = sorted(file.read_text().splitlines())
+    file.unlink()
+    return lines
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "beside.py").write_text(PIPELINE)
+    return folder
+
+
+def plan(tiphys: Command) -> dict[str, tuple[str, str]]:
+    """Kind and decision of each task."""
+    rows = [line.split() for line in tiphys("plan", "one").out.splitlines()[1:6]]
+    return {name: (kind, decision) for name, kind, decision, *_ in rows}
+
+
+def test_a_resume_repeats_plain_steps_and_keeps_what_they_feed_by_value(tiphys: Command, code: Path) -> None:
+    assert tiphys("run", code / "beside.py", "--run", "one").code == 1
+    assert ran(code) == ["by-file", "by-value", "look", "report digits digits rows", "visit 1", "visit 2"]
+    assert [name for name, found in plan(tiphys).items() if found == ("plain", "run")] == ["look", "visit"]
+
+    (code / "ready").touch()
+    resumed = tiphys("resume", "one")
+
+    assert resumed.code == 0, resumed.err
+    assert ran(code) == ["by-file", "look", "report digits digits rows", "visit 1", "visit 2"]
+    assert "by-value: Adopted from attempt 1" in resumed.err
+    assert {decision for _, decision in plan(tiphys).values()} == {"skip"}
