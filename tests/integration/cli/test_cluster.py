@@ -300,6 +300,31 @@ def test_a_pipeline_runs_on_the_cluster_under_the_charts_account(
     assert f"stop it with `tiphys stop hot --store {store.url} --kubeconfig {kubeconfig}`" in answer.err
 
 
+@pytest.mark.parametrize(("items", "is_warned"), [(4000, True), (100, False)])
+def test_a_run_that_argo_cannot_store_is_started_with_a_warning(
+    tiphys: Command,
+    server: KubeServer,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+    tmp_path: Path,
+    items: int,
+    is_warned: bool,
+) -> None:
+    file = tmp_path / "many.py"
+    file.write_text(
+        "from hera_pipelines import Pipeline, Step\n"
+        "prep = Step(name='prep', image='alpine', command=['true'])\n"
+        "with Pipeline('many') as pipeline:\n"
+        f"    prep(with_sequence={{'count': '{items}'}})\n"
+    )
+    answer = tiphys(
+        "run", file, "--cluster", "--detach", "--run", "many", "--store", store.url, "--kubeconfig", kubeconfig
+    )
+    assert (answer.code, len(server.objects("workflows"))) == (0, 1)
+    assert ("warning: the Workflow will have some 20,006 nodes" in answer.err) == is_warned
+
+
 def test_a_run_on_the_cluster_is_watched_to_its_end(
     tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
 ) -> None:
