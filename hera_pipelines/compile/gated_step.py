@@ -131,12 +131,13 @@ def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedSt
     ]
 
 
-def link_steps(steps: list[GatedStep], dag: Manifest) -> list[GatedStep]:
+def link_steps(steps: list[GatedStep], dag: Manifest, has_exit_handler: bool) -> list[GatedStep]:
     """Find the steps whose end another call can record at once; ``dag`` is the entry DAG with its dependencies.
 
     The admit of the next step can, if no other task waits for the step, and the next step for no other task: it
-    starts whenever the step succeeds. Finalize can, if all other tasks have ended before the step. A `Train`, which
-    holds GPUs, and an item of a fan-out have their own conclude.
+    starts whenever the step succeeds. Finalize can, if all other tasks have ended before the step, and the author has
+    no exit handler, which runs beside finalize. A `Train`, which holds GPUs, and an item of a fan-out have their own
+    conclude.
     """
     if dag.get("target"):  # Argo may leave out the next step
         return steps
@@ -148,7 +149,8 @@ def link_steps(steps: list[GatedStep], dag: Manifest) -> list[GatedStep]:
         if name in by_name and waiting[name] == 1 and _may_end_later(by_name[name]) and _starts_at_once(step):
             previous[step.name] = name
     last = [task["name"] for task in dag["tasks"] if not waiting[task["name"]]]
-    ended = {name for name in [*previous.values(), *(last if len(last) == 1 else [])] if name in by_name}
+    by_finalize = last if len(last) == 1 and not has_exit_handler else []
+    ended = {name for name in [*previous.values(), *by_finalize] if name in by_name}
     ended = {name for name in ended if _may_end_later(by_name[name])}
     return [replace(step, previous=previous.get(step.name, ""), ended_by_next=step.name in ended) for step in steps]
 
@@ -158,7 +160,8 @@ def _starts_at_once(step: GatedStep) -> bool:
 
 
 def _may_end_later(step: GatedStep) -> bool:
-    return not (step.is_training or step.fan_out or step.task.get("continueOn"))
+    watched = ("continueOn", "hooks", "onExit")  # an author's hook must not see a success that is not verified
+    return not (step.is_training or step.fan_out or any(step.task.get(field) for field in watched))
 
 
 def settings_annotation(template: Manifest) -> str | None:

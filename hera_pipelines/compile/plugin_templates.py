@@ -11,6 +11,7 @@ from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import (
     PLUGIN_BODY_KEY,
+    WAKE_TEMPLATE,
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
@@ -140,13 +141,13 @@ _WAKE_DURATION = "300ms"
 
 def wake_template() -> Manifest:
     """Build the template of the timer that makes Argo reconcile the workflow soon after a plugin has answered."""
-    return {"name": references.WAKE, "suspend": {"duration": _WAKE_DURATION}}
+    return {"name": WAKE_TEMPLATE, "suspend": {"duration": _WAKE_DURATION}}
 
 
 def wake_task(after: str = "") -> Manifest:
     """A task of the timer, which starts at once, or when the task ``after`` has ended."""
     name = "wake-again" if after else "wake"
-    return {"name": name, "template": references.WAKE, **({"depends": after} if after else {})}
+    return {"name": name, "template": WAKE_TEMPLATE, **({"depends": after} if after else {})}
 
 
 def item_input(step: GatedStep) -> list[Manifest]:

@@ -14,7 +14,6 @@ from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
 RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
 EXIT_HANDLER = "tiphys-exit"
-WAKE = "tiphys-wake"
 ITEM_PARAMETER = "tiphys-item"
 CHECKPOINT_VOLUME = "tiphys-checkpoints"
 

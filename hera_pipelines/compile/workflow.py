@@ -131,7 +131,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     steps = find_gated_steps(entry, spec["templates"])
     check_steps(workflow, steps, options)
     add_dependencies(entry["dag"]["tasks"])
-    steps = link_steps(steps, entry["dag"])
+    steps = link_steps(steps, entry["dag"], bool(spec.get("onExit") or spec.get("hooks")))
     identity = identity_placeholders(options.run_name)
     compiled = [template for step in steps for template in step_templates(step, identity, options.store, spec)]
     compiled += exit_templates(workflow, steps, identity)

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
+from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.execute_api import (
     NOT_MINE,
@@ -54,7 +54,6 @@ from tiphys_plugin.runtime.metrics import PluginMetrics
 from tiphys_plugin.runtime.settings import PluginSettings
 
 _log = structlog.get_logger()
-_REFUSED_ERRORS = (UsageError, NotFoundError, ConflictError, IntegrityError)
 _BUSY_SECONDS = 2.0
 _MAX_BINDINGS = 256
 _MAX_LOGGED_CHARACTERS = 512
@@ -179,7 +178,7 @@ class PluginCore:
         call_key = f"{request.workflow.metadata.uid}/{identity.node}"
         try:
             reply = self._perform(request, requests.read_operation(request))
-        except _REFUSED_ERRORS as error:
+        except replies.REFUSED_ERRORS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
             reply = refusal_reply(identity, error)
         except LockTimeoutError:

@@ -15,7 +15,7 @@ from tiphys.faults import failpoint
 from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply
 from tiphys.protocol.operations import AdmitOperation, attempt_node_name, retry_number
-from tiphys.protocol.step_spec import GpuRequest
+from tiphys.protocol.step_spec import GpuRequest, StepKind
 from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, ReuseRecord, SubmissionClaim
 from tiphys.store import Attempt, ClaimResult, claim_record, find_record, lineage_name, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
@@ -65,9 +65,8 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
     if (refusal := _retries_exhausted_reply(call, attempts)) is not None:
         return refusal
     if attempts and attempts[-1].end is None:
-        if (waiting := _end_previous_attempt(call, attempts[-1].claim)) is not None:
-            return waiting
-        attempts = read_step_attempts(call.store, call.run, call.step)
+        # Its result may be the one that the step needs.
+        return _end_previous_attempt(call, attempts[-1]) or admit(call, operation, template)
     return _open_attempt(call, key, attempts, lookup.damage)
 
 
@@ -168,16 +167,21 @@ def _check_newest_submission(call: StepCall) -> None:
         )
 
 
-def _end_previous_attempt(call: StepCall, previous: AttemptClaim) -> ExecuteReply | None:
+def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | None:
     """End the previous attempt once its pods are gone; until then, a reply that waits."""
-    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, previous)
-    waiting = end_attempt.await_pods(call, previous, pod_statuses)
-    if waiting is None:
-        observation = end_attempt.observe_end(call, previous, pod_statuses)
-        end_attempt.end_failed_attempt(
-            call, previous, observation, "its end was not observed, and the next attempt was requested"
-        )
-    return waiting
+    claim = previous.claim
+    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, claim)
+    waiting = end_attempt.await_pods(call, claim, pod_statuses)
+    if waiting is not None:
+        return waiting
+    if call.spec.kind is StepKind.STEP and end_attempt.is_program_done(call, claim):
+        reply = conclude.conclude_attempt(call, previous, "Succeeded", "0")
+        return reply if reply.node is not None and reply.node.phase == "Pending" else None
+    observation = end_attempt.observe_end(call, claim, pod_statuses)
+    end_attempt.end_failed_attempt(
+        call, claim, observation, "its end was not observed, and the next attempt was requested"
+    )
+    return None
 
 
 def _open_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], damage: str) -> ExecuteReply:

@@ -19,6 +19,8 @@ from tiphys_plugin.operations import end_attempt, publish, reuse
 from tiphys_plugin.operations.settle import decide_retry, describe_cause
 from tiphys_plugin.runtime.context import PluginContext, StepCall
 
+_MAX_FINISHED_STEPS = 10_000
+
 
 def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
     """Answer one conclude node.
@@ -50,13 +52,26 @@ def record_previous_end(context: PluginContext, binding: RunBinding, step: str) 
     Raises:
         StoreError: storage, ledger or cluster did not answer.
     """
+    key = (binding.uid, step)
+    if key in context.finished_steps:
+        return None
+    attempt = find_own_attempt(context, binding, step)
+    if attempt is not None:
+        call = end_attempt.attempt_call(context, binding, attempt.claim)
+        reply = conclude_attempt(call, attempt, "Succeeded", "0")
+        if reply.node is None or reply.node.phase != "Succeeded":
+            return reply
+    if len(context.finished_steps) >= _MAX_FINISHED_STEPS:
+        context.finished_steps.clear()
+    context.finished_steps.add(key)
+    return None
+
+
+def find_own_attempt(context: PluginContext, binding: RunBinding, step: str) -> Attempt | None:
+    """The last attempt of ``step`` in this workflow."""
     attempts = read_step_attempts(context.store, binding.run, step)
     own_attempts = [attempt for attempt in attempts if attempt.claim.uid == binding.uid]
-    if not own_attempts:
-        return None
-    call = end_attempt.attempt_call(context, binding, own_attempts[-1].claim)
-    reply = conclude_attempt(call, own_attempts[-1], "Succeeded", "0")
-    return None if reply.node is not None and reply.node.phase == "Succeeded" else reply
+    return own_attempts[-1] if own_attempts else None
 
 
 def conclude_attempt(call: StepCall, attempt: Attempt, status: str, exit_code: str) -> ExecuteReply:
@@ -83,9 +98,7 @@ def _end_open_attempt(call: StepCall, claim: AttemptClaim, status: str, exit_cod
     if (waiting := end_attempt.await_pods(call, claim, pod_statuses)) is not None:
         return waiting
     if _program_succeeded(call, status, pod_statuses):
-        return publish.verify_and_end(
-            call, claim, last_try=pods.parse_try_number(pod_statuses[-1].node) if pod_statuses else 0
-        )
+        return publish.verify_and_end(call, claim, last_try=end_attempt.find_last_try(call, claim, pod_statuses))
     run_status = status if call.spec.kind is StepKind.STEP else ""
     observation = end_attempt.observe_end(call, claim, pod_statuses, run_status, exit_code)
     return end_attempt.end_failed_attempt(call, claim, observation, end_attempt.not_started_message(status))

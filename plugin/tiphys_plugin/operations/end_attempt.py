@@ -32,6 +32,7 @@ from tiphys.lineage.select import AttemptCommits, read_attempt_commits, read_new
 from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.operations import attempt_node_name
+from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -154,10 +155,19 @@ def _find_program_nodes(call: StepCall, attempt: AttemptClaim) -> list[dict[str,
     return sorted(found, key=lambda node: len(str(node["name"])))
 
 
+def find_last_try(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> int:
+    """Number of the last try of a `Step`, from its pods, or from Argo's nodes where the pods are gone; else 0."""
+    if call.spec.kind is not StepKind.STEP:
+        return 0
+    nodes = [pod.node for pod in pod_statuses] or [str(node["name"]) for node in _find_program_nodes(call, attempt)]
+    return max(map(pods.parse_try_number, nodes), default=0)
+
+
 def is_program_done(call: StepCall, attempt: AttemptClaim) -> bool:
-    """Whether the last pod of the attempt has succeeded."""
-    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt)
-    return bool(pod_statuses) and pod_statuses[-1].phase == "Succeeded"
+    """Whether the last pod of the attempt has succeeded, or Argo's node of the program if the pods are gone."""
+    if pod_statuses := pods.list_attempt_pods(call.store, call.context.cluster, attempt):
+        return pod_statuses[-1].phase == "Succeeded"
+    return next((node.get("phase") == "Succeeded" for node in _find_program_nodes(call, attempt)), False)
 
 
 def attempt_call(context: PluginContext, binding: RunBinding, claim: AttemptClaim) -> StepCall:

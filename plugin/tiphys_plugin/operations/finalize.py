@@ -15,7 +15,8 @@ summary puts the deciding messages first, where the length limit keeps them.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,12 +25,13 @@ import structlog
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import is_shutdown_message
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_reply
-from tiphys.protocol.operations import FinalizeOperation, format_submission_end
+from tiphys.protocol.operations import WAKE_TEMPLATE, FinalizeOperation, format_submission_end
 from tiphys.protocol.step_spec import StepKind
-from tiphys.records import AttemptClaim, SubmissionEnd
-from tiphys.store import Attempt, DamagedRecord, claim_record, read_open_attempts
+from tiphys.records import AttemptClaim, SubmissionEnd, task_name
+from tiphys.store import DamagedRecord, claim_record, read_open_attempts
 from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim
+from tiphys_plugin.operations.replies import REFUSED_ERRORS
 from tiphys_plugin.runtime.context import PluginContext
 
 _log = structlog.get_logger()
@@ -70,7 +72,8 @@ class _FailedNode(NamedTuple):
     @property
     def repeats_child_failure(self) -> bool:
         """Whether the node is a parent that only repeats a child's failure."""
-        return bool(_CHILD_FAILED.fullmatch(self.message)) or not self.message  # a DAG gets no message
+        is_timer = self.template == WAKE_TEMPLATE
+        return is_timer or not self.message or bool(_CHILD_FAILED.fullmatch(self.message))  # a DAG gets no message
 
     @property
     def is_workflow(self) -> bool:
@@ -120,45 +123,71 @@ def _parse_failed_nodes(failures: str) -> list[_FailedNode]:
 
 def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOperation) -> ExecuteReply:
     """Answer the finalize node; a repeated call gets the record that was sealed first."""
-    verdicts: dict[str, str] = {}
-    for step, reply in _record_ends(context, binding, operation):
-        if reply.node is None or reply.node.phase == "Pending":
-            return reply
-        if reply.node.phase == "Failed":
-            verdicts[step] = reply.node.message
+    replies = _record_ends(context, binding, operation)
+    if waiting := next((reply for reply in replies.values() if _phase(reply) == "Pending"), None):
+        return waiting
+    verdicts = {step: reply.node.message for step, reply in replies.items() if reply.node and _phase(reply) == "Failed"}
+    # A failure that Argo has seen is the author's to tolerate.
+    is_refuted = operation.status == "Succeeded" and operation.after in verdicts
     message = summarize_failures(operation.failures, verdicts)
     if context.settings.end_stopped_attempts and is_shutdown_message(message):
         end_attempt.end_stopped_attempts(context, binding, _read_open_attempts(context, binding))
-    status = "Failed" if verdicts else operation.status
+    status = "Failed" if is_refuted else operation.status
     end = SubmissionEnd(run=binding.run, submission=binding.submission, status=status, message=message)
     sealed = claim_record(context.store, binding.layout.submission_end(binding.submission), end).record
     failpoint("finalize.after_seal")
     context.ledger.release_workflow(binding.uid)
     lease_reclaim.reclaim_leases(context)
     ended = format_submission_end(binding.run, binding.submission, sealed.status, sealed.message)
-    # Where Argo has seen no failure, this node has to be one.
-    return failed_reply(ended) if verdicts and operation.status == "Succeeded" else succeeded_reply(ended)
+    return failed_reply(ended) if is_refuted else succeeded_reply(ended)
 
 
-def _record_ends(
-    context: PluginContext, binding: RunBinding, operation: FinalizeOperation
-) -> Iterator[tuple[str, ExecuteReply]]:
-    """Record the ends of steps without a conclude; yields each step with the reply about its end."""
-    if operation.after and operation.status == "Succeeded":
-        reply = conclude.record_previous_end(context, binding, operation.after)
-        if reply is not None:
-            yield operation.after, reply
+def _record_ends(context: PluginContext, binding: RunBinding, operation: FinalizeOperation) -> dict[str, ExecuteReply]:
+    """Record the ends of steps without a conclude, and return what is to be said of each step.
+
+    Argo's failures name the steps whose programs failed. A repeated call finds their ends recorded, and returns the
+    same verdicts.
+    """
     failed = {node.step: node for node in _parse_failed_nodes(operation.failures) if node.is_program}
-    for claim in _read_open_attempts(context, binding):
-        call = end_attempt.attempt_call(context, binding, claim)
-        if call.spec.kind is not StepKind.STEP or call.spec.fan_out:
-            continue
-        node = failed.get(claim.step)
-        if node is None and end_attempt.is_program_done(call, claim):
-            yield claim.step, conclude.conclude_attempt(call, Attempt(claim, None), "Succeeded", "0")
-        elif node is not None and not node.is_shutdown:
-            exit_code = end_attempt.find_argo_exit_code(call, claim)
-            yield claim.step, conclude.conclude_attempt(call, Attempt(claim, None), node.phase, exit_code)
+    replies: dict[str, ExecuteReply] = {}
+    if operation.after and operation.status == "Succeeded":
+        last = operation.after
+        replies |= _explain_refusal(last, lambda: conclude.record_previous_end(context, binding, last))
+    open_steps = [claim.step for claim in _read_open_attempts(context, binding)]
+    for step in dict.fromkeys([*open_steps, *failed]):
+        if step not in replies:
+            replies |= _explain_refusal(step, partial(_record_end, context, binding, step, failed.get(step)))
+    return replies
+
+
+def _explain_refusal(step: str, record: Callable[[], ExecuteReply | None]) -> dict[str, ExecuteReply]:
+    """The reply of ``record`` by its step; a refusal is one too, because the submission ends in any case."""
+    try:
+        reply = record()
+    except REFUSED_ERRORS as error:
+        reply = failed_reply(f"{step}: its end cannot be recorded: {error}")
+    return {} if reply is None else {step: reply}
+
+
+def _record_end(
+    context: PluginContext, binding: RunBinding, step: str, node: "_FailedNode | None"
+) -> ExecuteReply | None:
+    """The verdict on ``step``, whose program failed as ``node`` says; None if a resume has to see to it."""
+    spec = binding.pipeline.steps.get(task_name(step))
+    attempt = None
+    if spec is not None and spec.kind is StepKind.STEP and not spec.fan_out:
+        attempt = conclude.find_own_attempt(context, binding, step)
+    if attempt is None or (node is not None and node.is_shutdown):
+        return None
+    call = end_attempt.attempt_call(context, binding, attempt.claim)
+    if node is None:
+        done = end_attempt.is_program_done(call, attempt.claim)
+        return conclude.conclude_attempt(call, attempt, "Succeeded", "0") if done else None
+    return conclude.conclude_attempt(call, attempt, node.phase, end_attempt.find_argo_exit_code(call, attempt.claim))
+
+
+def _phase(reply: ExecuteReply) -> str:
+    return reply.node.phase if reply.node else ""
 
 
 def _read_open_attempts(context: PluginContext, binding: RunBinding) -> list[AttemptClaim]:

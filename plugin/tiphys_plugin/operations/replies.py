@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tiphys.errors import StoreError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.protocol.execute_api import (
     ArtifactValue,
     ExecuteReply,
@@ -23,6 +23,9 @@ from tiphys_plugin.operations import pod_patch
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import Queues, format_gpus
 from tiphys_plugin.runtime.context import StepCall
+
+REFUSED_ERRORS = (UsageError, NotFoundError, ConflictError, IntegrityError)
+"""Errors that a person has to fix; a repeated call would meet them again."""
 
 
 def skip_step(message: str) -> ExecuteReply:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
@@ -101,6 +101,8 @@ class PluginContext:
     hasher: OutputHasher
     wait_tracker: WaitTracker
     single_flight: SingleFlight
+    finished_steps: set[tuple[str, str]] = field(default_factory=set)
+    """Workflow uid and name of steps whose end is known to be recorded as done, which does not change."""
 
 
 @dataclass(frozen=True)

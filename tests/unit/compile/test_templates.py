@@ -122,6 +122,23 @@ def test_a_step_keeps_its_conclude_before_a_step_that_may_not_start_once(fields:
     assert "conclude" in tasks(made["prep"])
 
 
+@pytest.mark.parametrize("field", ["hooks", "onExit", "continueOn"])
+def test_a_step_keeps_its_conclude_where_the_author_looks_at_its_end(field: str) -> None:
+    watching = {"onExit": "bye", "hooks": {"exit": {"template": "bye"}}, "continueOn": {"failed": True}}[field]
+    tasks_ = [task("prep", **{field: watching}), task("a", dependencies=["prep"])]
+
+    assert "conclude" in tasks(compiled(step("prep"), step("a"), plain("bye"), tasks=tasks_)["prep"])
+
+
+@pytest.mark.parametrize("spec", [{"onExit": "bye"}, {"hooks": {"exit": {"template": "bye"}}}])
+def test_the_last_step_keeps_its_conclude_where_the_author_has_an_exit_handler(spec: Manifest) -> None:
+    """The handler runs beside finalize, and must not see a success that is not verified."""
+    made = compiled(step("prep"), plain("bye"), tasks=[task("prep")], **spec)
+
+    assert "conclude" in tasks(made["prep"])
+    assert "after" not in made["tiphys-finalize"]["plugin"]["tiphys"]
+
+
 def test_a_target_keeps_the_conclude_of_every_step() -> None:
     manifest = workflow(step("prep"), step("a"), tasks=[task("prep"), task("a", depends="prep")])
     by_name(manifest)["main"]["dag"]["target"] = "prep"

@@ -183,6 +183,94 @@ def test_finalize_records_an_end_that_no_other_call_recorded(tmp_path: Path) -> 
     assert end.outcome is AttemptEndOutcome.DONE
 
 
+def test_a_failure_that_the_author_tolerates_stays_tolerated(tmp_path: Path) -> None:
+    flow = started(tmp_path)
+    flow.pod("prep", 1, None, "Failed", exit_code=3)
+
+    reply = flow.finalize("Succeeded", failures(("run", "prep-run", "Error (exit code 3)")))
+
+    assert (phase(reply), flow.sealed()["status"]) == ("Succeeded", "Succeeded")
+    end = end_of(flow)
+    assert end is not None
+    assert end.cause is Cause.USER_ERROR
+
+
+def test_a_verdict_is_the_same_when_finalize_is_repeated(tmp_path: Path) -> None:
+    flow = started(tmp_path)
+    flow.admit("next")
+    flow.pod("prep", 1, None, "Failed", exit_code=3)
+    flow.pod("next", 1, None, "Running")
+    failed = failures(("run", "prep-run", "exit 3"), ("run", "next-run", "Error: pod deleted"))
+
+    assert phase(flow.finalize("Failed", failed)) == "Pending", "the pod of next still ends"
+    assert end_of(flow) is not None, "the other end does not wait"
+    flow.pod("next", 1, None, "Failed", exit_code=4)
+    flow.finalize("Failed", failed)
+
+    assert "prep failed in attempt 1 by user error" in flow.sealed()["message"]
+    assert "next failed in attempt 1 by user error" in flow.sealed()["message"]
+
+
+@pytest.mark.parametrize("after", ["prep", "unknown"])
+def test_an_end_that_cannot_be_recorded_does_not_keep_the_submission_open(tmp_path: Path, after: str) -> None:
+    flow = started(tmp_path)
+    key = f"control/runs/{flow.name}/attempts/prep/000000001.json"
+    flow.world.store.delete(key)
+    flow.world.store.create(key, b"{")
+
+    reply = flow.finalize(after=after)
+
+    assert phase(reply) == ("Failed" if after == "prep" else "Succeeded")
+    assert flow.sealed()["status"] == ("Failed" if after == "prep" else "Succeeded")
+
+
+def test_a_result_whose_end_no_call_recorded_is_not_computed_again(tmp_path: Path) -> None:
+    """As after `argo terminate`, which runs no exit handler."""
+    flow = started(tmp_path)
+    flow.pod("prep", 1, None, "Succeeded")
+    second = resumed(flow.world, prep())
+
+    reply = second.admit("prep")
+
+    assert outputs(reply)["run"] == "false"
+    assert said(reply) == "Adopted from attempt 1"
+
+
+def test_only_the_last_try_counts_where_the_pods_are_gone(tmp_path: Path) -> None:
+    flow = started(tmp_path)  # the first try left its outputs
+    document = flow.world.cluster.workflow("ml", flow.name)
+    assert document is not None
+    names = [f"{flow.name}.prep.run", f"{flow.name}.prep.run(0)", f"{flow.name}.prep.run(1)"]
+    document["status"]["nodes"] = {name: {"name": name, "phase": "Succeeded"} for name in names}
+    flow.world.cluster.write_workflow(document)
+
+    assert "output missing" in said(flow.admit("next", after="prep"))
+
+
+def test_an_end_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = started(tmp_path)
+    flow.pod("prep", 1, None, "Succeeded")
+    flow.admit("next", after="prep")
+    listed: list[str] = []
+    list_keys = flow.world.store.list
+
+    def record(prefix: str, **fields: object) -> object:
+        listed.append(prefix)
+        return list_keys(prefix, **fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(flow.world.store, "list", record)
+
+    assert outputs(flow.admit("next", after="prep"))["run"] == "true"
+    assert not [prefix for prefix in listed if "/prep/" in prefix]
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    reply = started(tmp_path).admit("next", after="x" * 10_000)
+
+    assert phase(reply) == "Failed"
+    assert len(said(reply)) < 500
+
+
 def test_finalize_waits_for_the_pod(tmp_path: Path) -> None:
     flow = started(tmp_path)
     flow.pod("prep", 1, None, "Running")
