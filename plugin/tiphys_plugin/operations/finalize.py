@@ -138,7 +138,8 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     failpoint("finalize.after_seal")
     context.ledger.release_workflow(binding.uid)
     lease_reclaim.reclaim_leases(context)
-    ended = format_submission_end(binding.run, binding.submission, sealed.status, sealed.message)
+    why = "" if sealed.status == "Succeeded" else sealed.message  # tries that failed before one succeeded
+    ended = format_submission_end(binding.run, binding.submission, sealed.status, why)
     return failed_reply(ended) if is_refuted else succeeded_reply(ended)
 
 

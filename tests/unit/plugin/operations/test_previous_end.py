@@ -190,6 +190,7 @@ def test_a_failure_that_the_author_tolerates_stays_tolerated(tmp_path: Path) -> 
     reply = flow.finalize("Succeeded", failures(("run", "prep-run", "Error (exit code 3)")))
 
     assert (phase(reply), flow.sealed()["status"]) == ("Succeeded", "Succeeded")
+    assert said(reply) == "Run digits-abc12, submission 1: Succeeded"
     end = end_of(flow)
     assert end is not None
     assert end.cause is Cause.USER_ERROR
