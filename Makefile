@@ -89,6 +89,7 @@ lint: setup  ## style, types and import contracts
 golden: setup  ## write the output of compile to the golden files, and draw the storeys; review the diff
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_golden.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
+	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_argo_versions.py -k guide
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/telemetry/test_metrics.py -k page
 	@PYTHONPATH=tests $(RUN) python -m support.storeys
 	@git --no-pager diff --stat -- examples templates charts docs

@@ -205,8 +205,8 @@ class Pipeline(PipelineMixin, Workflow):
         run_name: Name of the run from workflow parameters, ``digits-lr{lr}``;
             empty: each Workflow is a run of the same name.
         executor_plugin: Executor plugin to put into the Workflow: a YAML file, or
-            an ExecutorPlugin or its ConfigMap as parsed from one. Argo needs
-            `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
+            an ExecutorPlugin or its ConfigMap as parsed from one. Needs Argo 4.1
+            with `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
         auto_resume: When the controller resumes an interrupted run automatically; None: never.
         drift: Which changes a resume or fork accepts; None: the defaults of `Drift`.
     """

@@ -376,7 +376,7 @@ ExecutorPluginOption = Annotated[
         "--executor-plugin",
         metavar="FILE",
         help="Embed this executor plugin in the Workflow (YAML of the ConfigMap tiphys-executor-plugin or of "
-        "an ExecutorPlugin), for an Argo with ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true.",
+        "an ExecutorPlugin), for Argo 4.1 with ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true.",
     ),
 ]
 

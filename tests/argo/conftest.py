@@ -5,10 +5,15 @@ happens to be set must not make a test run write to somebody's cluster. What it
 has to be told is in `settings`.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from support.argo_versions import ModeOutcome, add_outcomes, read_versions, write_versions
+from tiphys_controller.doctor import observe_cluster
+from tiphys_controller.doctor.checks_argo import is_supported
+from tiphys_controller.doctor.observed import ArgoVersion, PluginMode, read_argo_version
 
 from tiphys.errors import TiphysError
 from tiphys.kube import connect_to_cluster
@@ -31,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "argo" not in config.option.markexpr:
         config.hook.pytest_deselected(items=ours)
         items[:] = [item for item in items if item not in ours]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Count the test for the mode that the cluster is in. A test that was skipped before it began is not counted."""
+    report = yield
+    modes = getattr(item, "funcargs", {}).get("modes")
+    if modes and (report.when == "call" or report.failed):
+        modes.outcomes[ModeOutcome(str(modes.now), item.path.stem, report.outcome)] += 1
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -71,9 +86,18 @@ def connected(settings: Settings) -> World:
 
 @pytest.fixture(scope="session")
 def modes(connected: World) -> Iterator["Modes"]:
-    switch = Modes(connected.settings)
+    switch = Modes(connected.settings, _argo_version(connected))
     yield switch
     switch.to(connected.settings.mode)
+    if connected.settings.record:
+        assert switch.version, "Argo's controller does not show its version; label its Deployment"
+        file = Path(connected.settings.record)
+        write_versions(file, add_outcomes(read_versions(file), str(switch.version), switch.outcomes))
+
+
+def _argo_version(connected: World) -> ArgoVersion | None:
+    found = observe_cluster(connected.api, [connected.settings.namespace]).argo.found
+    return read_argo_version(found[0]) if found else None
 
 
 @pytest.fixture
@@ -100,14 +124,18 @@ def world_in_sidecar_mode(connected: World, modes: "Modes") -> World:
 class Modes:
     """Switches between sidecars and the shared agent, no more often than needed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, version: ArgoVersion | None) -> None:
         self._settings = settings
+        self.version = version
         self.now = settings.mode
+        self.outcomes: Counter[ModeOutcome] = Counter()
 
     def to(self, mode: Mode) -> None:
         """Bring the cluster to ``mode``; skips the test if nobody said how."""
         if mode is self.now:
             return
+        if self.version and not is_supported(self.version, PluginMode(mode)):
+            pytest.skip(f"Argo {self.version} has no {mode} mode")
         if not self._settings.switch:
             pytest.skip(f"the cluster is in {self.now} mode, and TIPHYS_ARGO_SWITCH does not say how to change that")
         command([*self._settings.switch.split(), str(mode)])

@@ -16,6 +16,7 @@
 | TIPHYS_ARGO_NODE | command for a second node; its argument is ``start``, which prints the name, ``lose`` or ``stop`` |
 | TIPHYS_ARGO_SERVER | ``host:port`` of an argo-server; ARGO_TOKEN and ARGO_SECURE as Argo's own command has them |
 | TIPHYS_ARGO_OTHER_KUBECONFIG | a second cluster with Argo, Tiphys and the same images, namespaces and store |
+| TIPHYS_ARGO_RECORD | file for the version of Argo and the tests that pass on it: ``tests/argo/versions.json`` |
 | TIPHYS_ARGO_PATIENCE_SECONDS | how long a workflow may take to get somewhere (default 300) |
 
 Parts are WORKFLOW_CONTROLLER, APISERVER and S3, which are somebody else's, and
@@ -54,6 +55,7 @@ class Settings:
     node: str
     argo_server: str
     other_kubeconfig: str
+    record: str
     patience_seconds: float
     crash: Mapping[str, str] = field(default_factory=dict)
     aws: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +80,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         node=own("NODE"),
         argo_server=own("SERVER"),
         other_kubeconfig=own("OTHER_KUBECONFIG"),
+        record=own("RECORD"),
         patience_seconds=float(own("PATIENCE_SECONDS", "300")),
         crash={name.removeprefix(_CRASH): value for name, value in environ.items() if name.startswith(_CRASH)},
         aws={name: value for name, value in environ.items() if name.startswith("AWS_")},

@@ -7,6 +7,7 @@ from tiphys.kube import Object
 from tiphys.protocol.quantities import parse_go_duration_seconds
 from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
 from tiphys_controller.doctor.observed import (
+    ArgoVersion,
     ClusterObservation,
     PluginMode,
     UnknownValue,
@@ -14,13 +15,14 @@ from tiphys_controller.doctor.observed import (
     find_plugin_mode,
     format_kubectl_target,
     has_flag,
+    read_argo_version,
     read_environment_value,
-    read_image_version,
 )
 
 _REQUEUE_VARIABLE = "DEFAULT_REQUEUE_TIME"
 _FINALIZER_VARIABLE = "ARGO_POD_STATUS_CAPTURE_FINALIZER"
 _PLUGINS_VARIABLE = "ARGO_EXECUTOR_PLUGINS"
+_WRITE_BACK_VARIABLE = "INFORMER_WRITE_BACK"
 _WORKFLOW_PLUGINS_VARIABLE = "ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS"
 _DISABLE_AGENT_SETTING = "disableAgentPodCreation"
 _DEFAULT_REQUEUE_SECONDS = 10.0
@@ -29,7 +31,11 @@ _WAITS_OF_A_TRAINING = 5
 """Requeues that a training with one attempt waits for: one for admit, which has a timer, two for settle, two for
 conclude."""
 _NEEDED_KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
-FIRST_AGENT_VERSION = (4, 1)
+FIRST_VERSIONS = (ArgoVersion(3, 7, 16), ArgoVersion(4, 0, 7), ArgoVersion(4, 1, 0))
+"""The first usable patch of each tested minor version. Before 3.7.16 and 4.0.7 a step that refers to an output of a
+skipped step can hang (Argo, ``docs/upgrading.md``)."""
+FIRST_AGENT_VERSION = ArgoVersion(4, 1, 0)
+"""Before it, Argo always makes agent pods, and its controller does not start with ``disableAgentPodCreation``."""
 
 
 def check_requeue_time(observed: ClusterObservation) -> list[DoctorFinding]:
@@ -77,30 +83,67 @@ def check_argo_kinds(observed: ClusterObservation) -> list[DoctorFinding]:
 
 
 def check_argo_version(observed: ClusterObservation) -> list[DoctorFinding]:
-    """Agent mode and plugins inside a Workflow need Argo 4.1."""
+    """Argo must be one of the versions that compiled Workflows and the plugin mode work with."""
     return _check_each_controller(
         "argo-version", observed, lambda one: _check_deployment_version(one, find_plugin_mode(observed.tiphys.found))
     )
 
 
+def is_supported(version: ArgoVersion, mode: PluginMode | None) -> bool:
+    """Whether Tiphys works with a version of Argo. Versions newer than the tested ones count as supported."""
+    if mode is PluginMode.AGENT:
+        return version >= FIRST_AGENT_VERSION
+    same_minor = (first for first in FIRST_VERSIONS if first[:2] == version[:2])
+    return version >= next(same_minor, max(FIRST_VERSIONS))
+
+
 def _check_deployment_version(deployment: Object, mode: PluginMode | None) -> DoctorFinding:
-    version = read_image_version(find_argo_container(deployment))
+    version = read_argo_version(deployment)
     if version is None:
         return unknown_finding(
-            "argo-version", f"the image of {format_kubectl_target(deployment)} has no version in its tag"
+            "argo-version",
+            f"neither the image tag nor a label of {format_kubectl_target(deployment)} has the version of Argo",
         )
-    number = f"{version[0]}.{version[1]}"
-    if version >= FIRST_AGENT_VERSION:
-        return ok_finding("argo-version", f"Argo Workflows {number}")
-    sentence = (
-        f"Argo Workflows is {number}: before 4.1 there is no shared agent (mode=agent), and no Workflow can bring its "
-        "executor plugin along; only sidecar mode with a plugin that the cluster has works"
-    )
+    if is_supported(version, mode):
+        newer = ", newer than the tested versions" if version[:2] > max(FIRST_VERSIONS)[:2] else ""
+        return ok_finding("argo-version", f"Argo Workflows {version}{newer}")
     if mode is PluginMode.AGENT:
         return failed_finding(
-            "argo-version", sentence, "upgrade Argo Workflows to 4.1, or set mode=sidecar in the chart"
+            "argo-version",
+            f"Argo Workflows is {version}: the shared agent (mode=agent) needs {FIRST_AGENT_VERSION} or newer",
+            "upgrade Argo Workflows, or set mode=sidecar in the chart",
         )
-    return warning_finding("argo-version", sentence, "upgrade Argo Workflows to 4.1 or later")
+    *earlier, last = map(str, FIRST_VERSIONS)
+    return failed_finding(
+        "argo-version",
+        f"Argo Workflows is {version}: Tiphys needs at least {', '.join(earlier)} or {last}",
+        "upgrade Argo Workflows",
+    )
+
+
+def check_informer_write_back(observed: ClusterObservation) -> list[DoctorFinding]:
+    """A controller that writes its updates back to its own cache does not see them as events, and stops too early.
+
+    Source: Argo ``workflow/controller/operator.go`` (``persistUpdates``); 4.0 changed the default, 4.1 removed the
+    variable.
+    """
+    return [finding for one in observed.argo.found for finding in _check_deployment_write_back(one)]
+
+
+def _check_deployment_write_back(deployment: Object) -> list[DoctorFinding]:
+    version = read_argo_version(deployment)
+    if version is None or version >= (4, 1):
+        return []
+    default = "true" if version.major < 4 else "false"
+    if (read_environment_value(find_argo_container(deployment), _WRITE_BACK_VARIABLE) or default) == "false":
+        return [ok_finding("write-back", "Argo's controller sees each of its own updates")]
+    return [
+        failed_finding(
+            "write-back",
+            f"Argo {version} does not see its own updates ({_WRITE_BACK_VARIABLE}): a step can hang after its answer",
+            f"kubectl set env {format_kubectl_target(deployment)} {_WRITE_BACK_VARIABLE}=false",
+        )
+    ]
 
 
 def check_executor_plugins(observed: ClusterObservation) -> list[DoctorFinding]:
@@ -134,8 +177,9 @@ def _check_deployment_plugins(deployment: Object) -> DoctorFinding:
 def check_agent_pods(observed: ClusterObservation) -> list[DoctorFinding]:
     """Argo's ConfigMap and the plugin mode of Tiphys must agree on which process answers plugin steps."""
     mode = find_plugin_mode(observed.tiphys.found)
-    if mode is None:
-        return []
+    versions = [version for one in observed.argo.found if (version := read_argo_version(one))]
+    if mode is None or not all(is_supported(version, mode) for version in versions):
+        return []  # a setting that such an Argo does not know would stop its controller
     if isinstance(observed.argo_settings, UnknownValue):
         return [unknown_finding("agent-pods", observed.argo_settings.reason)]
     disabled = observed.argo_settings.get(_DISABLE_AGENT_SETTING, "").lower() == "true"

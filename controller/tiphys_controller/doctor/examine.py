@@ -12,6 +12,7 @@ _CHECKS = (
     checks_install.check_api_server,
     checks_argo.check_argo_kinds,
     checks_argo.check_argo_version,
+    checks_argo.check_informer_write_back,
     checks_argo.check_executor_plugins,
     checks_argo.check_agent_pods,
     checks_install.check_tiphys_kinds,

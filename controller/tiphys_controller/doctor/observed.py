@@ -125,7 +125,20 @@ class ClusterObservation:
 
 
 ARGO_CONTROLLER = "workflow-controller"
-_VERSION = re.compile(r":v?(\d+)\.(\d+)")
+_VERSION_LABEL = "app.kubernetes.io/version"
+_TAG = re.compile(r":v?(\d+)\.(\d+)\.(\d+)")
+_LABEL = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+
+
+class ArgoVersion(NamedTuple):
+    """A version of Argo Workflows."""
+
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
 
 
 class PluginMode(StrEnum):
@@ -162,10 +175,12 @@ def has_flag(container: Object, flag: str) -> bool:
     return any(one in (flag, f"{flag}=true") for one in arguments)
 
 
-def read_image_version(container: Object) -> tuple[int, int] | None:
-    """Major and minor version in the image tag; None without a version."""
-    found = _VERSION.search(str(container.get("image") or ""))
-    return (int(found[1]), int(found[2])) if found else None
+def read_argo_version(deployment: Object) -> ArgoVersion | None:
+    """Version in the image tag of Argo's controller, or in the label that Helm charts set; None without both."""
+    image = str(find_argo_container(deployment).get("image") or "")
+    label = str((deployment["metadata"].get("labels") or {}).get(_VERSION_LABEL) or "")
+    found = _TAG.search(image) or _LABEL.match(label)
+    return ArgoVersion(*map(int, found.groups())) if found else None
 
 
 def read_component_label(deployment: Object) -> str:

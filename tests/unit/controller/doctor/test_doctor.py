@@ -5,7 +5,8 @@
 | what may not be read | unknown |
 | DEFAULT_REQUEUE_TIME unset, or over 2 s | warning |
 | Argo's kinds missing | failed |
-| Argo before 4.1 | warning; failed in agent mode |
+| Argo before 4.1 that writes its updates back to its cache | failed |
+| Argo without what compiled Workflows need, or before 4.1 in agent mode | failed |
 | executor plugins off (sidecar mode) | failed |
 | plugins only from Workflows | warning |
 | mode and disableAgentPodCreation disagree | failed |
@@ -165,18 +166,62 @@ def test_a_cluster_without_argo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("observed", "state"), [(GOOD, CheckStatus.WARNING), (AGENT, CheckStatus.FAILED)], ids=["sidecar", "agent"]
+    ("tag", "value", "state"),
+    [
+        ("v3.7.18", None, CheckStatus.FAILED),
+        ("v3.7.18", "true", CheckStatus.FAILED),
+        ("v3.7.18", "false", CheckStatus.OK),
+        ("v4.0.10", None, CheckStatus.OK),
+        ("v4.0.10", "true", CheckStatus.FAILED),
+        ("v4.1.2", "true", None),
+        ("", "true", None),
+    ],
 )
-def test_an_old_argo_says_what_is_not_available(observed: ClusterObservation, state: CheckStatus) -> None:
-    found = only(replace(observed, argo=argo(tag="v3.7.2")))
-    assert (found.name, found.state) == ("argo-version", state)
-    assert "before 4.1 there is no shared agent (mode=agent), and no Workflow can bring its executor plugin" in (
-        found.sentence
-    )
+def test_a_controller_that_does_not_see_its_own_updates(tag: str, value: str | None, state: CheckStatus | None) -> None:
+    env = GOOD_ENV | ({"INFORMER_WRITE_BACK": value} if value else {})
+    found = [one for one in run_checks(replace(GOOD, argo=argo(env, tag))) if one.name == "write-back"]
+    assert [one.state for one in found] == ([state] if state else [])
+    if state is CheckStatus.FAILED:
+        assert found[0].remedy == "kubectl set env -n argo deployment/workflow-controller INFORMER_WRITE_BACK=false"
+
+
+@pytest.mark.parametrize("tag", ["v3.7.16", "3.7.18", "v4.0.7", "v4.0.10", "v4.1.0", "v4.1.2-nonroot"])
+def test_the_versions_of_argo_that_sidecar_mode_works_with(tag: str) -> None:
+    assert bad(replace(GOOD, argo=argo(GOOD_ENV | {"INFORMER_WRITE_BACK": "false"}, tag))) == {}
+
+
+@pytest.mark.parametrize("tag", ["v3.6.19", "v3.7.15", "v3.8.0", "v4.0.6"])
+def test_an_argo_that_lacks_what_compiled_workflows_need(tag: str) -> None:
+    found = bad(replace(GOOD, argo=argo(tag=tag)))["argo-version"]
+    assert found.state is CheckStatus.FAILED
+    assert found.sentence == f"Argo Workflows is {tag[1:]}: Tiphys needs at least 3.7.16, 4.0.7 or 4.1.0"
+    assert found.remedy == "upgrade Argo Workflows"
+
+
+@pytest.mark.parametrize("settings", [{}, {"disableAgentPodCreation": "true"}])
+def test_the_shared_agent_needs_a_newer_argo(settings: dict[str, str]) -> None:
+    found = only(replace(AGENT, argo=argo(tag="v4.0.10"), argo_settings=settings))
+    assert (found.name, found.state) == ("argo-version", CheckStatus.FAILED)
+    assert found.sentence == "Argo Workflows is 4.0.10: the shared agent (mode=agent) needs 4.1.0 or newer"
+    assert found.remedy == "upgrade Argo Workflows, or set mode=sidecar in the chart"
+
+
+@pytest.mark.parametrize("observed", [GOOD, AGENT], ids=["sidecar mode", "agent mode"])
+def test_an_argo_newer_than_the_tested_versions_is_named_so(observed: ClusterObservation) -> None:
+    newer = replace(observed, argo=argo(tag="v4.2.0"))
+    assert bad(newer) == {}
+    assert "Argo Workflows 4.2.0, newer than the tested versions" in [one.sentence for one in run_checks(newer)]
 
 
 def test_an_image_by_digest_has_no_version() -> None:
     assert only(replace(GOOD, argo=argo(tag=""))).state is CheckStatus.UNKNOWN
+
+
+def test_an_image_by_digest_has_the_version_of_its_label() -> None:
+    [by_digest] = argo(tag="").found
+    by_digest["metadata"]["labels"]["app.kubernetes.io/version"] = "v3.7.2"
+    found = bad(replace(GOOD, argo=DeploymentSearch((by_digest,))))["argo-version"]
+    assert found.sentence.startswith("Argo Workflows is 3.7.2: ")
 
 
 def test_executor_plugins_that_are_switched_off() -> None:
