@@ -142,16 +142,15 @@ def link_steps(steps: list[GatedStep], dag: Manifest, has_exit_handler: bool) ->
     if dag.get("target"):  # Argo may leave out the next step
         return steps
     waiting = Counter(name for task in dag["tasks"] for name in references.task_dependencies(task))
-    by_name = {step.name: step for step in steps}
+    may_end_later = {step.name for step in steps if _may_end_later(step)}
     previous: dict[str, str] = {}
-    for step in steps:
+    for step in filter(_starts_at_once, steps):
         name = references.only_dependency(step.task)
-        if name in by_name and waiting[name] == 1 and _may_end_later(by_name[name]) and _starts_at_once(step):
+        if name in may_end_later and waiting[name] == 1:
             previous[step.name] = name
     last = [task["name"] for task in dag["tasks"] if not waiting[task["name"]]]
     by_finalize = last if len(last) == 1 and not has_exit_handler else []
-    ended = {name for name in [*previous.values(), *by_finalize] if name in by_name}
-    ended = {name for name in ended if _may_end_later(by_name[name])}
+    ended = may_end_later & {*previous.values(), *by_finalize}
     return [replace(step, previous=previous.get(step.name, ""), ended_by_next=step.name in ended) for step in steps]
 
 

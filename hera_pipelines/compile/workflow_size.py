@@ -16,11 +16,11 @@ the nodes of an item share is too far apart for gzip: each holds the item again.
 import json
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hera_pipelines.compile.gated_step import list_declared
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import PLACEHOLDER_PATTERN, Manifest, read_workflow_parameters
+from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters, substitute_tags
 from tiphys.protocol.fan_out import is_fan_out, item_documents, sequence_numbers
 
 MAX_WORKFLOW_BYTES = 1 << 20
@@ -78,7 +78,7 @@ class _NodeCounter:
 
     def __init__(self, templates: Mapping[str, Manifest], parameters: Mapping[str, str]) -> None:
         self._templates = templates
-        self._parameters = parameters
+        self._values = {f"workflow.parameters.{name}": value for name, value in parameters.items()}
         self._counts: dict[str, _Count] = {}
 
     def count(self, name: str) -> _Count:
@@ -103,18 +103,12 @@ class _NodeCounter:
 
     def _measure_items(self, task: Manifest) -> tuple[int, int]:
         """Number of items, and bytes of their texts; numbers of a sequence are too short to count."""
+        tagged = {name: task[name] for name in ("withParam", "withSequence") if name in task}
+        filled = {**task, **substitute_tags(tagged, self._values.get)}
         try:
-            if sequence := task.get("withSequence"):
-                filled = {field: self._fill_in(text) for field, text in sequence.items()}
-                return len(sequence_numbers(task["name"], filled)), 0
-            items = item_documents({**task, "withParam": self._fill_in(task.get("withParam"))})
+            if sequence := filled.get("withSequence"):
+                return len(sequence_numbers(task["name"], sequence)), 0
+            items = item_documents(filled)
             return len(items), sum(len(item.encode()) for item in items)
         except (UsageError, OverflowError):  # Argo reports the invalid items when it runs the task
             return 1, 0
-
-    def _fill_in(self, text: Any) -> Any:
-        """``text`` with the values of workflow parameters."""
-        if not isinstance(text, str):
-            return text
-        values = {f"workflow.parameters.{name}": value for name, value in self._parameters.items()}
-        return PLACEHOLDER_PATTERN.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)

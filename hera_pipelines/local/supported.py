@@ -240,11 +240,11 @@ def _check_suspend(template: Manifest) -> Iterator[str]:
     yield from unknown_fields(suspend, {"duration"}, "suspend")
     duration = str(suspend.get("duration", ""))
     if not duration:
-        yield "suspend has no duration, and nobody resumes it here: set a duration"
+        yield "suspend has no duration, and the local engine cannot resume it: set a duration"
     elif "{{" not in duration:
         yield from _check_readable(parse_argo_duration_seconds, duration)
     if any((template.get("outputs") or {}).values()):
-        yield "outputs of a suspend template: nobody supplies them here"
+        yield "outputs of a suspend template: the local engine cannot supply them"
 
 
 def _check_timeouts(template: Manifest) -> Iterator[str]:

@@ -132,7 +132,7 @@ class PluginCore:
         identity = requests.identify_call(request.template)
         with self.metrics.answer_seconds.labels(op=identity.op).time():
             reply = self._answer(request, identity)
-        answer = reply.node.phase.lower() if reply.node else "foreign"
+        answer = reply.phase.lower() if reply.phase else "foreign"
         self.metrics.answers.labels(op=identity.op, answer=answer).inc()
         return reply
 

@@ -12,7 +12,7 @@ Workflow itself: ``Stopped with strategy 'Stop'``).
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -193,6 +193,22 @@ def find_placeholders(fragment: Any, field: str = "") -> Iterator[Placeholder]:
     elif isinstance(fragment, str):
         for tag in PLACEHOLDER_PATTERN.findall(fragment):
             yield Placeholder(tag, is_expression=tag.startswith("="))
+
+
+def substitute_tags(part: Any, value_of: Callable[[str], str | None]) -> Any:
+    """Return ``part`` with each plain tag replaced for which ``value_of`` returns a value; other tags stay."""
+    if isinstance(part, dict):
+        return {name: substitute_tags(value, value_of) for name, value in part.items()}
+    if isinstance(part, list):
+        return [substitute_tags(value, value_of) for value in part]
+    if isinstance(part, str):
+
+        def replacement(tag: re.Match[str]) -> str:
+            value = value_of(tag[1].strip())
+            return tag[0] if value is None else value
+
+        return PLACEHOLDER_PATTERN.sub(replacement, part)
+    return part
 
 
 _SHUTDOWN_MESSAGE = re.compile(r"(shutdown|Stopped) with strategy")

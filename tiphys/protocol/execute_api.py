@@ -68,6 +68,15 @@ class ExecuteReply(BaseModel):
     node: NodeResult | None = None
     requeue: str | None = None
 
+    @property
+    def phase(self) -> Phase | None:
+        """Phase of the node; None where the plugin does not handle the template."""
+        return self.node.phase if self.node else None
+
+    @property
+    def message(self) -> str:
+        return self.node.message if self.node else ""
+
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)
 

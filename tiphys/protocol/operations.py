@@ -116,13 +116,12 @@ def gang_outputs(gang: GangSpec | None) -> tuple[str, ...]:
     return GANG_OUTPUTS if gang.min_members is None else (*GANG_OUTPUTS, *ELASTIC_OUTPUTS)
 
 
-_SUBMISSION_END = "Run {run}, submission {submission}: {status}"
 _FAILED_SUBMISSION_END = re.compile(r"Run \S+, submission \d+: (?!Succeeded)\w+: (.*)", re.DOTALL)
 
 
 def format_submission_end(run: str, submission: int, status: str, summary: str) -> str:
     """The message of finalize; ``summary`` says why the submission failed, or is empty."""
-    return ": ".join(filter(None, (_SUBMISSION_END.format(run=run, submission=submission, status=status), summary)))
+    return f"Run {run}, submission {submission}: {status}" + (f": {summary}" if summary else "")
 
 
 def parse_failure_summary(message: str) -> str:

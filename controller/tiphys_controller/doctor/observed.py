@@ -126,8 +126,8 @@ class ClusterObservation:
 
 ARGO_CONTROLLER = "workflow-controller"
 _VERSION_LABEL = "app.kubernetes.io/version"
-_TAG = re.compile(r":v?(\d+)\.(\d+)\.(\d+)")
-_LABEL = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+_TAG = re.compile(f":{_VERSION.pattern}")
 
 
 class ArgoVersion(NamedTuple):
@@ -179,7 +179,7 @@ def read_argo_version(deployment: Object) -> ArgoVersion | None:
     """Version in the image tag of Argo's controller, or in the label that Helm charts set; None without both."""
     image = str(find_argo_container(deployment).get("image") or "")
     label = str((deployment["metadata"].get("labels") or {}).get(_VERSION_LABEL) or "")
-    found = _TAG.search(image) or _LABEL.match(label)
+    found = _TAG.search(image) or _VERSION.match(label)
     return ArgoVersion(*map(int, found.groups())) if found else None
 
 

@@ -7,7 +7,7 @@ references to them. Values are collected under the paths by which Argo names the
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import Manifest, substitute_tags
 from tiphys.protocol.fan_out import aggregate_outputs
 from tiphys.records import AttemptEnd, OutputKind
 from tiphys_controller.plan.dag import (
@@ -15,7 +15,6 @@ from tiphys_controller.plan.dag import (
     find_references,
     parse_artifact_reference,
     parse_reference,
-    substitute_tags,
 )
 
 

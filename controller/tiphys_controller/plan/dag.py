@@ -6,7 +6,7 @@ produces.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -66,25 +66,10 @@ def contains_tags(part: Any) -> bool:
     return isinstance(part, str) and "{{" in part
 
 
-def substitute_tags(part: Any, value_of: Callable[[str], str | None]) -> Any:
-    """Return ``part`` with each plain tag replaced for which ``value_of`` returns a value; other tags stay."""
-    if isinstance(part, dict):
-        return {name: substitute_tags(value, value_of) for name, value in part.items()}
-    if isinstance(part, list):
-        return [substitute_tags(value, value_of) for value in part]
-    if isinstance(part, str):
-        return PLACEHOLDER_PATTERN.sub(lambda tag: _value_or_tag(value_of(tag[1].strip()), tag[0]), part)
-    return part
-
-
 def parse_reference(tag: str) -> Reference | None:
     """The reference inside a plain tag; None for a tag that names no task."""
     match = _PLAIN.fullmatch(tag.strip())
     return Reference(match[1], match[2]) if match else None
-
-
-def _value_or_tag(value: str | None, tag: str) -> str:
-    return tag if value is None else value
 
 
 def _find_in_expression(text: str) -> Iterator[Reference]:

@@ -19,13 +19,13 @@ from typing import Any
 from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters, substitute_tags
 from tiphys.protocol.drift_policy import DriftAction, DriftClass, DriftPolicy
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import Record
 from tiphys.store import Store, lineage_name
-from tiphys_controller.plan.dag import find_reachable_templates, find_template_names, substitute_tags
+from tiphys_controller.plan.dag import find_reachable_templates, find_template_names
 
 SpecField = tuple[DriftClass, str]
 """Drift class and path of a field, such as (``template``, ``env.LR``)."""

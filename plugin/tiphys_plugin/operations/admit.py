@@ -78,9 +78,7 @@ def _record_previous_end(call: StepCall, step: str) -> ExecuteReply | None:
     if not step:
         return None
     reply = conclude.record_previous_end(call.context, call.binding, step)
-    if reply is None or reply.node is None or reply.node.phase == "Pending":
-        return reply
-    return replies.refuse_step(call.node, reply.node.message)
+    return replies.refuse_step(call.node, reply.message) if reply and reply.phase == "Failed" else reply
 
 
 def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
@@ -174,9 +172,9 @@ def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | N
     waiting = end_attempt.await_pods(call, claim, pod_statuses)
     if waiting is not None:
         return waiting
-    if call.spec.kind is StepKind.STEP and end_attempt.is_program_done(call, claim):
+    if call.spec.kind is StepKind.STEP and end_attempt.is_program_done(call, claim, pod_statuses):
         reply = conclude.conclude_attempt(call, previous, "Succeeded", "0")
-        return reply if reply.node is not None and reply.node.phase == "Pending" else None
+        return reply if reply.phase == "Pending" else None
     observation = end_attempt.observe_end(call, claim, pod_statuses)
     end_attempt.end_failed_attempt(
         call, claim, observation, "its end was not observed, and the next attempt was requested"

@@ -33,14 +33,13 @@ def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
     if (record := reuse.find_reuse_record(call)) is not None:
         return _reuse_reply(call, record)
     attempts = read_step_attempts(call.store, call.run, call.step)
-    own_attempts = [attempt for attempt in attempts if attempt.claim.uid == call.binding.uid]
-    if not own_attempts:
+    attempt = _last_of_workflow(attempts, call.binding)
+    if attempt is None:
         return failed_reply(
             f"{call.name} was never started in this workflow, so it has no result; "
             f"see its admit step for why, then `tiphys resume {call.run}`"
         )
-    end = own_attempts[-1].end or _end_open_attempt(call, own_attempts[-1].claim, operation.status, operation.exit_code)
-    return end if isinstance(end, ExecuteReply) else _attempt_reply(call, attempts, end)
+    return conclude_attempt(call, attempt, operation.status, operation.exit_code, attempts)
 
 
 def record_previous_end(context: PluginContext, binding: RunBinding, step: str) -> ExecuteReply | None:
@@ -59,7 +58,7 @@ def record_previous_end(context: PluginContext, binding: RunBinding, step: str) 
     if attempt is not None:
         call = end_attempt.attempt_call(context, binding, attempt.claim)
         reply = conclude_attempt(call, attempt, "Succeeded", "0")
-        if reply.node is None or reply.node.phase != "Succeeded":
+        if reply.phase != "Succeeded":
             return reply
     if len(context.finished_steps) >= _MAX_FINISHED_STEPS:
         context.finished_steps.clear()
@@ -69,18 +68,27 @@ def record_previous_end(context: PluginContext, binding: RunBinding, step: str) 
 
 def find_own_attempt(context: PluginContext, binding: RunBinding, step: str) -> Attempt | None:
     """The last attempt of ``step`` in this workflow."""
-    attempts = read_step_attempts(context.store, binding.run, step)
-    own_attempts = [attempt for attempt in attempts if attempt.claim.uid == binding.uid]
-    return own_attempts[-1] if own_attempts else None
+    return _last_of_workflow(read_step_attempts(context.store, binding.run, step), binding)
 
 
-def conclude_attempt(call: StepCall, attempt: Attempt, status: str, exit_code: str) -> ExecuteReply:
-    """The verdict on an attempt of a `Step`, after its end has been recorded.
+def conclude_attempt(
+    call: StepCall, attempt: Attempt, status: str, exit_code: str, attempts: Sequence[Attempt] = ()
+) -> ExecuteReply:
+    """The verdict on an attempt, after its end has been recorded.
 
-    ``status`` and ``exit_code`` are Argo's, of its program.
+    Args:
+        call: A call about its step.
+        attempt: The attempt.
+        status: Argo's status of the program (Step) or of all attempts (Train).
+        exit_code: Argo's exit code of the same.
+        attempts: All attempts of a Train, which decide about its retries.
     """
     end = attempt.end or _end_open_attempt(call, attempt.claim, status, exit_code)
-    return end if isinstance(end, ExecuteReply) else _attempt_reply(call, [attempt], end)
+    return end if isinstance(end, ExecuteReply) else _attempt_reply(call, attempts, end)
+
+
+def _last_of_workflow(attempts: Sequence[Attempt], binding: RunBinding) -> Attempt | None:
+    return next((attempt for attempt in reversed(attempts) if attempt.claim.uid == binding.uid), None)
 
 
 def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:

@@ -163,9 +163,9 @@ def find_last_try(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[
     return max(map(pods.parse_try_number, nodes), default=0)
 
 
-def is_program_done(call: StepCall, attempt: AttemptClaim) -> bool:
+def is_program_done(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
     """Whether the last pod of the attempt has succeeded, or Argo's node of the program if the pods are gone."""
-    if pod_statuses := pods.list_attempt_pods(call.store, call.context.cluster, attempt):
+    if pod_statuses:
         return pod_statuses[-1].phase == "Succeeded"
     return next((node.get("phase") == "Succeeded" for node in _find_program_nodes(call, attempt)), False)
 

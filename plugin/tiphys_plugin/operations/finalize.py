@@ -1,7 +1,8 @@
 """finalize: the workflow's onExit handler, which seals the submission and releases its GPUs.
 
-``argo terminate``, deletion and crashes skip it, so nothing depends on it: the
-next sweep finds a lease that finalize did not release.
+``argo terminate``, deletion and crashes skip it, so nothing is lost without it:
+the next sweep finds a lease that finalize did not release, and the admit of the
+next submission an end that it did not record.
 
 It also records the ends of steps that have no conclude: of the last step, and of
 those that failed or that a stop separated from the step that would have recorded
@@ -15,9 +16,7 @@ summary puts the deciding messages first, where the length limit keeps them.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import structlog
@@ -28,7 +27,8 @@ from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_re
 from tiphys.protocol.operations import WAKE_TEMPLATE, FinalizeOperation, format_submission_end
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import AttemptClaim, SubmissionEnd, task_name
-from tiphys.store import DamagedRecord, claim_record, read_open_attempts
+from tiphys.store import Attempt, DamagedRecord, claim_record, read_open_attempts
+from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim
 from tiphys_plugin.operations.replies import REFUSED_ERRORS
@@ -38,13 +38,12 @@ _log = structlog.get_logger()
 _MAX_MESSAGE_CHARACTERS = 1000
 _STEP_PARTS = ("admit", "run", "settle", "attempts", "conclude")
 """Names of the parts of every step; the names of their templates include the step."""
-_NO_VERDICTS: Mapping[str, str] = MappingProxyType({})
 _VERDICT = re.compile(r"\S+ failed in attempt \d+ by ")
 """Begin of the verdict on a step, which the admit of the next step also repeats."""
 _CHILD_FAILED = re.compile(r"child '[^']*' failed")
 
 
-def summarize_failures(failures: str, verdicts: Mapping[str, str] = _NO_VERDICTS) -> str:
+def summarize_failures(failures: str, verdicts: Mapping[str, str] | None = None) -> str:
     """Summarize Argo's ``workflow.failures`` in one line. It is JSON, encoded twice, and ``"null"`` without failures.
 
     Shutdowns come first, each step once, then verdicts on steps, then all other nodes.
@@ -52,7 +51,7 @@ def summarize_failures(failures: str, verdicts: Mapping[str, str] = _NO_VERDICTS
     ``verdicts`` are those of this call, by step.
     """
     nodes = _parse_failed_nodes(failures)
-    nodes += [_FailedNode("conclude", f"{step}-conclude", message, "") for step, message in verdicts.items()]
+    nodes += [_FailedNode("conclude", f"{step}-conclude", message, "") for step, message in (verdicts or {}).items()]
     causes = [node for node in nodes if not node.repeats_child_failure] or nodes
     judged_templates = {f"{node.step}-run" for node in causes if node.is_verdict}
     reported = [node for node in causes if node.template not in judged_templates or node.is_shutdown]
@@ -123,15 +122,18 @@ def _parse_failed_nodes(failures: str) -> list[_FailedNode]:
 
 def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOperation) -> ExecuteReply:
     """Answer the finalize node; a repeated call gets the record that was sealed first."""
-    replies = _record_ends(context, binding, operation)
-    if waiting := next((reply for reply in replies.values() if _phase(reply) == "Pending"), None):
+    open_claims = _read_open_attempts(context, binding)
+    replies = _record_ends(context, binding, operation, open_claims)
+    if waiting := next((reply for reply in replies.values() if reply.phase == "Pending"), None):
         return waiting
-    verdicts = {step: reply.node.message for step, reply in replies.items() if reply.node and _phase(reply) == "Failed"}
+    verdicts = {step: reply.message for step, reply in replies.items() if reply.phase == "Failed"}
     # A failure that Argo has seen is the author's to tolerate.
     is_refuted = operation.status == "Succeeded" and operation.after in verdicts
     message = summarize_failures(operation.failures, verdicts)
     if context.settings.end_stopped_attempts and is_shutdown_message(message):
-        end_attempt.end_stopped_attempts(context, binding, _read_open_attempts(context, binding))
+        end_attempt.end_stopped_attempts(
+            context, binding, [claim for step, claim in open_claims.items() if step not in replies]
+        )
     status = "Failed" if is_refuted else operation.status
     end = SubmissionEnd(run=binding.run, submission=binding.submission, status=status, message=message)
     sealed = claim_record(context.store, binding.layout.submission_end(binding.submission), end).record
@@ -143,58 +145,54 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     return failed_reply(ended) if is_refuted else succeeded_reply(ended)
 
 
-def _record_ends(context: PluginContext, binding: RunBinding, operation: FinalizeOperation) -> dict[str, ExecuteReply]:
+def _record_ends(
+    context: PluginContext, binding: RunBinding, operation: FinalizeOperation, open_claims: Mapping[str, AttemptClaim]
+) -> dict[str, ExecuteReply]:
     """Record the ends of steps without a conclude, and return what is to be said of each step.
 
     Argo's failures name the steps whose programs failed. A repeated call finds their ends recorded, and returns the
-    same verdicts.
+    same verdicts. A refusal is a verdict, too, because the submission ends in any case.
     """
     failed = {node.step: node for node in _parse_failed_nodes(operation.failures) if node.is_program}
+    last = operation.after if operation.status == "Succeeded" else ""
     replies: dict[str, ExecuteReply] = {}
-    if operation.after and operation.status == "Succeeded":
-        last = operation.after
-        replies |= _explain_refusal(last, lambda: conclude.record_previous_end(context, binding, last))
-    open_steps = [claim.step for claim in _read_open_attempts(context, binding)]
-    for step in dict.fromkeys([*open_steps, *failed]):
-        if step not in replies:
-            replies |= _explain_refusal(step, partial(_record_end, context, binding, step, failed.get(step)))
+    for step in dict.fromkeys(filter(None, [last, *open_claims, *failed])):
+        try:
+            if step == last:
+                reply = conclude.record_previous_end(context, binding, step)
+            else:
+                reply = _record_end(context, binding, step, open_claims.get(step), failed.get(step))
+        except REFUSED_ERRORS as error:
+            reply = failed_reply(f"{step}: its end cannot be recorded: {error}")
+        if reply is not None:
+            replies[step] = reply
     return replies
 
 
-def _explain_refusal(step: str, record: Callable[[], ExecuteReply | None]) -> dict[str, ExecuteReply]:
-    """The reply of ``record`` by its step; a refusal is one too, because the submission ends in any case."""
-    try:
-        reply = record()
-    except REFUSED_ERRORS as error:
-        reply = failed_reply(f"{step}: its end cannot be recorded: {error}")
-    return {} if reply is None else {step: reply}
-
-
 def _record_end(
-    context: PluginContext, binding: RunBinding, step: str, node: "_FailedNode | None"
+    context: PluginContext, binding: RunBinding, step: str, open_claim: AttemptClaim | None, node: _FailedNode | None
 ) -> ExecuteReply | None:
     """The verdict on ``step``, whose program failed as ``node`` says; None if a resume has to see to it."""
     spec = binding.pipeline.steps.get(task_name(step))
-    attempt = None
-    if spec is not None and spec.kind is StepKind.STEP and not spec.fan_out:
-        attempt = conclude.find_own_attempt(context, binding, step)
-    if attempt is None or (node is not None and node.is_shutdown):
+    if spec is None or spec.kind is not StepKind.STEP or spec.fan_out or (node is not None and node.is_shutdown):
+        return None
+    attempt = Attempt(open_claim, None) if open_claim else conclude.find_own_attempt(context, binding, step)
+    if attempt is None:
         return None
     call = end_attempt.attempt_call(context, binding, attempt.claim)
-    if node is None:
-        done = end_attempt.is_program_done(call, attempt.claim)
-        return conclude.conclude_attempt(call, attempt, "Succeeded", "0") if done else None
-    return conclude.conclude_attempt(call, attempt, node.phase, end_attempt.find_argo_exit_code(call, attempt.claim))
+    if node is not None:
+        exit_code = end_attempt.find_argo_exit_code(call, attempt.claim)
+        return conclude.conclude_attempt(call, attempt, node.phase, exit_code)
+    pod_statuses = pods.list_attempt_pods(context.store, context.cluster, attempt.claim)
+    if not end_attempt.is_program_done(call, attempt.claim, pod_statuses):
+        return None
+    return conclude.conclude_attempt(call, attempt, "Succeeded", "0")
 
 
-def _phase(reply: ExecuteReply) -> str:
-    return reply.node.phase if reply.node else ""
-
-
-def _read_open_attempts(context: PluginContext, binding: RunBinding) -> list[AttemptClaim]:
-    """Claims of the open attempts of the workflow; those that cannot be read are logged."""
+def _read_open_attempts(context: PluginContext, binding: RunBinding) -> dict[str, AttemptClaim]:
+    """Claims of the open attempts of the workflow by step; those that cannot be read are logged."""
     damaged: list[DamagedRecord] = []
     claims = read_open_attempts(context.store, binding.run, damaged)
     for record in damaged:
         _log.warning("attempt.unreadable", key=record.key, error=record.message)
-    return [claim for claim in claims if claim.uid == binding.uid]
+    return {claim.step: claim for claim in claims if claim.uid == binding.uid}

@@ -1,6 +1,7 @@
 """Builds the replies of admit: output parameters for the compiled step, and a message that Argo shows on the node."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
@@ -44,7 +45,7 @@ def refuse_step(node: str, message: str) -> ExecuteReply:
 def reuse_result(message: str, outputs: NodeOutputs) -> ExecuteReply:
     """Reply that the step does not run, because it has a result; ``outputs`` are those of the step."""
     reused = {reused_parameter(parameter.name): parameter.value for parameter in outputs.parameters}
-    return _admit_reply(message, {"run": "false", **reused}, outputs)
+    return _admit_reply(message, {"run": "false", **reused}, outputs.artifacts)
 
 
 def keep_declared(reply: ExecuteReply, template: dict[str, Any]) -> ExecuteReply:
@@ -92,12 +93,11 @@ def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavo
     return _admit_reply(message, values, _expected_artifacts(call, values["outputs"]))
 
 
-def _expected_artifacts(call: StepCall, outputs_key: str) -> NodeOutputs:
+def _expected_artifacts(call: StepCall, outputs_key: str) -> list[ArtifactValue]:
     """Where the first try of a step stores its artifacts, for the outputs of one that stored none."""
-    artifacts = [
+    return [
         ArtifactValue(name=name, s3=S3Location(key=f"{outputs_key}/0/artifacts/{name}")) for name in call.spec.artifacts
     ]
-    return NodeOutputs(artifacts=artifacts)
 
 
 def _find_flavor(call: StepCall, claim: AttemptClaim) -> Flavor | None:
@@ -171,8 +171,7 @@ def _describe_skipped(skipped: SkippedCheckpoint) -> str:
     return f"{skipped.checkpoint.global_step} of attempt {skipped.checkpoint.attempt} was skipped: {skipped.reason}"
 
 
-def _admit_reply(message: str, values: dict[str, str], outputs: NodeOutputs | None = None) -> ExecuteReply:
+def _admit_reply(message: str, values: dict[str, str], artifacts: Sequence[ArtifactValue] = ()) -> ExecuteReply:
     names = dict.fromkeys((*ADMIT_OUTPUTS, *values))
     parameters = [ParameterValue(name=name, value=values.get(name, "")) for name in names]
-    artifacts = outputs.artifacts if outputs else []
-    return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=artifacts))
+    return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=list(artifacts)))

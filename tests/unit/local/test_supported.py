@@ -80,7 +80,7 @@ CASES: list[tuple[str, Any]] = [
         "is none of dag, steps, container, script, plugin, resource, suspend",
         lambda m: m["spec"]["templates"].append({"name": "s", "http": {}}),
     ),
-    ("template s: suspend has no duration, and nobody resumes it", lambda m: _add_suspend(m)),
+    ("template s: suspend has no duration, and the local engine cannot resume it", lambda m: _add_suspend(m)),
     ("template s: '1d' is not a duration of Argo", lambda m: _add_suspend(m, duration="1d")),
     ("template s: suspend.until", lambda m: _add_suspend(m, duration="1s", until="noon")),
     ("template s: timeout on a dag, steps or suspend", lambda m: _add_suspend(m, duration="1s").update(timeout="2s")),
