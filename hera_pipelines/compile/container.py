@@ -22,7 +22,7 @@ def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
     values = {
         environment.STORE: store,
         environment.RUN: _admit_output_placeholder("run-id"),
-        environment.STEP: _admit_output_placeholder("step"),
+        environment.STEP: _admit_output_placeholder("step") if step.fan_out else step.name,
         environment.ATTEMPT: _admit_output_placeholder("attempt"),
         environment.GRACE_SECONDS: str(step.grace_seconds),
     }

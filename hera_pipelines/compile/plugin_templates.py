@@ -22,7 +22,7 @@ from tiphys.protocol.operations import (
 from tiphys.protocol.step_spec import RUN_PARAMETER, SUBMISSION_PARAMETER
 
 STATUS, EXIT_CODE = "status", "exit-code"
-_RUN_OUTPUTS = ("run-id", "step", "attempt", "outputs")
+_RUN_OUTPUTS = ("run-id", "attempt", "outputs")
 _CHECKPOINT_OUTPUTS = ("lineage", "resume-from", "checkpoint-uri")
 _TRAINING_OUTPUTS = ("pod-patch",)
 
@@ -31,7 +31,8 @@ def admit_output_names(step: GatedStep) -> tuple[str, ...]:
     """Names of the outputs of admit that the run template of ``step`` takes as inputs."""
     checkpoints = _CHECKPOINT_OUTPUTS if step.settings.checkpoints else ()
     placement = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAINING_OUTPUTS
-    return _RUN_OUTPUTS + checkpoints + (placement if step.is_training else ())
+    item = ("step",) if step.fan_out else ()
+    return item + _RUN_OUTPUTS + checkpoints + (placement if step.is_training else ())
 
 
 class IdentityPlaceholders:

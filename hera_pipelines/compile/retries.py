@@ -13,6 +13,7 @@ DAG's ``parallelism`` limits them.
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from hera_pipelines.compile.gated_step import GatedStep, list_declared
@@ -27,7 +28,7 @@ from tiphys.records import Cause
 UNLIMITED_RETRIES = 1000
 """Argo applies a back-off only together with a limit, so "no limit" is a large number."""
 
-_EXIT_CODE_EXPRESSION = "asInt(lastRetry.exitCode)"
+_EXIT_CODE = "asInt(lastRetry.exitCode)"
 
 CAUSES_HIDDEN_FROM_ARGO = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.HANG, Cause.IMAGE)
 """Causes that Argo's expression cannot detect: Argo sees a missing output as success, the rest as another cause."""
@@ -56,22 +57,35 @@ def step_retry_strategy(policy: RetryPolicy) -> Manifest:
 
 
 def retry_expression(policy: RetryPolicy) -> str:
-    """Expression in expr-lang: whether ``policy`` retries the cause of the last failure."""
-    refused = [_message_matches(words) for cause, words in CAUSE_PHRASES.items() if not _is_retried(policy, cause)]
-    retried = [_message_matches(words) for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
-    if codes := sorted(code for code, (cause, _) in EXIT_CODES.items() if _is_retried(policy, cause)):
-        retried.append(f"{_EXIT_CODE_EXPRESSION} in {codes}")
+    """Expression in expr-lang: whether ``policy`` retries the cause of the last failure.
+
+    A phrase of a cause in the message decides first, then an exit code that has a meaning, then Argo's status.
+    """
+    refused = [words for cause, words in CAUSE_PHRASES.items() if not _is_retried(policy, cause)]
+    retried = [words for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
+    codes = sorted(code for code, (cause, _) in EXIT_CODES.items() if _is_retried(policy, cause))
+    accepted = [_message_matches(retried)] if retried else []
+    if codes:
+        accepted.append(f"{_EXIT_CODE} in {codes}")
+    if by_status := _retried_by_status(policy):
+        refused_codes = sorted(EXIT_CODES.keys() - codes)
+        other = " || ".join(by_status)
+        accepted.append(f"!({_EXIT_CODE} in {refused_codes}) && ({other})" if refused_codes else other)
+    expression = " || ".join(accepted)
+    return f"!({_message_matches(refused)}) && ({expression})" if refused else expression
+
+
+def _retried_by_status(policy: RetryPolicy) -> list[str]:
+    """When a failure is retried whose message and exit code have no meaning."""
+    conditions = []
     if policy.infrastructure != 0:
-        retried.append(f"(lastRetry.status == 'Error' && !({_EXIT_CODE_EXPRESSION} in {sorted(EXIT_CODES)}))")
+        conditions.append("lastRetry.status == 'Error'")
+    not_error = "" if conditions else "lastRetry.status != 'Error' && "
     if policy.user_error != 0:
-        retried.append(
-            f"(lastRetry.status != 'Error' && {_EXIT_CODE_EXPRESSION} > 0 && !({_EXIT_CODE_EXPRESSION} in "
-            f"{sorted(EXIT_CODES)}))"
-        )
+        conditions.append(f"lastRetry.status != 'Error' && {_EXIT_CODE} > 0")
     if policy.unknown != 0:
-        retried.append(f"(lastRetry.status != 'Error' && {_EXIT_CODE_EXPRESSION} < 1)")
-    accepted = " || ".join(retried)
-    return " && ".join([*(f"!({words})" for words in refused), f"({accepted})"]) if refused else accepted
+        conditions.append(f"{not_error}{_EXIT_CODE} < 1")
+    return conditions
 
 
 def _is_retried(policy: RetryPolicy, cause: Cause) -> bool:
@@ -84,8 +98,8 @@ def _limit(policy: RetryPolicy, retried: list[Cause]) -> int:
     return min(sum(UNLIMITED_RETRIES if budget is None else budget for budget in budgets), UNLIMITED_RETRIES)
 
 
-def _message_matches(words: tuple[str, ...]) -> str:
-    return f"lastRetry.message matches '{'|'.join(words)}'"
+def _message_matches(phrases: list[tuple[str, ...]]) -> str:
+    return f"lastRetry.message matches '{'|'.join(chain.from_iterable(phrases))}'"
 
 
 def _backoff(policy: RetryPolicy) -> Manifest:

@@ -184,7 +184,7 @@ def _wrapper_template(step: GatedStep, tasks: list[Manifest]) -> Manifest:
     return drop_empty_fields(
         {
             "name": step.name,
-            "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json()}},
+            "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json(exclude_defaults=True)}},
             "inputs": _wrapper_inputs(step),
             "outputs": _wrapper_outputs(step),
             "dag": {"tasks": tasks + timer},

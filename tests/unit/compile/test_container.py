@@ -36,7 +36,7 @@ def test_a_training_program_learns_where_it_stands() -> None:
     assert env(train(asked={"checkpoints": policy, "grace_seconds": 120})) == {
         "TIPHYS_STORE": STORE,
         "TIPHYS_RUN": "{{inputs.parameters.tiphys-run-id}}",
-        "TIPHYS_STEP": "{{inputs.parameters.tiphys-step}}",
+        "TIPHYS_STEP": "fit",
         "TIPHYS_ATTEMPT": "{{inputs.parameters.tiphys-attempt}}",
         "TIPHYS_GRACE_SECONDS": "120",
         "TIPHYS_LINEAGE": "{{inputs.parameters.tiphys-lineage}}",

@@ -253,8 +253,8 @@ def test_admit_declares_what_the_program_needs() -> None:
     made = compiled(step("prep"), train("fit", asked={"checkpoints": {}}))
     answers = made["prep-admit"]["outputs"]["parameters"]
 
-    assert [answer["name"] for answer in answers] == ["run", "run-id", "step", "attempt", "outputs"]
-    assert {answer["name"] for answer in made["fit-admit"]["outputs"]["parameters"]} == set(ADMIT_OUTPUTS)
+    assert [answer["name"] for answer in answers] == ["run", "run-id", "attempt", "outputs"]
+    assert {answer["name"] for answer in made["fit-admit"]["outputs"]["parameters"]} == set(ADMIT_OUTPUTS) - {"step"}
     assert all(answer["valueFrom"] == {"default": "", "supplied": {}} for answer in answers)
 
 
