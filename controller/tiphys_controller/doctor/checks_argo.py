@@ -20,6 +20,7 @@ from tiphys_controller.doctor.observed import (
 )
 
 _REQUEUE_VARIABLE = "DEFAULT_REQUEUE_TIME"
+_PATCH_RATE_VARIABLE = "ARGO_AGENT_PATCH_RATE"
 _FINALIZER_VARIABLE = "ARGO_POD_STATUS_CAPTURE_FINALIZER"
 _PLUGINS_VARIABLE = "ARGO_EXECUTOR_PLUGINS"
 _WRITE_BACK_VARIABLE = "INFORMER_WRITE_BACK"
@@ -27,6 +28,7 @@ _WORKFLOW_PLUGINS_VARIABLE = "ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS"
 _DISABLE_AGENT_SETTING = "disableAgentPodCreation"
 _DEFAULT_REQUEUE_SECONDS = 10.0
 _SLOW_REQUEUE_SECONDS = 2.0
+_SLOW_PATCH_SECONDS = 0.5
 _WAITS_OF_A_TRAINING = 5
 """Requeues that a training with one attempt waits for: one for admit, which has a timer, two for settle, two for
 conclude."""
@@ -62,6 +64,32 @@ def _check_deployment_requeue_time(deployment: Object) -> DoctorFinding:
         f"{_REQUEUE_VARIABLE} of Argo's controller {state}: each step waits {seconds:g} s for nothing, each training "
         f"{_WAITS_OF_A_TRAINING * seconds:g} s",
         f"kubectl set env {format_kubectl_target(deployment)} {_REQUEUE_VARIABLE}=1s",
+    )
+
+
+def check_agent_patch_rate(observed: ClusterObservation) -> list[DoctorFinding]:
+    """In sidecar mode Argo's agent pod hands answers on at this interval; by default at the requeue time."""
+    if find_plugin_mode(observed.tiphys.found) is PluginMode.AGENT:
+        return []
+    return [_check_deployment_patch_rate(one) for one in observed.argo.found]
+
+
+def _check_deployment_patch_rate(deployment: Object) -> DoctorFinding:
+    setting = read_environment_value(find_argo_container(deployment), _PATCH_RATE_VARIABLE)
+    try:
+        seconds = None if setting is None else parse_go_duration_seconds(setting)
+    except UsageError:
+        return unknown_finding(
+            "patch-rate",
+            f"{_PATCH_RATE_VARIABLE} of {format_kubectl_target(deployment)} is no plain duration ({setting!r})",
+        )
+    if seconds is not None and seconds <= _SLOW_PATCH_SECONDS:
+        return ok_finding("patch-rate", f"Argo's agent pods hand answers on every {seconds:g} s")
+    interval = f"DEFAULT_REQUEUE_TIME, since {_PATCH_RATE_VARIABLE} is not set" if seconds is None else f"{seconds:g} s"
+    return warning_finding(
+        "patch-rate",
+        f"Argo's agent pods hand answers on only once per {interval}: each plugin step waits for it",
+        f"kubectl set env {format_kubectl_target(deployment)} {_PATCH_RATE_VARIABLE}=200ms",
     )
 
 

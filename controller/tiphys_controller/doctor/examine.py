@@ -7,8 +7,9 @@ from tiphys_controller.doctor.finding import DoctorFinding
 from tiphys_controller.doctor.observed import ClusterObservation, find_plugin_mode
 
 _CHECKS = (
-    # A slow requeue costs time at every step and has no other symptom, so it comes first.
+    # Slow settings cost time at every step and have no other symptom, so they come first.
     checks_argo.check_requeue_time,
+    checks_argo.check_agent_patch_rate,
     checks_install.check_api_server,
     checks_argo.check_argo_kinds,
     checks_argo.check_argo_version,

@@ -49,6 +49,7 @@ from tiphys.store.probe import ProbeFinding
 
 GOOD_ENV = {
     "DEFAULT_REQUEUE_TIME": "500ms",
+    "ARGO_AGENT_PATCH_RATE": "200ms",
     "ARGO_EXECUTOR_PLUGINS": "true",
     "ARGO_POD_STATUS_CAPTURE_FINALIZER": "true",
 }
@@ -148,6 +149,26 @@ def test_a_slow_controller_of_argo(value: str | None, sentence: str) -> None:
     assert (found.name, found.state) == ("requeue-time", CheckStatus.WARNING)
     assert sentence in found.sentence
     assert found.remedy == "kubectl set env -n argo deployment/workflow-controller DEFAULT_REQUEUE_TIME=1s"
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "sentence"),
+    [
+        (None, CheckStatus.WARNING, "DEFAULT_REQUEUE_TIME, since ARGO_AGENT_PATCH_RATE is not set"),
+        ("2s", CheckStatus.WARNING, "only once per 2 s: each plugin step waits for it"),
+        ("soon", CheckStatus.UNKNOWN, "is no plain duration ('soon')"),
+    ],
+)
+def test_agent_pods_that_keep_answers_back(value: str | None, state: CheckStatus, sentence: str) -> None:
+    env = {name: text for name, text in GOOD_ENV.items() if name != "ARGO_AGENT_PATCH_RATE"}
+    there = argo(env | ({"ARGO_AGENT_PATCH_RATE": value} if value else {}))
+    found = only(replace(GOOD, argo=there))
+    assert (found.name, found.state) == ("patch-rate", state)
+    assert sentence in found.sentence
+    if state is CheckStatus.WARNING:
+        remedy = "kubectl set env -n argo deployment/workflow-controller ARGO_AGENT_PATCH_RATE=200ms"
+        assert found.remedy == remedy
+    assert "patch-rate" not in {one.name for one in run_checks(replace(GOOD, argo=there, tiphys=tiphys("agent")))}
 
 
 @pytest.mark.parametrize("value", ["", "10", "s"])
