@@ -1,8 +1,10 @@
 """`GatedStep`: the author's task, template and settings of one step, from which compile makes all its templates."""
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from hera_pipelines.compile import references
@@ -17,6 +19,7 @@ from tiphys.records import json_digest
 DEFAULT_GRACE_SECONDS = 30.0
 """Kubernetes' default of ``terminationGracePeriodSeconds``."""
 
+_FILE_SUFFIX = re.compile(r"(?<=.)(\.tar)?\.[A-Za-z][A-Za-z0-9]{0,9}$")
 _PROGRAM_FIELDS = ("image", "command", "args", "env", "envFrom", "workingDir", "source")
 
 
@@ -92,6 +95,7 @@ class GatedStep:
             kind=self.settings.kind,
             parameters=tuple(p["name"] for p in self.output_parameters),
             artifacts=tuple(a["name"] for a in self.output_artifacts),
+            suffixes={a["name"]: suffix for a in self.output_artifacts if (suffix := _file_suffix(a["path"]))},
             template=program_digest(self.program),
             cache=self.settings.cache,
             share=self.settings.share,
@@ -119,6 +123,12 @@ class GatedStep:
         kinds = len(self.settings.spot)
         spot = {"spot": "only" if kinds == 1 else "allowed"} if kinds else {}
         return gpu.model_copy(update={**duration, **spot})
+
+
+def _file_suffix(path: str) -> str:
+    """Suffix of the last part of ``path``; empty where it is none that a file type has, as in ``/tmp/v1.2 (final)``."""
+    found = _FILE_SUFFIX.search(PurePosixPath(path).name)
+    return found[0] if found else ""
 
 
 def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:

@@ -102,7 +102,11 @@ def _outputs(step: GatedStep) -> Manifest:
 
 
 def _output_files(step: GatedStep) -> list[Manifest]:
-    artifacts = [_keyed_artifact(step, a["name"], a["path"], f"artifacts/{a['name']}") for a in step.output_artifacts]
+    spec = step.spec()
+    artifacts = [
+        _keyed_artifact(step, a["name"], a["path"], f"artifacts/{spec.artifact_file(a['name'])}")
+        for a in step.output_artifacts
+    ]
     parameters = [
         _keyed_artifact(
             step, references.parameter_artifact(p["name"]), p["valueFrom"]["path"], f"parameters/{p['name']}"

@@ -5,6 +5,7 @@ from tiphys.protocol.step_spec import StepSpec
 LEFT_OUT = {
     "parameters": [],
     "artifacts": [],
+    "suffixes": {},
     "cache": True,
     "share": False,
     "gpu": None,

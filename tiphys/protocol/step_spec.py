@@ -277,6 +277,8 @@ class StepSpec(Record):
     """Names of declared output parameters."""
     artifacts: tuple[str, ...] = ()
     """Names of declared output artifacts."""
+    suffixes: dict[str, str] = {}
+    """Suffix of the path of an output artifact, by its name, which its key keeps: ``{"report": ".html"}``."""
     template: str
     """Digest of the program: image, command, arguments, environment and source, without resources."""
     cache: bool = True
@@ -292,3 +294,8 @@ class StepSpec(Record):
     """The gang of an attempt; None for a single pod."""
     spot: tuple[NodeLabelValue, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
     """Labels of the spot nodes that it may use; set only if ``retry.on_demand_after`` is set."""
+
+    def artifact_file(self, name: str) -> str:
+        """File name of an output artifact in storage. Viewers, such as that of Argo's UI, go by its suffix."""
+        suffix = self.suffixes.get(name, "")
+        return name if name.endswith(suffix) else name + suffix

@@ -33,7 +33,9 @@ SpecField = tuple[DriftClass, str]
 _PROGRAM_KINDS = ("container", "script", "resource")
 _TIPHYS_NAME = re.compile(r"tiphys-|TIPHYS_|CHECKPOINT_URI$")
 # These repeat the template, the task or a gang, whose fields are compared by themselves.
-_EXCLUDED_SPEC_FIELDS = ("name", "template", "kind", "fan_out", "gpu", "gang")
+_EXCLUDED_SPEC_FIELDS = ("name", "template", "kind", "fan_out", "gpu", "gang", "suffixes")
+_COMPILED_FIELD = re.compile(r"retryStrategy\.expression|outputs\.artifacts\.[^.]+\.s3\.key")
+"""Fields that compile derives from the retry budgets and the paths, which are compared by themselves."""
 _FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 _WORLD_SIZE_FIELDS = ("gpus", "members")
 
@@ -102,7 +104,8 @@ def _program_fields(template: Manifest) -> Iterator[tuple[SpecField, str]]:
             yield (_DRIFT_BY_FIELD.get(place, DriftClass.TEMPLATE), place), text
     rest = {key: value for key, value in template.items() if key not in (*_PROGRAM_KINDS, "name", "inputs", "metadata")}
     for place, text in _flatten(rest):
-        yield (DriftClass.TEMPLATE, place), text
+        if not _COMPILED_FIELD.fullmatch(place):
+            yield (DriftClass.TEMPLATE, place), text
 
 
 def _admit_fields(

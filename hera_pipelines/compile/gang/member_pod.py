@@ -211,7 +211,8 @@ def _container(step: GatedStep, template: Manifest, rank_environment: list[Manif
 def declared_files(step: GatedStep) -> Manifest | None:
     """The declared inputs and outputs for `tiphys.checkpoint.member`; None where the members do not need it."""
     inputs = {artifact["name"]: artifact["path"] for artifact in step.input_artifacts}
-    outputs = {f"artifacts/{artifact['name']}": artifact["path"] for artifact in step.output_artifacts}
+    spec = step.spec()
+    outputs = {f"artifacts/{spec.artifact_file(output['name'])}": output["path"] for output in step.output_artifacts}
     outputs |= {
         f"parameters/{parameter['name']}": parameter["valueFrom"]["path"] for parameter in step.output_parameters
     }

@@ -42,7 +42,6 @@ from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
 
-_OUTPUT_FOLDERS = {OutputKind.PARAMETER: "parameters", OutputKind.ARTIFACT: "artifacts"}
 _TRY = re.compile(r"(\d+)/")
 _RECORDED_OBJECT_BYTES = 130
 """Size of an `OutputObject` in a record, without its key."""
@@ -60,9 +59,14 @@ class LocatedOutput(NamedTuple):
 def locate_outputs(spec: StepSpec, prefix: str, listing: Sequence[ObjectInfo], min_try: int = 0) -> list[LocatedOutput]:
     """Find each declared output of ``spec``; ``listing`` has the objects below ``prefix``, which ends with a slash."""
     root = f"{prefix}{_last_try(prefix, listing, min_try)}/" if spec.kind is StepKind.STEP else prefix
-    declared = [(name, OutputKind.PARAMETER) for name in spec.parameters]
-    declared += [(name, OutputKind.ARTIFACT) for name in spec.artifacts]
-    return [_locate_output(name, kind, f"{root}{_OUTPUT_FOLDERS[kind]}/{name}", listing) for name, kind in declared]
+    parameters = [
+        _locate_output(name, OutputKind.PARAMETER, f"{root}parameters/{name}", listing) for name in spec.parameters
+    ]
+    artifacts = [
+        _locate_output(name, OutputKind.ARTIFACT, f"{root}artifacts/{spec.artifact_file(name)}", listing)
+        for name in spec.artifacts
+    ]
+    return parameters + artifacts
 
 
 def _last_try(prefix: str, listing: Sequence[ObjectInfo], at_least: int) -> int:

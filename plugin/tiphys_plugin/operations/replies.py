@@ -96,7 +96,8 @@ def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavo
 def _expected_artifacts(call: StepCall, outputs_key: str) -> list[ArtifactValue]:
     """Where the first try of a step stores its artifacts, for the outputs of one that stored none."""
     return [
-        ArtifactValue(name=name, s3=S3Location(key=f"{outputs_key}/0/artifacts/{name}")) for name in call.spec.artifacts
+        ArtifactValue(name=name, s3=S3Location(key=f"{outputs_key}/0/artifacts/{call.spec.artifact_file(name)}"))
+        for name in call.spec.artifacts
     ]
 
 

@@ -365,6 +365,26 @@ def test_outputs_of_a_step_lie_below_the_number_of_the_retry() -> None:
     assert key == "{{inputs.parameters.tiphys-outputs}}/{{retries}}/artifacts/data"
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "file"),
+    [
+        ("report", "/tmp/out.html", "report.html"),
+        ("report.html", "/tmp/out.html", "report.html"),
+        ("model", "/tmp/model.tar.gz", "model.tar.gz"),
+        ("model", "/tmp/.cache", "model"),
+        ("model", "/tmp/model", "model"),
+        ("model", "/tmp/v1.2", "model"),
+        ("model", "/tmp/a.b c", "model"),
+        ("model", "/tmp/{{inputs.parameters.name}}.x{{workflow.name}}", "model"),
+    ],
+)
+def test_an_output_file_keeps_the_suffix_by_which_viewers_know_it(name: str, path: str, file: str) -> None:
+    manifest = compile_workflow(workflow(step("prep", outputs={"artifacts": [{"name": name, "path": path}]})), OPTIONS)
+    key = by_name(manifest)["prep-run"]["outputs"]["artifacts"][0]["s3"]["key"]
+    assert key == f"{{{{inputs.parameters.tiphys-outputs}}}}/{{{{retries}}}}/artifacts/{file}"
+    assert CompiledPipeline.from_manifest(manifest).steps["prep"].artifact_file(name) == file
+
+
 def test_pods_bear_the_labels_by_which_they_are_found() -> None:
     template = train("fit")
     template["metadata"]["labels"] = {"team": "vision"}

@@ -37,6 +37,14 @@ def ran(here: World, **changes):
     return flow
 
 
+def test_an_output_is_found_under_the_suffix_of_its_path(here):
+    flow = here.submit(prep(suffixes={"data": ".json"}))
+    reply = flow.admit("prep")
+    flow.write_output(reply, "0/parameters/rows", b"1797")
+    key = flow.write_output(reply, "0/artifacts/data.json", b"{}")
+    assert artifacts(flow.conclude("prep")) == {"data": here.store.artifact_key(key)}
+
+
 def end_of(here: World, attempt: int = 1) -> dict:
     return records(here.store, f"control/runs/digits-abc12/attempts/prep/{attempt:09d}.end")[0]
 
