@@ -103,6 +103,12 @@ def _add_deployment_options(command: argparse.ArgumentParser) -> None:
         help="namespace whose workflows are served; repeat for more",
     )
     served.add_argument("--all-namespaces", action="store_true", help="serve every namespace of the cluster")
+    command.add_argument(
+        "--ledger-kind",
+        choices=("tiphys", "kueue"),
+        default="tiphys",
+        help="who grants GPUs: the queues of a GPULedger, or the LocalQueues of Kueue (default: %(default)s)",
+    )
     command.add_argument("--ledger-name", default="default", help="name of the GPULedger (default: %(default)s)")
     command.add_argument(
         "--release-namespace", default="", help="namespace of the GPULedger and the Leases (default: that of this pod)"

@@ -31,7 +31,7 @@ from support.chart import (
     pod_specs,
     render,
 )
-from support.chart_rights import GUIDE, with_table
+from support.chart_rights import GUIDE, rights, with_table
 
 from hera_pipelines.compile.executor_plugins import parse_executor_plugin
 from tiphys.protocol.gang import GANG_SERVICE, MEMBER_LABEL
@@ -521,6 +521,8 @@ def test_a_workflow_template_starts_the_image_that_was_chosen() -> None:
             "with namespaces a, b it must hold {namespace}, such as s3://ml-runs/{namespace}/tiphys",
         ),
         (["clusterWide=true"], "with clusterWide: true it must hold {namespace}"),
+        (["ledger.kind=slurm"], "at '/ledger/kind'"),
+        (["ledger.kind=kueue", "projections.enabled=true"], "with ledger.kind kueue there is none"),
     ],
     ids=lambda value: value if isinstance(value, str) and "=" in value else None,
 )
@@ -528,6 +530,21 @@ def test_wrong_values_are_refused_with_the_field_and_the_remedy(values: list[str
     with pytest.raises(Refused) as refused:
         render(*MINIMAL, *values)
     assert sentence in str(refused.value)
+
+
+def test_kueue_takes_the_place_of_the_ledger_in_arguments_and_rights() -> None:
+    ours, kueue = (render(*MINIMAL, f"ledger.kind={kind}") for kind in ("tiphys", "kueue"))
+    assert "--ledger-kind=kueue" in _arguments(kueue, "plugin")
+    assert not [one for one in _arguments(ours, "plugin") if "ledger-kind" in one]
+    gained = {right for right in set(rights(kueue)) - set(rights(ours)) if right.account == "plugin"}
+    assert {(right.where, right.resource, right.verbs) for right in gained} == {
+        ("workflows", "workloads.kueue.x-k8s.io", "get, list, create, patch, delete"),
+        ("workflows", "workloads.kueue.x-k8s.io/status", "update"),
+        ("workflows", "localqueues.kueue.x-k8s.io", "get, list"),
+        ("workflows", "localqueues.visibility.kueue.x-k8s.io/pendingworkloads", "get"),
+        ("cluster", "resourceflavors.kueue.x-k8s.io", "get"),
+    }
+    assert not [right for right in rights(kueue) if right.account == "plugin" and "gpuledgers" in right.resource]
 
 
 def test_the_notes_begin_with_what_costs_most_time() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tiphys_plugin.server.tenants import Tenants
-from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
+from tiphys_plugin.server.wiring import DeploymentSettings, LedgerKind, build_tenants
 
 from support import kube_server
 from support.argo_pods import pod
@@ -29,6 +29,7 @@ class Site:
     root: Path
     server: KubeServer
     namespaces: tuple[str, ...] | None = ("ml", "vision")
+    ledger_kind: LedgerKind = LedgerKind.TIPHYS
     tenants: Tenants = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,9 +55,10 @@ class Site:
         """The service, as if it had just been started; the one before is gone."""
         if hasattr(self, "tenants"):
             self.tenants.close()
-        self.tenants = build_tenants(
-            self.api, DeploymentSettings(self.store_url, self.namespaces, release_namespace=RELEASE), QUICK
+        deployment = DeploymentSettings(
+            self.store_url, self.namespaces, ledger_kind=self.ledger_kind, release_namespace=RELEASE
         )
+        self.tenants = build_tenants(self.api, deployment, QUICK)
         return self.tenants
 
     def store(self, namespace: str) -> Store:
@@ -112,9 +114,11 @@ class Submitted:
 
 
 @contextmanager
-def site(root: Path, namespaces: tuple[str, ...] | None = ("ml", "vision")):
+def site(
+    root: Path, namespaces: tuple[str, ...] | None = ("ml", "vision"), ledger_kind: LedgerKind = LedgerKind.TIPHYS
+):
     with kube_server.serving() as server:
-        here = Site(root, server, namespaces)
+        here = Site(root, server, namespaces, ledger_kind)
         try:
             yield here
         finally:

@@ -85,6 +85,8 @@ class KubeServer:
         """Plurals of kinds that this server does not have."""
         self.paths: dict[str, Object] = {"/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}}
         """What a GET of a path that is no resource answers."""
+        self.subresources: dict[tuple[str, str, str], Object] = {}
+        """What a GET of a subresource answers, by subresource, namespace and name of the object."""
         self._faults: list[tuple[Callable[[Request], bool], Fault]] = []
         self._lock = threading.Lock()
         self._paused = False
@@ -195,7 +197,7 @@ class KubeServer:
         self._check_subresource(request)
         match request.verb:
             case "get":
-                return 200, self.store.get(request.place)
+                return 200, self.subresources.get(request[2:5]) or self.store.get(request.place)
             case "list":
                 return 200, self._listed(request, query)
             case "create":
@@ -214,6 +216,8 @@ class KubeServer:
 
     def _check_subresource(self, request: Request) -> None:
         has_status = request.plural in self.store.with_status | _STATUS_ALSO_IN_THE_OBJECT
+        if request[2:5] in self.subresources:
+            return
         if request.subresource not in ("", "status") or (request.subresource == "status" and not has_status):
             raise RefusedError(404, "NotFound", "the server could not find the requested resource")
 

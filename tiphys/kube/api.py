@@ -146,6 +146,7 @@ class KubeApi:
         namespace: str | None,
         name: str,
         uid: str = "",
+        resource_version: str = "",
         grace_seconds: int | None = None,
         propagation: Literal["Background", "Foreground", "Orphan"] | None = None,
     ) -> bool:
@@ -156,14 +157,17 @@ class KubeApi:
             namespace: Namespace; None for kinds without one.
             name: Name of the object.
             uid: Delete only an object with this uid; empty for any.
+            resource_version: Delete the object only if it was not changed since this version; empty for any.
             grace_seconds: Grace period; None for the default of the object.
             propagation: How the objects that it owns are deleted; None for the default of the kind, which leaves the
                 pods of a Job running.
 
         Raises:
-            ConflictError: the object has another uid.
+            ConflictError: the object has another uid or resource version.
         """
-        options: Object = {"preconditions": {"uid": uid}} if uid else {}
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {name: value for name, value in conditions.items() if value}
+        options: Object = {"preconditions": preconditions} if preconditions else {}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         if propagation is not None:

@@ -78,5 +78,8 @@ GPU_FLAVORS = Resource("tiphys.dev", "v1alpha1", "gpuflavors", "GPUFlavor")
 GPU_LEASES = Resource("tiphys.dev", "v1alpha1", "gpuleases", "GPULease")
 GPU_QUEUES = Resource("tiphys.dev", "v1alpha1", "gpuqueues", "GPUQueue")
 GPU_LEDGERS = Resource("tiphys.dev", "v1alpha1", "gpuledgers", "GPULedger")
+KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
+KUEUE_LOCAL_QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
+KUEUE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors", "ResourceFlavor")
 DEFAULT_LEDGER_NAME = "default"
 """Default name of a GPULedger."""

@@ -9,6 +9,20 @@
   resources: [pods]
   verbs: [list, delete]
 {{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
+{{- if eq .Values.ledger.kind "kueue" }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [update]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [localqueues]
+  verbs: [get, list]
+- apiGroups: [visibility.kueue.x-k8s.io]
+  resources: [localqueues/pendingworkloads]
+  verbs: [get]
+{{- end }}
 {{- if eq .Values.mode "agent" }}
 - apiGroups: [argoproj.io]
   resources: [workflowtasksets]
@@ -25,6 +39,7 @@
   resources: [configmaps]
   resourceNames: [kube-root-ca.crt]
   verbs: [get]
+{{- if eq .Values.ledger.kind "tiphys" }}
 - apiGroups: [tiphys.dev]
   resources: [gpuledgers]
   verbs: [create]
@@ -36,6 +51,7 @@
   resources: [gpuledgers/status]
   resourceNames: [default]
   verbs: [update]
+{{- end }}
 {{- if eq .Values.mode "agent" }}
 {{ include "tiphys.rules.lease" "tiphys-agent" }}
 {{- end }}
@@ -46,6 +62,13 @@
 - apiGroups: [""]
   resources: [nodes, pods]
   verbs: [list, watch]
+{{- end }}
+
+{{/* Plugin, in the whole cluster, with Kueue. */}}
+{{- define "tiphys.rules.plugin.kueue" -}}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [resourceflavors]
+  verbs: [get]
 {{- end }}
 
 {{/* Controller, in each workflow namespace. */}}

@@ -104,7 +104,11 @@ def _expected_artifacts(call: StepCall, outputs_key: str) -> list[ArtifactValue]
 def _find_flavor(call: StepCall, claim: AttemptClaim) -> Flavor | None:
     if not claim.flavor:
         return None
-    queues = call.context.ledger.snapshot().queues
+    ledger = call.context.ledger.snapshot()
+    granted = next((lease.flavor for lease in ledger.leases if lease.id == claim.lease), None)
+    if granted is not None:
+        return granted
+    queues = ledger.queues
     flavor = queues.flavor_set.by_name.get(claim.flavor) if isinstance(queues, Queues) else None
     if flavor is None:
         raise StoreError(

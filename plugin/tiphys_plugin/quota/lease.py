@@ -55,6 +55,9 @@ class AdmissionReason(StrEnum):
     LEDGER_FULL = "LedgerFull"
     LEDGER_SHARE_EXCEEDED = "LedgerShareExceeded"
     LEDGER_RECOVERING = "LedgerRecovering"
+    PENDING_EVALUATION = "PendingEvaluation"
+    ADMISSION_CHECK_PENDING = "AdmissionCheckPending"
+    UNSUPPORTED_BY_KUEUE = "UnsupportedByKueue"
 
 
 def hash_node_name(node: str) -> str:
@@ -234,6 +237,8 @@ class Lease:
     nodes: tuple[str, ...] = ()
     """The node of each member; empty where no nodes are declared."""
     preemption: PreemptionNotice | None = None
+    flavor: Flavor | None = None
+    """The granted flavor, if its declaration is not among the queue rules of the ledger."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +313,7 @@ class LedgerSnapshot:
 
 
 class LedgerLostError(StoreError):
-    """The ledger was deleted or replaced while leases were kept in it; nothing is granted until it is recovered."""
+    """The ledger was deleted or replaced, or is not there; nothing is granted until it is recovered."""
 
 
 class AdmissionBackend(Protocol):

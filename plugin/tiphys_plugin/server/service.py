@@ -13,7 +13,7 @@ from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.server.app import AppServer, create_service_app
 from tiphys_plugin.server.tenants import TenantChecks
 from tiphys_plugin.server.token_review import TokenReviewAuthenticator
-from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
+from tiphys_plugin.server.wiring import DeploymentSettings, LedgerKind, build_tenants
 
 _log = structlog.get_logger()
 
@@ -56,5 +56,10 @@ def agent(options: argparse.Namespace, stop: threading.Event) -> None:
 def _deployment_settings(options: argparse.Namespace) -> DeploymentSettings:
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespaces))
     return DeploymentSettings(
-        options.store, namespaces, options.ledger_name, options.release_namespace, options.image_pull_timeout
+        options.store,
+        namespaces,
+        LedgerKind(options.ledger_kind),
+        options.ledger_name,
+        options.release_namespace,
+        options.image_pull_timeout,
     )

@@ -30,6 +30,7 @@ from tiphys.store import TenantStores
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.core import PluginCore, refusal_reply
 from tiphys_plugin.operations.lease_reclaim import find_unleased_pods
+from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import AdmissionBackend
 from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.runtime import requests
@@ -75,7 +76,7 @@ class Tenants:
         self.background = ExitStack()
         """Background tasks and watches, which run until `close`."""
         self.registry = CollectorRegistry()
-        self.registry.register(LedgerCollector(ledger.snapshot, measures_room=True))
+        self.registry.register(LedgerCollector(ledger.snapshot, measures_room=not isinstance(ledger, KueueAdmission)))
         self.registry.register(TenantsCollector(self._metrics))
 
     def execute(self, namespace: str, document: dict[str, Any]) -> ExecuteReply:

@@ -5,6 +5,7 @@ same plugin, so both build it here.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME
@@ -17,10 +18,21 @@ from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.nodes.straggler_watch import StragglerDetection
 from tiphys_plugin.operations.pending_sweep import PendingRequestSweep
+from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS, PluginSettings
+from tiphys_plugin.server.kueue_upkeep import KueueUpkeep
 from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import Tenants
+
+
+class LedgerKind(StrEnum):
+    """The authority that grants GPUs in an installation."""
+
+    TIPHYS = "tiphys"
+    """The queues of a `GPULedger`."""
+    KUEUE = "kueue"
+    """The LocalQueues of Kueue."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class DeploymentSettings:
     """URL of the store; ``{namespace}`` in it is replaced by the namespace of each tenant."""
     namespaces: tuple[str, ...] | None
     """Served namespaces; None for all of the cluster."""
+    ledger_kind: LedgerKind = LedgerKind.TIPHYS
     ledger_name: str = DEFAULT_LEDGER_NAME
     """Name of the GPULedger object."""
     release_namespace: str = ""
@@ -52,7 +65,11 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     cluster = KubernetesCluster(api, deployment.namespaces, identify_cluster(api))
     nodes = ClusterInventory(api)
     namespace = deployment.release_namespace or api.namespace
-    ledger = KubernetesLedger(api, namespace, deployment.ledger_name, rules=nodes.resolve_rules)
+    ledger: KubernetesLedger | KueueAdmission
+    if deployment.ledger_kind is LedgerKind.KUEUE:
+        ledger = KueueAdmission(api, deployment.namespaces)
+    else:
+        ledger = KubernetesLedger(api, namespace, deployment.ledger_name, rules=nodes.resolve_rules)
     tenants = Tenants(stores, cluster, ledger, settings)
     tenants.registry.register(NodesCollector(lambda: nodes.observed_nodes))
     tenants.background.enter_context(nodes)
@@ -62,5 +79,8 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     )
     tenants.background.enter_context(PendingRequestSweep(ledger, cluster, stores))
     tenants.background.enter_context(StragglerDetection(ledger, cluster, stores, nodes, utc_now))
-    tenants.background.enter_context(LedgerRecovery(ledger, tenants))
+    if isinstance(ledger, KueueAdmission):
+        tenants.background.enter_context(KueueUpkeep(ledger, tenants))
+    else:
+        tenants.background.enter_context(LedgerRecovery(ledger, tenants))
     return tenants

@@ -1,0 +1,1 @@
+"""Kueue as the authority over GPUs: one `Workload` of Kueue per admission."""

@@ -1,0 +1,429 @@
+"""`AdmissionBackend` over Kueue: Kueue decides, and Tiphys does the rest of the life of a `Workload`.
+
+A Workload passes through these states; each transition is one write of the API
+server, so a service may die between any two, and another one goes on:
+
+* *created* by the first request of an attempt, under a name derived from it;
+* *admitted* by Kueue, when its queue has the quota;
+* *granted*: the next repetition of the request writes the grant, only if Kueue has
+  not changed the Workload since. From then on it is a lease;
+* *evicted* by Kueue: before the grant the reservation is given back at once, and
+  the request waits again. Afterwards the lease is marked as preempted: the
+  preemption loop asks the pods to save and exit, and Kueue gets the quota back
+  once they are gone;
+* *finished* by Tiphys, which returns the quota.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime, timedelta
+
+import structlog
+
+from tiphys.errors import (
+    ConflictError,
+    ForbiddenError,
+    IntegrityError,
+    NotFoundError,
+    StoreError,
+    TiphysError,
+    UsageError,
+)
+from tiphys.faults import failpoint
+from tiphys.kube import KubeApi, Object
+from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL
+from tiphys.records import utc_now
+from tiphys_plugin.quota.kueue.status import (
+    condition_is_true,
+    with_condition,
+    with_reservation,
+    without_reservation,
+)
+from tiphys_plugin.quota.kueue.workload import (
+    GPU_RESOURCE,
+    GRANT_ANNOTATION,
+    MANAGED_BY,
+    POD_SET,
+    AssignedFlavor,
+    Grant,
+    KueueWorkload,
+    build_assigned_flavor,
+    build_workload,
+    describe_wait,
+    find_leases,
+    find_pending,
+    parse_workload,
+    split_lease_id,
+    workload_name,
+)
+from tiphys_plugin.quota.lease import (
+    Admission,
+    AdmissionReason,
+    Admitted,
+    DeferralReason,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    LedgerLostError,
+    LedgerSnapshot,
+    Rejected,
+)
+
+_MAX_TRIES = 8
+_CHECK_EVERY = timedelta(seconds=30)
+_FORGET_GRANTLESS_AFTER = timedelta(minutes=5)
+"""A step repeats its request at least twice a minute. Quota that is reserved for longer without a grant is returned."""
+_KEEP_FINISHED = timedelta(minutes=10)
+"""How long a finished Workload is kept for people who look into a queue."""
+_VISIBILITY = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{}/localqueues/{}/pendingworkloads"
+_log = structlog.get_logger()
+
+
+class KueueAdmission:
+    """`AdmissionBackend` over the Workloads of ``namespaces``; safe to use from many threads and services.
+
+    Args:
+        api: The API server.
+        namespaces: Served namespaces; None for all.
+        clock: Time of day.
+
+    Raises:
+        StoreError: the API server does not answer, has no Kueue, or refuses access; the message says what to do.
+    """
+
+    def __init__(
+        self, api: KubeApi, namespaces: Collection[str] | None, clock: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._api = api
+        self._namespaces = None if namespaces is None else tuple(namespaces)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_check = datetime.min.replace(tzinfo=clock().tzinfo)
+
+    def request(self, request: LeaseRequest) -> Admission:
+        if (refusal := find_unsupported(request)) is not None:
+            return Rejected(AdmissionReason.UNSUPPORTED_BY_KUEUE, refusal)
+        for _ in range(_MAX_TRIES):
+            with contextlib.suppress(ConflictError), _explained(request.namespace):
+                if (answer := self._try_request(request)) is not None:
+                    return answer
+        raise StoreError(f"{_describe(request)} was changed by others {_MAX_TRIES} times in a row; ask again")
+
+    def _try_request(self, request: LeaseRequest) -> Admission | None:
+        """One try; None if the Workload that was found had ended and is deleted now."""
+        manifest = self._api.get(KUEUE_WORKLOADS, request.namespace, workload_name(request))
+        if manifest is None:
+            return self._create(request)
+        workload = parse_workload(manifest)
+        if workload.is_deleting:
+            return Deferred(AdmissionReason.PENDING_EVALUATION, "the Workload of an earlier try is being deleted", 1)
+        if workload.is_finished:
+            self._delete(workload)
+            return None
+        if workload.grant is None and workload.eviction is not None:
+            return self._return_reservation(workload)
+        if workload.grant is not None or workload.is_admitted:
+            return self._grant(workload)
+        return self._defer(workload)
+
+    def _create(self, request: LeaseRequest) -> Admission:
+        queues = self._api.list(KUEUE_LOCAL_QUEUES, request.namespace).items
+        names = sorted(one["metadata"]["name"] for one in queues)
+        if request.queue not in names:
+            return Rejected(
+                AdmissionReason.QUEUE_UNKNOWN,
+                f"namespace {request.namespace} has no LocalQueue {request.queue!r}; it has: "
+                f"{', '.join(names) or 'none'}; name one of them as the queue of the step, or have the administrator "
+                "create it",
+            )
+        failpoint("kueue.before_create")
+        try:
+            created = self._api.create(KUEUE_WORKLOADS, request.namespace, build_workload(request))
+        except (UsageError, ForbiddenError) as error:
+            if isinstance(error, ForbiddenError) and "denied the request" not in str(error):
+                raise
+            return Rejected(AdmissionReason.MISCONFIGURED, f"Kueue refused the Workload: {error}")
+        failpoint("kueue.after_create")
+        return self._defer(parse_workload(created))
+
+    def _grant(self, workload: KueueWorkload) -> Admitted:
+        """The answer for an admitted Workload. Repeated, it is the same."""
+        grant = workload.grant or self._write_grant(workload)
+        is_elastic = workload.request.min_members is not None
+        return Admitted(
+            lease=workload.lease_id,
+            pool=grant.flavor.name,
+            waited_seconds=max(0.0, (grant.granted_at - workload.created_at).total_seconds()),
+            nodes=grant.nodes,
+            flavor=grant.flavor,
+            members=grant.members if is_elastic else None,
+        )
+
+    def _write_grant(self, workload: KueueWorkload) -> Grant:
+        flavor = self._read_flavor(workload.flavor_name, workload.manifest)
+        grant = Grant(granted_at=self._clock(), flavor=flavor, members=workload.assigned_members)
+        failpoint("kueue.before_grant")
+        self._annotate(workload, grant)
+        failpoint("kueue.after_grant")
+        return grant
+
+    def _read_flavor(self, name: str, manifest: Object) -> AssignedFlavor:
+        flavor = self._api.get(KUEUE_FLAVORS, None, name) if name else None
+        if flavor is None:
+            raise StoreError(
+                f"Kueue assigned the ResourceFlavor {name!r} to {manifest['metadata']['name']}, which does not exist "
+                f"or is not one for {GPU_RESOURCE}; look at the flavors of its ClusterQueue"
+            )
+        return build_assigned_flavor(flavor, manifest)
+
+    def _return_reservation(self, workload: KueueWorkload) -> Deferred:
+        """End an eviction before the grant, as Kueue's integrations do once their pods are gone; no pod exists yet."""
+        eviction = workload.eviction
+        reason, message = (eviction.reason, eviction.message) if eviction else ("", "")
+        if workload.manifest["status"].get("admission"):
+            self._write_status(workload, without_reservation(workload.manifest, reason, message, self._clock()))
+        return Deferred(
+            AdmissionReason.WAITING_FOR_QUOTA, f"Kueue took the GPUs back before the start ({reason}: {message})", 1
+        )
+
+    def _defer(self, workload: KueueWorkload) -> Deferred:
+        reason, message = describe_wait(workload)
+        position, where = self._find_position(workload)
+        message = f"{where}; {message}"
+        return Deferred(reason, message, position, (DeferralReason(reason, message),))
+
+    def _find_position(self, workload: KueueWorkload) -> tuple[int, str]:
+        """Position among the waiting Workloads, counted from 1, and a phrase that says in which line."""
+        queue = workload.request.queue
+        with contextlib.suppress(TiphysError):  # its API is an addition that an installation may lack
+            items = self._api.get_path(_VISIBILITY.format(workload.namespace, queue)).get("items") or []
+            for one in items:
+                if one["metadata"]["name"] == workload.name:
+                    in_queue, in_all = one["positionInLocalQueue"] + 1, one["positionInClusterQueue"] + 1
+                    return in_all, f"position {in_queue} in LocalQueue {queue}, {in_all} in its ClusterQueue"
+        waiting = [
+            (-int((one["spec"].get("priority")) or 0), one["metadata"]["creationTimestamp"], one["metadata"]["name"])
+            for one in self._api.list(KUEUE_WORKLOADS, workload.namespace).items
+            if one["spec"].get("queueName") == queue and _is_waiting(one)
+        ]
+        names = [name for _, _, name in sorted(waiting)]
+        position = names.index(workload.name) + 1 if workload.name in names else len(names) + 1
+        return position, f"position {position} in LocalQueue {queue}, counted by priority and age"
+
+    def restore(
+        self,
+        lease: str,  # noqa: ARG002  part of the protocol; the name is derived from the attempt
+        request: LeaseRequest,
+        gpu_type: str | None,
+        nodes: tuple[str, ...] = (),
+        running_members: int | None = None,  # noqa: ARG002
+    ) -> int:
+        """Record the lease of live pods whose Workload was deleted: it is created as admitted, beyond any quota.
+
+        ``gpu_type`` is the name of the flavor, see `AdmissionBackend.restore`.
+        """
+        for _ in range(_MAX_TRIES):
+            with contextlib.suppress(ConflictError), _explained(request.namespace):
+                if self._try_restore(request, gpu_type or "", nodes):
+                    return request.gpus
+        raise StoreError(f"{_describe(request)} was changed by others {_MAX_TRIES} times in a row; ask again")
+
+    def _try_restore(self, request: LeaseRequest, flavor: str, nodes: tuple[str, ...]) -> bool:
+        found = self._api.get(KUEUE_WORKLOADS, request.namespace, workload_name(request))
+        workload = self._parse(found) if found is not None else None
+        if found is not None and (workload is None or workload.is_finished):
+            self._api.delete(KUEUE_WORKLOADS, request.namespace, found["metadata"]["name"])
+            return False
+        if workload is not None and workload.grant is not None:
+            return True
+        if workload is None:
+            body = build_workload(request, is_running=True)
+            workload = parse_workload(self._api.create(KUEUE_WORKLOADS, request.namespace, body))
+        queue = self._api.get(KUEUE_LOCAL_QUEUES, request.namespace, request.queue)
+        if queue is None:
+            raise StoreError(
+                f"the lease of {_describe(request)} cannot be recorded, because its LocalQueue {request.queue} is gone"
+            )
+        assigned = self._read_flavor(flavor, workload.manifest)
+        if not workload.manifest.get("status", {}).get("admission"):
+            status = with_reservation(workload, queue["spec"]["clusterQueue"], flavor, request, self._clock())
+            workload = parse_workload(self._write_status(workload, status))
+        members = request.members
+        self._annotate(workload, Grant(granted_at=self._clock(), flavor=assigned, members=members, nodes=nodes))
+        return True
+
+    def withdraw(self, uid: str) -> None:
+        for workload in self._list(f"{MANAGED_BY},{WORKFLOW_UID_LABEL}={uid}"):
+            if workload.grant is None:
+                with contextlib.suppress(ConflictError):  # granted or repeated meanwhile: the next sweep looks again
+                    self._delete(workload)
+
+    def release(self, lease: str) -> None:
+        namespace, name = split_lease_id(lease)
+        if not namespace:
+            return
+        for _ in range(_MAX_TRIES):
+            with contextlib.suppress(ConflictError), _explained(namespace):
+                manifest = self._api.get(KUEUE_WORKLOADS, namespace, name)
+                if manifest is None or condition_is_true(manifest, "Finished"):
+                    return
+                conditions = with_condition(
+                    manifest,
+                    "Finished",
+                    True,
+                    "Released",
+                    "the attempt has ended, and its pods are gone",
+                    self._clock(),
+                )
+                failpoint("kueue.before_finish")
+                self._replace_status(manifest, {**manifest.get("status", {}), "conditions": conditions})
+                failpoint("kueue.after_finish")
+                return
+        raise StoreError(f"Workload {lease} was changed by others {_MAX_TRIES} times in a row; ask again")
+
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+        namespace, name = split_lease_id(lease)
+        for _ in range(_MAX_TRIES):
+            with contextlib.suppress(ConflictError), _explained(namespace):
+                manifest = self._api.get(KUEUE_WORKLOADS, namespace, name) if namespace else None
+                workload = parse_workload(manifest) if manifest is not None else None
+                grant = workload.grant if workload is not None else None
+                if workload is None or grant is None or workload.is_finished or grant.members <= members:
+                    return
+                # Kueue counts the pod set without its reclaimable pods (Kueue, "Dynamic Reclaim"). To it, those of the
+                # pod set that it did not admit are reclaimable, too.
+                lost = {"name": POD_SET, "count": workload.manifest["spec"]["podSets"][0]["count"] - members}
+                written = self._write_status(workload, {**workload.manifest["status"], "reclaimablePods": [lost]})
+                self._annotate(parse_workload(written), grant.model_copy(update={"members": members, "nodes": nodes}))
+                return
+        raise StoreError(f"Workload {lease} was changed by others {_MAX_TRIES} times in a row; ask again")
+
+    def release_workflow(self, uid: str) -> None:
+        self.withdraw(uid)
+        with self._lock:
+            self._next_check = self._clock()
+
+    def mark_preempted(
+        self,
+        preemptor: tuple[str, str],  # noqa: ARG002  part of the protocol
+        grace_seconds: Mapping[str, float],  # noqa: ARG002
+    ) -> tuple[Lease, ...]:
+        """None: Kueue chooses the victims, and its evictions mark them."""
+        return ()
+
+    def release_dead_leases(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
+        now = self._clock()
+        with self._lock:
+            if now < self._next_check:
+                return []
+            self._next_check = now + _CHECK_EVERY
+        gone = [lease for lease in self.snapshot().leases if is_gone(lease)]
+        for lease in gone:
+            self.release(lease.id)
+        return gone
+
+    def snapshot(self) -> LedgerSnapshot:
+        workloads = self._list(MANAGED_BY)
+        return LedgerSnapshot(tuple(find_leases(workloads)), tuple(find_pending(workloads)))
+
+    def sweep(self) -> None:
+        """Delete finished Workloads after ten minutes, and those whose step has asked no more since Kueue admitted it.
+
+        Raises:
+            StoreError: Kueue did not answer.
+        """
+        now = self._clock()
+        for workload in self._list(MANAGED_BY):
+            finished, admitted = workload.find_true("Finished"), workload.find_true("QuotaReserved")
+            is_old = finished is not None and finished.since < now - _KEEP_FINISHED
+            is_unused = (
+                workload.grant is None and admitted is not None and admitted.since < now - _FORGET_GRANTLESS_AFTER
+            )
+            if is_old or (finished is None and is_unused):
+                with contextlib.suppress(ConflictError):
+                    self._delete(workload)
+                    _log.info("kueue.deleted", workload=workload.lease_id, finished=finished is not None)
+
+    def _list(self, labels: str) -> list[KueueWorkload]:
+        namespaces = [None] if self._namespaces is None else self._namespaces
+        found = []
+        for namespace in namespaces:
+            with _explained(namespace or "all namespaces"):
+                found += self._api.list(KUEUE_WORKLOADS, namespace, labels=labels).items
+        return [one for one in map(self._parse, found) if one is not None]
+
+    @staticmethod
+    def _parse(manifest: Object) -> KueueWorkload | None:
+        """None for a Workload whose annotations were changed: the pods of its attempt restore the lease."""
+        try:
+            return parse_workload(manifest)
+        except IntegrityError as error:
+            _log.warning("kueue.unreadable", error=str(error))
+            return None
+
+    def _delete(self, workload: KueueWorkload) -> None:
+        version = workload.manifest["metadata"]["resourceVersion"]
+        with _explained(workload.namespace):
+            self._api.delete(KUEUE_WORKLOADS, workload.namespace, workload.name, workload.uid, resource_version=version)
+
+    def _annotate(self, workload: KueueWorkload, grant: Grant) -> None:
+        metadata = {
+            "resourceVersion": workload.manifest["metadata"]["resourceVersion"],
+            "annotations": {GRANT_ANNOTATION: grant.model_dump_json()},
+        }
+        self._api.patch(KUEUE_WORKLOADS, workload.namespace, workload.name, {"metadata": metadata})
+
+    def _write_status(self, workload: KueueWorkload, status: Object) -> Object:
+        return self._replace_status(workload.manifest, status)
+
+    def _replace_status(self, manifest: Object, status: Object) -> Object:
+        body = {**manifest, "status": status}
+        return self._api.replace(KUEUE_WORKLOADS, manifest["metadata"]["namespace"], body, "status")
+
+
+def find_unsupported(request: LeaseRequest) -> str | None:
+    """What ``request`` asks for and Kueue cannot do, with what to do instead; None if it can do all."""
+    if request.min_gpu_memory_mb is not None:
+        return (
+            f"{request.step_name} asks for GPUs of {request.min_gpu_memory_mb} MB, and Kueue does not know the memory "
+            "of GPUs; name a GPU type"
+        )
+    if request.tensor_parallel > 1:
+        return (
+            f"{request.step_name} asks for groups of {request.tensor_parallel} members within one NVLink domain, and "
+            "Kueue does not place them; leave `tensor_parallel` out, or use the ledger of Tiphys"
+        )
+    if request.spot in ("allowed", "only"):
+        return (
+            f"{request.step_name} asks for spot nodes ({request.spot}), and Kueue does not know which flavors are of "
+            "spot nodes; choose a LocalQueue whose flavors are, or use the ledger of Tiphys"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _explained(namespace: str) -> Iterator[None]:
+    """Errors that last until a person acts: they say which part of Kueue is missing, and what to do."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise LedgerLostError(
+            "GPUs are kept by Kueue in this installation (`ledger.kind: kueue`), and the API server knows no Workload "
+            f"of kueue.x-k8s.io/v1beta2, or {namespace} is gone; install Kueue 0.15 or newer, or install Tiphys with "
+            f"`ledger.kind: tiphys` ({error})"
+        ) from error
+    except ForbiddenError as error:
+        raise LedgerLostError(
+            f"the service may not use Kueue in {namespace}; upgrade the chart with `ledger.kind: kueue`, which grants "
+            f"the rights ({error})"
+        ) from error
+
+
+def _describe(request: LeaseRequest) -> str:
+    return f"Workload {request.namespace}/{workload_name(request)} of {request.run}/{request.step_name}"
+
+
+def _is_waiting(manifest: Object) -> bool:
+    return not any(condition_is_true(manifest, kind) for kind in ("QuotaReserved", "Finished"))

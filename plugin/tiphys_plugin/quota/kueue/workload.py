@@ -1,0 +1,326 @@
+"""The Kueue `Workload` of one attempt: what Tiphys writes into it, and what its conditions say.
+
+Kueue has no job behind the object: Tiphys creates the Workload before any pod
+exists and finishes it after the last pod is gone. The request of the step and the
+grant are annotations, so a service that starts later knows both. Source of the
+conditions: Kueue, ``apis/kueue/v1beta2/workload_types.go``.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from tiphys.errors import IntegrityError
+from tiphys.kube import Object
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.records import task_name
+from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, Flavor, Toleration
+from tiphys_plugin.quota.lease import AdmissionReason, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+
+GPU_RESOURCE = "nvidia.com/gpu"
+POD_SET = "main"
+"""Name of the only pod set: all members of an attempt are equal."""
+MANAGED_BY = "app.kubernetes.io/managed-by=tiphys"
+REQUEST_ANNOTATION, GRANT_ANNOTATION = "tiphys.dev/lease-request", "tiphys.dev/lease-grant"
+EVICTION_GRACE = timedelta(seconds=30)
+"""Time to save that is shown for an evicted attempt; the grace period of its pods decides."""
+_LABEL_LENGTH = 63
+_PREEMPTOR = re.compile(r"\(UID: ([-0-9a-f]+)")
+_REQUESTS = TypeAdapter(LeaseRequest)
+
+
+class AssignedFlavor(Flavor):
+    """The `ResourceFlavor` of an assignment. Its labels alone select the nodes: it may be of no single GPU type."""
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """Node selector of the pods."""
+        return dict(self.node_labels)
+
+
+class Grant(BaseModel):
+    """What an attempt was granted. Written by the service that answers the step, before it answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    granted_at: datetime
+    flavor: AssignedFlavor
+    members: int
+    """Members that the attempt has now; an elastic gang may lose some."""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition of a Workload."""
+
+    is_true: bool
+    reason: str
+    message: str
+    since: datetime
+
+
+@dataclass(frozen=True)
+class KueueWorkload:
+    """A Workload of Tiphys, as read from the API server."""
+
+    namespace: str
+    name: str
+    uid: str
+    created_at: datetime
+    request: LeaseRequest
+    grant: Grant | None
+    conditions: Mapping[str, Condition]
+    manifest: Object
+
+    @property
+    def lease_id(self) -> str:
+        """Id of the lease that the Workload stands for."""
+        return f"{self.namespace}/{self.name}"
+
+    def find_true(self, kind: str) -> Condition | None:
+        """The condition of this type, if it is true."""
+        condition = self.conditions.get(kind)
+        return condition if condition is not None and condition.is_true else None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.find_true("Finished") is not None
+
+    @property
+    def is_deleting(self) -> bool:
+        return "deletionTimestamp" in self.manifest["metadata"]
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether Kueue admits the Workload now, and does not take the GPUs back."""
+        return self.find_true("Admitted") is not None and self.eviction is None
+
+    @property
+    def eviction(self) -> Condition | None:
+        """Why Kueue takes the GPUs back; None if it does not."""
+        if (evicted := self.find_true("Evicted")) is not None or self.grant is None:
+            return evicted
+        reserved = self.conditions.get("QuotaReserved")
+        return reserved if reserved is not None and not reserved.is_true else None
+
+    @property
+    def preemptor_uid(self) -> str:
+        """UID of the Workload for which Kueue preempts this one; empty if it is unknown."""
+        match = _PREEMPTOR.search(self.eviction.message) if self.eviction is not None else None
+        return match[1] if match else ""
+
+    @property
+    def assignment(self) -> dict[str, Any]:
+        """Kueue's assignment of the pod set; empty if there is none."""
+        assignments = (self.manifest.get("status", {}).get("admission") or {}).get("podSetAssignments") or [{}]
+        first: dict[str, Any] = assignments[0]
+        return first
+
+    @property
+    def flavor_name(self) -> str:
+        """Name of the `ResourceFlavor` that Kueue assigned; empty if it assigned none."""
+        return str((self.assignment.get("flavors") or {}).get(GPU_RESOURCE, ""))
+
+    @property
+    def assigned_members(self) -> int:
+        """Members that Kueue admitted: of an elastic gang possibly fewer than it can use."""
+        return int(self.assignment.get("count") or self.request.members)
+
+
+def workload_name(request: LeaseRequest) -> str:
+    """Name of the Workload of an attempt. A repeated request has the same, so it finds what an earlier one created."""
+    key = json.dumps([*request.key, request.attempt])
+    return f"tiphys-{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:24]}"
+
+
+def split_lease_id(lease: str) -> tuple[str, str]:
+    """Namespace and name of the Workload of a lease. Both are empty for a lease of another authority."""
+    namespace, _, name = lease.partition("/")
+    return (namespace, name) if name else ("", "")
+
+
+def build_workload(request: LeaseRequest, *, is_running: bool = False) -> Object:
+    """The Workload that asks for the GPUs of ``request``.
+
+    An elastic gang asks for all the members that it can use, and accepts fewer (Kueue, "Partial Admission"). With
+    ``is_running`` it has its members already.
+    """
+    pod_set: Object = {"name": POD_SET, "count": request.members, "template": {"spec": _pod_spec(request)}}
+    if request.max_members is not None and not is_running:
+        pod_set.update(count=request.max_members, minCount=request.members)
+    return {
+        "metadata": {
+            "name": workload_name(request),
+            "namespace": request.namespace,
+            "labels": _labels(request),
+            "annotations": {REQUEST_ANNOTATION: _REQUESTS.dump_json(request, exclude_defaults=True).decode()},
+        },
+        "spec": {"queueName": request.queue, "priority": request.priority, "podSets": [pod_set]},
+    }
+
+
+def _pod_spec(request: LeaseRequest) -> Object:
+    gpus = {GPU_RESOURCE: str(request.gpus // request.members)}
+    selector = {"nodeSelector": {GPU_TYPE_LABEL: request.gpu_type}} if request.gpu_type else {}
+    # Kueue reads the template only for its requests and node selectors; no pod is made of it.
+    container = {"name": "main", "image": "tiphys.invalid/none", "resources": {"requests": gpus, "limits": gpus}}
+    return {**selector, "containers": [container], "restartPolicy": "Never"}
+
+
+def _labels(request: LeaseRequest) -> dict[str, str]:
+    """By these labels an administrator finds the Workloads of a run. The request itself is an annotation."""
+    labels = {
+        RUN_LABEL: request.run,
+        STEP_LABEL: task_name(request.step),
+        ATTEMPT_LABEL: str(request.attempt),
+        WORKFLOW_UID_LABEL: request.uid,
+    }
+    key, _, value = MANAGED_BY.partition("=")
+    return {key: value, **{name: text for name, text in labels.items() if len(text) <= _LABEL_LENGTH}}
+
+
+def build_assigned_flavor(flavor: Object, workload: Object) -> AssignedFlavor:
+    """The flavor that Kueue assigned, with what its admission checks add to the pods.
+
+    Args:
+        flavor: The `ResourceFlavor`.
+        workload: The admitted Workload.
+    """
+    spec = flavor.get("spec") or {}
+    labels: dict[str, str] = {}
+    tolerations: list[Object] = []
+    updates = [
+        update
+        for check in workload.get("status", {}).get("admissionChecks") or []
+        for update in check.get("podSetUpdates") or []
+    ]
+    for source in (spec, *updates):
+        labels.update(source.get("nodeLabels") or source.get("nodeSelector") or {})
+        tolerations += source.get("tolerations") or []
+    return AssignedFlavor(
+        name=flavor["metadata"]["name"],
+        gpu_type=labels.get(GPU_TYPE_LABEL, flavor["metadata"]["name"]),
+        node_labels=labels,
+        tolerations=tuple(_parse_toleration(one) for one in tolerations if one.get("key")),
+    )
+
+
+def _parse_toleration(manifest: Object) -> Toleration:
+    fields = {name: manifest[name] for name in ("key", "operator", "value", "effect") if manifest.get(name)}
+    return Toleration.model_validate(fields)
+
+
+def parse_workload(manifest: Object) -> KueueWorkload:
+    """Parse a Workload of Tiphys.
+
+    Raises:
+        IntegrityError: it is not one that Tiphys wrote, or its annotations were changed.
+    """
+    metadata = manifest["metadata"]
+    annotations = metadata.get("annotations") or {}
+    where = f"Workload {metadata.get('namespace')}/{metadata['name']}"
+    if REQUEST_ANNOTATION not in annotations:
+        raise IntegrityError(f"{where} has no annotation {REQUEST_ANNOTATION}, so it is not one of Tiphys")
+    try:
+        request = _REQUESTS.validate_json(annotations[REQUEST_ANNOTATION])
+        grant = Grant.model_validate_json(annotations[GRANT_ANNOTATION]) if GRANT_ANNOTATION in annotations else None
+    except ValidationError as error:
+        raise IntegrityError(f"{where} has damaged annotations of Tiphys: {error}") from error
+    request = replace(request, namespace=metadata["namespace"])  # a tenant may write the annotation, not the namespace
+    if workload_name(request) != metadata["name"]:
+        raise IntegrityError(f"{where} has the annotations of another attempt")
+    return KueueWorkload(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
+        request=request,
+        grant=grant,
+        conditions=_parse_conditions(manifest.get("status", {}).get("conditions") or []),
+        manifest=manifest,
+    )
+
+
+def _parse_conditions(conditions: Sequence[Mapping[str, Any]]) -> dict[str, Condition]:
+    return {
+        one["type"]: Condition(
+            one["status"] == "True",
+            one.get("reason", ""),
+            one.get("message", ""),
+            datetime.fromisoformat(one["lastTransitionTime"]),
+        )
+        for one in conditions
+    }
+
+
+def find_leases(workloads: Sequence[KueueWorkload]) -> Iterator[Lease]:
+    """The leases among ``workloads``: granted, and not finished. Evicted ones are marked as preempted."""
+    by_uid = {one.uid: one.request for one in workloads}
+    for one in workloads:
+        if one.grant is None or one.is_finished:
+            continue
+        notice = None
+        if (eviction := one.eviction) is not None:
+            preemptor = by_uid.get(one.preemptor_uid)
+            uid, step = preemptor.workflow_step if preemptor else ("", "")
+            notice = PreemptionNotice(uid, step, eviction.since, eviction.since + EVICTION_GRACE)
+        grant = one.grant
+        yield Lease(
+            one.lease_id,
+            one.request.with_members(grant.members),
+            grant.flavor.name,
+            grant.granted_at,
+            grant.granted_at,
+            grant.nodes,
+            notice,
+            grant.flavor,
+        )
+
+
+def find_pending(workloads: Sequence[KueueWorkload]) -> list[PendingRequest]:
+    """The requests that wait among ``workloads``, the oldest first."""
+    waiting = (one for one in workloads if one.grant is None and not one.is_finished)
+    ordered = sorted(waiting, key=lambda one: (one.created_at, one.name))
+    return [
+        PendingRequest(one.request, number, one.created_at, one.created_at) for number, one in enumerate(ordered, 1)
+    ]
+
+
+_REASONS = {
+    "Inadmissible": AdmissionReason.MISCONFIGURED,
+    "NoMatchingFlavor": AdmissionReason.NO_MATCHING_GPU_TYPE,
+    "Suspended": AdmissionReason.QUEUE_STOPPED,
+    "WaitingForPreemptedWorkloads": AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT,
+}
+"""Kueue's reasons that have another name here."""
+_NOT_EXAMINED = (
+    "Kueue has not examined the Workload yet; if this does not change, see whether its controller runs: "
+    "`kubectl get pods -n kueue-system`"
+)
+
+
+def describe_wait(workload: KueueWorkload) -> tuple[AdmissionReason, str]:
+    """Why Kueue has not admitted the Workload, with its own sentence."""
+    condition = workload.conditions.get("QuotaReserved")
+    if condition is None:
+        return AdmissionReason.PENDING_EVALUATION, _NOT_EXAMINED
+    if condition.is_true:
+        checks = workload.manifest.get("status", {}).get("admissionChecks") or []
+        waiting = [f"{one['name']} is {one['state']}" for one in checks if one.get("state") != "Ready"]
+        return (
+            AdmissionReason.ADMISSION_CHECK_PENDING,
+            f"the quota is reserved; Kueue waits for its admission checks: {', '.join(waiting) or 'none is reported'}",
+        )
+    try:
+        reason = _REASONS.get(condition.reason) or AdmissionReason(condition.reason)
+    except ValueError:  # a reason of an older or newer Kueue; its sentence says more
+        reason = AdmissionReason.PENDING_EVALUATION
+    return reason, f"Kueue: {condition.message or condition.reason}"
