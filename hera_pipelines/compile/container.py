@@ -5,12 +5,14 @@
 """
 
 import json
+import re
 from typing import Any
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
+from tiphys.checkpoint.telemetry.metrics import MetricsEndpoint
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
@@ -84,6 +86,9 @@ def _admit_output_placeholder(name: str) -> str:
 GPU = "nvidia.com/gpu"
 GPU_PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY_MB = "nvidia.com/gpu.memory"
+_LOOPBACK = re.compile(r"localhost$|127\.|::1$")
+METRICS_PORT = "tiphys-metrics"
+"""Name of the container port at which a training serves metrics; the chart's PodMonitor looks for it."""
 
 
 def apply_placement(template: Manifest, step: GatedStep) -> None:
@@ -95,6 +100,8 @@ def apply_placement(template: Manifest, step: GatedStep) -> None:
         _allow_spot(template, step)
     if settings.volume is not None:
         _mount_volume(template, settings.volume)
+    if settings.checkpoints is not None and settings.checkpoints.metrics:
+        _expose_metrics(template, settings.checkpoints.metrics)
     if settings.deadline_seconds is not None:
         template["activeDeadlineSeconds"] = settings.deadline_seconds
     if settings.gang is not None:
@@ -140,6 +147,14 @@ def _allow_spot(template: Manifest, step: GatedStep) -> None:
         template["tolerations"] = [*(template.get("tolerations") or []), *tolerated]
     if len(kinds) == 1 and not step.may_leave_spot:
         template["nodeSelector"] = {**(template.get("nodeSelector") or {}), kinds[0].label: kinds[0].value}
+
+
+def _expose_metrics(template: Manifest, where: str) -> None:
+    """Name the port of the first process, by which a PodMonitor finds it; nothing for a file or loopback."""
+    endpoint = MetricsEndpoint.parse(where)
+    if endpoint.folder is None and not _LOOPBACK.match(endpoint.address):
+        container = program_container(template)
+        container["ports"] = [*(container.get("ports") or []), {"name": METRICS_PORT, "containerPort": endpoint.port}]
 
 
 def _mount_volume(template: Manifest, volume: SharedVolume) -> None:

@@ -33,6 +33,7 @@ from support.chart import (
 )
 from support.chart_rights import GUIDE, rights, with_table
 
+from hera_pipelines.compile.container import METRICS_PORT
 from hera_pipelines.compile.executor_plugins import parse_executor_plugin
 from tiphys.protocol.gang import GANG_SERVICE, MEMBER_LABEL
 from tiphys.protocol.step_spec import STORE_ANNOTATION, STORE_SECRET
@@ -462,9 +463,13 @@ def test_monitoring_finds_what_it_watches() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     rules = named(objects, "PrometheusRule", "ours")["spec"]["groups"][0]["rules"]
     for rule in rules:
-        assert 'namespace="system", service="ours-pods"' in rule["expr"], rule["alert"]
+        of_trainings = 'run!=""' in rule["expr"]
+        assert of_trainings or 'namespace="system", service="ours-pods"' in rule["expr"], rule["alert"]
         assert rule["annotations"].keys() == {"summary", "description"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    trainings = named(render("trainingMonitor.enabled=true", file=TENANTS), "PodMonitor", "ours-trainings")["spec"]
+    assert trainings["namespaceSelector"]["matchNames"] == ["team-a", "team-b"]
+    assert [one["port"] for one in trainings["podMetricsEndpoints"]] == [METRICS_PORT]
     dashboard = named(objects, "ConfigMap", "ours-dashboard")
     assert json.loads(dashboard["data"]["tiphys.json"]) == json.loads((CHART / "dashboards/tiphys.json").read_text())
 

@@ -70,6 +70,12 @@ def test_alerts_and_dashboard_use_only_metrics_that_exist() -> None:
     assert {_SUFFIX.sub("", name) for name in used} <= {_SUFFIX.sub("", name) for name in declared}
 
 
+def test_every_alert_has_a_runbook_and_the_other_way_round() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (CHART / "templates" / "alerts.yaml").read_text())
+    pages = re.findall(r"^### (\w+)$", (CHART.parents[1] / "docs" / "runbooks.md").read_text(), re.MULTILINE)
+    assert sorted(pages) == sorted(alerts)
+
+
 def test_the_dashboard_asks_questions_of_a_chosen_data_source() -> None:
     panels = _dashboard()["panels"]
     assert all(panel["title"].endswith("?") for panel in panels)

@@ -239,7 +239,7 @@ def session(
         store=store,
         clock=clock,
         environ=environ,
-        metrics=open_metrics(environ),
+        metrics=open_metrics(environ, settings.save_every.longest_seconds),
         total_steps=total_steps,
         rank_info=rank_info,
         sharded=sharded,

@@ -54,6 +54,13 @@ class SaveInterval:
     unit: IntervalUnit
     auto: IntervalBounds | None = None
 
+    @property
+    def longest_seconds(self) -> float | None:
+        """Longest time between two saves, in seconds; None if it is counted in steps."""
+        if self.auto is not None:
+            return self.auto.highest_seconds
+        return self.amount if self.unit == "seconds" else None
+
 
 AUTO_BOUNDS = IntervalBounds(60.0, 3600.0)
 """Bounds of ``auto`` without explicit bounds."""

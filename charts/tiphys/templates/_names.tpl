@@ -70,3 +70,10 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 {{- $args | toJson -}}
 {{- end }}
+
+{{/* Link of an alert to its page in docs/runbooks.md. Takes a dict of root and alert. */}}
+{{- define "tiphys.runbook" -}}
+{{- with .root.Values.prometheusRule.runbooks }}
+            runbook_url: {{ printf "%s#%s" . (lower $.alert) }}
+{{- end }}
+{{- end }}

@@ -136,8 +136,10 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
         )
     status = "Failed" if is_refuted else operation.status
     end = SubmissionEnd(run=binding.run, submission=binding.submission, status=status, message=message)
-    sealed = claim_record(context.store, binding.layout.submission_end(binding.submission), end).record
+    sealed, is_ours = claim_record(context.store, binding.layout.submission_end(binding.submission), end)
     failpoint("finalize.after_seal")
+    if is_ours:
+        context.metrics.count_submission_end(sealed.status)
     context.ledger.release_workflow(binding.uid)
     lease_reclaim.reclaim_leases(context)
     why = "" if sealed.status == "Succeeded" else sealed.message  # tries that failed before one succeeded

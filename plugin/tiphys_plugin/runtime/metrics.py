@@ -3,20 +3,23 @@
 No label holds a run, workflow, step or user, because their number is unbounded.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
-from tiphys.records import Preemption
+from tiphys.records import Preemption, utc_now
 from tiphys_plugin.quota.lease import LedgerSnapshot
 from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues
 
+_FINISHED_PHASES = ("Succeeded", "Failed", "Error")
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 20, 30)
 
 
@@ -50,6 +53,14 @@ class PluginMetrics:
             ("cause",),
             registry=self.registry,
         )
+        self.submissions_ended = Counter(
+            "tiphys_submissions_ended",
+            "Ended Workflows of runs by their phase: Succeeded, Failed, Error.",
+            ("phase",),
+            registry=self.registry,
+        )
+        for phase in _FINISHED_PHASES:  # so that the first failure is an increase, too
+            self.submissions_ended.labels(phase)
         self.forced_ends = Counter(
             "tiphys_attempts_forced",
             "Attempts that were ended by force because one of their pods had not ended in time.",
@@ -111,6 +122,10 @@ class PluginMetrics:
             registry=self.registry,
         )
 
+    def count_submission_end(self, phase: str) -> None:
+        """Count the end of a Workflow. ``phase`` is what a call of the tenant says, so other values are one."""
+        self.submissions_ended.labels(phase if phase in _FINISHED_PHASES else "Error").inc()
+
     def count_preemption(self, preempted: Preemption) -> None:
         """Count a preempted attempt that has ended."""
         uncommitted = "unknown" if preempted.seconds_lost is None else "without"
@@ -153,27 +168,37 @@ class LedgerCollector(Collector):
     Args:
         snapshot: Reads the ledger.
         measures_room: Whether the ledger is an object of limited size, whose room namespaces share.
+        clock: Now.
     """
 
-    def __init__(self, snapshot: Callable[[], LedgerSnapshot], *, measures_room: bool = False) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], LedgerSnapshot],
+        *,
+        measures_room: bool = False,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
         self._snapshot = snapshot
+        self._clock = clock
         self._measures_room = measures_room
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         return self._families()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        held, waiting, quota, borrowed, share_used, room_used = self._families()
+        held, waiting, oldest, quota, borrowed, share_used, room_used = self._families()
         try:
             ledger = self._snapshot()
         except StoreError:  # absent series are correct; zeros would be false
             return []
         for name in {lease.request.queue for lease in ledger.leases}:
             held.add_metric([name], sum(lease.request.gpus for lease in ledger.leases if lease.request.queue == name))
-        for name in {waiting_request.request.queue for waiting_request in ledger.pending}:
-            waiting.add_metric(
-                [name], sum(1 for waiting_request in ledger.pending if waiting_request.request.queue == name)
-            )
+        begun: defaultdict[str, list[datetime]] = defaultdict(list)
+        for pending in ledger.pending:
+            begun[pending.request.queue].append(pending.since)
+        for name, times in begun.items():
+            waiting.add_metric([name], len(times))
+            oldest.add_metric([name], (self._clock() - min(times)).total_seconds())
         if isinstance(ledger.queues, Queues):
             declared = [
                 usage
@@ -189,13 +214,18 @@ class LedgerCollector(Collector):
             for tenant, used in room.measure_shares(ledger.queues, ledger_state).items():
                 share_used.add_metric([tenant], used)
             room_used.add_metric([], room.measure_namespaces(ledger_state).total() / room.ROOM_BYTES)
-        return [held, waiting, quota, borrowed, share_used, room_used]
+        return [held, waiting, oldest, quota, borrowed, share_used, room_used]
 
     @staticmethod
     def _families() -> tuple[GaugeMetricFamily, ...]:
         return (
             GaugeMetricFamily("tiphys_gpus_held", "GPUs held by leases.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpu_requests_waiting", "Requests that wait for GPUs.", labels=["queue"]),
+            GaugeMetricFamily(
+                "tiphys_gpu_requests_oldest_seconds",
+                "How long the request has waited that has waited longest.",
+                labels=["queue"],
+            ),
             GaugeMetricFamily("tiphys_gpu_quota", "GPUs of the queue's own quota, of all types.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpus_borrowed", "GPUs held beyond the queue's own quota.", labels=["queue"]),
             GaugeMetricFamily(

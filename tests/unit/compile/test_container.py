@@ -285,3 +285,20 @@ def test_a_training_program_gets_the_credentials_of_the_store_below_what_its_aut
 
 def test_a_step_writes_nothing_itself_and_gets_no_credentials() -> None:
     assert "envFrom" not in run(step())["container"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "ports"),
+    [
+        ("port:9464", [{"name": "tiphys-metrics", "containerPort": 9464}]),
+        ("port:0.0.0.0:9464", [{"name": "tiphys-metrics", "containerPort": 9464}]),
+        ("port:127.0.0.1:9464", None),
+        ("port:[::1]:9464", None),
+        ("port:localhost:9464", None),
+        ("textfile:/var/lib/node-exporter", None),
+        ("", None),
+    ],
+)
+def test_the_port_of_the_metrics_has_a_name_by_which_a_scraper_finds_it(metrics: str, ports: list[Manifest]) -> None:
+    made = run(train(asked={"checkpoints": CheckpointPolicy(metrics=metrics)}))
+    assert made["container"].get("ports") == ports

@@ -184,6 +184,6 @@ def session(
         ranks=RankAgreement(),
         environ=environ,
         clock=clock,
-        metrics=open_metrics(environ),
+        metrics=open_metrics(environ, settings.save_every.longest_seconds),
         total_steps=total_steps,
     )

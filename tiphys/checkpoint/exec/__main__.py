@@ -41,7 +41,7 @@ def _run_wrapped(options: ExecOptions, settings: CheckpointSettings) -> int:
             "launcher, as in: tiphys-exec --dir /ckpt -- torchrun train.py"
         )
     with SignalQueue() as signals:
-        metrics = open_metrics(os.environ)
+        metrics = open_metrics(os.environ, settings.save_every.longest_seconds)
         stop_signal = StopSignal(time.monotonic)
         run_store, store = open_stores(settings)
         checkpoints = FileCheckpointStore(

@@ -68,6 +68,16 @@ METRIC_DECLARATIONS = (
         ("cause",),
     ),
     MetricDeclaration(
+        "tiphys_checkpoint_last_commit_timestamp_seconds",
+        "gauge",
+        "Unix time of the newest commit; before the first one, of the start of the process.",
+    ),
+    MetricDeclaration(
+        "tiphys_checkpoint_interval_seconds",
+        "gauge",
+        "Longest intended time between two commits: the configured one, or that between the last two.",
+    ),
+    MetricDeclaration(
         "tiphys_checkpoint_restore_seconds", "histogram", "Time to restore, checks included.", (), _TRANSFER_BUCKETS
     ),
     MetricDeclaration("tiphys_checkpoint_restore_bytes", "counter", "Bytes of restored checkpoints."),
@@ -124,8 +134,19 @@ class NoMetrics:
 class TrainingMetrics(NoMetrics):
     """The metrics of one process, in a registry of their own; methods may be called from any thread."""
 
-    def __init__(self, rank: str = "0") -> None:
-        """Raises ImportError if prometheus-client is not installed."""
+    def __init__(
+        self, rank: str = "0", interval_seconds: float | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Create the metrics.
+
+        Args:
+            rank: Rank of the process.
+            interval_seconds: Configured time between two saves; None: it is counted in steps.
+            clock: Unix time, in seconds.
+
+        Raises:
+            ImportError: prometheus-client is not installed.
+        """
         from prometheus_client import CollectorRegistry
 
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -134,6 +155,14 @@ class TrainingMetrics(NoMetrics):
         self._global_step: int | None = None
         self._saved_step: int | None = None
         self._lock = threading.Lock()
+        self._clock = clock
+        self._is_interval_configured = interval_seconds is not None
+        self._committed_at: float | None = None
+        for result in ("committed", "failed", "skipped"):  # so that the first failure is an increase, too
+            self._series("tiphys_checkpoint_saves", result=result)
+        self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(clock())
+        if interval_seconds is not None:
+            self._series("tiphys_checkpoint_interval_seconds").set(interval_seconds)
         self.on_change: Callable[[bool], None] = lambda at_once: None  # noqa: ARG005
         """Called after each change; the argument is True if the change is to be exported at once."""
         self.on_close: Callable[[], None] = lambda: None
@@ -158,6 +187,7 @@ class TrainingMetrics(NoMetrics):
         with self._lock:
             self._saved_step = self._global_step if global_step is None else global_step
             self._set_steps_since_checkpoint()
+            self._record_commit_time()
         self._count_save("committed")
 
     def record_failure(self, cause: str) -> None:
@@ -185,6 +215,13 @@ class TrainingMetrics(NoMetrics):
     def _count_save(self, result: str) -> None:
         self._series("tiphys_checkpoint_saves", result=result).inc()
         self.on_change(True)
+
+    def _record_commit_time(self) -> None:
+        now, before = self._clock(), self._committed_at
+        self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(now)
+        if before is not None and not self._is_interval_configured:
+            self._series("tiphys_checkpoint_interval_seconds").set(now - before)
+        self._committed_at = now
 
     def _set_steps_since_checkpoint(self) -> None:
         if self._global_step is not None and self._saved_step is not None:
@@ -247,13 +284,16 @@ class MetricsEndpoint(NamedTuple):
         )
 
 
-def open_metrics(environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> NoMetrics:
+def open_metrics(
+    environ: Mapping[str, str], interval_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+) -> NoMetrics:
     """Open the metrics that ``TIPHYS_METRICS`` configures; `NoMetrics` if they cannot be exported.
 
     Each local rank serves on its own port: the configured one plus ``LOCAL_RANK``.
 
     Args:
         environ: Environment of the program.
+        interval_seconds: Longest configured time between two saves; None: it is counted in steps.
         clock: Monotonic clock, in seconds.
 
     Raises:
@@ -264,7 +304,7 @@ def open_metrics(environ: Mapping[str, str], clock: Callable[[], float] = time.m
         return NoMetrics()
     endpoint = MetricsEndpoint.parse(setting)
     try:
-        metrics = TrainingMetrics(rank=environ.get("RANK") or "0")
+        metrics = TrainingMetrics(environ.get("RANK") or "0", interval_seconds)
         if endpoint.folder is None:
             _serve_metrics(metrics, endpoint.address, endpoint.port + int(environ.get("LOCAL_RANK") or 0))
         else:

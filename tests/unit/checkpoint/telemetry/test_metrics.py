@@ -99,6 +99,28 @@ def test_saves_by_result_and_failures_by_cause():
     assert found["tiphys_checkpoint_upload_seconds_count",] == 1
 
 
+def test_how_old_the_newest_checkpoint_is_and_how_old_it_may_become():
+    now = iter([100.0, 160.0, 250.0])
+    timed = TrainingMetrics(interval_seconds=600.0, clock=lambda: next(now))
+    assert shown(timed)["tiphys_checkpoint_last_commit_timestamp_seconds",] == 100, "the start counts as a commit"
+    timed.record_save(1)
+    timed.record_save(2)
+    assert shown(timed)["tiphys_checkpoint_last_commit_timestamp_seconds",] == 250
+    assert shown(timed)["tiphys_checkpoint_interval_seconds",] == 600
+
+    now = iter([100.0, 160.0, 250.0])
+    counted = TrainingMetrics(clock=lambda: next(now))
+    counted.record_save(1)
+    assert ("tiphys_checkpoint_interval_seconds",) not in shown(counted), "one save is no interval"
+    counted.record_save(2)
+    assert shown(counted)["tiphys_checkpoint_interval_seconds",] == 90
+
+
+def test_a_first_failure_is_an_increase():
+    found = shown(TrainingMetrics())
+    assert {found["tiphys_checkpoint_saves_total", result] for result in ("committed", "failed", "skipped")} == {0}
+
+
 def test_restores():
     metrics = TrainingMetrics()
     metrics.record_verify_failure()
@@ -184,7 +206,7 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_training(capsys):
 
 def test_a_file_for_each_process_is_whole_and_leaves_with_it(tmp_path):
     clock = Clock()
-    metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}"}, clock)
+    metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}"}, clock=clock)
     (file,) = tmp_path.iterdir()
     assert file.name == f"tiphys-{socket.gethostname()}-{os.getpid()}.prom"
     metrics.record_step(1)  # seconds after the last writing

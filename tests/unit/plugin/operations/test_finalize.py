@@ -19,6 +19,18 @@ def test_first_seal_stands(tmp_path):
     assert sealed["status"] == "Failed"
 
 
+@pytest.mark.parametrize(("said_phase", "counted"), [("Failed", "Failed"), ("a phase of a tenant's own", "Error")])
+def test_the_end_of_a_workflow_counts_once_by_a_phase_of_argo(tmp_path, said_phase, counted):
+    flow = world(tmp_path).submit(prep())
+    flow.finalize(said_phase)
+    flow.finalize(said_phase)
+    text = flow.world.core.metrics.render().decode()
+    counts = {phase: float(phase == counted) for phase in ("Succeeded", "Failed", "Error")}
+    for one, count in counts.items():
+        assert f'tiphys_submissions_ended_total{{phase="{one}"}} {count}' in text
+    assert text.count("tiphys_submissions_ended_total{") == 3
+
+
 def test_workflow_that_ended_before_any_step_is_still_a_run(tmp_path):
     flow = world(tmp_path).submit(prep())
     assert phase(flow.finalize("Failed")) == "Succeeded"

@@ -230,6 +230,7 @@ def test_held_and_waiting_show_in_the_metrics(here):
     text = here.core.metrics.render().decode()
     assert 'tiphys_gpus_held{queue="research"} 8.0' in text
     assert 'tiphys_gpu_requests_waiting{queue="research"} 1.0' in text
+    assert 'tiphys_gpu_requests_oldest_seconds{queue="research"}' in text
     assert 'tiphys_gpu_quota{queue="research"} 8.0' in text
     assert 'tiphys_gpus_borrowed{queue="research"} 0.0' in text
     assert 'tiphys_gpu_requests_total{answer="Admitted"} 1.0' in text
