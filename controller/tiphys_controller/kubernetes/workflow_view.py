@@ -18,7 +18,7 @@ from tiphys.kube import Object
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.compiled_workflow import read_workflow_parameters
 from tiphys.protocol.fan_out import find_item
-from tiphys.protocol.gang import GangBackend
+from tiphys.protocol.gang import GangBackend, GangSpec
 from tiphys.protocol.operations import step_instance_name
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import (
@@ -148,7 +148,7 @@ def _find_gang_backends(templates: Sequence[Object]) -> Iterator[GangBackend]:
     for template in templates:
         text = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION) or ""
         if '"gang"' in text and (gang := json.loads(text).get("gang")):
-            yield GangBackend(gang["backend"])
+            yield GangSpec.model_validate(gang).backend
 
 
 def _find_gpu_waits(workflow: str, nodes: Mapping[str, Object]) -> Iterator[tuple[GpuWait, str]]:

@@ -1,10 +1,14 @@
 """What the watches have seen: lists of one namespace say nothing about another, and what is gone is gone."""
 
 import pytest
+from support import authored
 from support.argo_objects import agent_pod, workflow
+from support.authored import train
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 
+from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.kube import ListSnapshot, Object, WatchEvent, WatchEventType
+from tiphys.protocol.gang import GangBackend, GangSpec
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 
@@ -49,6 +53,14 @@ def test_a_workflow_that_cannot_be_read_hides_no_other(view: WatchCache, hostile
     view.apply_workflow_change(None, ListSnapshot([workflow("bad", **hostile), workflow("good")]))
     view.apply_workflow_change(None, WatchEvent(WatchEventType.MODIFIED, workflow("bad", **hostile)))
     assert (names(view), view.count_synced()) == (["good"], 1)
+
+
+@pytest.mark.parametrize("backend", GangBackend)
+def test_the_kinds_of_gangs_are_known_from_what_compile_wrote(view: WatchCache, backend: GangBackend) -> None:
+    template = train("fit", asked={"gang": GangSpec(members=2, backend=backend)})
+    spec = compile_workflow(authored.workflow(template), CompileOptions(store=authored.STORE))["spec"]
+    view.apply_workflow_change(None, ListSnapshot([workflow("a", spec=spec)]))
+    assert [one.gangs for one in view.workflows()] == [frozenset({backend})]
 
 
 def test_one_that_was_over_is_cleaned_up_without_a_word(view: WatchCache) -> None:
