@@ -16,6 +16,7 @@ from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
 
+from hera_pipelines.cli.quota_commands.kueue import find_kueue, show_kueue_queues
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
     ContextOption,
@@ -122,6 +123,9 @@ def show(
     screen: Screen = command.obj
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
+    if (kueue := find_kueue(api, find_ledger(api, name))) is not None:
+        show_kueue_queues(screen, kueue, output)
+        return
     rules, ledger_state = parse_ledger(existing_ledger(api, name))
     if output is not Format.TABLE:
         screen.document(_queues_document(api.namespace, name, rules, ledger_state), output)

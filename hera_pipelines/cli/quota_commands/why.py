@@ -29,6 +29,7 @@ from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
 from tiphys_plugin.quota.queues import ANY_TYPE, QueueRules, format_gpus
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, format_step_name
 
+from hera_pipelines.cli.quota_commands.kueue import find_kueue
 from hera_pipelines.cli.quota_commands.nodes import apply_cluster_nodes, describe_slow_ranks, observe_slow_gangs
 from hera_pipelines.cli.quota_commands.preemption_preview import (
     build_loss_estimate,
@@ -41,6 +42,7 @@ from hera_pipelines.cli.quota_commands.queues import (
     LedgerNameOption,
     describe_used_shares,
     existing_ledger,
+    find_ledger,
     parse_ledger,
 )
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
@@ -174,29 +176,36 @@ def why(
             return
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    rules, ledger_state = parse_ledger(existing_ledger(api, name))
-    rules = apply_cluster_nodes(api, rules, screen)
+    now = utc_now()
+    if (kueue := find_kueue(api, find_ledger(api, name))) is not None:
+        place, share_hints, rules, ledger_state = "Kueue", "", None, kueue.ledger_state
+    else:
+        place = f"GPULedger {api.namespace}/{name}"
+        rules, ledger_state = parse_ledger(existing_ledger(api, name))
+        rules = apply_cluster_nodes(api, rules, screen)
+        share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
     leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
     requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
     failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
     if not leases and not waiting and not failures:
         store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
-        share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
         raise NotFoundError(
-            f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
+            f"{what} neither holds GPUs nor waits for any in {place}; "
             f"`tiphys get {run}` shows the state of its steps{store_hint}{share_hints}"
         )
-    now = utc_now()
-    lost = build_loss_estimate(store, now)
-    explanations = [
-        _PendingExplanation(
-            pending,
-            _decide_admission(rules, ledger_state, pending, now),
-            preview_preemption(rules, ledger_state, pending, lost, now),
-        )
-        for pending in waiting
-    ]
+    if kueue is not None:
+        explanations = [_PendingExplanation(pending, kueue.explain(pending), None) for pending in waiting]
+    else:
+        lost = build_loss_estimate(store, now)
+        explanations = [
+            _PendingExplanation(
+                pending,
+                _decide_admission(rules, ledger_state, pending, now),
+                preview_preemption(rules, ledger_state, pending, lost, now),
+            )
+            for pending in waiting
+        ]
     if output is not Format.TABLE:
         screen.document(_why_document(what, leases, explanations, failures), output)
         return
@@ -217,7 +226,7 @@ def _show_failures(screen: Screen, failures: Iterable[NewestFailure]) -> None:
 def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datetime, *, is_exact: bool) -> None:
     for line in _describe_pending(explanation, now):
         screen.show(line)
-    if isinstance(explanation.admission, Deferred):
+    if isinstance(explanation.admission, Deferred) and explanation.preemption is not None:
         for line in describe_preemption(explanation.preemption, is_exact=is_exact):
             screen.show(line)
 
@@ -243,11 +252,11 @@ def _explain_from_storage(screen: Screen, what: str, failures: list[NewestFailur
 
 
 class _PendingExplanation(NamedTuple):
-    """The service's decision on a pending request, and the victims that it would select."""
+    """The decision on a pending request, and the victims that the service would select; None if Kueue selects them."""
 
     pending: PendingRequest
     admission: Admission
-    preemption: VictimSelection | NoVictims
+    preemption: VictimSelection | NoVictims | None
 
 
 def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
@@ -330,5 +339,5 @@ def _pending_document(explanation: _PendingExplanation) -> dict[str, Any]:
         "position": deferred.position if deferred else None,
         "expectedStart": deferred.expected_start.isoformat() if deferred and deferred.expected_start else None,
         "reasons": [{"reason": str(deferral.reason), "message": deferral.message} for deferral in reasons],
-        **({"preemption": preemption_document(explanation.preemption)} if deferred else {}),
+        **({"preemption": preemption_document(explanation.preemption)} if deferred and explanation.preemption else {}),
     }

@@ -16,7 +16,7 @@ server, so a service may die between any two, and another one goes on:
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import structlog
@@ -126,7 +126,7 @@ class KueueAdmission:
             return self._return_reservation(workload)
         if workload.grant is not None or workload.is_admitted:
             return self._grant(workload)
-        return self._defer(workload)
+        return self.explain(workload)
 
     def _create(self, request: LeaseRequest) -> Admission:
         queues = self._api.list(KUEUE_LOCAL_QUEUES, request.namespace).items
@@ -146,7 +146,7 @@ class KueueAdmission:
                 raise
             return Rejected(AdmissionReason.MISCONFIGURED, f"Kueue refused the Workload: {error}")
         failpoint("kueue.after_create")
-        return self._defer(parse_workload(created))
+        return self.explain(parse_workload(created))
 
     def _grant(self, workload: KueueWorkload) -> Admitted:
         """The answer for an admitted Workload. Repeated, it is the same."""
@@ -188,7 +188,8 @@ class KueueAdmission:
             AdmissionReason.WAITING_FOR_QUOTA, f"Kueue took the GPUs back before the start ({reason}: {message})", 1
         )
 
-    def _defer(self, workload: KueueWorkload) -> Deferred:
+    def explain(self, workload: KueueWorkload) -> Deferred:
+        """Why Kueue has not admitted a Workload, and its position."""
         reason, message = describe_wait(workload)
         position, where = self._find_position(workload)
         message = f"{where}; {message}"
@@ -325,8 +326,20 @@ class KueueAdmission:
         return gone
 
     def snapshot(self) -> LedgerSnapshot:
-        workloads = self._list(MANAGED_BY)
+        return self.snapshot_of(self.workloads())
+
+    @staticmethod
+    def snapshot_of(workloads: Sequence[KueueWorkload]) -> LedgerSnapshot:
+        """Leases and pending requests among ``workloads``."""
         return LedgerSnapshot(tuple(find_leases(workloads)), tuple(find_pending(workloads)))
+
+    def workloads(self) -> list[KueueWorkload]:
+        """All Workloads of Tiphys.
+
+        Raises:
+            StoreError: Kueue did not answer.
+        """
+        return self._list(MANAGED_BY)
 
     def sweep(self) -> None:
         """Delete finished Workloads after ten minutes, and those whose step has asked no more since Kueue admitted it.
@@ -335,7 +348,7 @@ class KueueAdmission:
             StoreError: Kueue did not answer.
         """
         now = self._clock()
-        for workload in self._list(MANAGED_BY):
+        for workload in self.workloads():
             finished, admitted = workload.find_true("Finished"), workload.find_true("QuotaReserved")
             is_old = finished is not None and finished.since < now - _KEEP_FINISHED
             is_unused = (
