@@ -60,6 +60,9 @@ test-cluster: setup  ## run the tests that need a Kubernetes, on KUBECONFIG or o
 test-argo: setup  ## run the story on a cluster that has Argo Workflows; see docs/testing.md
 	@$(RUN) pytest tests/argo -m argo -n0
 
+test-kueue: setup  ## run the tests of Kueue as the ledger on a cluster that has it, by KUBECONFIG; see docs/testing.md
+	@$(RUN) pytest tests/kueue -m kueue -n0
+
 ##@ Benchmarks
 bench-argo: setup  ## measure complete Workflows on a cluster with Argo; adds to reports/argo.json (ONLY=line, REQUEUE=2s, QUICK=1: no report)
 	@PYTHONPATH=tests $(RUN) python -m bench.argo $(if $(QUICK),--quick) $(if $(REQUEUE),--requeue $(REQUEUE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TASKS),--tasks $(TASKS)) $(if $(ITEMS),--items $(ITEMS)) $(addprefix --only ,$(ONLY))
@@ -112,4 +115,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test fuzz mutants test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo test fuzz mutants test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

@@ -25,7 +25,7 @@ from support.kube_patch import edited, merged
 from support.kube_store import Collection, Object, ObjectStore, Place, RefusedError, Selector
 from tiphys.kube import KubeApi
 
-DEFAULT_STATUS = frozenset({"gpuledgers", "workflowtasksets"})
+DEFAULT_STATUS = frozenset({"gpuledgers", "workflowtasksets", "workloads"})
 
 _STATUS_ALSO_IN_THE_OBJECT = frozenset({"pods", "nodes", "namespaces", "services", "deployments"})
 """Unlike a real server, this one takes their status with the object as well: tests have no kubelet that reports it."""

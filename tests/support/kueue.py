@@ -1,12 +1,12 @@
 """A small Kueue on the API server for tests: queues with a quota, admission by priority and age, eviction.
 
     with kube_server.serving() as server:
-        kueue = FakeKueue(server, research=8)
+        kueue = FakeKueue(server.api("ml"), research=8)
         backend = KueueAdmission(server.api("ml"), ["ml"])
         backend.request(ask(8))
         kueue.schedule()  # nothing is admitted before
 
-`tests/kueue` holds it against a real one.
+`tests/kueue` shows that a real one does the same.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Any
 
 from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE
 
-from support.kube_server import KubeServer
+from tiphys.kube import KubeApi
 from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
 
 FLAVOR = "a100-reserved"
@@ -23,24 +23,24 @@ Object = dict[str, Any]
 
 
 class FakeKueue:
-    """Quotas in GPUs by LocalQueue of the namespace ``ml``."""
+    """Quotas in GPUs by LocalQueue of the namespace of ``api``."""
 
-    def __init__(self, server: KubeServer, *tolerations: Object, **quotas: int) -> None:
-        server.store.with_status.add("workloads")
-        self._api = server.api("ml")
+    def __init__(self, api: KubeApi, *tolerations: Object, flavor: str = FLAVOR, **quotas: int) -> None:
+        self._api = api
+        self._flavor = flavor
         self.quotas = quotas
         self.on_hold: dict[str, str] = {}
         """Sentences by queue: why it admits nothing."""
         self._arrivals: list[str] = []
         flavor_spec = {"nodeLabels": LABELS, "tolerations": list(tolerations)}
-        self._api.create(KUEUE_FLAVORS, None, {"metadata": {"name": FLAVOR}, "spec": flavor_spec})
+        self._api.create(KUEUE_FLAVORS, None, {"metadata": {"name": flavor}, "spec": flavor_spec})
         for name in quotas:
             spec = {"clusterQueue": f"all-{name}"}
-            self._api.create(KUEUE_LOCAL_QUEUES, "ml", {"metadata": {"name": name}, "spec": spec})
+            self._api.create(KUEUE_LOCAL_QUEUES, self._api.namespace, {"metadata": {"name": name}, "spec": spec})
 
     @property
     def workloads(self) -> list[Object]:
-        return self._api.list(KUEUE_WORKLOADS, "ml").items
+        return self._api.list(KUEUE_WORKLOADS, self._api.namespace).items
 
     def used(self, queue: str) -> int:
         """GPUs that Kueue counts for the queue."""
@@ -82,7 +82,7 @@ class FakeKueue:
             self.set_condition(workload, "QuotaReserved", False, reason, message)
             return
         usage = {GPU_RESOURCE: str(fitting * each)}
-        assignment = {"name": "main", "count": fitting, "flavors": {GPU_RESOURCE: FLAVOR}, "resourceUsage": usage}
+        assignment = {"name": "main", "count": fitting, "flavors": {GPU_RESOURCE: self._flavor}, "resourceUsage": usage}
 
         def admit(status: Object) -> Object:
             admitted = {**status, "admission": {"clusterQueue": f"all-{queue}", "podSetAssignments": [assignment]}}
@@ -95,10 +95,10 @@ class FakeKueue:
 
     def _change_status(self, workload: Object, change: Callable[[Object], Object]) -> Object:
         name = workload["metadata"]["name"]
-        current = self._api.get(KUEUE_WORKLOADS, "ml", name)
+        current = self._api.get(KUEUE_WORKLOADS, self._api.namespace, name)
         assert current is not None
         body = {**current, "status": change(current.get("status", {}))}
-        return self._api.replace(KUEUE_WORKLOADS, "ml", body, "status")
+        return self._api.replace(KUEUE_WORKLOADS, self._api.namespace, body, "status")
 
 
 def is_true(workload: Object, kind: str) -> bool:

@@ -9,10 +9,12 @@ from tiphys_controller.doctor.observed import (
     UnknownValue,
     find_plugin_mode,
     format_kubectl_target,
+    is_kueue_ledger,
     read_component_label,
 )
 
 _INSTALL = "helm install tiphys charts/tiphys -n tiphys --create-namespace --set store.url=…,image.repository=…"
+_KUEUE_REMEDY = "kubectl get crd workloads.kueue.x-k8s.io && kubectl get pods -n kueue-system"
 _COMPONENTS = {
     "plugin": "every plugin step stays Pending, or fails",
     "controller": "failed agent pods stay, and Argo's pages lack Events and descriptions; runs continue",
@@ -87,7 +89,9 @@ def check_ledger(observed: ClusterObservation) -> list[DoctorFinding]:
         failed_finding(
             "gpu-ledger",
             f"no GPUs are granted: {troubled.ledger_failure}",
-            f"tiphys queues apply -f FILE -n {troubled.namespace}",
+            _KUEUE_REMEDY
+            if is_kueue_ledger(observed.tiphys.found)
+            else f"tiphys queues apply -f FILE -n {troubled.namespace}",
         )
     ]
 

@@ -1,6 +1,6 @@
 """Runs all checks, in the order in which a person should read their findings."""
 
-from tiphys_controller.doctor import checks_argo, checks_install
+from tiphys_controller.doctor import checks_argo, checks_install, checks_kueue
 from tiphys_controller.doctor.artifact_repository import check_artifact_repository
 from tiphys_controller.doctor.checks_namespace import check_namespace
 from tiphys_controller.doctor.finding import DoctorFinding
@@ -19,6 +19,7 @@ _CHECKS = (
     checks_install.check_tiphys_kinds,
     checks_install.check_components,
     checks_install.check_ledger,
+    checks_kueue.check_kueue,
     checks_install.check_release_namespace,
 )
 _LAST = (checks_argo.check_exit_codes, checks_install.check_clocks)

@@ -19,6 +19,7 @@ from tiphys.kube import KubeApi, Object, Resource
 from tiphys.kube.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
+    KUEUE_LOCAL_QUEUES,
     LEASES,
     NAMESPACES,
     PODS,
@@ -41,6 +42,7 @@ from tiphys_controller.doctor.observed import (
     ArtifactSettings,
     ClusterObservation,
     DeploymentSearch,
+    KueueObservation,
     NodeClock,
     Permission,
     PodReadiness,
@@ -49,6 +51,7 @@ from tiphys_controller.doctor.observed import (
     WorkflowNamespace,
     find_served_store,
     is_argo_controller,
+    is_kueue_ledger,
 )
 from tiphys_controller.doctor.pod_readiness import (
     build_readiness_path,
@@ -89,13 +92,14 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = ()) -> ClusterObse
     return ClusterObservation(
         server=api.server,
         version=version,
-        argo_kinds=_read_kinds(api, "argoproj.io"),
-        tiphys_kinds=_read_kinds(api, "tiphys.dev"),
+        argo_kinds=_read_kinds(api, "argoproj.io/v1alpha1"),
+        tiphys_kinds=_read_kinds(api, "tiphys.dev/v1alpha1"),
         argo=argo,
         argo_settings=_argo_settings(api, argo),
         tiphys=tiphys,
         pods=_pods(api, tiphys),
         namespaces=observed_namespaces,
+        kueue=_kueue(api, workflow_namespaces) if is_kueue_ledger(tiphys.found) else None,
         clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, _NODE_LEASE_NAMESPACE).items))),
     )
 
@@ -132,9 +136,21 @@ def _read_or_unknown(read: Callable[[], ValueT]) -> ValueT | UnknownValue:
         return UnknownValue(str(error))
 
 
-def _read_kinds(api: KubeApi, group: str) -> frozenset[str] | UnknownValue:
+def _kueue(api: KubeApi, namespaces: Sequence[str]) -> KueueObservation | UnknownValue:
+    kinds = _read_kinds(api, KUEUE_LOCAL_QUEUES.api_version)
+    if isinstance(kinds, UnknownValue):
+        return kinds
+
+    def names(namespace: str) -> frozenset[str]:
+        found = api.list(KUEUE_LOCAL_QUEUES, namespace).items if kinds else []
+        return frozenset(one["metadata"]["name"] for one in found)
+
+    return _read_or_unknown(lambda: KueueObservation(kinds, {one: names(one) for one in namespaces}))
+
+
+def _read_kinds(api: KubeApi, group_version: str) -> frozenset[str] | UnknownValue:
     try:
-        listed = api.get_path(f"/apis/{group}/v1alpha1").get("resources") or []
+        listed = api.get_path(f"/apis/{group_version}").get("resources") or []
     except NotFoundError:
         return frozenset()
     except ForbiddenError as error:

@@ -106,6 +106,16 @@ class WorkflowNamespace:
 
 
 @dataclass(frozen=True)
+class KueueObservation:
+    """Kueue, in an installation whose GPUs it grants."""
+
+    kinds: frozenset[str]
+    """Kinds of kueue.x-k8s.io/v1beta2, in the plural, and their subresources; empty without Kueue."""
+    local_queues: Mapping[str, frozenset[str]]
+    """Names of the LocalQueues of each workflow namespace."""
+
+
+@dataclass(frozen=True)
 class ClusterObservation:
     """Everything that the checks examine."""
 
@@ -122,6 +132,8 @@ class ClusterObservation:
     pods: tuple[PodReadiness, ...] | UnknownValue
     namespaces: tuple[WorkflowNamespace, ...]
     clocks: tuple[NodeClock, ...] | UnknownValue
+    kueue: KueueObservation | UnknownValue | None = None
+    """None if the GPUs are granted by the ledger of Tiphys."""
 
 
 ARGO_CONTROLLER = "workflow-controller"
@@ -196,6 +208,14 @@ def find_plugin_mode(deployments: tuple[Object, ...]) -> PluginMode | None:
         return None
     arguments = [argument for container in _containers(plugins[0]) for argument in container.get("args") or []]
     return PluginMode.AGENT if "agent" in arguments else PluginMode.SIDECAR
+
+
+def is_kueue_ledger(deployments: tuple[Object, ...]) -> bool:
+    """Whether the plugin was installed with ``ledger.kind: kueue``."""
+    arguments = [
+        argument for one in deployments for container in _containers(one) for argument in container.get("args") or []
+    ]
+    return "--ledger-kind=kueue" in arguments
 
 
 def find_served_store(deployments: tuple[Object, ...], namespace: str) -> ServedStore | None:

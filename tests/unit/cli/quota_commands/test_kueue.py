@@ -19,7 +19,7 @@ def desk(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def kueue(desk):
-    return FakeKueue(desk.server, research=8)
+    return FakeKueue(desk.server.api("ml"), research=8)
 
 
 def admit(desk: Desk, kueue: FakeKueue, *requests) -> KueueAdmission:

@@ -354,6 +354,20 @@ def test_a_service_without_its_ledger_fails_the_check_with_the_remedy() -> None:
     assert found.remedy == "tiphys queues apply -f FILE -n tiphys"
 
 
+def test_a_service_that_cannot_use_kueue_has_another_remedy() -> None:
+    lost = PodReadiness("plugin", "tiphys", "p-1", ledger_failure="GPUs are kept by Kueue")
+    deployments = DeploymentSearch(
+        tuple(
+            deployment(
+                one["metadata"]["name"], {"args": ["--ledger-kind=kueue"]}, "tiphys", **one["metadata"]["labels"]
+            )
+            for one in tiphys().found
+        )
+    )
+    pods = (lost, PodReadiness("controller", "tiphys", "c"))
+    assert "kubectl get crd workloads.kueue.x-k8s.io" in only(replace(GOOD, tiphys=deployments, pods=pods)).remedy
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

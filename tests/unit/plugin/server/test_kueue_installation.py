@@ -26,7 +26,7 @@ def here(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def kueue(here: Site) -> FakeKueue:
-    return FakeKueue(here.server, research=8)
+    return FakeKueue(here.server.api("ml"), research=8)
 
 
 def admitted(flow: Submitted, kueue: FakeKueue) -> ExecuteReply:

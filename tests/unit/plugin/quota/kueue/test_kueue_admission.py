@@ -33,7 +33,7 @@ def server() -> Iterator[KubeServer]:
 
 @pytest.fixture
 def kueue(server: KubeServer) -> FakeKueue:
-    return FakeKueue(server, {"key": "gpu", "operator": "Exists"}, research=8)
+    return FakeKueue(server.api("ml"), {"key": "gpu", "operator": "Exists"}, research=8)
 
 
 @pytest.fixture

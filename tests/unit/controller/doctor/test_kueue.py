@@ -1,0 +1,81 @@
+"""`tiphys doctor --cluster` where Kueue grants the GPUs.
+
+| seen | state |
+|---|---|
+| the ledger of Tiphys | nothing about Kueue |
+| Kueue may not be read | unknown |
+| no Kueue, or one without `v1beta2` | failed |
+| a workflow namespace without a LocalQueue | warning |
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from support.kube_server import KubeServer, serving
+from tiphys_controller.doctor import CheckStatus
+from tiphys_controller.doctor.checks_kueue import check_kueue
+from tiphys_controller.doctor.observe import observe_cluster
+from tiphys_controller.doctor.observed import ClusterObservation
+
+from tiphys.kube.resources import DEPLOYMENTS, KUEUE_LOCAL_QUEUES
+
+KINDS = ("workloads", "workloads/status", "localqueues", "resourceflavors")
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as running:
+        api = running.api("tiphys")
+        running.add_namespace("ml")
+        install(running, "--ledger-kind=kueue")
+        api.create(KUEUE_LOCAL_QUEUES, "ml", {"metadata": {"name": "research"}})
+        running.paths["/apis/kueue.x-k8s.io/v1beta2"] = {"resources": [{"name": name} for name in KINDS]}
+        yield running
+
+
+def install(server: KubeServer, *arguments: str) -> None:
+    labels = {"app.kubernetes.io/name": "tiphys", "app.kubernetes.io/component": "plugin"}
+    container = {"args": ["tiphys_plugin", "serve", *arguments]}
+    spec = {"template": {"spec": {"containers": [container]}}}
+    body = {"metadata": {"name": "tiphys-plugin", "labels": labels}, "spec": spec}
+    api = server.api("tiphys")
+    api.delete(DEPLOYMENTS, "tiphys", "tiphys-plugin")
+    api.create(DEPLOYMENTS, "tiphys", body)
+
+
+def observed(server: KubeServer, *namespaces: str) -> ClusterObservation:
+    return observe_cluster(server.api("tiphys"), namespaces or ("ml",))
+
+
+def test_kueue_and_its_queues_are_named(server):
+    [found] = check_kueue(observed(server))
+    assert (found.state, found.sentence) == (CheckStatus.OK, "Kueue grants the GPUs; LocalQueues: ml/research")
+
+
+def test_ledger_of_tiphys_needs_no_kueue(server):
+    install(server)
+    assert check_kueue(observed(server)) == []
+
+
+@pytest.mark.parametrize("kinds", [(), ("workloads", "localqueues")], ids=["not installed", "older"])
+def test_missing_kueue_fails_with_the_remedy(server, kinds):
+    server.paths["/apis/kueue.x-k8s.io/v1beta2"] = {"resources": [{"name": name} for name in kinds]}
+    if not kinds:
+        del server.paths["/apis/kueue.x-k8s.io/v1beta2"]
+    [found] = check_kueue(observed(server))
+    assert found.state is CheckStatus.FAILED
+    assert "every step with GPUs waits" in found.sentence
+    assert "install Kueue 0.15 or newer" in found.remedy
+
+
+def test_namespace_without_a_local_queue_is_a_warning(server):
+    server.add_namespace("vision")
+    warning, _ = check_kueue(observed(server, "ml", "vision"))
+    assert warning.state is CheckStatus.WARNING
+    assert "namespace vision has no LocalQueue" in warning.sentence
+
+
+def test_what_may_not_be_read_is_unknown(server):
+    server.authorize = lambda request: request.plural != "localqueues"
+    [found] = check_kueue(observed(server))
+    assert found.state is CheckStatus.UNKNOWN
