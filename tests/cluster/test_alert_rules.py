@@ -99,7 +99,10 @@ CASES = {
     "TiphysTrainingStalled": Case(
         40,
         {trained("tiphys_train_steps_total", rank="0"): "0+60x20 1200x30"},
-        {trained("tiphys_train_steps_total", rank="0"): "0+60x20 1200x10 1201x30"},
+        {
+            trained("tiphys_train_steps_total", rank="0"): "0+60x20 1200x10 1201x30",
+            trained("tiphys_train_steps_total", attempt="2"): "_x30 7x20",  # it has just begun, and steps take minutes
+        },
     ),
     "TiphysCheckpointStale": Case(
         60,
