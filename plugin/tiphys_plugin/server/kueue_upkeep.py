@@ -1,4 +1,6 @@
-"""What an installation with Kueue does in the background: records lost leases, and deletes Workloads that are over.
+"""What an installation with Kueue does in the background, apart from its evictions.
+
+It records lost leases, reports that pods run, and deletes Workloads that are over.
 
 A Workload may be deleted by hand while its pods run; Kueue would then admit others
 onto their GPUs. So the leases of live pods are recorded again, when a service
@@ -9,8 +11,10 @@ nothing goes on with, because no owner does: the pods must be gone first.
 import structlog
 
 from tiphys.errors import TiphysError
+from tiphys_plugin.eviction.evict import list_unfinished_pods
 from tiphys_plugin.operations.lease_reclaim import find_unleased_pods
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
+from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.server.tenants import Tenants
 
@@ -47,4 +51,9 @@ class KueueUpkeep(PeriodicTask):
             self._tenants.recovery_error = str(error)
             raise
         self._tenants.recovery_error = ""
+        self._kueue.report_ready(self._has_all_pods)
         self._kueue.sweep()
+
+    def _has_all_pods(self, lease: Lease) -> bool:
+        running = [pod for pod in list_unfinished_pods(self._tenants.cluster, lease) if pod.phase == "Running"]
+        return len(running) >= lease.request.members

@@ -163,7 +163,12 @@ class KueueAdmission:
 
     def _write_grant(self, workload: KueueWorkload) -> Grant:
         flavor = self._read_flavor(workload.flavor_name, workload.manifest)
-        grant = Grant(granted_at=self._clock(), flavor=flavor, members=workload.assigned_members)
+        grant = Grant(
+            granted_at=self._clock(),
+            flavor=flavor,
+            members=workload.assigned_members,
+            nodes=workload.assigned_nodes,
+        )
         failpoint("kueue.before_grant")
         self._annotate(workload, grant)
         failpoint("kueue.after_grant")
@@ -358,6 +363,22 @@ class KueueAdmission:
                 with contextlib.suppress(ConflictError):
                     self._delete(workload)
                     _log.info("kueue.deleted", workload=workload.lease_id, finished=finished is not None)
+
+    def report_ready(self, has_all_pods: Callable[[Lease], bool]) -> None:
+        """Set `PodsReady` of each lease for which ``has_all_pods`` is true, for Kueue's ``waitForPodsReady``.
+
+        Raises:
+            StoreError: Kueue or cluster did not answer.
+        """
+        by_id = {one.lease_id: one for one in self.workloads() if one.find_true("PodsReady") is None}
+        for lease in find_leases(list(by_id.values())):
+            if lease.preemption is None and has_all_pods(lease):
+                manifest = by_id[lease.id].manifest
+                conditions = with_condition(
+                    manifest, "PodsReady", True, "Started", "all pods of the attempt run", self._clock()
+                )
+                with contextlib.suppress(ConflictError, NotFoundError):  # the next round looks again
+                    self._replace_status(manifest, {**manifest["status"], "conditions": conditions})
 
     def _list(self, labels: str) -> list[KueueWorkload]:
         namespaces = [None] if self._namespaces is None else self._namespaces

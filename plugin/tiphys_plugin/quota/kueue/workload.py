@@ -25,6 +25,7 @@ from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, Flavor, Toleration
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 
 GPU_RESOURCE = "nvidia.com/gpu"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
 POD_SET = "main"
 """Name of the only pod set: all members of an attempt are equal."""
 MANAGED_BY = "app.kubernetes.io/managed-by=tiphys"
@@ -130,9 +131,29 @@ class KueueWorkload:
         return str((self.assignment.get("flavors") or {}).get(GPU_RESOURCE, ""))
 
     @property
+    def assigned_nodes(self) -> tuple[str, ...]:
+        """The node of each member by Kueue's Topology Aware Scheduling; empty if it assigned none, or only racks."""
+        topology = self.assignment.get("topologyAssignment") or {}
+        if not topology or topology["levels"][-1] != HOSTNAME_LABEL:
+            return ()
+        return tuple(_expand_slices(topology["slices"]))
+
+    @property
     def assigned_members(self) -> int:
         """Members that Kueue admitted: of an elastic gang possibly fewer than it can use."""
         return int(self.assignment.get("count") or self.request.members)
+
+
+def _expand_slices(slices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The lowest domain of each pod; values and counts that are equal for all domains of a slice are written once."""
+    for part in slices:
+        values, counts = part["valuesPerLevel"][-1], part["podCounts"]
+        for index in range(part["domainCount"]):
+            individual = values.get("individual") or {}
+            prefix, suffix = individual.get("prefix", ""), individual.get("suffix", "")
+            name = values.get("universal") or f"{prefix}{individual['roots'][index]}{suffix}"
+            count = counts["universal"] if "universal" in counts else counts["individual"][index]
+            yield from [name] * count
 
 
 def workload_name(request: LeaseRequest) -> str:

@@ -115,6 +115,19 @@ def test_workload_that_was_deleted_under_running_pods_is_recorded_again(here, ku
     assert not find_unleased_pods(here.tenants.cluster, here.tenants.ledger)
 
 
+def test_kueue_is_told_once_all_pods_run(here, kueue):
+    flow = here.submit("ml", fit(gpu=gpus(8)))
+    admitted(flow, kueue)
+    upkeep(here).run_once()
+    assert not is_true(kueue.workloads[0], "PodsReady")
+    flow.run_pod("fit")
+    upkeep(here).run_once()
+    assert is_true(kueue.workloads[0], "PodsReady")
+    written = here.server.count("update", "workloads")
+    upkeep(here).run_once()
+    assert here.server.count("update", "workloads") == written
+
+
 def test_lease_of_a_workflow_that_is_gone_is_released_when_its_pods_are(here, kueue):
     flow = here.submit("ml", fit(gpu=gpus(8)), name="first")
     admitted(flow, kueue)

@@ -86,6 +86,46 @@ def test_workload_says_whose_it_is_and_asks_for_one_gpu_type(backend, kueue):
     assert "ownerReferences" not in workload["metadata"], "its quota would be free while pods still save"
 
 
+@pytest.mark.parametrize(
+    ("levels", "slices", "nodes"),
+    [
+        (
+            ["kubernetes.io/hostname"],
+            [{"domainCount": 1, "podCounts": {"universal": 2}, "valuesPerLevel": [{"universal": "n-1"}]}],
+            ("n-1", "n-1"),
+        ),
+        (
+            ["rack", "kubernetes.io/hostname"],
+            [
+                {
+                    "domainCount": 2,
+                    "podCounts": {"individual": [2, 1]},
+                    "valuesPerLevel": [
+                        {"universal": "r1"},
+                        {"individual": {"prefix": "n-", "roots": ["2", "3"], "suffix": ".lab"}},
+                    ],
+                },
+                {"domainCount": 1, "podCounts": {"universal": 1}, "valuesPerLevel": [{"universal": "r2"}] * 2},
+            ],
+            ("n-2.lab", "n-2.lab", "n-3.lab", "r2"),
+        ),
+        (["rack"], [{"domainCount": 1, "podCounts": {"universal": 2}, "valuesPerLevel": [{"universal": "r"}]}], ()),
+    ],
+    ids=["one node", "two racks", "no nodes"],
+)
+def test_nodes_of_a_topology_assignment_are_those_of_the_members(backend, kueue, server, levels, slices, nodes):
+    backend.request(ask(8))
+    kueue.schedule()
+    [workload] = kueue.workloads
+    workload["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"] = {"levels": levels, "slices": slices}
+    server.api("ml").replace(KUEUE_WORKLOADS, "ml", workload, "status")
+    answer = backend.request(ask(8))
+    assert isinstance(answer, Admitted)
+    assert answer.nodes == nodes
+    assert backend.request(ask(8)) == answer
+    assert backend.snapshot().leases[0].nodes == nodes
+
+
 def test_gang_is_one_pod_set_that_is_admitted_as_a_whole(backend, kueue):
     answer = admitted(backend, kueue, 8, members=4)
     [workload] = kueue.workloads
