@@ -98,6 +98,9 @@ golden: setup  ## write the output of compile to the golden files, and draw the 
 	@git --no-pager diff --stat -- examples templates charts docs
 
 ##@ Supply chain
+docs: $(filter .tools/bin/uv,$(UV))  ## build the pages of docs/ as a site in build/site, without a warning
+	@NO_MKDOCS_2_WARNING=1 $(UV) run --quiet --isolated --frozen --only-group docs mkdocs build
+
 lock: $(filter .tools/bin/uv,$(UV))  ## write uv.lock and the hashes of uv itself (UPGRADE=1: take the newest versions)
 	@$(UV) lock $(if $(UPGRADE),--upgrade)
 	@$(UV) export --quiet --frozen --only-group uv --no-emit-project --no-header --output-file plugin/uv.txt
@@ -115,4 +118,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test fuzz mutants test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo test fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
