@@ -16,7 +16,7 @@ from cluster.harness.settings import Settings
 from tiphys.kube import KubeApi, connect_to_cluster
 
 ROOT = Path(__file__).parents[2]
-LEDGER_KIND = ROOT / "charts" / "tiphys" / "crds" / "gpuledger.yaml"
+KINDS = ROOT / "charts" / "tiphys" / "crds"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ def place() -> Iterator[Place]:
     """A namespace that goes with the benchmark; the cluster is started if there is none."""
     cluster = _cluster()
     argo_kinds.ensure(cluster)
-    cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
-    cluster.established("gpuledgers.tiphys.dev")
+    cluster.kubectl("apply", "--server-side", "-f", str(KINDS))
+    for kind in ("gpuledgers", "gpuledgerrecords"):
+        cluster.established(f"{kind}.tiphys.dev")
     name = f"bench-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("wait", "--for=create", "configmap/kube-root-ca.crt", "--namespace", name, "--timeout=120s")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.ledger import ask, queues, spec
 from tiphys_plugin.quota.flavors import Flavor
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PendingRequest
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerLostError, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, LedgerObject
+from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.quota.queues import Queue, load_queues, parse_queues
@@ -16,7 +16,8 @@ from tiphys_plugin.quota.queues import Queue, load_queues, parse_queues
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError
 from tiphys.kube import KubeApi, connect_to_cluster
-from tiphys.kube.resources import GPU_LEDGERS
+from tiphys.kube.ledger_log import LOG_FORMAT, WholeLedgerReader
+from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 from tiphys.records import utc_now
 
 ROOT = Path(__file__).parents[2]
@@ -101,23 +102,51 @@ def insist(call):
             assert "changed by others" in str(error), error
 
 
-def test_largest_book_that_is_let_through_is_taken(api, ledger):
+def test_thousands_of_entries_are_kept_in_records_that_are_deleted_after_a_snapshot(api, ledger):
     now = utc_now()
-    name = "training-pipeline-of-a-team-with-a-long-name"
-    requests = [
-        ask(8, f"{n:08}-1111-2222-3333-444444444444", node=f"{name}.fit[0].admit", run=name) for n in range(6000)
-    ]
+    requests = [ask(8, f"{n:08}-1111-2222-3333-444444444444", run="r" * 40) for n in range(6000)]
     waiting = tuple(PendingRequest(request, n + 1, now, now) for n, request in enumerate(requests))
-    kept, fits = LedgerObject(api, api.namespace, "default"), 0
-    for count in range(len(waiting), 0, -100):
-        try:
-            kept.write(kept.read(), LedgerState(pending=waiting[:count]))
-        except LedgerFullError:
-            continue
-        fits = count
-        break
-    assert fits >= 2000
-    assert LedgerObject(api, api.namespace, "default").read().state.pending == waiting[:fits]
+    kept = LedgerObject(api, api.namespace, "default")
+    version = kept.write(kept.read(), LedgerState(pending=waiting[:3000]))
+    for end in range(3100, 6001, 100):
+        version = kept.write(version, LedgerState(pending=waiting[:end]))
+    assert LedgerObject(api, api.namespace, "default").read().state.pending == waiting
+    kept.take_snapshot(version)
+    version = kept.write(version, LedgerState(pending=waiting[1:]))
+    before = len(api.list(GPU_LEDGER_RECORDS, api.namespace).items)
+    assert kept.delete_unused_records() > 20
+    assert len(api.list(GPU_LEDGER_RECORDS, api.namespace).items) < before - 20
+    assert LedgerObject(api, api.namespace, "default").read().state.pending == waiting[1:]
+
+
+def test_a_record_is_never_changed_and_goes_with_its_ledger(api, cluster, ledger):
+    kept = LedgerObject(api, api.namespace, "default")
+    version = kept.write(kept.read(), LedgerState(pending=(PendingRequest(ask(8), 1, utc_now(), utc_now()),)))
+    kept.take_snapshot(version)
+    [record] = api.list(GPU_LEDGER_RECORDS, api.namespace).items
+    with pytest.raises(UsageError, match="a record is never changed"):
+        api.replace(GPU_LEDGER_RECORDS, api.namespace, {**record, "spec": {**record["spec"], "sha256": "0"}})
+    api.delete(GPU_LEDGERS, api.namespace, "default")
+    cluster.wait("it goes with the ledger", lambda: not api.list(GPU_LEDGER_RECORDS, api.namespace).items)
+
+
+def test_a_deleted_record_is_healed_without_a_restart(api, ledger):
+    requests = [ask(1, f"u{n}", queue="nightly", gpu_type="T4", run="r" * 60) for n in range(40)]
+    for request in requests:
+        ledger.request(request)
+    expected = [one.request.uid for one in ledger.snapshot().pending]
+    api.delete(
+        GPU_LEDGER_RECORDS, api.namespace, api.list(GPU_LEDGER_RECORDS, api.namespace).items[0]["metadata"]["name"]
+    )
+    late = KubernetesLedger(api, api.namespace)
+    with pytest.raises(LedgerLostError, match="is missing"):
+        late.snapshot()
+    with pytest.raises(LedgerLostError):
+        late.begin_recovery()
+    assert [one.request.uid for one in ledger.snapshot().pending] == expected
+    late.begin_recovery()
+    late.end_recovery()
+    assert [one.request.uid for one in late.snapshot().pending] == expected
 
 
 @pytest.mark.parametrize(
@@ -169,10 +198,21 @@ def test_status_keeps_what_a_later_version_writes(api, ledger):
     ledger.request(ask(8))
     found = api.get(GPU_LEDGERS, api.namespace, "default")
     assert found is not None
-    newer = {**found["status"], "cohort": "b", "leases": [{**found["status"]["leases"][0], "fence": 3}]}
+    newer = {**found["status"], "log": {**found["status"]["log"], "cohort": "b"}}
     assert api.replace(GPU_LEDGERS, api.namespace, {**found, "status": newer}, "status")["status"] == newer
-    with pytest.raises(StoreError, match=r"status of GPULedger .* is damaged: (cohort|leases\.0\.fence): Extra inputs"):
+    with pytest.raises(StoreError, match=r"status of GPULedger .* is damaged: log: Extra inputs"):
         ledger.request(ask(1, "u2"))
+
+
+def test_an_object_of_an_older_release_becomes_a_log_at_the_start_of_a_service(api, ledger):
+    found = api.get(GPU_LEDGERS, api.namespace, "default")
+    assert found is not None
+    held = LedgerState((Lease("one", ask(8), "A100", utc_now(), utc_now()),))
+    api.replace(GPU_LEDGERS, api.namespace, {**found, "status": encode_status(held)}, "status")
+    assert ledger.snapshot().leases == held.leases
+    status = (api.get(GPU_LEDGERS, api.namespace, "default") or {})["status"]
+    assert (status["version"], "leases" in status) == (LOG_FORMAT, False)
+    assert KubernetesLedger(api, api.namespace).snapshot().leases == held.leases
 
 
 def test_ledger_that_was_deleted_is_not_begun_anew(api, ledger):
@@ -209,6 +249,6 @@ def test_queues_are_applied_and_shown_from_a_desk(api, cluster, tmp_path, capsys
 
 def test_what_the_service_writes_is_what_the_server_keeps(api, ledger):
     ledger.request(ask(8))
-    found = api.get(GPU_LEDGERS, api.namespace, "default")
-    assert found is not None
-    assert found["status"] == encode_status(LedgerState(ledger.snapshot().leases))
+    whole = WholeLedgerReader(api, api.namespace, "default").read()
+    assert whole is not None
+    assert whole["status"] == encode_status(LedgerState(ledger.snapshot().leases))

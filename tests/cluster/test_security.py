@@ -34,6 +34,7 @@ from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect_to_cluster
+from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import (
     GPU_FLAVORS,
     GPU_LEASES,
@@ -355,7 +356,7 @@ def test_the_installed_service_gives_gpus_on_nodes_that_there_are(
     assert given(answer)["run"] == "true", answer
     selector = json.loads(given(answer)["pod-patch"])["nodeSelector"]
     assert selector["kubernetes.io/hostname"] == there
-    [lease] = (api.get(GPU_LEDGERS, release.home, "default") or {})["status"]["leases"]
+    [lease] = (WholeLedgerReader(api, release.home, "default").read() or {})["status"]["leases"]
     assert lease["nodes"] == [there]
 
 

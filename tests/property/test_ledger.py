@@ -18,25 +18,28 @@ services take turns; others write in between, the API server refuses, answers
 get lost, and who got no answer asks again, as Argo does.
 """
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.kube_store import Collection, Place
 from support.ledger import ask, ledger_api
 from support.world import Clock
 from tiphys_plugin.quota.lease import AdmissionBackend, AdmissionReason, Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin.quota.ledger import ledger_object
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.queues import Queues
 
 from tiphys.errors import StoreError
+from tiphys.kube import ledger_log
+from tiphys.kube.ledger_log import WholeLedgerReader
 
 QUOTAS = {"research": {"A100": 8, "*": 4}, "nightly": {"A100": 4}}
 OWNERS = {"nightly": ("ml",)}
@@ -57,9 +60,8 @@ requests = st.builds(
     gpu_type=st.sampled_from(["A100", "A100", "T4"]),
     priority=st.sampled_from([0, 0, 0, 3, 5]),
 )
-SHARE_BYTES = 1000
-ENTRY_BYTES = 350
-"""Most that one of these requests takes in the ledger, waiting or as a lease."""
+MOST_ENTRIES = 3
+"""Leases and waiting requests that one namespace may have in a cluster's ledger."""
 
 
 def declare(inventory: dict[str, dict[str, int]] | None) -> Queues:
@@ -67,7 +69,7 @@ def declare(inventory: dict[str, dict[str, int]] | None) -> Queues:
         {"name": name, "gpus": gpus, "namespaces": OWNERS.get(name), "max_priority": HIGHEST_PRIORITY.get(name)}
         for name, gpus in QUOTAS.items()
     ]
-    share = SHARE_BYTES / 1_100_000
+    share = MOST_ENTRIES / 100_000
     return Queues.model_validate({"queues": declared, "inventory": inventory, "ledger_share": share})
 
 
@@ -126,7 +128,7 @@ class Ledger(RuleBasedStateMachine):
             return
         if isinstance(answer, Deferred) and answer.reason is AdmissionReason.LEDGER_SHARE_EXCEEDED:
             assert request.uid not in self.line
-            assert (len(self._entries_of(request.namespace)) + 1) * ENTRY_BYTES > SHARE_BYTES
+            assert self._entries_of(request.namespace) + 1 > MOST_ENTRIES
             return
         ahead = self._ahead_of(request)
         if isinstance(answer, Admitted):
@@ -195,11 +197,11 @@ class Ledger(RuleBasedStateMachine):
     @invariant()
     def no_namespace_has_more_than_its_share(self) -> None:
         if hasattr(self, "holders"):
-            assert all(sum(self._entries_of(namespace)) <= SHARE_BYTES for namespace in ("ml", "vision"))
+            assert all(self._entries_of(namespace) <= MOST_ENTRIES for namespace in ("ml", "vision"))
 
-    def _entries_of(self, namespace: str) -> list[int]:
-        """What each entry of the namespace takes in an object of limited size; other ledgers have no limit."""
-        return []
+    def _entries_of(self, namespace: str) -> int:
+        """Entries of the namespace in a ledger whose room is shared; other ledgers have no limit."""
+        return 0
 
     def _ceiling(self, request: LeaseRequest) -> int:
         quota = QUOTAS[request.queue].get(pool_of(request), 0)
@@ -243,22 +245,37 @@ class LedgerInCluster(Ledger):
         self.api = ledger_api(self.queues)
         self.faults: list[str] = []
         self.api.meanwhile = lambda: self.faults.pop() if self.faults else ""
+        # So small that records, snapshots and their deletion happen in every walk.
+        self.sizes = ExitStack()
+        self.sizes.enter_context(patch.object(ledger_log, "SEGMENT_BYTES", 300))
+        self.sizes.enter_context(patch.object(ledger_log, "CHUNK_BYTES", 900))
+        self.sizes.enter_context(patch.object(ledger_object, "_MIN_SNAPSHOT_BYTES", 2000))
 
     def _open(self) -> None:
-        self.services = [KubernetesLedger(self.api, "tiphys", clock=self.clock, pause=lambda _: None) for _ in range(2)]
+        options = {"clock": self.clock, "pause": lambda _: None, "run_in_background": self._later}
+        self.services = [KubernetesLedger(self.api, "tiphys", **options) for _ in range(2)]
         self.ledger = self.services[0]
+        self.later: list[Callable[[], None]] = []
+
+    def _later(self, work: Callable[[], None]) -> None:
+        self.later.append(work)
+
+    @rule()
+    def snapshots_are_taken(self) -> None:
+        works, self.later = self.later, []
+        for work in works:
+            work()
 
     def _close(self) -> None:
         pass
 
     def _unmake(self) -> None:
-        pass
+        self.sizes.close()
 
-    def _entries_of(self, namespace: str) -> list[int]:
-        place = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")
-        status = self.api.store.get(place).get("status") or {"leases": (), "waiting": ()}
-        entries = (one for one in (*status["leases"], *status["waiting"]) if one["namespace"] == namespace)
-        return [len(json.dumps(one, separators=(",", ":"))) for one in entries]
+    def _entries_of(self, namespace: str) -> int:
+        ledger = WholeLedgerReader(self.api, "tiphys", "default").read()
+        status = (ledger or {}).get("status") or {"leases": (), "waiting": ()}
+        return sum(one["namespace"] == namespace for one in (*status["leases"], *status["waiting"]))
 
     @rule(faults=st.lists(st.sampled_from(["", "", "conflict", "refused", "lost"]), max_size=6))
     def trouble_ahead(self, faults: list[str]) -> None:

@@ -16,9 +16,10 @@ from tiphys_plugin.quota.lease import (
 )
 from tiphys_plugin.quota.queues import Queues
 
-from support.kube_store import Collection, ObjectStore, Place, RefusedError
+from support.kube_store import Collection, ObjectStore, Place, RefusedError, Selector
 from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError, UsageError
-from tiphys.kube.resources import GPU_LEDGERS, Resource
+from tiphys.kube.api import ObjectList
+from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS, Resource
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -86,7 +87,8 @@ class LedgerApi:
     def __init__(self, store: ObjectStore | None = None, meanwhile: Callable[[], str] = lambda: "") -> None:
         self.store = store or ObjectStore({"gpuledgers"})
         self.meanwhile = meanwhile
-        """Asked before each write what happens to it: "conflict", "refused" (not done), "lost" (done) or nothing."""
+        """Asked before each write what happens to it: "conflict", "refused" (not done), "lost" (done) or nothing. A
+        record of the log is created or not, and meets no conflict."""
         self.calls: list[str] = []
 
     def get(self, resource: Resource, namespace: str, name: str) -> Any:
@@ -100,7 +102,13 @@ class LedgerApi:
         self.calls.append("create")
         typed = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         collection = _place(resource, namespace, "").collection
-        return self._answer(lambda: self.store.create(collection, namespace, typed))
+        fault = self.meanwhile() if resource == GPU_LEDGER_RECORDS else ""
+        if fault == "refused":
+            raise StoreError("the API server did not answer")
+        created = self._answer(lambda: self.store.create(collection, namespace, typed))
+        if fault == "lost":
+            raise StoreError("the answer of the API server got lost")
+        return created
 
     def replace(self, resource: Resource, namespace: str, body: Any, subresource: str = "") -> Any:
         self.calls.append("replace")
@@ -115,6 +123,17 @@ class LedgerApi:
         if fault == "lost":
             raise StoreError("the answer of the API server got lost")
         return written
+
+    def list(self, resource: Resource, namespace: str, labels: str = "", *, transform: Any = lambda one: one) -> Any:
+        self.calls.append("list")
+        place = _place(resource, namespace, "")
+        return ObjectList(
+            [transform(one) for one in self.store.select(Selector(place.collection, namespace, labels))], ""
+        )
+
+    def delete(self, resource: Resource, namespace: str, name: str) -> bool:
+        self.calls.append("delete")
+        return self._answer(lambda: self.store.delete(_place(resource, namespace, name), {})[1])
 
     def touch(self, place: Place) -> None:
         """Somebody else writes the object and changes nothing that matters."""

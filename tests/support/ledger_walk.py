@@ -36,15 +36,13 @@ RULES = Queues.model_validate(
             {"name": "shut", "gpus": {"A100": 4}, "cohort": "lab", "stopped": True},
         ],
         "inventory": {name: {"count": count} for name, count in STOCK.items()},
-        "ledger_share": 0.02,
+        "ledger_share": 0.0003,
     }
 )
 
 
-MOST_OF_A_SHARE = 22_000
-"""Bytes of one namespace: two hundredths of 1.1 MB."""
-CROWD_BYTES = (700, 950)
-"""What one request of the crowd takes, by its long names: at least, and at most."""
+MOST_OF_A_SHARE = 30
+"""Leases and requests of one namespace: three of ten thousand parts of 100,000."""
 
 
 class Walk:
@@ -92,19 +90,17 @@ class Walk:
         assert isinstance(answer, Rejected), "who may not use the queue was not sent away"
 
     def _crowd(self) -> None:
-        """One namespace asks for more than its share of the ledger, by long names in a queue that is stopped."""
+        """One namespace asks for more than its share of the ledger, in a queue that is stopped."""
         for _ in range(16):
             self._names += 1
-            long = {"workflow": f"w{'x' * 250}", "run": f"r{'x' * 60}", "step": f"s{'x' * 60}"}
-            request = ask(1, f"u{self._names}", queue="shut", namespace="crowd", **long)
+            request = ask(1, f"u{self._names}", queue="shut", namespace="crowd")
             many = sum(one.namespace == "crowd" for one in self.line.values())
-            least, most = CROWD_BYTES
             answer = self._ledger.request(request)
             assert isinstance(answer, Deferred), "a stopped queue admitted"
             if answer.reason is AdmissionReason.LEDGER_SHARE_EXCEEDED:
-                assert (many + 1) * most > MOST_OF_A_SHARE, "it was sent away with room in its share"
+                assert many + 1 > MOST_OF_A_SHARE, "it was sent away with room in its share"
                 return
-            assert (many + 1) * least <= MOST_OF_A_SHARE, "it took more than its share"
+            assert many + 1 <= MOST_OF_A_SHARE, "it took more than its share"
             self.line[request.uid] = request
 
     def _ask_again(self) -> None:

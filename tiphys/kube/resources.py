@@ -81,5 +81,6 @@ GPU_LEDGERS = Resource("tiphys.dev", "v1alpha1", "gpuledgers", "GPULedger")
 KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 KUEUE_LOCAL_QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
 KUEUE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors", "ResourceFlavor")
+GPU_LEDGER_RECORDS = Resource("tiphys.dev", "v1alpha1", "gpuledgerrecords", "GPULedgerRecord")
 DEFAULT_LEDGER_NAME = "default"
 """Default name of a GPULedger."""

@@ -51,6 +51,9 @@
   resources: [gpuledgers/status]
   resourceNames: [default]
   verbs: [update]
+- apiGroups: [tiphys.dev]
+  resources: [gpuledgerrecords]
+  verbs: [get, list, create, delete]
 {{- end }}
 {{- if eq .Values.mode "agent" }}
 {{ include "tiphys.rules.lease" "tiphys-agent" }}
@@ -120,6 +123,9 @@
   resources: [gpuledgers]
   resourceNames: [default]
   verbs: [get]
+- apiGroups: [tiphys.dev]
+  resources: [gpuledgerrecords]
+  verbs: [get, list]
 {{- end }}
 {{- if .Values.projections.enabled }}
 - apiGroups: [tiphys.dev]

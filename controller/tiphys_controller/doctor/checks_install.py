@@ -25,12 +25,12 @@ def check_tiphys_kinds(observed: ClusterObservation) -> list[DoctorFinding]:
     """The custom resources of Tiphys, one of which holds the quota ledger."""
     if isinstance(observed.tiphys_kinds, UnknownValue):
         return [unknown_finding("tiphys-kinds", observed.tiphys_kinds.reason)]
-    if "gpuledgers" not in observed.tiphys_kinds:
+    if missing := [kind for kind in ("gpuledgers", "gpuledgerrecords") if kind not in observed.tiphys_kinds]:
         return [
             failed_finding(
                 "tiphys-kinds",
-                "the cluster has no gpuledgers (tiphys.dev/v1alpha1), in which GPU quotas are kept; Helm does not "
-                "install kinds with an upgrade",
+                f"the cluster has no {' and no '.join(missing)} (tiphys.dev/v1alpha1), in which GPU quotas and leases "
+                "are kept; Helm does not install kinds with an upgrade",
                 "kubectl apply --server-side -f charts/tiphys/crds",
             )
         ]

@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, LeaderElector, identify_cluster
-from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_LEDGERS, LEASES
+from tiphys.kube.ledger_log import WholeLedgerReader
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES
 from tiphys.records import utc_now
 from tiphys.service.http_server import AppServer, ServerCertificate
 from tiphys.store import Store
@@ -136,7 +137,7 @@ class WorkerFactory:
             context.view,
             lambda: find_incomplete_reason(context.watches),
             lambda: submitter().cluster,
-            lambda: context.api.get(GPU_LEDGERS, context.ledger_namespace, DEFAULT_LEDGER_NAME),
+            WholeLedgerReader(context.api, context.ledger_namespace, DEFAULT_LEDGER_NAME).read,
             context.is_leader,
             context.metrics,
             context.now,

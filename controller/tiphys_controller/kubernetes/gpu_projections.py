@@ -3,7 +3,7 @@
 The objects are a pure function of the ledger as it is stored. The service that
 schedules counts the same sums; a test compares both.
 
-A round costs one GET of the ledger and one write per changed object. Once a
+A round costs one GET of the ledger, one for each new record of its log, and one write per changed object. Once a
 minute the kinds are listed, to undo changes made by others. Rounds are seconds
 apart and write a bounded number of objects, so that a burst of admissions never
 becomes a burst of writes.
@@ -21,6 +21,7 @@ import structlog
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, TiphysError
 from tiphys.kube import KubeApi, Object
+from tiphys.kube.ledger_log import LEDGER_LABEL, WholeLedgerReader
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, Resource
 from tiphys_controller.kubernetes.events.messages import preempted_message
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -95,7 +96,6 @@ def _sum_gpus(entries: Iterable[tuple[Object, str]]) -> GpuSums:
     return sums
 
 
-LEDGER_LABEL = "tiphys.dev/ledger"
 MAX_LEASES = 2500
 """Most leases that are shown."""
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.-]+")
@@ -295,6 +295,7 @@ class ProjectionWriter:
         self._metrics = metrics
         self._monotonic = monotonic
         self._name = name
+        self._ledger = WholeLedgerReader(api, namespace, name)
         self._existing: dict[ProjectionKey, Object] | None = None
         """The existing projections; None before the first list and after a failure."""
         self._listed_at = 0.0
@@ -321,7 +322,7 @@ class ProjectionWriter:
             StoreError: the API server is out of reach.
             FencedError: another controller may lead by now.
         """
-        ledger = self._api.get(GPU_LEDGERS, self._namespace, self._name)
+        ledger = self._ledger.read()
         desired = build_projections(ledger) if ledger is not None else {}
         present, writes = self._read_existing(), 0
         for write in self._plan_writes(desired, present):

@@ -24,7 +24,8 @@ import structlog
 
 from tiphys.errors import IntegrityError, TiphysError, UsageError
 from tiphys.kube import KubeApi, Object, identify_cluster
-from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_LEDGERS, PODS, WORKFLOWS
+from tiphys.kube.ledger_log import WholeLedgerReader
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, PODS, WORKFLOWS
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import RunRecord
 from tiphys.store import RunLayout, Store, find_record
@@ -192,8 +193,11 @@ class NamespaceSnapshot:
         self, stores: Sequence[Store], ledger_namespace: str, now: datetime
     ) -> Iterator[CleanupFinding]:
         """Orphaned leases of this namespace, in the ledger of ``ledger_namespace``."""
-        ledger, alive = self._api.get(GPU_LEDGERS, ledger_namespace, DEFAULT_LEDGER_NAME), self._running_workflow_uids()
-        for lease in parse_held_leases(ledger):
+        reader, alive = (
+            WholeLedgerReader(self._api, ledger_namespace, DEFAULT_LEDGER_NAME),
+            self._running_workflow_uids(),
+        )
+        for lease in parse_held_leases(reader.read()):
             if lease.namespace != self.namespace:
                 continue
             store = next(

@@ -151,10 +151,10 @@ def show(
 
 
 def find_ledger(api: "KubeApi", name: str) -> "Object | None":
-    """Read a `GPULedger` from the namespace of ``api``; None if it does not exist."""
-    from tiphys.kube.resources import GPU_LEDGERS
+    """Read a `GPULedger` with its leases from the namespace of ``api``; None if it does not exist."""
+    from tiphys.kube.ledger_log import WholeLedgerReader
 
-    return api.get(GPU_LEDGERS, api.namespace, name)
+    return WholeLedgerReader(api, api.namespace, name).read()
 
 
 def existing_ledger(api: "KubeApi", name: str) -> "Object":

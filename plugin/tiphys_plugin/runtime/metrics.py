@@ -213,7 +213,7 @@ class LedgerCollector(Collector):
             ledger_state = LedgerState(ledger.leases, ledger.pending)
             for tenant, used in room.measure_shares(ledger.queues, ledger_state).items():
                 share_used.add_metric([tenant], used)
-            room_used.add_metric([], room.measure_namespaces(ledger_state).total() / room.ROOM_BYTES)
+            room_used.add_metric([], room.count_entries(ledger_state).total() / room.ROOM_ENTRIES)
         return [held, waiting, oldest, quota, borrowed, share_used, room_used]
 
     @staticmethod

@@ -45,7 +45,7 @@ def installed(server: KubeServer) -> KubeApi:
     for namespace in ("argo", "tiphys", "kube-node-lease"):
         server.add_namespace(namespace)
     server.paths["/apis/argoproj.io/v1alpha1"] = {"resources": [{"name": name} for name in KINDS]}
-    server.paths["/apis/tiphys.dev/v1alpha1"] = {"resources": [{"name": "gpuledgers"}]}
+    server.paths["/apis/tiphys.dev/v1alpha1"] = {"resources": [{"name": "gpuledgers"}, {"name": "gpuledgerrecords"}]}
     variables = {
         "DEFAULT_REQUEUE_TIME": "500ms",
         "ARGO_EXECUTOR_PLUGINS": "true",

@@ -1,10 +1,11 @@
-"""The ledger in one `GPULedger` object, shared by any number of plugin services.
+"""The ledger in a `GPULedger` object and its log, shared by any number of plugin services.
 
-The Kubernetes API has no transaction over several objects, so the spec of one
-object holds the quotas and its status the ledger state. A decision reads the
-object, applies one transition, and replaces the status under the resourceVersion
-that was read (optimistic concurrency). After a conflict the service decides again
-on the newest state. If an answer got lost, the repeated request finds its lease.
+The spec of the object holds the quotas, and its status the head of the log
+(`tiphys.kube.ledger_log`). A decision reads the object, applies one transition to
+the ledger state that the service keeps, and appends what changed: it replaces the
+head under the resourceVersion that was read (optimistic concurrency). After a
+conflict the service applies what others appended, and decides again. If an answer
+got lost, the repeated request finds its lease.
 
 `WriteBatcher`: calls that arrive during a write wait; the next write applies and
 stores their transitions together. `WriteBackoff`: a replica that writes
@@ -22,15 +23,17 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-from tiphys.errors import ConflictError, StoreError
+import structlog
+
+from tiphys.errors import ConflictError, StoreError, TiphysError
 from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, LeaseRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
-from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, LedgerObject, LedgerVersion
-from tiphys_plugin.quota.ledger.room import RESERVED_BYTES, find_share_objection
+from tiphys_plugin.quota.ledger.ledger_object import LedgerObject, LedgerVersion
+from tiphys_plugin.quota.ledger.room import find_room_objection, find_share_objection
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
 from tiphys_plugin.quota.queues import QueueRules
@@ -67,11 +70,10 @@ _Answer = TypeVar("_Answer")
 
 
 class QueuedWrite(Generic[_Answer]):
-    """A transition that waits for its write. If it adds a pending request, ``spare_bytes`` must remain free."""
+    """A transition that waits for its write."""
 
-    def __init__(self, transition: Transition[_Answer], spare_bytes: int) -> None:
+    def __init__(self, transition: Transition[_Answer]) -> None:
         self.transition = transition
-        self.spare_bytes = spare_bytes
         self.answer: Future[_Answer] = Future()
 
 
@@ -94,17 +96,13 @@ class WriteBatcher:
         self._is_writing = False
         self._waiting: list[QueuedWrite[Any]] = []
 
-    def submit(self, transition: Transition[_Answer], spare_bytes: int = 0) -> _Answer:
+    def submit(self, transition: Transition[_Answer]) -> _Answer:
         """Apply ``transition`` with the next batch, and return its answer once it is stored.
-
-        Args:
-            transition: The change of the ledger state.
-            spare_bytes: Bytes that must remain free in the status if the transition adds a pending request.
 
         Raises:
             StoreError: the batch before it did not end in time; or an error of ``apply``.
         """
-        write = QueuedWrite(transition, spare_bytes)
+        write = QueuedWrite(transition)
         if batch := self._wait_for_batch(write):
             try:
                 self._write_batch(batch)
@@ -131,12 +129,6 @@ class WriteBatcher:
     def _write_batch(self, writes: Sequence[QueuedWrite[Any]]) -> None:
         try:
             answers = self._apply(writes)
-        except LedgerFullError as full:
-            if len(writes) == 1:
-                writes[0].answer.set_exception(full)
-                return
-            for write in writes:  # a write that does not fit together with others may fit alone
-                self._write_batch([write])
         except Exception as error:  # noqa: BLE001 - every waiting caller raises it
             for write in writes:
                 write.answer.set_exception(error)
@@ -145,6 +137,7 @@ class WriteBatcher:
                 write.answer.set_result(answer)
 
 
+_log = structlog.get_logger()
 _MAX_TRIES = 16
 _MAX_BACKOFF_SECONDS = 0.5
 _BATCH_WAIT_SECONDS = 15.0
@@ -159,8 +152,8 @@ class KubernetesLedger(BaseLedger):
     """`AdmissionBackend` over the object ``name`` in ``namespace``; safe to use from many threads.
 
     A decision costs one GET, and one PUT if it changes more than a ``seen_at``;
-    calls that arrive during a write share the next GET and PUT. Pending requests
-    are repeated every few seconds. The service keeps their ``seen_at`` in memory
+    calls that arrive during a write share the next GET and PUT, and one entry of
+    the log. Pending requests are repeated every few seconds. The service keeps their ``seen_at`` in memory
     and stores them with the next change, at the latest after a third of
     ``forget_after``. Another service may therefore ignore a pending request
     after two thirds of ``forget_after``.
@@ -174,6 +167,7 @@ class KubernetesLedger(BaseLedger):
         forget_after: Age at which pending requests no longer delay others.
         pause: Sleeps between two tries.
         rules: Maps the declared queues to those under which the scheduler decides.
+        run_in_background: Runs a function that takes seconds; None: in a thread of its own.
 
     Raises:
         StoreError: the API server does not answer, or the object must not be trusted.
@@ -190,13 +184,16 @@ class KubernetesLedger(BaseLedger):
         forget_after: timedelta = FORGET_AFTER,
         pause: Callable[[float], object] = time.sleep,
         rules: Callable[[QueueRules], QueueRules] = lambda declared: declared,
+        run_in_background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         super().__init__(clock, check_every, forget_after)
-        self._ledger_object = LedgerObject(api, namespace, name)
+        self._ledger_object = LedgerObject(api, namespace, name, clock)
+        self._run_in_background = run_in_background or _start_thread
         self._pause = pause
         self._backoff = WriteBackoff(pause)
         self._rules = rules
         self._last_asked: dict[tuple[str, str, str], datetime] = {}
+        self._seen_at_entered = clock()
         self._recovering_until: datetime | None = None
         """Until when nothing is granted, because the leases of live pods are being recorded."""
         self._write_batcher = WriteBatcher(self._apply_batch, _BATCH_WAIT_SECONDS, self._ledger_object)
@@ -210,14 +207,14 @@ class KubernetesLedger(BaseLedger):
                 return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
             after, admission = admit_or_queue(state, rules, request, now, lease, self._forget_after)
-            if (objection := find_share_objection(rules, state, after, request)) is None:
-                return after, admission
-            return state, Deferred(AdmissionReason.LEDGER_SHARE_EXCEEDED, objection, position=len(after.pending))
+            position = len(state.pending) + 1
+            if (objection := find_room_objection(state, after)) is not None:
+                return state, Deferred(AdmissionReason.LEDGER_FULL, objection, position)
+            if (objection := find_share_objection(rules, state, after, request)) is not None:
+                return state, Deferred(AdmissionReason.LEDGER_SHARE_EXCEEDED, objection, position)
+            return after, admission
 
-        try:
-            return self._write_batcher.submit(decide, RESERVED_BYTES)
-        except LedgerFullError as full:
-            return Deferred(AdmissionReason.LEDGER_FULL, str(full), position=len(self.snapshot().pending) + 1)
+        return self._write_batcher.submit(decide)
 
     def hold_grants(self) -> None:
         """Grant nothing until `end_recovery`, or `LONGEST_HOLD` has passed: one namespace may not stop the others."""
@@ -242,6 +239,9 @@ class KubernetesLedger(BaseLedger):
 
     def _read(self) -> tuple[LedgerState, QueueRules]:
         version = self._ledger_object.read()
+        if version.needs_write:
+            self._update(lambda state, _: state)
+            version = self._ledger_object.read()
         return version.state, self._rules(version.rules)
 
     def _apply_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any]:
@@ -258,28 +258,49 @@ class KubernetesLedger(BaseLedger):
         began = time.monotonic()
         version = self._ledger_object.read()
         rules = self._rules(version.rules)
-        after, spare_bytes, answers = version.state.with_seen_at(self._last_asked), 0, []
+        after, answers = self._with_seen_at(version.state), []
         for write in writes:
-            before = after
-            after, answer = write.transition(before, rules)
+            after, answer = write.transition(after, rules)
             answers.append(answer)
-            if len(after.pending) > len(before.pending):
-                spare_bytes = max(spare_bytes, write.spare_bytes)
-        if not after.needs_write(version.state, self._forget_after / 3):
+        must_write = version.needs_write or self._ledger_object.has_finished_snapshot
+        if not must_write and not after.needs_write(version.state, self._forget_after / 3):
             return answers
-        if not self._write(version, after, spare_bytes):
+        if not self._write(version, after):
             return None
         self._backoff.record_write(time.monotonic() - began)
         return answers
 
-    def _write(self, version: LedgerVersion, after: LedgerState, spare_bytes: int) -> bool:
+    def _with_seen_at(self, state: LedgerState) -> LedgerState:
+        """The state with the times at which requests were repeated here, which are entered from time to time."""
+        now = self._clock()
+        if abs(now - self._seen_at_entered) < self._forget_after / 12:
+            return state
+        self._seen_at_entered = now
+        pending_keys = {one.request.key for one in state.pending}
+        self._last_asked = {key: seen_at for key, seen_at in self._last_asked.items() if key in pending_keys}
+        return state.with_seen_at(self._last_asked)
+
+    def _write(self, version: LedgerVersion, after: LedgerState) -> bool:
         """Store ``after``; whether ``version`` was still the newest."""
         failpoint("ledger.before_commit")
         try:
-            self._ledger_object.write(version, after, spare_bytes)
+            written = self._ledger_object.write(version, after)
         except ConflictError:
             return False
         failpoint("ledger.after_commit")
-        pending_keys = {one.request.key for one in after.pending}
-        self._last_asked = {key: seen_at for key, seen_at in self._last_asked.items() if key in pending_keys}
+        if written.makes_snapshot_due(version):
+            self._run_in_background(lambda: self._take_snapshot(written))
         return True
+
+    def _take_snapshot(self, version: LedgerVersion) -> None:
+        """Store a snapshot, and delete the records before it. After a failure, the next snapshot does it."""
+        try:
+            self._ledger_object.take_snapshot(version)
+            self._update(lambda state, _: state)
+            self._ledger_object.delete_unused_records()
+        except TiphysError as error:
+            _log.warning("ledger.snapshot_failed", ledger=str(self._ledger_object), error=str(error))
+
+
+def _start_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="ledger_snapshot", daemon=True).start()

@@ -1,14 +1,22 @@
-"""Reads a `GPULedger` object, replaces its status, and detects that it was lost or damaged.
+"""Reads a `GPULedger` object, appends to its log, and detects that either was lost or damaged.
 
 A missing, damaged or recreated object is never taken for an empty ledger state:
 that would grant GPUs that are held. Only a service that starts, or that recovers
 a lost ledger, may begin with an empty state, because it restores the leases of
 live pods first.
+
+If records of the log are lost, the service that misses them asks the others, by a
+mark in the head. A service that still knows all leases writes them to a new log.
+If none does within `REPAIR_SECONDS`, the log begins without leases, and every
+service records the leases of live pods again.
 """
 
 import json
+import secrets
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
 
 from tiphys.errors import (
     ConflictError,
@@ -20,16 +28,31 @@ from tiphys.errors import (
     UsageError,
 )
 from tiphys.kube.api import KubeApi, Object
+from tiphys.kube.ledger_log import (
+    LOG_FORMAT,
+    LedgerBook,
+    LedgerRecords,
+    LogDamagedError,
+    LogHead,
+    LogReader,
+    parse_head,
+)
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys_plugin.quota.lease import LedgerLostError
+from tiphys.records import utc_now
+from tiphys_plugin.quota.lease import Lease, LedgerLostError, PendingRequest
 from tiphys_plugin.quota.ledger import status_codec
-from tiphys_plugin.quota.ledger.room import MAX_STATUS_BYTES
+from tiphys_plugin.quota.ledger.log_entry import StateCodec, encode_changes
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, parse_queues
 
-
-class LedgerFullError(StoreError):
-    """The status of the object has no room for the new ledger state."""
+MAX_ENTRY_BYTES = 1_000_000
+"""Largest entry. A larger change is stored as a snapshot; etcd takes 1.5 MiB for a whole object."""
+REPAIR_SECONDS = 12.0
+"""How long the services may take to write anew what a damaged log has lost; each of them reads it every 5 s."""
+_ABANDONED_AFTER = timedelta(hours=1)
+_BYTES_PER_ENTRY = 100
+_MIN_SNAPSHOT_BYTES = 256 << 10
+_READ_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -39,24 +62,43 @@ class LedgerVersion:
     manifest: Object
     rules: QueueRules
     state: LedgerState
+    head: LogHead | None
+    """Head of the log; None for a status of an older format, or none yet."""
 
     @property
     def object_version(self) -> tuple[str, str]:
         return _object_version(self.manifest)
 
     @property
-    def decoded_status(self) -> status_codec.DecodedStatus | None:
-        """Status and state, from which the codec reuses unchanged entries; None without a status."""
-        return (self.manifest["status"], self.state) if "status" in self.manifest else None
+    def needs_write(self) -> bool:
+        """Whether the state has to be written although nothing changed: its format is old, or its log is damaged."""
+        if self.head is None:
+            return "status" in self.manifest
+        return self.head.repair_asked_at is not None
+
+    def makes_snapshot_due(self, earlier: "LedgerVersion") -> bool:
+        """Whether the write after ``earlier`` has to take a snapshot; of all services, the one that wrote it does."""
+        if self.head is None or earlier.head is None:
+            return False
+        return self.head.record_bytes // self._snapshot_bytes > earlier.head.record_bytes // self._snapshot_bytes
+
+    @property
+    def _snapshot_bytes(self) -> int:
+        return max(_MIN_SNAPSHOT_BYTES, _BYTES_PER_ENTRY * (len(self.state.leases) + len(self.state.pending)))
 
 
 class LedgerObject:
-    """The object ``name`` in ``namespace``, created empty if it does not exist."""
+    """The object ``name`` in ``namespace`` with its log, created empty if it does not exist. Thread-safe."""
 
-    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, name: str, clock: Callable[[], datetime] = utc_now) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._records = LedgerRecords(api, namespace, name)
+        self._reader: LogReader[Lease, PendingRequest] = LogReader(self._records, StateCodec())
+        self._finished_snapshot: LogHead | None = None
         self.last_version: LedgerVersion | None = None
         """The last version that this service read or wrote; other services may have written since."""
 
@@ -64,59 +106,113 @@ class LedgerObject:
         return f"GPULedger {self._namespace}/{self._name}"
 
     def read(self) -> LedgerVersion:
-        """Read the newest version, by one request.
+        """Read the newest version, by one request if there is nothing new.
 
         Raises:
             StoreError: it cannot be read, or must not be trusted; the message says what to do.
         """
-        manifest = self._get() or self._create()
-        if self.last_version is None or self.last_version.object_version != _object_version(manifest):
-            self.last_version = self._parse_version(manifest)
-        return self.last_version
+        with self._lock:
+            return self._parse_newest(self._get() or self._create())
 
     def accept_replacement(self) -> None:
         """Take the object that is there now for the ledger, after the one before was lost.
 
         Raises:
-            LedgerLostError: there is none, or it has no queues and the one before had some.
+            LedgerLostError: there is none, or it has no queues and the one before had some; or its log is damaged, and
+                another service may repair it.
             StoreError: it cannot be read.
         """
-        manifest, lost = self._get(), self.last_version
-        if manifest is None:
-            raise self._lost_error("was deleted")
-        if lost is not None and lost.rules is not None and manifest.get("spec") is None:
-            raise self._lost_error("was made again without queues")
-        self.last_version = None
-        try:
-            self.last_version = self._parse_version(manifest)
-        finally:  # a damaged object is not accepted, so the one before still counts as lost
-            self.last_version = self.last_version or lost
+        with self._lock:
+            manifest, lost = self._get(), self.last_version
+            if manifest is None:
+                raise self._lost_error("was deleted")
+            if lost is not None and lost.rules is not None and manifest.get("spec") is None:
+                raise self._lost_error("was made again without queues")
+            self.last_version, self._reader = None, LogReader(self._records, StateCodec())
+            try:
+                self._parse_newest(manifest)
+            except _DamagedLogError as damaged:
+                self._repair(damaged)
+            finally:  # a damaged object is not accepted, so the one before still counts as lost
+                self.last_version = self.last_version or lost
 
-    def write(self, version: LedgerVersion, ledger_state: LedgerState, spare_bytes: int = 0) -> None:
-        """Replace ``version`` with ``ledger_state``.
-
-        Args:
-            version: The version that the state was derived from.
-            ledger_state: The new state.
-            spare_bytes: Bytes that must remain free in the status.
+    def write(self, version: LedgerVersion, ledger_state: LedgerState) -> LedgerVersion:
+        """Append the change from ``version`` to ``ledger_state``, and return the version written.
 
         Raises:
             ConflictError: ``version`` is not the newest one; nothing was written.
-            LedgerFullError: fewer bytes would remain free; nothing was written.
             StoreError: no answer; the state may have been written.
         """
-        content = status_codec.encode_status(ledger_state, version.decoded_status)
-        self._check_room(ledger_state, content, spare_bytes)
-        metadata = {key: version.manifest["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
-        unchanged = {key: value for key, value in version.manifest.items() if key in ("apiVersion", "kind", "spec")}
-        body = {**unchanged, "metadata": metadata, "status": content}
         try:
-            written = self._api.replace(GPU_LEDGERS, self._namespace, body, "status")
+            head = self._next_head(version, ledger_state)
+            with self._lock:
+                return self._replace_status(version, ledger_state, head)
         except NotFoundError as error:
             raise ConflictError(f"{self} is gone, or its kind has no status: {error}") from error
         except UsageError as error:
             raise StoreError(f"{self}: {error}; bring its kind up to date with the chart") from error
-        self.last_version = LedgerVersion(written, version.rules, ledger_state)
+
+    def take_snapshot(self, version: LedgerVersion) -> None:
+        """Store all leases and requests of ``version``, so that the next `write` can end the records before it.
+
+        Raises:
+            StoreError: the API server does not answer.
+        """
+        if (head := version.head) is None:
+            return
+        chunks = self._records.write_snapshot(head.id, head.number, _sections(version.state), version.manifest)
+        taken = {"snapshot": head.number, "snapshot_first": head.first, "chunks": chunks}
+        self._finished_snapshot = head.model_copy(update=taken)
+
+    @property
+    def has_finished_snapshot(self) -> bool:
+        """Whether the next `write` ends the records before a snapshot."""
+        return self._finished_snapshot is not None
+
+    def delete_unused_records(self) -> int:
+        """Delete the records before the newest snapshot, and return their number."""
+        head = self.last_version.head if self.last_version is not None else None
+        return 0 if head is None else self._records.delete_unused(head, self._clock() - _ABANDONED_AFTER)
+
+    def _next_head(self, version: LedgerVersion, ledger_state: LedgerState) -> LogHead:
+        head = version.head
+        changes = encode_changes(version.state, ledger_state)
+        if head is None and version.state == LedgerState():
+            head = LogHead(id=_draw_id())
+        elif head is None:
+            head = self._begin_log(version, version.state, 0)
+        elif head.repair_asked_at is not None or _size(changes) > MAX_ENTRY_BYTES:
+            return self._begin_log(version, ledger_state, head.number + 1)
+        if not changes:
+            return self._with_finished_snapshot(head)
+        return self._with_finished_snapshot(self._records.append(head, changes, version.manifest))
+
+    def _begin_log(self, version: LedgerVersion, ledger_state: LedgerState, number: int) -> LogHead:
+        """The head of a new log that begins with a snapshot of ``ledger_state``."""
+        log_id, losses = _draw_id(), version.head.losses if version.head is not None else 0
+        chunks = self._records.write_snapshot(log_id, number, _sections(ledger_state), version.manifest)
+        return LogHead(
+            id=log_id, number=number, snapshot=number, snapshot_first=number + 1, chunks=chunks, losses=losses
+        )
+
+    def _with_finished_snapshot(self, head: LogHead) -> LogHead:
+        taken, self._finished_snapshot = self._finished_snapshot, None
+        if taken is None or taken.id != head.id or taken.snapshot <= head.snapshot:
+            return head
+        record_bytes = max(0, head.record_bytes - taken.record_bytes)
+        changes = {name: getattr(taken, name) for name in ("snapshot", "snapshot_first", "chunks")}
+        return head.model_copy(update={**changes, "record_bytes": record_bytes})
+
+    def _replace_status(self, version: LedgerVersion, ledger_state: LedgerState, head: LogHead) -> LedgerVersion:
+        summary = status_codec.encode_summary(ledger_state)
+        content = {"version": LOG_FORMAT, "summary": summary, "log": head.to_json()}
+        metadata = {key: version.manifest["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        unchanged = {key: value for key, value in version.manifest.items() if key in ("apiVersion", "kind", "spec")}
+        body = {**unchanged, "metadata": metadata, "status": content}
+        written = self._api.replace(GPU_LEDGERS, self._namespace, body, "status")
+        self._reader.accept(head, LedgerBook(ledger_state.leases, ledger_state.pending, ledger_state.history))
+        self.last_version = LedgerVersion(written, version.rules, ledger_state, head)
+        return self.last_version
 
     def _get(self) -> Object | None:
         try:
@@ -145,24 +241,84 @@ class LedgerObject:
                 f"`tiphys queues apply -f FILE -n {self._namespace}`, or by the chart"
             ) from error
 
+    def _parse_newest(self, manifest: Object) -> LedgerVersion:
+        """Parse ``manifest``, or a newer one if records that it needs were deleted meanwhile."""
+        for _ in range(_READ_TRIES):
+            if self.last_version is not None and self.last_version.object_version == _object_version(manifest):
+                break
+            try:
+                self.last_version = self._parse_version(manifest)
+            except _DamagedLogError:
+                newest = self._get()
+                if newest is None or _object_version(newest) == _object_version(manifest):
+                    raise
+                manifest = newest
+        if self.last_version is None or self.last_version.object_version != _object_version(manifest):
+            raise StoreError(f"{self} was changed by others {_READ_TRIES} times while it was read; ask again")
+        return self.last_version
+
     def _parse_version(self, manifest: Object) -> LedgerVersion:
-        if self.last_version is not None and manifest["metadata"]["uid"] != self.last_version.object_version[0]:
+        last = self.last_version
+        if last is not None and manifest["metadata"]["uid"] != last.object_version[0]:
             raise self._lost_error("is another object of the same name")
         if "status" not in manifest:
-            if self.last_version is not None and "status" in self.last_version.manifest:
+            if last is not None and "status" in last.manifest:
                 raise self._lost_error("has lost its status")
-            return LedgerVersion(manifest, self._rules(manifest), LedgerState())
+            return LedgerVersion(manifest, self._rules(manifest), LedgerState(), None)
         try:
-            previous = self.last_version.decoded_status if self.last_version is not None else None
-            return LedgerVersion(
-                manifest, self._rules(manifest), status_codec.decode_status(manifest["status"], previous)
-            )
+            head = parse_head(manifest["status"])
+            if head is None:
+                if last is not None and last.head is not None:
+                    raise self._lost_error("has lost its log")
+                state = status_codec.decode_status(manifest["status"])
+                return LedgerVersion(manifest, self._rules(manifest), state, None)
         except IntegrityError as error:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
                 f"`kubectl edit gpuledgers {self._name} -n {self._namespace} --subresource=status`; or delete the "
                 f"object and apply its queues again with {self._recovery_phrase}"
             ) from error
+        return LedgerVersion(manifest, self._rules(manifest), self._read_log(manifest, head), head)
+
+    def _read_log(self, manifest: Object, head: LogHead) -> LedgerState:
+        before = self.last_version.head if self.last_version is not None else None
+        if before is not None and head.losses > before.losses:
+            raise self._lost_error("was begun without its leases, because its log was damaged")
+        if before is not None and head.number < before.number:
+            raise self._lost_error(f"went back from entry {before.number} of its log to {head.number}")
+        try:
+            book = self._reader.read(head)
+        except LogDamagedError as error:
+            raise _DamagedLogError(
+                f"the log of {self} is damaged: {error}. No GPUs are granted until a service that still has its "
+                "leases writes them anew, or the services record the leases of live pods, which takes some "
+                f"{REPAIR_SECONDS:g} s",
+                manifest,
+                head,
+            ) from error
+        return LedgerState(*book)
+
+    def _repair(self, damaged: "_DamagedLogError") -> None:
+        """Ask the other services for what the log has lost, or begin without it if none of them has it."""
+        head, manifest = damaged.head, damaged.manifest
+        lost = LedgerVersion(manifest, self._rules(manifest), LedgerState(), None)
+        try:
+            if head.repair_asked_at is None:
+                asked = status_codec.format_timestamp(self._clock())
+                self._replace_status(lost, LedgerState(), head.model_copy(update={"repair_asked_at": asked}))
+            elif abs(self._clock() - status_codec.parse_timestamp(head.repair_asked_at)).total_seconds() > (
+                REPAIR_SECONDS
+            ):
+                number = head.number + 1
+                begun = LogHead(
+                    id=_draw_id(), number=number, snapshot=number, snapshot_first=number + 1, losses=head.losses + 1
+                )
+                self._replace_status(lost, LedgerState(), begun)
+                return
+        except (ConflictError, NotFoundError):
+            pass  # another service is repairing it
+        self.last_version, self._reader = None, LogReader(self._records, StateCodec())
+        raise damaged
 
     def _rules(self, manifest: Object) -> QueueRules:
         """The queues of the spec; the same object for an unchanged spec, because it holds caches."""
@@ -183,14 +339,30 @@ class LedgerObject:
             "it and go on within seconds"
         )
 
-    def _check_room(self, ledger_state: LedgerState, content: dict[str, Any], spare_bytes: int) -> None:
-        size = len(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode())
-        if size + spare_bytes > MAX_STATUS_BYTES:
-            raise LedgerFullError(
-                f"{self} has no room for more: {len(ledger_state.leases)} leases and "
-                f"{len(ledger_state.pending)} waiting requests "
-                f"take {size} of {MAX_STATUS_BYTES} bytes; start fewer steps with GPUs at once, or release some"
-            )
+
+class _DamagedLogError(LedgerLostError):
+    """The log of ``manifest`` with this ``head`` cannot be read."""
+
+    def __init__(self, message: str, manifest: Object, head: LogHead) -> None:
+        super().__init__(message)
+        self.manifest = manifest
+        self.head = head
+
+
+def _sections(ledger_state: LedgerState) -> dict[str, list[dict[str, object]]]:
+    return {
+        "leases": list(map(status_codec.encode_lease, ledger_state.leases)),
+        "waiting": list(map(status_codec.encode_pending, ledger_state.pending)),
+        "history": status_codec.encode_history(ledger_state.history),
+    }
+
+
+def _draw_id() -> str:
+    return secrets.token_hex(4)
+
+
+def _size(content: object) -> int:
+    return len(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def parse_ledger_queues(manifest: Object) -> QueueRules:

@@ -1,8 +1,9 @@
-"""Encodes the GPU ledger state as the status of a `GPULedger` object, and decodes it.
+"""The stored form of leases, pending requests and usage history, and the older formats that hold all of them.
 
-Other versions of Tiphys and `kubectl edit` write the status too. The decoder
-refuses every deviation: a damaged status that is taken as empty would grant GPUs
-that are held.
+Releases before the log stored the whole ledger state in the status of the
+`GPULedger`. Such a status is read once, when the log begins. Other versions of
+Tiphys and `kubectl edit` write too, so the decoder refuses every deviation: a
+damaged status that is taken as empty would grant GPUs that are held.
 """
 
 from collections import Counter
@@ -15,11 +16,12 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
+from tiphys.kube.ledger_log import WHOLE_STATUS_FORMAT
 from tiphys.protocol.step_spec import SpotUse
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice, hash_node_name
 from tiphys_plugin.quota.ledger.state import LedgerState
 
-STATUS_VERSION = 5
+STATUS_VERSION = WHOLE_STATUS_FORMAT
 """In formats before 5, ``node`` and ``instance`` are names; since then they are `hash_node_name` of these."""
 _HASHES = {"node_hash": "node", "instance_hash": "instance"}
 _JSON_NAMES = {field.name: _HASHES.get(field.name, to_camel(field.name)) for field in fields(LeaseRequest)}
@@ -30,65 +32,78 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 _Entry = TypeVar("_Entry")
 JsonObject = Mapping[str, Any]
-DecodedStatus = tuple[JsonObject, LedgerState]
-"""A status and its decoded state. Codec calls for the next version reuse its unchanged entries."""
-_EMPTY_STATUS: DecodedStatus = ({"version": STATUS_VERSION, "leases": [], "waiting": []}, LedgerState())
 
 
-def encode_status(ledger_state: LedgerState, previous: DecodedStatus | None = None) -> dict[str, Any]:
-    """The status for ``ledger_state``; fields without a value are left out.
-
-    ``summary`` is for the columns of `kubectl get gpuledgers`, and is not read back. Entries of ``previous`` whose
-    objects did not change are reused.
-    """
-    before, old = _of_this_version(previous)
-    leases = {id(one): raw for raw, one in zip(before["leases"], old.leases, strict=True)}
-    waiting = {id(one): raw for raw, one in zip(before["waiting"], old.pending, strict=True)}
+def encode_status(ledger_state: LedgerState) -> dict[str, Any]:
+    """The whole ledger state as a document; fields without a value are left out."""
     return {
         "version": STATUS_VERSION,
-        "summary": _encode_summary(ledger_state),
-        "leases": [leases.get(id(one)) or _encode_lease(one) for one in ledger_state.leases],
-        "waiting": [waiting.get(id(one)) or _encode_pending(one) for one in ledger_state.pending],
-        "history": [
-            {"queue": one.queue, "pool": one.pool, "gpus": one.gpus, "at": _format_timestamp(one.measured_at)}
-            for one in ledger_state.history
-        ],
+        "summary": encode_summary(ledger_state),
+        "leases": list(map(encode_lease, ledger_state.leases)),
+        "waiting": list(map(encode_pending, ledger_state.pending)),
+        "history": encode_history(ledger_state.history),
     }
 
 
-def decode_status(status: object, previous: DecodedStatus | None = None) -> LedgerState:
-    """The ledger state in ``status``. Entries that equal those of ``previous`` yield the same objects again.
+def decode_status(status: object) -> LedgerState:
+    """The ledger state in a status that `encode_status` wrote.
 
     Raises:
         IntegrityError: `encode_status` writes no such status; the message names the field.
     """
-    if isinstance(status, dict) and isinstance(version := status.get("version"), int) and version > STATUS_VERSION:
-        raise IntegrityError(f"it has format {version}, this Tiphys knows up to {STATUS_VERSION}; upgrade Tiphys")
     try:
         document = _StatusDocument.model_validate(status)
     except ValidationError as error:
         raise _integrity_error(error) from error
     if document.version != STATUS_VERSION:
         document = _hash_names(document)
-    before, old = _of_this_version(previous)
-    leases = zip(before["leases"], old.leases, strict=True)
-    waiting = zip(before["waiting"], old.pending, strict=True)
     ledger_state = LedgerState(
-        _decode_entries(
-            "leases", document.leases, "id", leases, lambda raw: _LeaseModel.model_validate(raw).to_lease()
-        ),
-        _decode_entries(
-            "waiting", document.waiting, "arrival", waiting, lambda raw: _PendingModel.model_validate(raw).to_pending()
-        ),
-        tuple(EndedUsage(one.queue, one.pool, one.gpus, one.at) for one in document.history),
+        _decode_entries("leases", document.leases, decode_lease),
+        _decode_entries("waiting", document.waiting, decode_pending),
+        tuple(map(_to_ended_usage, document.history)),
     )
-    _check_no_duplicates(ledger_state)
+    check_no_duplicates(ledger_state)
     return ledger_state
 
 
-def _of_this_version(previous: DecodedStatus | None) -> DecodedStatus:
-    """``previous``, or an empty status if it is of an older format, whose entries must not be reused."""
-    return previous if previous is not None and previous[0]["version"] == STATUS_VERSION else _EMPTY_STATUS
+def decode_lease(raw: JsonObject) -> Lease:
+    """The lease that `encode_lease` encoded.
+
+    Raises:
+        IntegrityError: it writes no such lease.
+    """
+    try:
+        return _LeaseModel.model_validate(raw).to_lease()
+    except ValidationError as error:
+        raise _integrity_error(error) from error
+
+
+def decode_pending(raw: JsonObject) -> PendingRequest:
+    """The request that `encode_pending` encoded.
+
+    Raises:
+        IntegrityError: it writes no such request.
+    """
+    try:
+        return _PendingModel.model_validate(raw).to_pending()
+    except ValidationError as error:
+        raise _integrity_error(error) from error
+
+
+def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
+    """The usage history that `encode_history` encoded.
+
+    Raises:
+        IntegrityError: it writes no such history.
+    """
+    try:
+        return tuple(_to_ended_usage(_EndedUsageModel.model_validate(one)) for one in raw)
+    except ValidationError as error:
+        raise _integrity_error(error) from error
+
+
+def _to_ended_usage(model: "_EndedUsageModel") -> EndedUsage:
+    return EndedUsage(model.queue, model.pool, model.gpus, model.at)
 
 
 def _hash_names(document: "_StatusDocument") -> "_StatusDocument":
@@ -103,30 +118,29 @@ def _hash_names(document: "_StatusDocument") -> "_StatusDocument":
 
 
 def _decode_entries(
-    section: str,
-    raw_entries: Sequence[JsonObject],
-    key: str,
-    previous: Iterable[tuple[JsonObject, _Entry]],
-    decode: Callable[[JsonObject], _Entry],
+    section: str, raw_entries: Sequence[JsonObject], decode: Callable[[JsonObject], _Entry]
 ) -> tuple[_Entry, ...]:
-    previous_by_key = {raw[key]: (raw, entry) for raw, entry in previous}
     entries: list[_Entry] = []
     for number, raw in enumerate(raw_entries):
-        before = previous_by_key.get(raw.get(key))
         try:
-            entries.append(before[1] if before is not None and before[0] == raw else decode(raw))
-        except ValidationError as error:
-            raise _integrity_error(error, section, number) from error
+            entries.append(decode(raw))
+        except IntegrityError as error:
+            raise IntegrityError(f"{section}.{number}.{error}") from error
     return tuple(entries)
 
 
-def _integrity_error(error: ValidationError, *path: object) -> IntegrityError:
+def _integrity_error(error: ValidationError) -> IntegrityError:
     first = error.errors()[0]
-    field = ".".join(str(part) for part in (*path, *first["loc"])) or "the whole"
+    field = ".".join(map(str, first["loc"])) or "the whole"
     return IntegrityError(f"{field}: {first['msg']}")
 
 
-def _check_no_duplicates(ledger_state: LedgerState) -> None:
+def check_no_duplicates(ledger_state: LedgerState) -> None:
+    """Check what holds for every ledger state.
+
+    Raises:
+        IntegrityError: it does not hold.
+    """
     _check_unique("lease", (one.id for one in ledger_state.leases))
     _check_unique("lease of node", (one.request.key for one in ledger_state.leases))
     _check_unique("pending request of step", (one.request.workflow_step for one in ledger_state.pending))
@@ -221,8 +235,9 @@ class _StatusDocument(_StatusModel):
     """Missing in format 1."""
 
 
-def _encode_lease(one: Lease) -> dict[str, Any]:
-    times = {"grantedAt": _format_timestamp(one.granted_at), "checkAt": _format_timestamp(one.check_at)}
+def encode_lease(one: Lease) -> dict[str, Any]:
+    """The lease as it is stored."""
+    times = {"grantedAt": format_timestamp(one.granted_at), "checkAt": format_timestamp(one.check_at)}
     return {
         "id": one.id,
         "pool": one.pool,
@@ -232,14 +247,24 @@ def _encode_lease(one: Lease) -> dict[str, Any]:
     }
 
 
-def _encode_pending(one: PendingRequest) -> dict[str, Any]:
-    times = {"since": _format_timestamp(one.since), "seenAt": _format_timestamp(one.seen_at)}
+def encode_pending(one: PendingRequest) -> dict[str, Any]:
+    """The pending request as it is stored."""
+    times = {"since": format_timestamp(one.since), "seenAt": format_timestamp(one.seen_at)}
     if one.promised_at is not None:
-        times["promisedAt"] = _format_timestamp(one.promised_at)
+        times["promisedAt"] = format_timestamp(one.promised_at)
     return {"arrival": one.arrival, **times, **encode_request(one.request)}
 
 
-def _encode_summary(ledger_state: LedgerState) -> dict[str, Any]:
+def encode_history(history: Iterable[EndedUsage]) -> list[dict[str, Any]]:
+    """The usage history as it is stored."""
+    return [
+        {"queue": one.queue, "pool": one.pool, "gpus": one.gpus, "at": format_timestamp(one.measured_at)}
+        for one in history
+    ]
+
+
+def encode_summary(ledger_state: LedgerState) -> dict[str, Any]:
+    """Sums for the columns of `kubectl get gpuledgers`, which are not read back."""
     held: Counter[str] = Counter()
     for lease in ledger_state.leases:
         held[lease.request.queue] += lease.request.gpus
@@ -260,11 +285,27 @@ def encode_request(request: LeaseRequest) -> dict[str, Any]:
 def _encode_nodes_and_preemption(lease: Lease) -> dict[str, Any]:
     fields: dict[str, Any] = {"nodes": list(lease.nodes)} if lease.nodes else {}
     if (notice := lease.preemption) is not None:
-        times = {"askedAt": _format_timestamp(notice.asked_at), "deadline": _format_timestamp(notice.deadline)}
+        times = {"askedAt": format_timestamp(notice.asked_at), "deadline": format_timestamp(notice.deadline)}
         keeps = {} if notice.keeps is None else {"keeps": notice.keeps}
         fields["leaving"] = {"uid": notice.uid, "step": notice.step, **times, **keeps}
     return fields
 
 
-def _format_timestamp(moment: datetime) -> str:
+def format_timestamp(moment: datetime) -> str:
+    """A time as it is stored."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def parse_timestamp(text: str) -> datetime:
+    """The time that `format_timestamp` formatted.
+
+    Raises:
+        IntegrityError: it is no such time.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError) as error:
+        raise IntegrityError(f"{text!r} is no time") from error
+    if moment.tzinfo is None:
+        raise IntegrityError(f"{text!r} has no time zone")
+    return moment

@@ -25,6 +25,7 @@ from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespac
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from tiphys.errors import NotFoundError, StoreError, StoreFormatError, UsageError
+from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
@@ -72,7 +73,7 @@ def test_index_that_no_item_has_reaches_no_ledger(here, index):
     document = flow.document("admit", "fit", 0)
     document["template"]["plugin"]["tiphys"]["node"] = f"{flow.name}.fit({index}:x)[0].attempts(0)[0].admit"
     assert phase(here.tenants.execute("ml", document)) == "Succeeded"
-    [lease] = here.api.get(GPU_LEDGERS, RELEASE, "default")["status"]["leases"]
+    [lease] = WholeLedgerReader(here.api, RELEASE, "default").read()["status"]["leases"]
     assert "itemIndex" not in lease
 
 

@@ -6,13 +6,16 @@ import yaml
 from support.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.flavors import Flavor, Toleration
 from tiphys_plugin.quota.lease import EndedUsage
+from tiphys_plugin.quota.ledger.ledger_object import MAX_ENTRY_BYTES
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.quota.queues import InventoryEntry, Queue, Queues
 
-from tiphys.kube.resources import GPU_LEDGERS
+from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 
-CRD = yaml.safe_load((Path(__file__).parents[5] / "charts/tiphys/crds/gpuledger.yaml").read_text())["spec"]
+KINDS = Path(__file__).parents[5] / "charts/tiphys/crds"
+CRD = yaml.safe_load((KINDS / "gpuledger.yaml").read_text())["spec"]
+RECORD = yaml.safe_load((KINDS / "gpuledgerrecord.yaml").read_text())["spec"]
 [VERSION] = CRD["versions"]
 SPEC, STATUS = (VERSION["schema"]["openAPIV3Schema"]["properties"][part]["properties"] for part in ("spec", "status"))
 
@@ -21,6 +24,16 @@ def test_names_are_those_that_the_service_asks_for():
     names = (CRD["group"], VERSION["name"], CRD["names"]["plural"], CRD["names"]["kind"])
     assert names == tuple(GPU_LEDGERS)
     assert VERSION["subresources"] == {"status": {}}
+
+
+def test_records_have_the_name_and_the_size_that_the_service_writes():
+    [version] = RECORD["versions"]
+    assert (RECORD["group"], version["name"], RECORD["names"]["plural"], RECORD["names"]["kind"]) == tuple(
+        GPU_LEDGER_RECORDS
+    )
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert spec["properties"]["data"]["maxLength"] > 4 / 3 * MAX_ENTRY_BYTES, "a part that compression does not shorten"
+    assert "self == oldSelf" in [one["rule"] for one in spec["x-kubernetes-validations"]]
 
 
 def test_spec_declares_every_field_of_a_queue_file():
@@ -34,7 +47,7 @@ def test_spec_declares_every_field_of_a_queue_file():
 
 def test_what_the_status_requires_is_written():
     status = encode_status(LedgerState((lease(8),), (waiting(2, 1),), (EndedUsage("research", "A100", 1.5, NOW),)))
-    assert STATUS.keys() == status.keys()
+    assert STATUS.keys() == {*status, "log"}
     for part in ("leases", "waiting", "history"):
         assert set(STATUS[part]["items"]["required"]) <= status[part][0].keys()
 

@@ -30,12 +30,13 @@ from tiphys_plugin.quota.lease import (
     PreemptionNotice,
     Rejected,
 )
-from tiphys_plugin.quota.ledger import ledger_object
+from tiphys_plugin.quota.ledger import ledger_object, room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import STATUS_VERSION, decode_status, encode_status
+from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
+from tiphys.kube.ledger_log import LOG_FORMAT
 from tiphys.kube.resources import GPU_LEDGERS
 
 EIGHT = queues(research={"A100": 8})
@@ -261,7 +262,8 @@ def test_a_removed_status_is_not_an_empty_state(api, ledger):
         ({}, "version: Field required"),
         ({"leases": []}, "version: Field required"),
         ({"version": 1, "leases": []}, "waiting: Field required"),
-        ({"version": 6, "leases": [], "waiting": []}, "format 6, this Tiphys knows up to 5; upgrade"),
+        ({"version": 7, "leases": [], "waiting": []}, "format 7, this Tiphys knows up to 6; upgrade"),
+        ({"version": 6, "leases": [], "waiting": []}, "log: KeyError"),
         ({"version": 1, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
         ({"version": 1, "leases": [{"id": "a"}], "waiting": []}, r"leases\.0\.uid: Field required"),
     ],
@@ -331,53 +333,33 @@ def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledge
     assert isinstance(ledger.request(ask(1, "u2")), Admitted)
 
 
-def test_a_state_of_the_first_format_is_read_and_updated(api, clock):
-    ledger = service(api, clock)
-    ledger.request(ask(6, "u1"))
-    written = api.store.get(PLACE)["status"]
+def test_a_state_of_the_first_format_is_read_and_becomes_a_log(api, clock):
+    held = Lease("one", ask(6, "u1"), "A100", clock.now, clock.now)
+    written = encode_status(LedgerState((held,)))
     edit(api, "status", status={**{key: value for key, value in written.items() if key != "history"}, "version": 1})
     later = service(api, clock)
     assert deferral(later.request(ask(4, "u2"))) is AdmissionReason.WAITING_FOR_QUOTA
     clock.advance(3600)
     later.release(later.snapshot().leases[0].id)
     assert isinstance(later.request(ask(4, "u2")), Admitted)
-    now = api.store.get(PLACE)["status"]
-    assert now["version"] == STATUS_VERSION
-    assert now["history"][0]["gpus"] == pytest.approx(6 * (1 - 0.5 ** (1 / 24)), abs=1e-3)
+    assert api.store.get(PLACE)["status"]["version"] == LOG_FORMAT
+    used = service(api, clock).snapshot().history
+    assert used[0].gpus == pytest.approx(6 * (1 - 0.5 ** (1 / 24)), abs=1e-3)
 
 
-def test_full_object_lets_nobody_in_and_says_so(api, clock, monkeypatch):
+def test_full_ledger_lets_nobody_in_and_says_so(api, clock, monkeypatch):
+    edit(api, spec={**spec(EIGHT), "ledger_share": 1})
     ledger = service(api, clock)
     ledger.request(ask(8, "u1"))
     ledger.request(ask(8, "u2"))
-    seen = ledger.snapshot()
-    size = len(str(encode_status(LedgerState(seen.leases, seen.pending))))
-    monkeypatch.setattr(ledger_object, "MAX_STATUS_BYTES", size + 200_000)
+    monkeypatch.setattr(room, "ROOM_ENTRIES", 2)
     answer = ledger.request(ask(8, "u3"))
     assert isinstance(answer, Deferred)
     assert (answer.reason, answer.position) == (AdmissionReason.LEDGER_FULL, 2)
-    assert "1 leases and 2 waiting" in answer.message
+    assert "1 leases and 1 waiting requests are 2 of 2 entries" in answer.message
     assert [one.request.uid for one in ledger.snapshot().pending] == ["u2"]
     ledger.release(ledger.snapshot().leases[0].id)
     assert isinstance(ledger.request(ask(8, "u2")), Admitted), "there is room for the lease of who waits"
-
-
-def test_two_thousand_leases_and_waiting_requests_fit():
-    now = Clock().now
-    name = "training-pipeline-of-a-team-with-a-long-name-7xk2p"
-    node = f"{name}.train-the-large-model[0].attempts(3)[0].admit"
-    requests = [
-        ask(8, f"{n:08}-1111-2222-3333-444444444444", node=node, workflow=name, instance=node[:80], run=name)
-        for n in range(2000)
-    ]
-    book = LedgerState(
-        tuple(Lease(f"{n:016x}", request, "A100", now, now) for n, request in enumerate(requests[:1000])),
-        tuple(PendingRequest(request, n + 1, now, now) for n, request in enumerate(requests[1000:])),
-    )
-    api = ledger_api(EIGHT)
-    kept = ledger_object.LedgerObject(api, "tiphys", "default")
-    kept.write(kept.read(), book, spare_bytes=200_000)
-    assert ledger_object.LedgerObject(api, "tiphys", "default").read().state == book
 
 
 def test_status_has_a_stable_form_and_a_summary_for_people():

@@ -117,7 +117,7 @@ def the_share_of_the_ledger_is_not_read(plant):
 
 
 def all_namespaces_have_one_share(plant):
-    plant(room, "_share_bytes", lambda rules: MOST_OF_A_SHARE)
+    plant(room, "_share_entries", lambda rules: MOST_OF_A_SHARE)
     plant(room, "_entries", lambda state: all_as("crowd", state))
 
 
@@ -128,7 +128,7 @@ def all_as(namespace, state):
 
 
 def a_share_is_used_up_twice_as_fast(plant):
-    plant(room, "_share_bytes", lambda rules: MOST_OF_A_SHARE / 2)
+    plant(room, "_share_entries", lambda rules: MOST_OF_A_SHARE // 2)
 
 
 def nothing_is_kept_for_who_is_next(plant):
@@ -195,7 +195,7 @@ def forgetting(opened):
 
 def a_write_wins_without_a_look_at_the_version(plant):
     """The answer is given and not kept."""
-    plant(LedgerObject, "write", lambda self, version, book, spare_bytes=0: None)
+    plant(LedgerObject, "write", lambda self, version, state: version)
 
 
 CORE = [

@@ -24,8 +24,11 @@ from support.world import Clock
 from tiphys_plugin import SqliteLedger
 from tiphys_plugin.quota.lease import AdmissionBackend, AdmissionReason, Admitted, hash_node_name
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.status_codec import STATUS_VERSION, decode_status, encode_status
+from tiphys_plugin.quota.ledger.status_codec import decode_status
 from tiphys_plugin.quota.queues import Queues
+
+from tiphys.errors import IntegrityError
+from tiphys.kube.ledger_log import LOG_FORMAT
 
 FOLDER = Path(__file__).parent / "previous_release"
 STATUS = json.loads((FOLDER / "ledger_status.json").read_text())
@@ -101,11 +104,11 @@ def test_after_the_first_write_no_name_of_a_node_is_kept(kept: Kept) -> None:
     assert isinstance(ledger.request(ask(8, "u3", priority=5, spot="allowed")), Admitted)
 
 
-def test_an_entry_of_the_older_format_is_never_taken_for_one_of_this() -> None:
-    """Also where the bytes of an entry are the same in both."""
-    old = decode_status(STATUS)
-    new = encode_status(old, (STATUS, old))
-    assert new["version"] == STATUS_VERSION
-    assert decode_status(new) == old
-    same_bytes = {**STATUS, "version": STATUS_VERSION}
-    assert decode_status(same_bytes, (STATUS, old)).leases[0].request.node_hash == ADMIT_NODE
+def test_the_first_call_of_a_service_moves_the_state_to_the_log_and_older_services_refuse_it() -> None:
+    ledger, content = in_cluster()
+    ledger.snapshot()
+    status = json.loads(content())
+    assert status["version"] == LOG_FORMAT
+    assert not {"leases", "waiting"} & status.keys()
+    with pytest.raises(IntegrityError):
+        decode_status(status)

@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.ledger import LedgerApi, ask, ledger_api, queues
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
+from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger, QueuedWrite, WriteBatcher
-from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError
-from tiphys_plugin.quota.ledger.state import LedgerState
 
 from tiphys.errors import StoreError
 
@@ -62,17 +61,9 @@ def test_one_write_serves_all_who_came_while_another_wrote():
 
 
 def test_who_has_no_room_takes_it_from_nobody(monkeypatch):
-    api = ledger_api(queues(research={"A100": 100}))
-    ledger = KubernetesLedger(api, "tiphys")
-    write = ledger._ledger_object.write
-
-    def small(version, book: LedgerState, spare_bytes: int) -> None:
-        if len(book.leases) > 4:
-            raise LedgerFullError("no room for more")
-        write(version, book, spare_bytes)
-
-    monkeypatch.setattr(ledger._ledger_object, "write", small)
-    first, others = all_at_once(ledger, Gate(api))
+    monkeypatch.setattr(room, "ROOM_ENTRIES", 4)
+    api = ledger_api(queues(research={"A100": 100}).model_copy(update={"ledger_share": 1}))
+    first, others = all_at_once(KubernetesLedger(api, "tiphys"), Gate(api))
     assert isinstance(first, Admitted)
     assert sum(isinstance(answer, Admitted) for answer in others) == 3
     assert {answer.reason for answer in others if isinstance(answer, Deferred)} == {AdmissionReason.LEDGER_FULL}
