@@ -547,7 +547,7 @@ def test_kueue_takes_the_place_of_the_ledger_in_arguments_and_rights() -> None:
         ("workflows", "workloads.kueue.x-k8s.io/status", "update"),
         ("workflows", "localqueues.kueue.x-k8s.io", "get, list"),
         ("workflows", "localqueues.visibility.kueue.x-k8s.io/pendingworkloads", "get"),
-        ("cluster", "resourceflavors.kueue.x-k8s.io", "get"),
+        ("cluster", "resourceflavors.kueue.x-k8s.io", "get, list"),
     }
     assert not [right for right in rights(kueue) if right.account == "plugin" and "gpuledgers" in right.resource]
 

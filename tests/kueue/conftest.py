@@ -16,7 +16,7 @@ import pytest
 from support.ledger import ask
 from support.polling import until
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
-from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE
+from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE, SPOT_LABEL
 from tiphys_plugin.quota.lease import Admission, Admitted, LeaseRequest
 
 from tiphys.errors import TiphysError
@@ -96,6 +96,20 @@ class Rig:
     def patch_queue(self, **spec: Any) -> None:
         self.api.patch(CLUSTER_QUEUES, None, self.name, {"spec": spec})
 
+    def add_spot_flavor(self) -> str:
+        """Eight GPUs of spot nodes beside those of the queue; returns the name of their flavor."""
+        name = f"{self.name}-spot"
+        taint = {"key": "spot", "value": "true", "effect": "NoSchedule"}
+        labels = {"nvidia.com/gpu.product": "A100", "pool": "spot"}
+        metadata = {"name": name, "labels": {SPOT_LABEL: "true"}}
+        self.api.create(
+            KUEUE_FLAVORS, None, {"metadata": metadata, "spec": {"nodeLabels": labels, "nodeTaints": [taint]}}
+        )
+        self.patch_queue(
+            resourceGroups=[{"coveredResources": [GPU_RESOURCE], "flavors": [_quota(self.name), _quota(name)]}]
+        )
+        return name
+
     def patch_workload(self, lease: str, **spec: Any) -> None:
         self.api.patch(KUEUE_WORKLOADS, self.name, lease.partition("/")[2], {"spec": spec})
 
@@ -121,11 +135,10 @@ def rig(api: KubeApi) -> Iterator[Rig]:
     api.create(NAMESPACES, None, {"metadata": metadata})
     labels = {"nvidia.com/gpu.product": "A100", "pool": "reserved"}
     api.create(KUEUE_FLAVORS, None, {"metadata": metadata, "spec": {"nodeLabels": labels}})
-    quota = {"name": name, "resources": [{"name": GPU_RESOURCE, "nominalQuota": str(GPUS)}]}
     spec = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
         "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [{"coveredResources": [GPU_RESOURCE], "flavors": [quota]}],
+        "resourceGroups": [{"coveredResources": [GPU_RESOURCE], "flavors": [_quota(name)]}],
     }
     api.create(CLUSTER_QUEUES, None, {"metadata": metadata, "spec": spec})
     local = {"metadata": {"name": "research", "namespace": name}, "spec": {"clusterQueue": name}}
@@ -137,4 +150,9 @@ def rig(api: KubeApi) -> Iterator[Rig]:
             api.delete(KUEUE_WORKLOADS, name, workload["metadata"]["name"])
         api.delete(NAMESPACES, None, name)
         api.delete(CLUSTER_QUEUES, None, name)
-        api.delete(KUEUE_FLAVORS, None, name)
+        for flavor in (name, f"{name}-spot"):
+            api.delete(KUEUE_FLAVORS, None, flavor)
+
+
+def _quota(flavor: str) -> dict[str, Any]:
+    return {"name": flavor, "resources": [{"name": GPU_RESOURCE, "nominalQuota": str(GPUS)}]}

@@ -117,6 +117,17 @@ def test_elastic_gang_starts_smaller_and_returns_lost_members(rig: Rig) -> None:
     rig.wait_until_used(5)
 
 
+def test_spot_nodes_are_only_for_steps_that_may_use_them(rig: Rig) -> None:
+    spot = rig.add_spot_flavor()
+    only = rig.admitted(4, "only", spot="only")
+    assert (only.pool, only.flavor is not None and only.flavor.spot) == (spot, True)
+    assert only.flavor is not None
+    assert [one.key for one in only.flavor.tolerations] == ["spot"]
+    assert rig.admitted(8, "plain").pool == rig.name
+    rig.wait_for_words(rig.ask(1, "late"), "untolerated taint")
+    assert rig.admitted(4, "allowed", spot="allowed").pool == spot
+
+
 def test_deleted_workload_of_a_running_attempt_is_counted_again(rig: Rig) -> None:
     answer = rig.admitted(8)
     rig.api.delete(KUEUE_WORKLOADS, rig.name, answer.lease.partition("/")[2])

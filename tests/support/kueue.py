@@ -27,7 +27,7 @@ class FakeKueue:
 
     def __init__(self, api: KubeApi, *tolerations: Object, flavor: str = FLAVOR, **quotas: int) -> None:
         self._api = api
-        self._flavor = flavor
+        self.flavor = flavor
         self.quotas = quotas
         self.on_hold: dict[str, str] = {}
         """Sentences by queue: why it admits nothing."""
@@ -82,7 +82,7 @@ class FakeKueue:
             self.set_condition(workload, "QuotaReserved", False, reason, message)
             return
         usage = {GPU_RESOURCE: str(fitting * each)}
-        assignment = {"name": "main", "count": fitting, "flavors": {GPU_RESOURCE: self._flavor}, "resourceUsage": usage}
+        assignment = {"name": "main", "count": fitting, "flavors": {GPU_RESOURCE: self.flavor}, "resourceUsage": usage}
 
         def admit(status: Object) -> Object:
             admitted = {**status, "admission": {"clusterQueue": f"all-{queue}", "podSetAssignments": [assignment]}}

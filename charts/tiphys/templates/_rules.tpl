@@ -71,7 +71,7 @@
 {{- define "tiphys.rules.plugin.kueue" -}}
 - apiGroups: [kueue.x-k8s.io]
   resources: [resourceflavors]
-  verbs: [get]
+  verbs: [get, list]
 {{- end }}
 
 {{/* Controller, in each workflow namespace. */}}

@@ -17,7 +17,7 @@ server, so a service may die between any two, and another one goes on:
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import structlog
 
@@ -27,7 +27,6 @@ from tiphys.errors import (
     IntegrityError,
     NotFoundError,
     StoreError,
-    TiphysError,
     UsageError,
 )
 from tiphys.faults import failpoint
@@ -35,6 +34,7 @@ from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.records import utc_now
+from tiphys_plugin.quota.kueue.positions import QueuePositions
 from tiphys_plugin.quota.kueue.status import (
     condition_is_true,
     with_condition,
@@ -46,6 +46,7 @@ from tiphys_plugin.quota.kueue.workload import (
     GRANT_ANNOTATION,
     MANAGED_BY,
     POD_SET,
+    SPOT_LABEL,
     AssignedFlavor,
     Grant,
     KueueWorkload,
@@ -54,6 +55,7 @@ from tiphys_plugin.quota.kueue.workload import (
     describe_wait,
     find_leases,
     find_pending,
+    is_spot_flavor,
     parse_workload,
     split_lease_id,
     workload_name,
@@ -77,7 +79,6 @@ _FORGET_GRANTLESS_AFTER = timedelta(minutes=5)
 """A step repeats its request at least twice a minute. Quota that is reserved for longer without a grant is returned."""
 _KEEP_FINISHED = timedelta(minutes=10)
 """How long a finished Workload is kept for people who look into a queue."""
-_VISIBILITY = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{}/localqueues/{}/pendingworkloads"
 _log = structlog.get_logger()
 
 
@@ -100,7 +101,8 @@ class KueueAdmission:
         self._namespaces = None if namespaces is None else tuple(namespaces)
         self._clock = clock
         self._lock = threading.Lock()
-        self._next_check = datetime.min.replace(tzinfo=clock().tzinfo)
+        self._next_check = datetime.min.replace(tzinfo=UTC)
+        self._positions = QueuePositions(api, clock)
 
     def request(self, request: LeaseRequest) -> Admission:
         if (refusal := find_unsupported(request)) is not None:
@@ -138,15 +140,27 @@ class KueueAdmission:
                 f"{', '.join(names) or 'none'}; name one of them as the queue of the step, or have the administrator "
                 "create it",
             )
+        spot_flavors = [] if request.spot == "no" else self._list_spot_flavors()
+        if request.spot == "only" and not spot_flavors:
+            return Rejected(
+                AdmissionReason.NO_MATCHING_GPU_TYPE,
+                f"{request.step_name} must run on spot nodes, and no ResourceFlavor has the label {SPOT_LABEL}=true; "
+                "have the administrator label those of spot nodes",
+            )
         failpoint("kueue.before_create")
         try:
-            created = self._api.create(KUEUE_WORKLOADS, request.namespace, build_workload(request))
+            body = build_workload(request, spot_flavors)
+            created = self._api.create(KUEUE_WORKLOADS, request.namespace, body)
         except (UsageError, ForbiddenError) as error:
             if isinstance(error, ForbiddenError) and "denied the request" not in str(error):
                 raise
             return Rejected(AdmissionReason.MISCONFIGURED, f"Kueue refused the Workload: {error}")
         failpoint("kueue.after_create")
-        return self.explain(parse_workload(created))
+        reason, message = describe_wait(parse_workload(created))
+        return Deferred(reason, message, position=1)
+
+    def _list_spot_flavors(self) -> list[Object]:
+        return [one for one in self._api.list(KUEUE_FLAVORS).items if is_spot_flavor(one)]
 
     def _grant(self, workload: KueueWorkload) -> Admitted:
         """The answer for an admitted Workload. Repeated, it is the same."""
@@ -196,27 +210,9 @@ class KueueAdmission:
     def explain(self, workload: KueueWorkload) -> Deferred:
         """Why Kueue has not admitted a Workload, and its position."""
         reason, message = describe_wait(workload)
-        position, where = self._find_position(workload)
+        position, where = self._positions.find(workload)
         message = f"{where}; {message}"
         return Deferred(reason, message, position, (DeferralReason(reason, message),))
-
-    def _find_position(self, workload: KueueWorkload) -> tuple[int, str]:
-        """Position among the waiting Workloads, counted from 1, and a phrase that says in which line."""
-        queue = workload.request.queue
-        with contextlib.suppress(TiphysError):  # its API is an addition that an installation may lack
-            items = self._api.get_path(_VISIBILITY.format(workload.namespace, queue)).get("items") or []
-            for one in items:
-                if one["metadata"]["name"] == workload.name:
-                    in_queue, in_all = one["positionInLocalQueue"] + 1, one["positionInClusterQueue"] + 1
-                    return in_all, f"position {in_queue} in LocalQueue {queue}, {in_all} in its ClusterQueue"
-        waiting = [
-            (-int((one["spec"].get("priority")) or 0), one["metadata"]["creationTimestamp"], one["metadata"]["name"])
-            for one in self._api.list(KUEUE_WORKLOADS, workload.namespace).items
-            if one["spec"].get("queueName") == queue and _is_waiting(one)
-        ]
-        names = [name for _, _, name in sorted(waiting)]
-        position = names.index(workload.name) + 1 if workload.name in names else len(names) + 1
-        return position, f"position {position} in LocalQueue {queue}, counted by priority and age"
 
     def restore(
         self,
@@ -429,11 +425,6 @@ def find_unsupported(request: LeaseRequest) -> str | None:
             f"{request.step_name} asks for groups of {request.tensor_parallel} members within one NVLink domain, and "
             "Kueue does not place them; leave `tensor_parallel` out, or use the ledger of Tiphys"
         )
-    if request.spot in ("allowed", "only"):
-        return (
-            f"{request.step_name} asks for spot nodes ({request.spot}), and Kueue does not know which flavors are of "
-            "spot nodes; choose a LocalQueue whose flavors are, or use the ledger of Tiphys"
-        )
     return None
 
 
@@ -457,7 +448,3 @@ def _explained(namespace: str) -> Iterator[None]:
 
 def _describe(request: LeaseRequest) -> str:
     return f"Workload {request.namespace}/{workload_name(request)} of {request.run}/{request.step_name}"
-
-
-def _is_waiting(manifest: Object) -> bool:
-    return not any(condition_is_true(manifest, kind) for kind in ("QuotaReserved", "Finished"))

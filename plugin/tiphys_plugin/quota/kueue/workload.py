@@ -29,6 +29,8 @@ HOSTNAME_LABEL = "kubernetes.io/hostname"
 POD_SET = "main"
 """Name of the only pod set: all members of an attempt are equal."""
 MANAGED_BY = "app.kubernetes.io/managed-by=tiphys"
+SPOT_LABEL = "tiphys.dev/spot"
+"""Label of the ResourceFlavors of spot nodes, with the value ``true``."""
 REQUEST_ANNOTATION, GRANT_ANNOTATION = "tiphys.dev/lease-request", "tiphys.dev/lease-grant"
 EVICTION_GRACE = timedelta(seconds=30)
 """Time to save that is shown for an evicted attempt; the grace period of its pods decides."""
@@ -168,13 +170,18 @@ def split_lease_id(lease: str) -> tuple[str, str]:
     return (namespace, name) if name else ("", "")
 
 
-def build_workload(request: LeaseRequest, *, is_running: bool = False) -> Object:
+def build_workload(request: LeaseRequest, spot_flavors: Sequence[Object] = (), *, is_running: bool = False) -> Object:
     """The Workload that asks for the GPUs of ``request``.
 
-    An elastic gang asks for all the members that it can use, and accepts fewer (Kueue, "Partial Admission"). With
-    ``is_running`` it has its members already.
+    An elastic gang asks for all the members that it can use, and accepts fewer (Kueue, "Partial Admission").
+
+    Args:
+        request: The request.
+        spot_flavors: The ResourceFlavors of spot nodes, for a request that may use them.
+        is_running: Whether an elastic gang has its members already.
     """
-    pod_set: Object = {"name": POD_SET, "count": request.members, "template": {"spec": _pod_spec(request)}}
+    pod_spec = {**_pod_spec(request), **_spot_fields(request, spot_flavors)}
+    pod_set: Object = {"name": POD_SET, "count": request.members, "template": {"spec": pod_spec}}
     if request.max_members is not None and not is_running:
         pod_set.update(count=request.max_members, minCount=request.members)
     return {
@@ -194,6 +201,38 @@ def _pod_spec(request: LeaseRequest) -> Object:
     # Kueue reads the template only for its requests and node selectors; no pod is made of it.
     container = {"name": "main", "image": "tiphys.invalid/none", "resources": {"requests": gpus, "limits": gpus}}
     return {**selector, "containers": [container], "restartPolicy": "Never"}
+
+
+def is_spot_flavor(flavor: Object) -> bool:
+    """Whether the administrator has marked a ResourceFlavor as one of spot nodes."""
+    return (flavor["metadata"].get("labels") or {}).get(SPOT_LABEL) == "true"
+
+
+def _spot_fields(request: LeaseRequest, spot_flavors: Sequence[Object]) -> Object:
+    """Fields of a pod spec by which Kueue may, or with ``only`` must, assign a flavor of spot nodes.
+
+    Other requests are kept from these flavors by their taints.
+    """
+    tolerations = [one for flavor in spot_flavors for one in _taint_tolerations(flavor)]
+    fields: Object = {"tolerations": tolerations} if tolerations else {}
+    if request.spot == "only":
+        terms = [{"matchExpressions": _match_labels(flavor)} for flavor in spot_flavors]
+        required = {"nodeSelectorTerms": terms}
+        fields["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return fields
+
+
+def _match_labels(flavor: Object) -> list[Object]:
+    labels = (flavor.get("spec") or {}).get("nodeLabels") or {}
+    return [{"key": key, "operator": "In", "values": [value]} for key, value in labels.items()]
+
+
+def _taint_tolerations(flavor: Object) -> list[Object]:
+    """Tolerations of the taints that the nodes of a flavor have."""
+    return [
+        {"key": taint["key"], "operator": "Equal", "value": taint.get("value", ""), "effect": taint["effect"]}
+        for taint in (flavor.get("spec") or {}).get("nodeTaints") or []
+    ]
 
 
 def _labels(request: LeaseRequest) -> dict[str, str]:
@@ -223,6 +262,8 @@ def build_assigned_flavor(flavor: Object, workload: Object) -> AssignedFlavor:
         for check in workload.get("status", {}).get("admissionChecks") or []
         for update in check.get("podSetUpdates") or []
     ]
+    if is_spot_flavor(flavor):
+        tolerations += _taint_tolerations(flavor)
     for source in (spec, *updates):
         labels.update(source.get("nodeLabels") or source.get("nodeSelector") or {})
         tolerations += source.get("tolerations") or []
@@ -231,6 +272,7 @@ def build_assigned_flavor(flavor: Object, workload: Object) -> AssignedFlavor:
         gpu_type=labels.get(GPU_TYPE_LABEL, flavor["metadata"]["name"]),
         node_labels=labels,
         tolerations=tuple(_parse_toleration(one) for one in tolerations if one.get("key")),
+        spot=is_spot_flavor(flavor),
     )
 
 

@@ -22,7 +22,7 @@ from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
 
 from tiphys.errors import StoreError
-from tiphys.kube.resources import KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
+from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
 
 
 @pytest.fixture
@@ -394,7 +394,6 @@ def test_queue_that_goes_while_the_request_waits_defers_it(backend, kueue, serve
     [
         ({"min_gpu_memory_mb": 40000}, "name a GPU type"),
         ({"members": 8, "tensor_parallel": 4}, "NVLink domain"),
-        ({"spot": "only"}, "spot nodes"),
     ],
 )
 def test_what_kueue_cannot_do_is_refused_by_name(backend, server, changes, words):
@@ -403,6 +402,55 @@ def test_what_kueue_cannot_do_is_refused_by_name(backend, server, changes, words
     assert answer.reason is AdmissionReason.UNSUPPORTED_BY_KUEUE
     assert words in answer.message
     assert server.count("create", "workloads") == 0
+
+
+SPOT_TAINT = {"key": "spot", "value": "true", "effect": "NoSchedule"}
+
+
+def add_spot_flavor(server: KubeServer) -> None:
+    spec = {"nodeLabels": {"pool": "spot"}, "nodeTaints": [SPOT_TAINT]}
+    metadata = {"name": "a100-spot", "labels": {"tiphys.dev/spot": "true"}}
+    server.api("ml").create(KUEUE_FLAVORS, None, {"metadata": metadata, "spec": spec})
+
+
+@pytest.mark.parametrize("spot", ["no", "allowed", "only", "avoided"])
+def test_only_steps_that_may_use_spot_nodes_tolerate_their_taints(backend, kueue, server, spot):
+    add_spot_flavor(server)
+    backend.request(ask(8, spot=spot))
+    pod = kueue.workloads[0]["spec"]["podSets"][0]["template"]["spec"]
+    assert pod.get("tolerations", []) == ([] if spot == "no" else [{**SPOT_TAINT, "operator": "Equal"}])
+    required = pod.get("affinity", {}).get("nodeAffinity", {})
+    assert ("spot" in str(required)) is (spot == "only")
+
+
+def test_pods_tolerate_the_taints_of_the_spot_nodes_that_they_got(server, kueue):
+    add_spot_flavor(server)
+    kueue.flavor = "a100-spot"
+    backend = KueueAdmission(server.api("ml"), ["ml"])
+    answer = admitted(backend, kueue, spot="allowed")
+    assert answer.flavor is not None
+    assert answer.flavor.spot
+    [toleration] = answer.flavor.tolerations
+    assert toleration.manifest() == {"operator": "Equal", **SPOT_TAINT}
+
+
+def test_step_that_must_use_spot_nodes_is_rejected_without_any(backend, server):
+    answer = backend.request(ask(8, spot="only"))
+    assert isinstance(answer, Rejected)
+    assert "no ResourceFlavor has the label tiphys.dev/spot=true" in answer.message
+    assert server.count("create", "workloads") == 0
+
+
+def test_waiting_steps_share_one_list_of_positions(backend, kueue, server):
+    admitted(backend, kueue, 8, uid="u0")
+    requests = [ask(8, f"u{number}") for number in range(1, 6)]
+    for request in requests:
+        backend.request(request)
+    kueue.schedule()
+    before = server.count("list", "workloads")
+    positions = [backend.request(request).position for request in requests]
+    assert sorted(positions) == [1, 2, 3, 4, 5]
+    assert server.count("list", "workloads") == before + 1
 
 
 def test_withdrawn_requests_are_deleted_and_leases_are_kept(backend, kueue):
