@@ -217,6 +217,8 @@ class Preemption(Record):
     """Step and run that needed the GPUs; empty if their request no longer waited."""
     for_step_name: str = ""
     """Name of that step or item for people, such as ``fit[2]``."""
+    reason: Annotated[str, shortened(300)] = Field(default="", exclude_if=lambda reason: not reason)
+    """Why the authority over the GPUs took them back, if it was for no step."""
     asked_at: Timestamp
     gone_at: Timestamp
     """When all its pods had ended."""

@@ -69,7 +69,8 @@ def format_preemption(preempted: Preemption) -> str:
         if preempted.for_run
         else "another training"
     )
-    preemption = f"it was asked at {format_clock_time(preempted.asked_at)} to save and go for {preemptor}"
+    why = f" ({preempted.reason})" if preempted.reason else f" for {preemptor}"
+    preemption = f"it was asked at {format_clock_time(preempted.asked_at)} to save and go{why}"
     seconds_lost, gpu_seconds_lost = preempted.seconds_lost, preempted.gpu_seconds_lost
     if seconds_lost is None or gpu_seconds_lost is None:
         return f"{preemption}; its checkpoints are on a volume, which the service cannot read, so the loss is unknown"

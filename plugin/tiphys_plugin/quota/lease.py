@@ -213,6 +213,8 @@ class PreemptionNotice:
     deadline: datetime
     keeps: int | None = None
     """Members with which an elastic gang continues; None: the whole attempt exits."""
+    reason: str = ""
+    """Why another authority took the GPUs back, in its words; empty if a preemptor needs them."""
 
     @property
     def preemptor(self) -> tuple[str, str]:

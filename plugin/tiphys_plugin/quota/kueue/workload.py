@@ -334,7 +334,8 @@ def find_leases(workloads: Sequence[KueueWorkload]) -> Iterator[Lease]:
         if (eviction := one.eviction) is not None:
             preemptor = by_uid.get(one.preemptor_uid)
             uid, step = preemptor.workflow_step if preemptor else ("", "")
-            notice = PreemptionNotice(uid, step, eviction.since, eviction.since + EVICTION_GRACE)
+            reason = "" if preemptor else f"Kueue: {eviction.reason}: {eviction.message}"
+            notice = PreemptionNotice(uid, step, eviction.since, eviction.since + EVICTION_GRACE, reason=reason)
         grant = one.grant
         yield Lease(
             one.lease_id,
