@@ -62,8 +62,11 @@ COMMANDS = {
     ),
     "fork": CommandSource("Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True),
     "attach": CommandSource(
-        "Follow a run that is detached, or runs in another terminal or on a cluster.", "cli.commands.attach", "attach"
+        "Follow a run that is detached, or runs in another terminal or on a cluster.",
+        "cli.commands.follow.attach",
+        "attach",
     ),
+    "logs": CommandSource("Print the output of the programs of a run.", "cli.commands.follow.logs", "logs"),
     "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
     "why": CommandSource(
         "Explain why steps of a run wait for GPUs, or how they failed.", "cli.quota_commands.why", "why", logs=True

@@ -4,7 +4,7 @@ Objects are plain dictionaries, as parsed from JSON. Typed models cost a
 millisecond per pod, drop unknown fields, and do not exist for Argo's kinds.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -185,6 +185,14 @@ class KubeApi:
     def get_text(self, path: str) -> tuple[int, str]:
         """GET a path, such as that of a pod behind ``…/proxy/``; return status and body. No status raises an error."""
         return self._transport.get_text(path)
+
+    def read_lines(self, path: str, query: Mapping[str, str]) -> Iterator[str]:
+        """GET a path that answers with text, such as the log of a pod; yield its lines, as they come.
+
+        Raises:
+            NotFoundError: the path does not exist.
+        """
+        return self._transport.stream_lines(path, query)
 
     def watch(
         self,

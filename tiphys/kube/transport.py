@@ -32,6 +32,7 @@ Body = Object | list[Object]
 """Body of a request: an object, or the operations of a JSON patch."""
 
 _CONNECT_SECONDS = 5.0
+_LOG_SILENCE_SECONDS = 24 * 3600.0
 _RESPONSE_SECONDS = 25.0
 
 
@@ -106,6 +107,23 @@ class Transport:
             return response.status, response.read().decode(errors="replace")
         except HTTPError as error:
             raise StoreError(f"{self._name} sent an incomplete reply to GET {path}: {error}") from error
+
+    def stream_lines(self, path: str, query: Mapping[str, str]) -> Iterator[str]:
+        """Open a stream of text immediately; yield its lines until the server ends it. It may be silent for hours."""
+        return self._parse_text(self._send("GET", path, query, silence_seconds=_LOG_SILENCE_SECONDS), path)
+
+    def _parse_text(self, response: BaseHTTPResponse, path: str) -> Iterator[str]:
+        rest = b""
+        try:
+            for chunk in response.stream(64 << 10, decode_content=False):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (f"{line.decode(errors='replace')}\n" for line in lines)
+            if rest:
+                yield rest.decode(errors="replace")
+        except HTTPError as error:
+            raise StoreError(f"{self._name} ended its reply to GET {path} early: {error}") from error
+        finally:
+            response.close()
 
     def watch_events(
         self, path: str, query: Mapping[str, str], silence_seconds: float

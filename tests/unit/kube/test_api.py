@@ -343,3 +343,10 @@ def test_of_each_object_of_a_list_is_kept_what_is_wanted(api: KubeApi) -> None:
     listing = api.list(PODS, "ml", limit=2, transform=odd)
     assert listing.items == [{"name": "pod-1"}, {"name": "pod-3"}]
     assert listing.resource_version
+
+
+def test_lines_of_a_text_come_whole(api: KubeApi, server: KubeServer) -> None:
+    server.fail_next(200, verb="get", body="one\n\ntwo £\nno end".encode())
+    assert list(api.read_lines("/version", {"tailLines": "4"})) == ["one\n", "\n", "two £\n", "no end"]
+    with pytest.raises(NotFoundError):
+        api.read_lines("/api/v1/namespaces/ml/pods/none/log", {})

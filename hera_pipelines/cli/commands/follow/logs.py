@@ -1,0 +1,131 @@
+"""``tiphys logs``: prints the output of the programs of a run."""
+
+from typing import Annotated
+
+import typer
+
+from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.shared_options import (
+    ClusterOptions,
+    ContextOption,
+    KubeconfigOption,
+    RunStepArgument,
+    StoreOption,
+    existing_store,
+    parse_run_step,
+)
+from hera_pipelines.cli.target import find_workflows, is_on_cluster
+from hera_pipelines.local.live_workflows import LocalWorkflows
+from tiphys.errors import NotFoundError, UsageError
+from tiphys.lineage.step_names import selects_step
+from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_submissions
+
+EXAMPLES = """\b
+Examples:
+  tiphys logs digits-7xk2p/fit
+  tiphys logs digits-7xk2p/fit -f
+  tiphys logs digits-7xk2p/fit --attempt 1 --tail 50
+  tiphys logs digits-7xk2p --tail 5
+"""
+
+
+def logs(
+    command: typer.Context,
+    where: RunStepArgument,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--attempt", metavar="K", min=1, help="Attempt of the step. Default: its newest.", show_default=False
+        ),
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", metavar="N", min=0, help="Print only the last N lines of each pod.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the attempt ends; RUN/STEP must name one step.")
+    ] = False,
+    store: StoreOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Print the output of the programs of a run.
+
+    Without a step it prints the newest attempt of every step. The output comes from
+    the pods or, once these are gone, from Argo's archive in the store (archiveLogs
+    in Argo's configuration); for runs on this machine from the files of the engine.
+    A note on stderr says which. Output of a pod that is gone without an archive is
+    lost: then the recorded reason of its end is printed.
+    """
+    screen: Screen = command.obj
+    run_store = existing_store(screen, store)
+    run, step, names = parse_run_step(run_store, where)
+    attempts = _choose_attempts(run_store, run, step, number)
+    if follow and len(attempts) != 1:
+        raise UsageError(f"-f follows one step, and {where} has {len(attempts)}: name one as {run}/STEP")
+    submissions = {one.claim.submission: one for one in read_submissions(run_store, run)}
+    printed = False
+    for attempt in attempts:
+        submission = submissions[attempt.claim.submission]
+        title = f"{run}/{names.name(attempt.claim.step)} attempt {attempt.claim.attempt}"
+        printed |= _print_attempt(
+            command, run_store, attempt, submission, title, tail, follow, ClusterOptions(kubeconfig, context)
+        )
+    if not printed:
+        raise NotFoundError(f"no output of {where} is left")
+
+
+def _choose_attempts(store: Store, run: str, step: str, number: int | None) -> list[Attempt]:
+    """The attempt of that number of each selected step, or its newest.
+
+    Raises:
+        NotFoundError: no selected step has one.
+    """
+    by_step = {name: found for name, found in read_all_attempts(store, run).items() if selects_step(step, name)}
+    chosen = [
+        attempt
+        for found in by_step.values()
+        for attempt in (found[-1:] if number is None else found)
+        if number in (None, attempt.claim.attempt)
+    ]
+    if not chosen:
+        what = "attempt" if number is None else f"attempt {number}"
+        raise NotFoundError(f"{run}{'/' + step if step else ''} has no {what} yet; `tiphys get {run}` shows its steps")
+    return sorted(chosen, key=lambda attempt: attempt.claim.written_at)
+
+
+def _print_attempt(
+    command: typer.Context,
+    store: Store,
+    attempt: Attempt,
+    submission: Submission,
+    title: str,
+    tail: int | None,
+    follow: bool,
+    cluster_options: ClusterOptions,
+) -> bool:
+    """Print the output of an attempt; False if none is left."""
+    from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, LocalPodLogs, PodLogs
+
+    screen: Screen = command.obj
+    found: PodLogs
+    if is_on_cluster(submission):
+        api = cluster_options.connect()
+        command.call_on_close(api.close)
+        found = ClusterPodLogs(store, api)
+    else:
+        workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
+        assert isinstance(workflows, LocalWorkflows)
+        found = LocalPodLogs(store, workflows)
+    printed = False
+    for log in found.find(attempt.claim, tail, follow):
+        printed = True
+        screen.note(f"── {title}, {log.source}")
+        for line in log.lines:
+            screen.write(line)
+            if follow:
+                screen.out.file.flush()
+    if not printed:
+        end = f"; it ended: {attempt.end.message}" if attempt.end and attempt.end.message else ""
+        screen.note(f"── {title}: its pods are gone, and no archive has their output{end}")
+    return printed

@@ -1,0 +1,149 @@
+"""Finds the output of the programs of one attempt: of its pods, of the local engine, or in Argo's archive."""
+
+import gzip
+import json
+import time
+from base64 import b64decode
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tiphys_plugin.attempts.pods import list_attempt_pods, read_submission_bound
+from tiphys_plugin.cluster.interface import Cluster, DirectoryCluster, PodStatus
+from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
+
+from hera_pipelines.local.live_workflows import LocalWorkflows
+from hera_pipelines.local.pods.pod_files import pod_log_path
+from tiphys.errors import NotFoundError, UsageError
+from tiphys.kube import KubeApi, Object, identify_cluster
+from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.protocol.operations import attempt_node_name
+from tiphys.records import AttemptClaim
+from tiphys.store import Store
+
+_MAIN_CONTAINER = "main"
+_ARCHIVED_LOG = "main-logs"
+"""Name of the artifact in which Argo archives the log of a pod (Argo, ``workflow/common``)."""
+_EXECUTOR_MARK = " argo=true"
+"""In the lines that Argo's executor writes into the log of the program (Argo, ``cmd/argoexec/commands``)."""
+_EXECUTOR_LINES = 50
+"""More than it writes after a program."""
+_POLL_SECONDS = 0.5
+
+
+class PodLog(NamedTuple):
+    """The output of one pod."""
+
+    pod: str
+    source: str
+    """Where it comes from, as words."""
+    lines: Iterator[str]
+
+
+class PodLogs(Protocol):
+    """Where the output of attempts is."""
+
+    def find(self, claim: AttemptClaim, tail: int | None, follow: bool) -> Iterator[PodLog]:
+        """The logs of the pods of an attempt, in the order of their start.
+
+        Args:
+            claim: The attempt.
+            tail: Number of the last lines; None for all.
+            follow: Whether to go on until the pods end.
+        """
+
+
+class LocalPodLogs:
+    """Files of the local engine."""
+
+    def __init__(self, store: Store, workflows: LocalWorkflows) -> None:
+        self._store = store
+        self._state = workflows.state
+        self._cluster = DirectoryCluster(workflows.state / "cluster")
+
+    def find(self, claim: AttemptClaim, tail: int | None, follow: bool) -> Iterator[PodLog]:
+        for pod in list_attempt_pods(self._store, self._cluster, claim):
+            path = pod_log_path(self._state, pod.name)
+            if path.exists():
+                yield PodLog(pod.name, str(path), self._read(claim, pod, path, tail, follow))
+
+    def _read(self, claim: AttemptClaim, pod: PodStatus, path: Path, tail: int | None, follow: bool) -> Iterator[str]:
+        with path.open(encoding="utf-8", errors="replace") as log:
+            yield from deque(log, tail)
+            while follow:
+                has_ended = self._has_ended(claim, pod.name)
+                yield from log
+                if has_ended:
+                    return
+                time.sleep(_POLL_SECONDS)
+
+    def _has_ended(self, claim: AttemptClaim, name: str) -> bool:
+        pods = {pod.name: pod for pod in list_attempt_pods(self._store, self._cluster, claim)}
+        return name not in pods or pods[name].finished
+
+
+class ClusterPodLogs:
+    """Pods of a cluster and, once they are gone, what Argo archived of them in the store."""
+
+    def __init__(self, store: Store, api: KubeApi) -> None:
+        self._store = store
+        self._api = api
+        self._cluster: Cluster = KubernetesCluster(api, None, identify_cluster(api))
+
+    def find(self, claim: AttemptClaim, tail: int | None, follow: bool) -> Iterator[PodLog]:
+        found = False
+        for pod in list_attempt_pods(self._store, self._cluster, claim):
+            if (lines := self._read_pod(pod, tail, follow)) is not None:
+                found = True
+                yield PodLog(pod.name, f"pod in {pod.namespace}", lines)
+        if not found:
+            yield from self._find_archived(claim, tail)
+
+    def _read_pod(self, pod: PodStatus, tail: int | None, follow: bool) -> Iterator[str] | None:
+        manifest = self._api.get(PODS, pod.namespace, pod.name)
+        if manifest is None:
+            return None
+        query = {
+            "container": _program_container(manifest),
+            "tailLines": "" if tail is None else str(tail if follow else tail + _EXECUTOR_LINES),
+            "follow": "true" if follow else "",
+        }
+        try:
+            lines = self._api.read_lines(PODS.object_path(pod.namespace, pod.name, "log"), query)
+        except (NotFoundError, UsageError):  # deleted meanwhile, or its container has not started
+            return None
+        of_program = (line for line in lines if _EXECUTOR_MARK not in line)
+        return of_program if follow else iter(deque(of_program, tail))
+
+    def _find_archived(self, claim: AttemptClaim, tail: int | None) -> Iterator[PodLog]:
+        bound = read_submission_bound(self._store, self._cluster, claim)
+        workflow = self._api.get(WORKFLOWS, bound.namespace, bound.workflow_name)
+        prefix = attempt_node_name(claim.node) or claim.instance
+        for node in _read_nodes(workflow or {}):
+            key = _archived_log_key(node) if str(node.get("name", "")).startswith(f"{prefix}.run") else ""
+            stored = self._store.from_artifact_key(key) if key else None
+            if stored is not None:
+                text = self._store.read(stored).decode(errors="replace")
+                yield PodLog(node["id"], f"archived by Argo as {stored}", iter(deque(text.splitlines(True), tail)))
+
+
+def _program_container(pod: Object) -> str:
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    return _MAIN_CONTAINER if _MAIN_CONTAINER in names else str(names[0])
+
+
+def _read_nodes(workflow: Object) -> list[dict[str, Any]]:
+    """Nodes of a Workflow, also compressed ones; none where a database has them."""
+    status = workflow.get("status") or {}
+    nodes: dict[str, dict[str, Any]] = status.get("nodes") or {}
+    if compressed := status.get("compressedNodes"):
+        nodes = json.loads(gzip.decompress(b64decode(compressed)))
+    return sorted(nodes.values(), key=lambda node: str(node.get("startedAt") or ""))
+
+
+def _archived_log_key(node: dict[str, Any]) -> str:
+    for artifact in (node.get("outputs") or {}).get("artifacts") or []:
+        if artifact.get("name") == _ARCHIVED_LOG:
+            return str((artifact.get("s3") or {}).get("key") or "")
+    return ""

@@ -1,0 +1,130 @@
+"""The output of an attempt: from its pods, from Argo's archive once they are gone, or from nowhere.
+
+| pods | archive                     | what is printed           |
+|------|-----------------------------|---------------------------|
+| live | not asked                   | the log of the pod        |
+| gone | an artifact `main-logs`     | the archived file         |
+| gone | of another attempt, outside | nothing                   |
+"""
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.argo_pods import pod, runs
+from support.compiled import History, gated, pipeline_of
+from support.kube_server import KubeServer, serving
+from tiphys_controller import start_run
+from tiphys_controller.kubernetes import KubernetesSubmitter
+
+from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs
+from tiphys.errors import NotFoundError
+from tiphys.kube import KubeApi, identify_cluster
+from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.records import AttemptClaim
+from tiphys.store import DirectoryStore, Store, read_step_attempts
+
+RUN = "digits-1"
+NODE = f"{RUN}.fit.run(0)"
+
+
+class Here:
+    """A run on a cluster whose step ``fit`` has one open attempt."""
+
+    def __init__(self, server: KubeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api: KubeApi = server.api("ml")
+        self.store: Store = DirectoryStore(folder / "store")
+        submitter = KubernetesSubmitter(self.api, identify_cluster(self.api))
+        start_run(self.store, submitter, pipeline_of(gated("fit")), RUN, namespace="ml")
+        workflow = self.api.get(WORKFLOWS, "ml", RUN)
+        assert workflow is not None
+        self.uid = workflow["metadata"]["uid"]
+        self.text = "one\ntime=1 argo=true\ntwo\n"
+        self.asked: list[Mapping[str, str]] = []
+        monkeypatch.setattr(self.api, "read_lines", self._read_lines)
+        claim = AttemptClaim(
+            run=RUN, step="fit", attempt=1, submission=1, uid=self.uid, node=f"{RUN}.fit.admit", instance=f"{RUN}.fit",
+            step_key="k",
+        )  # fmt: skip
+        self.store.create(History(self.store, RUN).layout.attempt("fit", 1), claim.to_bytes())
+
+    def _read_lines(self, path: str, query: Mapping[str, str]) -> Iterator[str]:
+        self.asked.append({"path": path, **query})
+        return iter(self.text.splitlines(True))
+
+    def add_pod(self) -> None:
+        labels = {"tiphys.dev/run": RUN, "tiphys.dev/step": "fit"}
+        body = pod(runs("main"), name="fit-pod", node=NODE, workflow=RUN, uid=self.uid, labels=labels)
+        body["spec"] = {"containers": [{"name": "wait"}, {"name": "main"}]}
+        self.api.create(PODS, "ml", body)
+
+    def set_status(self, status: dict[str, Any]) -> None:
+        self.api.patch(WORKFLOWS, "ml", RUN, {"status": status})
+
+    def found(self, tail: int | None = None, follow: bool = False) -> list[tuple[str, list[str]]]:
+        [attempt] = read_step_attempts(self.store, RUN, "fit")
+        logs = ClusterPodLogs(self.store, self.api)
+        return [(log.source, list(log.lines)) for log in logs.find(attempt.claim, tail, follow)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    with serving() as server:
+        yield Here(server, tmp_path, monkeypatch)
+
+
+def archived(key: str, node: str = NODE) -> dict[str, Any]:
+    artifact = {"name": "main-logs", "s3": {"key": key}}
+    return {"one": {"id": "one", "name": node, "type": "Pod", "outputs": {"artifacts": [artifact]}}}
+
+
+def test_the_log_of_a_pod_is_that_of_the_program(here: Here) -> None:
+    here.add_pod()
+    assert here.found() == [("pod in ml", ["one\n", "two\n"])]
+    assert here.asked[0] == {
+        "path": "/api/v1/namespaces/ml/pods/fit-pod/log",
+        "container": "main",
+        "tailLines": "",
+        "follow": "",
+    }
+
+
+def test_the_last_lines_are_those_of_the_program(here: Here) -> None:
+    here.add_pod()
+    here.text = "one\ntwo\n" + "time=1 argo=true\n" * 10
+    assert here.found(tail=1) == [("pod in ml", ["two\n"])]
+
+
+def test_a_pod_that_is_followed_tells_all_that_comes(here: Here) -> None:
+    here.add_pod()
+    assert here.found(follow=True) == [("pod in ml", ["one\n", "two\n"])]
+    assert here.asked[0]["follow"] == "true"
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_argo_archived_is_left_when_the_pod_is_gone(here: Here, compressed: bool) -> None:
+    here.store.create("data/argo/fit/main.log", b"kept\nlonger\n")
+    nodes = archived(here.store.artifact_key("data/argo/fit/main.log"))
+    packed = {"compressedNodes": b64encode(gzip.compress(json.dumps(nodes).encode())).decode()}
+    here.set_status(packed if compressed else {"nodes": nodes})
+    assert here.found() == [("archived by Argo as data/argo/fit/main.log", ["kept\n", "longer\n"])]
+    assert [lines for _, lines in here.found(tail=1)] == [["longer\n"]]
+
+
+def test_the_archive_of_another_step_or_store_is_not_of_this_attempt(here: Here) -> None:
+    here.store.create("data/argo/other/main.log", b"kept\n")
+    here.set_status({"nodes": archived(here.store.artifact_key("data/argo/other/main.log"), f"{RUN}.fitness.run(0)")})
+    assert here.found() == []
+
+
+def test_a_pod_whose_container_has_not_started_has_no_log(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, query: Mapping[str, str]) -> Iterator[str]:
+        raise NotFoundError(f"{path} {query}")
+
+    here.add_pod()
+    monkeypatch.setattr(here.api, "read_lines", refuse)
+    assert here.found() == []
