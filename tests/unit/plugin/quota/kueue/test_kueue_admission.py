@@ -155,11 +155,16 @@ def test_repeated_request_finds_the_same_workload(backend, kueue, server):
     assert len(kueue.workloads) == 1
 
 
-def test_next_attempt_has_a_workload_of_its_own(backend, kueue):
-    first = admitted(backend, kueue)
-    backend.release(first.lease)
-    second = admitted(backend, kueue, attempt=2, node="u1.fit[0].attempts(1)[0].admit")
+@pytest.mark.parametrize(
+    "changes",
+    [{"attempt": 2}, {"node": "u1.fit[0].attempts(1)[0].admit"}, {"step": "eval"}, {"uid": "u2"}],
+    ids=["attempt", "node", "step", "workflow"],
+)
+def test_every_attempt_has_a_workload_of_its_own(backend, kueue, changes):
+    first = admitted(backend, kueue, 4)
+    second = admitted(backend, kueue, 4, **changes)
     assert second.lease != first.lease
+    assert len(held(backend)) == 2
 
 
 def test_reason_and_position_are_those_of_kueue(backend, kueue):
@@ -460,6 +465,20 @@ def test_withdrawn_requests_are_deleted_and_leases_are_kept(backend, kueue):
     backend.withdraw("u1")
     assert held(backend) == [("u1", 4)]
     assert [one.request.uid for one in backend.snapshot().pending] == ["u2"]
+
+
+def test_request_that_is_granted_while_it_is_withdrawn_keeps_its_lease(backend, kueue, monkeypatch):
+    backend.request(ask(8))
+    kueue.schedule()
+    delete = backend._delete
+
+    def grant_first(workload):
+        assert isinstance(backend.request(ask(8)), Admitted)
+        delete(workload)
+
+    monkeypatch.setattr(backend, "_delete", grant_first)
+    backend.withdraw("u1")
+    assert held(backend) == [("u1", 8)]
 
 
 def test_dead_leases_are_released_after_a_check(backend, kueue, clock):
