@@ -23,7 +23,8 @@ from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Ended
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import PoolAssignment, select_admissible
+from tiphys_plugin.quota.scheduler.cycle import select_admissible
+from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 from tiphys_plugin.quota.scheduler.snapshot import declared_end
 

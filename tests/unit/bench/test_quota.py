@@ -28,7 +28,12 @@ def test_the_last_line_holds_what_is_compared() -> None:
             "1000 on 1000": {"over_scan": summary([1.5, 1.6, 1.7]), "p99_over_scan": summary([12.0])},
             "1000 on 9": {"over_scan": summary([9.0]), "p99_over_scan": summary([99.0])},
         },
-        "cluster": {"services": {"1": {"over_replacements": 2.5}, "2": {"over_replacements": 1.5}}},
+        "cluster": {
+            "services": {
+                "1": {"per_second": 110, "p99_ms": 900, "bytes_per_admission": 2000},
+                "3": {"per_second": 160, "p99_ms": 950, "bytes_per_admission": 2500},
+            }
+        },
         "starvation": {"ratio": 0.0133},
         "preemption": {"wait_ratio": 0.9, "loss_ratio": 0.04},
         "attained": {"tiresias_ratio": 0.66, "fifo_ratio": 0.4, "jobs": 1494},
@@ -42,7 +47,8 @@ def test_the_last_line_holds_what_is_compared() -> None:
     assert values(report).keys() == AIMS.keys()
     assert number_line(values(report), AIMS) == (
         "tiresias_ratio=0.66 fifo_ratio=0.4 bestfit_alloc=93.9 fgd_alloc=95.26 decision_over_scan=1.6 "
-        "decision_p99_over_scan=12 admissions_over_puts_1=2.5 admissions_over_puts_2=1.5 high_priority_wait_ratio=0.9 "
+        "decision_p99_over_scan=12 ledger_per_second_1=110 ledger_per_second_3=160 "
+        "ledger_p99_ms_1=900 ledger_bytes_1=2000 high_priority_wait_ratio=0.9 "
         "preempt_loss_ratio=0.04 over_admissions=0 leaks=0 double_grants=3 skip_wait_ratio=0.0133 jain=0.998"
     )
 
@@ -88,15 +94,18 @@ def test_each_decision_is_timed_in_turns_with_a_plain_scan() -> None:
     assert len(found["over_scan"]["samples"]) == len(found["p99_over_scan"]["samples"]) == 3
 
 
-def test_admissions_are_measured_in_turns_with_replacements_of_the_same_object(
+def test_admissions_are_measured_in_turns_with_plain_entries_of_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     with serving() as server:
-        found = admissions(server.api("ml"), kubeconfig(server, tmp_path), rounds=2, seconds=0.1)
+        found = admissions(
+            server.api("ml"), kubeconfig(server, tmp_path), rounds=2, seconds=0.1, holders=50, waiters=50
+        )
     assert found["services"]["1"]["admissions"] > 0
-    assert len(found["replacements_per_second"]["samples"]) == 2
-    assert len(found["services"]["2"]["over_replacements"]["samples"]) == 2
+    assert found["services"]["1"]["bytes_per_admission"] < 8192
+    assert len(found["entries_per_second"]["samples"]) == 2
+    assert len(found["services"]["3"]["over_entries"]["samples"]) == 2
 
 
 def test_the_stream_leaves_no_moment_without_a_small_job() -> None:

@@ -1,7 +1,7 @@
 """What a write adds to the log of a `GPULedger`: the difference of two ledger states, in the stored form.
 
 A transition keeps the objects of all leases and requests that it does not change,
-so the difference is found by identity. Times of checks and of repeated requests
+so the difference is found by identity (`find_changes`). Times of checks and of repeated requests
 change often and alone; an entry groups them by time.
 """
 
@@ -15,6 +15,7 @@ from tiphys_plugin.quota.lease import EndedUsage, Lease, PendingRequest
 from tiphys_plugin.quota.ledger import status_codec
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import JsonObject
+from tiphys_plugin.quota.scheduler.changes import find_changes
 
 
 class StateCodec:
@@ -51,11 +52,8 @@ def encode_changes(before: LedgerState, after: LedgerState) -> dict[str, Any]:
 
 
 def _lease_changes(before: LedgerState, after: LedgerState) -> dict[str, Any]:
-    if after.leases is before.leases:
-        return {}
-    unchanged = set(map(id, before.leases)) & set(map(id, after.leases))
-    old = {one.id: one for one in before.leases if id(one) not in unchanged}
-    new = {one.id: one for one in after.leases if id(one) not in unchanged}
+    removed, added = find_changes(before.leases, after.leases)
+    old, new = {one.id: one for one in removed}, {one.id: one for one in added}
     checked: defaultdict[datetime, list[str]] = defaultdict(list)
     written = []
     for one in new.values():
@@ -72,11 +70,8 @@ def _lease_changes(before: LedgerState, after: LedgerState) -> dict[str, Any]:
 
 
 def _pending_changes(before: LedgerState, after: LedgerState) -> dict[str, Any]:
-    if after.pending is before.pending:
-        return {}
-    unchanged = set(map(id, before.pending)) & set(map(id, after.pending))
-    old = {one.arrival: one for one in before.pending if id(one) not in unchanged}
-    new = {one.arrival: one for one in after.pending if id(one) not in unchanged}
+    removed, added = find_changes(before.pending, after.pending)
+    old, new = {one.arrival: one for one in removed}, {one.arrival: one for one in added}
     seen: defaultdict[datetime, list[int]] = defaultdict(list)
     written = []
     for one in new.values():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.ledger.entry_index import lease_index, pending_index
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import DEFAULT_LEDGER_SHARE, QueueRules, Queues
 
@@ -51,7 +52,8 @@ def find_share_objection(
     share = _share_entries(rules)
     if not _adds_entry(before, after) or _count(after) <= share:
         return None
-    if sum(1 for one in _entries(after) if one.request.namespace == request.namespace) <= share:
+    held = lease_index.count(after.leases, request.namespace)
+    if held + pending_index.count(after.pending, request.namespace) <= share:
         return None
     return (
         f"namespace {request.namespace} has used its share of the GPU ledger, {share} leases and waiting requests; "

@@ -16,6 +16,7 @@ from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, LedgerSna
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage
 
 
@@ -163,8 +164,8 @@ class LedgerState:
         """
         if self.leases != earlier.leases or len(self.pending) != len(earlier.pending):
             return True
-        return any(
+        removed, added = find_changes(earlier.pending, self.pending)
+        return len(removed) != len(added) or any(
             replace(one, seen_at=other.seen_at) != other or abs(one.seen_at - other.seen_at) >= refresh_after
-            for one, other in zip(self.pending, earlier.pending, strict=True)
-            if one is not other
+            for one, other in zip(added, removed, strict=True)
         )

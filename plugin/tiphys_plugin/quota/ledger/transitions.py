@@ -7,12 +7,14 @@ the mark, so `mark_victims` checks the rules of preemption again on the newest
 state.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.ledger.entry_index import lease_index, pending_index, without_arrivals
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.preemption.victims import (
     find_objection,
@@ -68,8 +70,9 @@ def _decide_and_record(
     if (existing := _find_existing_lease(ledger_state, request)) is not None:
         return _transfer_lease(ledger_state, existing, request), _admitted_with_lease(existing)
     pending = _find_or_create_pending(ledger_state, request, now)
-    others = tuple(one for one in ledger_state.pending if one.request.workflow_step != request.workflow_step)
-    active = select_active(rules, others, now, forget_after)
+    others = without_arrivals(ledger_state.pending, (pending.arrival,))
+    active = select_active(rules, ledger_state.pending, now, forget_after)
+    active = others if active is ledger_state.pending else without_arrivals(active, (pending.arrival,))
     sized_request, admission = _decide_largest_fit(
         SchedulingState(rules, ledger_state.leases, active, ledger_state.history), pending, now
     )
@@ -81,7 +84,8 @@ def _decide_and_record(
                 _admitted_with_lease(lease), waited_seconds=waited_seconds
             )
         case Deferred():
-            by_arrival = tuple(sorted((*others, pending), key=lambda one: one.arrival))
+            index = bisect_left(others, pending.arrival, key=lambda one: one.arrival)
+            by_arrival = (*others[:index], pending, *others[index:])
             return replace(ledger_state, pending=by_arrival), admission
     return replace(ledger_state, pending=others), admission
 
@@ -110,15 +114,12 @@ def _admitted_with_lease(lease: Lease) -> Admitted:
 def select_active(
     rules: QueueRules, pending: Iterable[PendingRequest], now: datetime, forget_after: timedelta
 ) -> tuple[PendingRequest, ...]:
-    """The pending requests that were repeated within ``forget_after``, and that their queues still accept."""
-    active = tuple(one for one in pending if now - one.seen_at <= forget_after)
-    if not isinstance(rules, Queues) or not rules.restricts_use:
-        return active
-    return tuple(
-        one
-        for one in active
-        if (queue := rules.find(one.request.queue)) and queue.accepts(one.request.namespace, one.request.priority)
-    )
+    """The pending requests that were repeated within ``forget_after``, and that their queues still accept.
+
+    ``pending`` must be in order of arrival. If all are active, it is returned itself.
+    """
+    requests = tuple(pending)
+    return without_arrivals(requests, pending_index.find_inactive(rules, requests, now, forget_after))
 
 
 def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Lease | None:
@@ -127,7 +128,7 @@ def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Le
     An admit node that dies between its lease and its claim leaves a lease without pods, which no check of pods
     finds. The retry requests GPUs for the same attempt, and would wait for this lease until its workflow ends.
     """
-    leases = [lease for lease in ledger_state.leases if lease.request.workflow_step == request.workflow_step]
+    leases = lease_index.find(ledger_state.leases, request.workflow_step)
     same_node = [lease for lease in leases if lease.request.node_hash == request.node_hash]
     same_attempt = [lease for lease in leases if lease.request.attempt == request.attempt]
     return next(iter(same_node + same_attempt), None)
@@ -144,7 +145,7 @@ def _transfer_lease(ledger_state: LedgerState, lease: Lease, request: LeaseReque
 
 def _find_or_create_pending(ledger_state: LedgerState, request: LeaseRequest, now: datetime) -> PendingRequest:
     """The pending request of the step; a retry keeps the arrival number of the attempt before it."""
-    before = next((one for one in ledger_state.pending if one.request.workflow_step == request.workflow_step), None)
+    before = next(iter(pending_index.find(ledger_state.pending, request.workflow_step)), None)
     if before is None:
         return PendingRequest(request, ledger_state.next_arrival, since=now, seen_at=now)
     # An equal request keeps its object: `PendingQueues` detects changes by identity.

@@ -22,146 +22,40 @@ whole, and `CycleResult.outcome_of` computes the answer for one request on deman
 import heapq
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import ceil, inf
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, Reservation, ReservationScope, end_time, find_first_fit
-from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
+from tiphys_plugin.quota.scheduler.capacity import HeldGpus
+from tiphys_plugin.quota.scheduler.cycle_result import (
+    CycleResult,
+    EvaluatedRequest,
+    LineOrder,
+    PoolAssignment,
+    RankedRequest,
+    RequestOutcome,
+    SchedulingKey,
+    SchedulingVerdict,
+    WaitingGroup,
+)
 from tiphys_plugin.quota.scheduler.fair_share import FairShares
-from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit, get_pool_options
+from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
 from tiphys_plugin.quota.scheduler.snapshot import (
     DerivedState,
+    GroupKey,
     PendingEntry,
     PendingQueues,
     declared_end,
     derive_state,
     get_pending_queues,
 )
-
-SchedulingKey = tuple[bool, bool, int, float, int]
-"""Not promised, borrows, negated priority, fair share of the queue, arrival; the smallest key is served first.
-
-A request is promised GPUs if it has victims, or precedes such a request in its queue."""
-
-
-@dataclass(frozen=True)
-class SchedulingVerdict:
-    """Verdict of a cycle on a request. A verdict to wait also holds for later requests with the same `PoolOptions`.
-
-    ``pool`` is the pool in which the request may start; None if it has to wait. ``reservation`` is the one that the
-    request would delay.
-    """
-
-    contended_limits: frozenset[ResourceLimit]
-    """Limits that other requests may lack because of this one."""
-    pool: str | None = None
-    nodes: tuple[str, ...] = ()
-    """The node of each member, where nodes are declared."""
-    reservation: Reservation | None = None
-    expected_start: datetime | None = None
-    """When the request will fit, if it has a reservation of its own with a known start."""
-
-
-class PoolAssignment(NamedTuple):
-    """A request that may start, its pool, and the node of each member where nodes are declared."""
-
-    pending: PendingRequest
-    pool: str
-    nodes: tuple[str, ...] = ()
-
-
-class RankedRequest(NamedTuple):
-    """A request with its scheduling key and its verdict."""
-
-    key: SchedulingKey
-    pending: PendingRequest
-    verdict: SchedulingVerdict
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether the request is promised GPUs; see `SchedulingKey`."""
-        return not self.key[0]
-
-
-@dataclass(frozen=True)
-class RequestOutcome:
-    """Result of a cycle for one request.
-
-    ``pool`` is the pool in which it may start; None if it has to wait. ``position`` counts from 1 among the requests
-    that compete for the same limits, and ``first_ahead`` is the first of those before it. ``reservation`` is the one
-    that the request would delay.
-    """
-
-    pool: str | None
-    nodes: tuple[str, ...]
-    position: int
-    first_ahead: RankedRequest | None
-    reservation: Reservation | None
-    expected_start: datetime | None
-    """Expected start; None if no reservation gives one."""
-    capacity: Capacity
-    """GPUs held by leases, without the starts of this cycle."""
-    is_promised: bool
-    """Whether the request is promised GPUs; see `SchedulingKey`."""
-
-
-@dataclass(frozen=True)
-class CycleResult:
-    """All requests of a cycle with key and verdict; ``capacity`` has the GPUs held by leases before the cycle."""
-
-    ranked: tuple[RankedRequest, ...]
-    capacity: Capacity
-    possible_limits: Callable[[LeaseRequest], frozenset[ResourceLimit]]
-
-    @property
-    def assignments(self) -> Iterator[PoolAssignment]:
-        """The requests that may start, in scheduling order."""
-        return (
-            PoolAssignment(one.pending, one.verdict.pool, one.verdict.nodes)
-            for one in self.ranked
-            if one.verdict.pool is not None
-        )
-
-    def outcome_of(self, arrival: int) -> RequestOutcome:
-        """The outcome for the request with this arrival number, which must be part of the cycle."""
-        index, pending, verdict = self._positions[arrival]
-        limits = self.possible_limits(pending.request)
-        ahead = [before for before in self._sorted[:index] if not limits.isdisjoint(before.verdict.contended_limits)]
-        if not ahead and verdict.pool is None and self._would_start_alone(pending.request):
-            # Leases without a type count against every type, so a start on one type can take the last GPU of another.
-            ahead = [before for before in self._sorted[:index] if before.verdict.pool is not None]
-        first = ahead[0] if ahead else None
-        return RequestOutcome(
-            verdict.pool,
-            verdict.nodes,
-            len(ahead) + 1,
-            first,
-            verdict.reservation,
-            verdict.expected_start,
-            self.capacity,
-            self._sorted[index].is_promised,
-        )
-
-    def _would_start_alone(self, request: LeaseRequest) -> bool:
-        queue = self.capacity.queues.find(request.queue)
-        return queue is not None and bool(self.capacity.find_fitting_pools(queue, request))
-
-    @cached_property
-    def _sorted(self) -> list[RankedRequest]:
-        return sorted(self.ranked, key=itemgetter(0))
-
-    @cached_property
-    def _positions(self) -> dict[int, tuple[int, PendingRequest, SchedulingVerdict]]:
-        return {one.pending.arrival: (index, one.pending, one.verdict) for index, one in enumerate(self._sorted)}
-
 
 PROMISE_DURATION = timedelta(minutes=2)
 """Freed GPUs of victims are kept this long for their preemptor, which repeats its request every few seconds."""
@@ -233,41 +127,74 @@ class _SchedulingCycle:
         """Sorted by expected start; reservations without one come first."""
         self._reserved_limits: defaultdict[str, set[ResourceLimit]] = defaultdict(set)
         """By queue, the limits of which its reservations keep something."""
-        self._ranked: list[RankedRequest] = []
         self._promised_arrivals: set[int] = set()
         """Arrival numbers of the requests that go first; see `_find_promised_arrivals`."""
 
     def run(self, pending_queues: PendingQueues) -> CycleResult:
-        for key, queue, entry in self._iterate_by_key(pending_queues):
-            self._ranked.append(RankedRequest(key, entry.pending, self._evaluate(queue, entry)))
-        return CycleResult(tuple(self._ranked), self._derived.capacity, self._possible_limits)
+        evaluated: list[EvaluatedRequest] = []
+        waiting: list[WaitingGroup] = []
+        for key, queue, entry in self._iterate_by_key(pending_queues, waiting):
+            ranked = RankedRequest(key, entry.pending, self._evaluate(queue, entry))
+            evaluated.append(EvaluatedRequest(ranked, queue, self._order_of(entry)))
+        return CycleResult(evaluated, waiting, pending_queues, self._derived.capacity, self._scheduling_key)
 
-    def _iterate_by_key(self, pending_queues: PendingQueues) -> Iterator[tuple[SchedulingKey, Queue, PendingEntry]]:
-        """Requests without a verdict, by scheduling key; each start of the cycle updates the keys that follow."""
-        heads: list[tuple[SchedulingKey, str, Queue, Iterator[PendingEntry], PendingEntry]] = []
+    def _iterate_by_key(
+        self, pending_queues: PendingQueues, waiting: list[WaitingGroup]
+    ) -> Iterator[tuple[SchedulingKey, Queue, PendingEntry]]:
+        """Requests without a verdict, by scheduling key; each start of the cycle updates the keys that follow.
 
-        def push(queue: Queue, rest: Iterator[PendingEntry], before: SchedulingKey) -> None:
-            for one in rest:
-                # A request never goes before one with a better position in its own queue.
-                before = max(before, self._scheduling_key(queue, one))
+        Groups of requests that get the verdict on another request are appended to ``waiting``.
+        """
+        heads: list[tuple[SchedulingKey, str, Queue, _Line, PendingEntry, list[WaitingGroup]]] = []
+
+        def push(queue: Queue, line: _Line, own_waiting: list[WaitingGroup], before: SchedulingKey) -> None:
+            while line:
+                order, entries, index = line[0]
+                one = entries[index]
                 longer_than, verdict = self._known_verdicts.get(one.pool_options, _NO_VERDICT)
                 if verdict is None or one.max_seconds <= longer_than:
-                    heapq.heappush(heads, (before, queue.name, queue, rest, one))
+                    _advance(line)
+                    # A request never goes before one with a better position in its own queue.
+                    passed = (
+                        group.entries[group.index_of(order) - 1] for group in own_waiting if group.index_of(order)
+                    )
+                    keys = (self._scheduling_key(queue, entry) for entry in (one, *passed) if entry is not None)
+                    heapq.heappush(heads, (max(before, *keys), queue.name, queue, line, one, own_waiting))
                     return
-                self._ranked.append(RankedRequest(before, one.pending, verdict))
+                heapq.heappop(line)
+                group = WaitingGroup(queue, entries, index, verdict, is_promised=not order[0])
+                own_waiting.append(group)
+                waiting.append(group)
 
         has_promises = self._derived.has_promises or pending_queues.has_promises
-        for queue, entries in pending_queues:
-            push(queue, iter(self._sort_promised_first(queue, entries) if has_promises else entries), _HIGHEST_KEY)
+        for queue, groups in pending_queues:
+            push(queue, self._build_line(queue, groups, has_promises=has_promises), [], _HIGHEST_KEY)
         while heads:
-            key, _, queue, rest, entry = heapq.heappop(heads)
+            key, _, queue, line, entry, own_waiting = heapq.heappop(heads)
             yield key, queue, entry
-            push(queue, rest, key)
+            push(queue, line, own_waiting, key)
 
-    def _sort_promised_first(self, queue: Queue, entries: Sequence[PendingEntry]) -> Sequence[PendingEntry]:
-        first = self._find_promised_arrivals(queue, entries)
-        self._promised_arrivals |= first
-        return sorted(entries, key=lambda one: one.pending.arrival not in first) if first else entries
+    def _build_line(
+        self, queue: Queue, groups: Mapping[GroupKey, Sequence[PendingEntry]], *, has_promises: bool
+    ) -> "_Line":
+        """The groups of a queue by their first requests. Promised requests stand first, each in a group of its own."""
+        first: set[int] = set()
+        if has_promises:
+            first = self._find_promised_arrivals(queue, list(heapq.merge(*groups.values(), key=attrgetter("position"))))
+            self._promised_arrivals |= first
+        line: _Line = []
+        for entries in groups.values():
+            rest = [one for one in entries if one.pending.arrival not in first] if first else entries
+            if rest:
+                line.append((self._order_of(rest[0]), rest, 0))
+            if len(rest) < len(entries):
+                promised = (one for one in entries if one.pending.arrival in first)
+                line += [(self._order_of(one), [one], 0) for one in promised]
+        heapq.heapify(line)
+        return line
+
+    def _order_of(self, entry: PendingEntry) -> LineOrder:
+        return entry.pending.arrival not in self._promised_arrivals, entry.position
 
     def _find_promised_arrivals(self, queue: Queue, entries: Sequence[PendingEntry]) -> set[int]:
         """The preemptors, and the requests that were before them at the time of the preemption.
@@ -398,7 +325,15 @@ class _SchedulingCycle:
             frozenset(self._queues.gpu_inventory if any_kind else pools.find_suitable_kinds(self._queues, request)),
         )
 
-    def _possible_limits(self, request: LeaseRequest) -> frozenset[ResourceLimit]:
-        """All limits that the request could lack, whatever leases hold."""
-        queue = self._queues.find(request.queue)
-        return get_pool_options(self._queues, queue, request).limits if queue is not None else frozenset()
+
+_Line = list[tuple[LineOrder, Sequence[PendingEntry], int]]
+"""Heap of the groups of a queue: order of the next request, the group, and the index of the request in it."""
+
+
+def _advance(line: _Line) -> None:
+    """Go on to the next request of the first group."""
+    _, entries, index = line[0]
+    if index + 1 == len(entries):
+        heapq.heappop(line)
+        return
+    heapq.heapreplace(line, ((True, entries[index + 1].position), entries, index + 1))

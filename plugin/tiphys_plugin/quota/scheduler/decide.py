@@ -36,7 +36,8 @@ from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, Que
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import RankedRequest, RequestOutcome, evaluate_request
+from tiphys_plugin.quota.scheduler.cycle import evaluate_request
+from tiphys_plugin.quota.scheduler.cycle_result import RankedRequest, RequestOutcome
 from tiphys_plugin.quota.scheduler.fair_share import queue_position
 from tiphys_plugin.quota.scheduler.pools import RequestShape, build_gang_request, request_shape
 from tiphys_plugin.quota.scheduler.snapshot import RecentResults

@@ -21,6 +21,7 @@ from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRe
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, end_time
 from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, QueuePosition, queue_position
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, get_pool_options
 
@@ -37,6 +38,10 @@ class RecentResults(Generic[_Known]):
     @property
     def newest(self) -> _Known | None:
         return next(iter(self._results), None)
+
+    @property
+    def results(self) -> tuple[_Known, ...]:
+        return self._results
 
     def find(self, matches: Callable[[_Known], bool]) -> _Known | None:
         return next(filter(matches, self._results), None)
@@ -59,50 +64,93 @@ class PendingEntry(NamedTuple):
     """Declared time limit; infinite if none is declared."""
 
 
+GroupKey = tuple[PoolOptions, float]
+"""Pool options and time limit. A verdict to wait on the first request of a group holds for all of it."""
+
+
 class PendingQueues:
-    """The sorted pending requests of each queue that exists and is not stopped. Immutable; see `with_changes`."""
+    """The pending requests of each queue that exists and is not stopped, in groups of which each is sorted.
+
+    Thousands of requests form a few groups, so a scheduling cycle does not look at each of them.
+    """
 
     def __init__(self, queues: Queues, pending: Sequence[PendingRequest] = ()) -> None:
         self.queues = queues
-        self._fingerprint = _fingerprint_of(pending)
-        self.has_promises = any(one.promised_at for one in pending)
-        """Whether GPUs of ended victims are kept for one of the requests."""
-        self._pending_by_arrival: dict[int, PendingRequest] = {one.arrival: one for one in pending}
-        self._entries_by_queue: dict[str, list[PendingEntry]] = {}
+        self.pending = tuple(pending)
+        """The requests, in order of arrival."""
+        self._promises = sum(1 for one in pending if one.promised_at)
+        self._groups_by_queue: dict[str, dict[GroupKey, list[PendingEntry]]] = {}
         for one in pending:
             if (entry := self._build_entry(one)) is not None:
-                self._entries_by_queue.setdefault(one.request.queue, []).append(entry)
-        for entries in self._entries_by_queue.values():
-            entries.sort(key=_by_position)
+                groups = self._groups_by_queue.setdefault(one.request.queue, {})
+                groups.setdefault(_group_key(entry), []).append(entry)
+        for groups in self._groups_by_queue.values():
+            for entries in groups.values():
+                entries.sort(key=_by_position)
 
-    def __iter__(self) -> Iterator[tuple[Queue, Sequence[PendingEntry]]]:
-        """Each queue with pending requests, and its entries in order."""
+    def __iter__(self) -> Iterator[tuple[Queue, dict[GroupKey, list[PendingEntry]]]]:
+        """Each queue with pending requests, and its groups, in which requests are sorted by position."""
         return (
-            (queue, entries)
-            for name, entries in self._entries_by_queue.items()
-            if (queue := self.queues.find(name)) and entries
+            (queue, groups)
+            for name, groups in self._groups_by_queue.items()
+            if (queue := self.queues.find(name)) and groups
         )
 
-    def matches(self, queues: Queues, pending: Sequence[PendingRequest]) -> bool:
-        """Whether these are the queues of ``pending``; ``seen_at`` times may differ."""
-        return self.queues is queues and self._fingerprint == _fingerprint_of(pending)
+    @property
+    def has_promises(self) -> bool:
+        """Whether GPUs of ended victims are kept for one of the requests."""
+        return self._promises > 0
 
-    def with_changes(self, pending: Sequence[PendingRequest]) -> "PendingQueues | None":
+    def entry_of(self, arrival: int) -> PendingEntry | None:
+        """The entry of the request with this arrival number; None if its queue does not exist or is stopped."""
+        index = bisect_left(self.pending, arrival, key=_arrival)
+        return self._build_entry(self.pending[index])
+
+    def find_changes(
+        self, pending: Sequence[PendingRequest]
+    ) -> tuple[Sequence[PendingRequest], Sequence[PendingRequest]]:
+        """The requests that are not among ``pending``, and those that are new there; ``seen_at`` may differ."""
+        removed, added = find_changes(self.pending, tuple(pending))
+        if not removed or not added:
+            return removed, added
+        before, after = {one.arrival: one for one in removed}, {one.arrival: one for one in added}
+        same = {arrival for arrival, one in after.items() if arrival in before and _is_same(one, before[arrival])}
+        return [one for one in removed if one.arrival not in same], [one for one in added if one.arrival not in same]
+
+    def with_changes(
+        self, pending: Sequence[PendingRequest], removed: Sequence[PendingRequest], added: Sequence[PendingRequest]
+    ) -> "PendingQueues | None":
         """The queues for the new ``pending`` requests; None if so much changed that a new sort is faster."""
-        after, before = {one.arrival: one for one in pending}, self._pending_by_arrival
-        removed = [one for arrival, one in before.items() if arrival not in after or not _is_same(after[arrival], one)]
-        added = [one for arrival, one in after.items() if arrival not in before or not _is_same(one, before[arrival])]
-        if 4 * (len(added) + len(removed)) > len(before):
+        if 4 * (len(added) + len(removed)) > len(self.pending):
             return None
         twin = PendingQueues(self.queues)
-        twin._fingerprint, twin._pending_by_arrival = _fingerprint_of(pending), after
-        twin.has_promises = any(one.promised_at for one in pending)
-        twin._entries_by_queue = {name: entries.copy() for name, entries in self._entries_by_queue.items()}
-        for one in removed:
-            twin._remove(one)
-        for one in added:
-            twin._add(one)
+        twin.pending = tuple(pending)
+        twin._promises = self._promises + sum(1 for one in added if one.promised_at)
+        twin._promises -= sum(1 for one in removed if one.promised_at)
+        twin._groups_by_queue = {name: groups.copy() for name, groups in self._groups_by_queue.items()}
+        copied: set[tuple[str, GroupKey]] = set()
+        for change, requests in ((_remove_entry, removed), (_add_entry, added)):
+            for one in requests:
+                if (entry := twin._build_entry(one)) is not None:
+                    twin._change_group(one.request.queue, entry, change, copied)
         return twin
+
+    def _change_group(
+        self,
+        queue: str,
+        entry: PendingEntry,
+        change: Callable[[list[PendingEntry], PendingEntry], None],
+        copied: set[tuple[str, GroupKey]],
+    ) -> None:
+        """Change a group in place, after its first copy: the queues before the change share it."""
+        groups, key = self._groups_by_queue.setdefault(queue, {}), _group_key(entry)
+        if (queue, key) not in copied:
+            copied.add((queue, key))
+            groups[key] = groups[key].copy() if key in groups else []
+        change(groups[key], entry)
+        if not groups[key]:
+            del groups[key]
+            copied.discard((queue, key))
 
     def _build_entry(self, one: PendingRequest) -> PendingEntry | None:
         request, queue = one.request, self.queues.find(one.request.queue)
@@ -113,38 +161,36 @@ class PendingQueues:
             queue_position(queue, request, one.arrival), one, get_pool_options(self.queues, queue, request), seconds
         )
 
-    def _add(self, one: PendingRequest) -> None:
-        if (entry := self._build_entry(one)) is not None:
-            insort(self._entries_by_queue.setdefault(one.request.queue, []), entry, key=_by_position)
 
-    def _remove(self, one: PendingRequest) -> None:
-        if (entry := self._build_entry(one)) is not None:
-            entries = self._entries_by_queue[one.request.queue]
-            del entries[bisect_left(entries, entry.position, key=_by_position)]
+def _group_key(entry: PendingEntry) -> GroupKey:
+    return entry.pool_options, entry.max_seconds
+
+
+def _add_entry(entries: list[PendingEntry], entry: PendingEntry) -> None:
+    insort(entries, entry, key=_by_position)
+
+
+def _remove_entry(entries: list[PendingEntry], entry: PendingEntry) -> None:
+    del entries[bisect_left(entries, entry.position, key=_by_position)]
 
 
 def get_pending_queues(queues: Queues, pending: Sequence[PendingRequest]) -> PendingQueues:
     """The sorted pending queues of ``pending``, cached for the last few calls. Their ``seen_at`` may be outdated."""
-    cached = _latest_queues.find(lambda one: one.matches(queues, pending))
-    if cached is not None:
-        return cached
-    last = _latest_queues.newest
-    updated = last.with_changes(pending) if last is not None and last.queues is queues else None
+    updated: PendingQueues | None = None
+    for known in _latest_queues.results:
+        if known.queues is not queues:
+            continue
+        removed, added = known.find_changes(pending)
+        if not removed and not added:
+            known.pending = tuple(pending)  # so that the next comparison finds fewer differences
+            return known
+        updated = updated or known.with_changes(pending, removed, added)
     return _latest_queues.remember(updated or PendingQueues(queues, pending))
 
 
-_latest_queues: RecentResults[PendingQueues] = RecentResults(4)
+_latest_queues: RecentResults[PendingQueues] = RecentResults(2)
 _arrival = attrgetter("arrival")
-_request = attrgetter("request")
 _by_position = attrgetter("position")
-
-
-_promised_at = attrgetter("promised_at")
-
-
-def _fingerprint_of(pending: Sequence[PendingRequest]) -> tuple[list[object], ...]:
-    """The fields that identify pending requests: arrival numbers alone may be reused."""
-    return tuple(list(map(field, pending)) for field in (_arrival, _request, _promised_at))
 
 
 def _is_same(one: PendingRequest, before: PendingRequest) -> bool:
@@ -180,9 +226,7 @@ class DerivedState:
 
     def with_changes(self, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> "DerivedState | None":
         """The state for new leases and history; None if so much changed that a new computation is faster."""
-        after, before = set(map(id, leases)), set(map(id, self.leases))
-        added = [one for one in leases if id(one) not in before]
-        removed = [one for one in self.leases if id(one) not in after]
+        removed, added = find_changes(self.leases, tuple(leases))
         if 4 * (len(added) + len(removed)) > len(self.leases):
             return None
         twin = DerivedState.__new__(DerivedState)

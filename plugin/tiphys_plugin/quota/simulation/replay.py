@@ -17,7 +17,8 @@ from datetime import datetime
 from tiphys_plugin.quota.lease import AdmissionReason, EndedUsage, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import PoolAssignment, select_admissible
+from tiphys_plugin.quota.scheduler.cycle import select_admissible
+from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
 from tiphys_plugin.quota.scheduler.fair_share import queue_position
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob, next_tick, to_datetime
 from tiphys_plugin.quota.simulation.prepare import find_permanent_rejection

@@ -18,7 +18,7 @@ from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, Preem
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import PoolAssignment
+from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
 from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds
 from tiphys_plugin.quota.simulation.jobs import (
     PreemptionCosts,

@@ -22,8 +22,12 @@ RULES = Queues.model_validate(
 
 def shown(lines: PendingQueues) -> dict[str, list[object]]:
     return {
-        queue.name: [(one.position, one.pending.request, one.pending.promised_at, one.max_seconds) for one in line]
-        for queue, line in lines
+        queue.name: sorted(
+            (one.position, one.pending.request, one.pending.promised_at, one.max_seconds, number)
+            for group in groups.values()
+            for number, one in enumerate(group)
+        )
+        for queue, groups in lines
     }
 
 

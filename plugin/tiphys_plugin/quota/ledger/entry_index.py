@@ -1,0 +1,137 @@
+"""Finds leases and pending requests of the newest ledger state without a look at all of them.
+
+A ledger state follows from the one before by few changes, so an index is kept from
+one call to the next, and updated by what differs. The answer for any other state is
+right too; it only takes longer.
+"""
+
+import heapq
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from tiphys_plugin.quota.lease import Lease, PendingRequest
+from tiphys_plugin.quota.queues import QueueRules, Queues
+from tiphys_plugin.quota.scheduler.changes import find_changes
+
+_Entry = TypeVar("_Entry", Lease, PendingRequest)
+_arrival = attrgetter("arrival")
+_FEW = 64
+_SPARE_TIMES = 10_000
+"""Times of earlier states that the heap may hold beside those of the present one."""
+
+
+class EntryIndex(Generic[_Entry]):
+    """Entries by step, and their number by namespace. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: tuple[_Entry, ...] = ()
+        self._by_step: dict[tuple[str, str], list[_Entry]] = {}
+        self._namespaces: Counter[str] = Counter()
+
+    def find(self, entries: tuple[_Entry, ...], workflow_step: tuple[str, str]) -> list[_Entry]:
+        """The entries of a step."""
+        with self._lock:
+            self._follow(entries)
+            return list(self._by_step.get(workflow_step, ()))
+
+    def count(self, entries: tuple[_Entry, ...], namespace: str) -> int:
+        """Number of the entries of a namespace."""
+        with self._lock:
+            self._follow(entries)
+            return self._namespaces[namespace]
+
+    def _follow(self, entries: tuple[_Entry, ...]) -> None:
+        removed, added = find_changes(self._entries, entries)
+        self._entries = entries
+        for one in removed:
+            self._remove(one)
+        for one in added:
+            self._add(one)
+
+    def _add(self, one: _Entry) -> None:
+        self._by_step.setdefault(one.request.workflow_step, []).append(one)
+        self._namespaces[one.request.namespace] += 1
+
+    def _remove(self, one: _Entry) -> None:
+        step = one.request.workflow_step
+        if of_step := [other for other in self._by_step.pop(step, ()) if other != one]:
+            self._by_step[step] = of_step
+        self._namespaces[one.request.namespace] -= 1
+
+
+class PendingIndex(EntryIndex[PendingRequest]):
+    """Also knows the pending requests that delay no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rules: QueueRules = None
+        self._refused: set[int] = set()
+        """Arrival numbers of requests that their queues no longer accept."""
+        self._times: list[tuple[datetime, int]] = []
+        """Heap of ``seen_at`` and arrival number. Those of earlier states are dropped when they come up."""
+        self._forgotten: set[int] = set()
+        """Arrival numbers of requests that were seen before ``_forgotten_before`` only."""
+        self._forgotten_before = datetime.min.replace(tzinfo=UTC)
+
+    def find_inactive(
+        self, rules: QueueRules, pending: tuple[PendingRequest, ...], now: datetime, forget_after: timedelta
+    ) -> Collection[int]:
+        """Arrival numbers of requests that were not repeated within ``forget_after``, or are no longer accepted."""
+        with self._lock:
+            if rules is not self._rules:
+                self._rules = rules
+                self._refused = {one.arrival for one in self._entries if _is_refused(rules, one)}
+            self._follow(pending)
+            self._forget(now - forget_after)
+            return self._forgotten | self._refused
+
+    def _forget(self, before: datetime) -> None:
+        if before < self._forgotten_before or len(self._times) > 2 * len(self._entries) + _SPARE_TIMES:
+            self._times = [(one.seen_at, one.arrival) for one in self._entries]
+            heapq.heapify(self._times)
+            self._forgotten.clear()
+        self._forgotten_before = before
+        while self._times and self._times[0][0] < before:
+            seen_at, arrival = heapq.heappop(self._times)
+            index = bisect_left(self._entries, arrival, key=_arrival)
+            if index < len(self._entries) and self._entries[index].seen_at == seen_at:
+                self._forgotten |= {arrival} & {self._entries[index].arrival}
+
+    def _add(self, one: PendingRequest) -> None:
+        super()._add(one)
+        heapq.heappush(self._times, (one.seen_at, one.arrival))
+        if _is_refused(self._rules, one):
+            self._refused.add(one.arrival)
+
+    def _remove(self, one: PendingRequest) -> None:
+        super()._remove(one)
+        self._forgotten.discard(one.arrival)
+        self._refused.discard(one.arrival)
+
+
+lease_index: EntryIndex[Lease] = EntryIndex()
+pending_index = PendingIndex()
+
+
+def without_arrivals(pending: tuple[PendingRequest, ...], arrivals: Collection[int]) -> tuple[PendingRequest, ...]:
+    """``pending``, which must be in order of arrival, without the requests with these arrival numbers."""
+    if len(arrivals) > _FEW:
+        return tuple(one for one in pending if one.arrival not in arrivals)
+    for arrival in arrivals:
+        index = bisect_left(pending, arrival, key=_arrival)
+        if index < len(pending) and pending[index].arrival == arrival:
+            pending = pending[:index] + pending[index + 1 :]
+    return pending
+
+
+def _is_refused(rules: QueueRules, one: PendingRequest) -> bool:
+    if not isinstance(rules, Queues) or not rules.restricts_use:
+        return False
+    queue = rules.find(one.request.queue)
+    return queue is None or not queue.accepts(one.request.namespace, one.request.priority)

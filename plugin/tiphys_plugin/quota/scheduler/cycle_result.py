@@ -1,0 +1,216 @@
+"""The result of a scheduling cycle: a verdict on each request, and the position of a request that waits.
+
+A cycle decides on a few requests; its verdicts also hold for the groups behind
+them. `CycleResult.outcome_of` finds the verdict on one request, and counts those
+before it by bisection.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from typing import NamedTuple
+
+from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
+from tiphys_plugin.quota.queues import Queue
+from tiphys_plugin.quota.scheduler.backfill import Reservation
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.fair_share import QueuePosition
+from tiphys_plugin.quota.scheduler.pools import ResourceLimit
+from tiphys_plugin.quota.scheduler.snapshot import GroupKey, PendingEntry, PendingQueues
+
+SchedulingKey = tuple[bool, bool, int, float, int]
+"""Not promised, borrows, negated priority, fair share of the queue, arrival; the smallest key is served first.
+
+A request is promised GPUs if it has victims, or precedes such a request in its queue."""
+
+
+@dataclass(frozen=True)
+class SchedulingVerdict:
+    """Verdict of a cycle on a request. A verdict to wait also holds for later requests with the same `PoolOptions`.
+
+    ``pool`` is the pool in which the request may start; None if it has to wait. ``reservation`` is the one that the
+    request would delay.
+    """
+
+    contended_limits: frozenset[ResourceLimit]
+    """Limits that other requests may lack because of this one."""
+    pool: str | None = None
+    nodes: tuple[str, ...] = ()
+    """The node of each member, where nodes are declared."""
+    reservation: Reservation | None = None
+    expected_start: datetime | None = None
+    """When the request will fit, if it has a reservation of its own with a known start."""
+
+
+class PoolAssignment(NamedTuple):
+    """A request that may start, its pool, and the node of each member where nodes are declared."""
+
+    pending: PendingRequest
+    pool: str
+    nodes: tuple[str, ...] = ()
+
+
+class RankedRequest(NamedTuple):
+    """A request with its scheduling key and its verdict."""
+
+    key: SchedulingKey
+    pending: PendingRequest
+    verdict: SchedulingVerdict
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the request is promised GPUs; see `SchedulingKey`."""
+        return not self.key[0]
+
+
+LineOrder = tuple[bool, QueuePosition]
+"""Order in a queue: not promised, position."""
+
+
+class EvaluatedRequest(NamedTuple):
+    """A request on which the cycle decided."""
+
+    ranked: RankedRequest
+    queue: Queue
+    order: LineOrder
+
+
+class WaitingGroup(NamedTuple):
+    """Requests of one queue from ``first`` on, to which the verdict on a request before them applies.
+
+    They are not promised; a promised request is a group of its own.
+    """
+
+    queue: Queue
+    entries: Sequence[PendingEntry]
+    first: int
+    verdict: SchedulingVerdict
+    is_promised: bool
+
+    def index_of(self, order: LineOrder) -> int:
+        """Number of requests of the group, from its beginning, that go before ``order``."""
+        is_later, position = order
+        if self.is_promised and is_later:
+            return len(self.entries)
+        if not self.is_promised and not is_later:
+            return self.first
+        return bisect_left(self.entries, position, self.first, key=_position)
+
+    def last_before(self, order: LineOrder) -> PendingEntry | None:
+        index = self.index_of(order)
+        return self.entries[index - 1] if index > self.first else None
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    """Result of a cycle for one request.
+
+    ``pool`` is the pool in which it may start; None if it has to wait. ``position`` counts from 1 among the requests
+    that compete for the same limits, and ``first_ahead`` is the first of those before it. ``reservation`` is the one
+    that the request would delay.
+    """
+
+    pool: str | None
+    nodes: tuple[str, ...]
+    position: int
+    first_ahead: RankedRequest | None
+    reservation: Reservation | None
+    expected_start: datetime | None
+    """Expected start; None if no reservation gives one."""
+    capacity: Capacity
+    """GPUs held by leases, without the starts of this cycle."""
+    is_promised: bool
+    """Whether the request is promised GPUs; see `SchedulingKey`."""
+
+
+class CycleResult:
+    """The verdicts of a cycle; ``capacity`` has the GPUs held by leases before the cycle."""
+
+    def __init__(
+        self,
+        evaluated: Sequence[EvaluatedRequest],
+        waiting: Sequence[WaitingGroup],
+        pending_queues: PendingQueues,
+        capacity: Capacity,
+        scheduling_key: Callable[[Queue, PendingEntry], SchedulingKey],
+    ) -> None:
+        self.capacity = capacity
+        self._evaluated = sorted(evaluated, key=lambda one: one.ranked.key)
+        self._by_arrival = {one.ranked.pending.arrival: one for one in self._evaluated}
+        self._waiting = waiting
+        self._waiting_by_group = {(one.queue.name, *_group_of(one.entries[one.first])): one for one in waiting}
+        self._pending_queues = pending_queues
+        self._scheduling_key = scheduling_key
+
+    @property
+    def assignments(self) -> Iterator[PoolAssignment]:
+        """The requests that may start, in scheduling order."""
+        return (
+            PoolAssignment(one.pending, one.verdict.pool, one.verdict.nodes)
+            for one, _, _ in self._evaluated
+            if one.verdict.pool is not None
+        )
+
+    def outcome_of(self, arrival: int) -> RequestOutcome:
+        """The outcome for the request with this arrival number, which must be part of the cycle."""
+        own = self._by_arrival.get(arrival) or self._rank_waiting(arrival)
+        verdict, entry = own.ranked.verdict, self._pending_queues.entry_of(arrival)
+        assert entry is not None
+        limits = entry.pool_options.limits
+        before = [one.ranked for one in self._evaluated if one is not own and _goes_before(one, own)]
+        ahead = [one for one in before if not limits.isdisjoint(one.verdict.contended_limits)]
+        waiting_ahead = sum(
+            self._count_before(group, own)
+            for group in self._waiting
+            if not limits.isdisjoint(group.verdict.contended_limits)
+        )
+        if not ahead and verdict.pool is None and self._would_start_alone(own.queue, entry.pending.request):
+            # Leases without a type count against every type, so a start on one type can take the last GPU of another.
+            ahead = [one for one in before if one.verdict.pool is not None]
+        return RequestOutcome(
+            verdict.pool,
+            verdict.nodes,
+            len(ahead) + waiting_ahead + 1,
+            next(iter(ahead), None),
+            verdict.reservation,
+            verdict.expected_start,
+            self.capacity,
+            own.ranked.is_promised,
+        )
+
+    def _rank_waiting(self, arrival: int) -> EvaluatedRequest:
+        """The request of a group with its own key, which is never before that of one before it in its queue."""
+        entry = self._pending_queues.entry_of(arrival)
+        assert entry is not None
+        group = self._waiting_by_group[entry.pending.request.queue, *_group_of(entry)]
+        own_key = self._scheduling_key(group.queue, entry)
+        order = (own_key[0], entry.position)
+        earlier = (one.ranked.key for one in self._evaluated if one.queue is group.queue and one.order < order)
+        key = max([own_key, *earlier])
+        return EvaluatedRequest(RankedRequest(key, entry.pending, group.verdict), group.queue, order)
+
+    def _count_before(self, group: WaitingGroup, own: EvaluatedRequest) -> int:
+        """Requests of ``group`` that go before ``own``."""
+        if group.queue is own.queue:
+            return group.index_of(own.order) - group.first
+        key = own.ranked.key
+        index = bisect_left(group.entries, key, group.first, key=lambda entry: self._scheduling_key(group.queue, entry))
+        return index - group.first
+
+    def _would_start_alone(self, queue: Queue, request: LeaseRequest) -> bool:
+        return bool(self.capacity.find_fitting_pools(queue, request))
+
+
+def _goes_before(one: EvaluatedRequest, other: EvaluatedRequest) -> bool:
+    if one.queue is other.queue:
+        return one.order < other.order
+    return one.ranked.key < other.ranked.key
+
+
+def _group_of(entry: PendingEntry) -> GroupKey:
+    return entry.pool_options, entry.max_seconds
+
+
+_position = attrgetter("position")

@@ -1,0 +1,41 @@
+"""What differs between two sequences is found by identity, wherever it is."""
+
+import random
+
+from tiphys_plugin.quota.scheduler.changes import find_changes
+
+SEED = 20_261_123
+
+
+class Item:
+    pass
+
+
+def changed(draw: random.Random, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    after = list(items)
+    for _ in range(draw.randrange(5)):
+        place = draw.randrange(len(after) + 1)
+        match draw.randrange(3):
+            case 0:
+                after.insert(place, Item())
+            case 1 if place < len(after):
+                del after[place]
+            case 2 if place < len(after):
+                after[place] = Item()
+    return tuple(after)
+
+
+def test_removed_and_added_objects_are_found():
+    draw = random.Random(SEED)
+    for _ in range(1000):
+        before = tuple(Item() for _ in range(draw.randrange(200)))
+        after = changed(draw, before)
+        removed, added = find_changes(before, after)
+        assert list(removed) == [one for one in before if one not in after]
+        assert list(added) == [one for one in after if one not in before]
+
+
+def test_the_same_sequence_has_no_changes():
+    items = (Item(), Item())
+    assert find_changes(items, items) == ((), ())
+    assert find_changes(items, tuple(one for one in items)) == ((), ())
