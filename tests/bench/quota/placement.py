@@ -118,12 +118,12 @@ def read_nodes(path: Path) -> list[GpuNode]:
 
 
 def read_tasks(path: Path) -> list[PodRequest]:
-    """What each task asks for; in this list none asks for a type of GPU."""
+    """What each task asks for. A list without the column ``gpu_spec`` asks for no type of GPU."""
     with path.open(encoding="utf-8", newline="") as file:
         return [
             PodRequest(
                 gpus=int(row["num_gpu"]),
-                gpu_type=row["gpu_spec"] or None,
+                gpu_type=row.get("gpu_spec") or None,
                 gpu_milli=int(row["gpu_milli"]) or WHOLE_GPU,
                 cpu_milli=int(row["cpu_milli"]),
                 host_memory_mb=int(row["memory_mib"]),

@@ -43,6 +43,14 @@ def test_the_trace_is_read_as_it_is(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_without_the_column_of_types_asks_for_no_type(tmp_path: Path) -> None:
+    path = tmp_path / TASKS
+    path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos\np0,4000,1024,2,1000,LS\n")
+    assert read_tasks(path) == [PodRequest(2, cpu_milli=4000, host_memory_mb=1024)]
+    path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos\np0,4000,1024,2,1000,T4,LS\n")
+    assert read_tasks(path) == [PodRequest(2, gpu_type="T4", cpu_milli=4000, host_memory_mb=1024)]
+
+
 @pytest.mark.parametrize("policy", ["best-fit", "fragmentation"])
 def test_tasks_arrive_until_they_ask_for_every_gpu(policy: str) -> None:
     nodes = [GpuNode(name="a", gpu_type="T4", gpus=4), GpuNode(name="b", gpu_type="T4", gpus=4)]

@@ -113,6 +113,13 @@ def test_pods_of_openb_that_are_no_jobs_with_whole_gpus_are_counted(written):
     }
 
 
+def test_pods_of_openb_without_the_column_of_types_take_any_type(written):
+    columns = "name,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time"
+    trace = read_trace(written(f"{columns}\nwhole,8,1000,10,110,30\n"))
+    assert trace.format_name == "openb pods"
+    assert trace.jobs == (TraceJob("whole", 10, 80, 8),)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
