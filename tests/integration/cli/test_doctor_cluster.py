@@ -47,7 +47,8 @@ def installed(server: KubeServer) -> KubeApi:
     server.paths["/apis/argoproj.io/v1alpha1"] = {"resources": [{"name": name} for name in KINDS]}
     server.paths["/apis/tiphys.dev/v1alpha1"] = {"resources": [{"name": "gpuledgers"}, {"name": "gpuledgerrecords"}]}
     variables = {
-        "DEFAULT_REQUEUE_TIME": "500ms",
+        "DEFAULT_REQUEUE_TIME": "1s",
+        "ARGO_AGENT_PATCH_RATE": "200ms",
         "ARGO_EXECUTOR_PLUGINS": "true",
         "ARGO_POD_STATUS_CAPTURE_FINALIZER": "true",
     }

@@ -36,8 +36,8 @@ from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
-from tiphys.kube.ledger_log import LOG_FORMAT
 from tiphys.kube.resources import GPU_LEDGERS
+from tiphys.protocol.ledger_format import LOG_FORMAT
 
 EIGHT = queues(research={"A100": 8})
 PLACE = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")

@@ -28,7 +28,7 @@ from tiphys_plugin.quota.ledger.status_codec import decode_status
 from tiphys_plugin.quota.queues import Queues
 
 from tiphys.errors import IntegrityError
-from tiphys.kube.ledger_log import LOG_FORMAT
+from tiphys.protocol.ledger_format import LOG_FORMAT
 
 FOLDER = Path(__file__).parent / "previous_release"
 STATUS = json.loads((FOLDER / "ledger_status.json").read_text())
