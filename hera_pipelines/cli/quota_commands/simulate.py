@@ -169,7 +169,9 @@ class PolicyName(StrEnum):
 
 def simulate(
     context: typer.Context,
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job per line.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="CSV file with one job per line, or the JSON of Philly's job log.")
+    ],
     queues: Annotated[Path, typer.Option("--queues", metavar="FILE", help="Queue file to test.")],
     against: Annotated[
         Path | None, typer.Option("--against", metavar="FILE", help="Second queue file to compare with the first.")
