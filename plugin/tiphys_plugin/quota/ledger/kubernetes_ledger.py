@@ -245,13 +245,26 @@ class KubernetesLedger(BaseLedger):
         return version.state, self._rules(version.rules)
 
     def _apply_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any]:
-        """Apply ``writes`` in order, store the result, and return the answers."""
-        self._backoff.wait()
-        for failed_tries in range(_MAX_TRIES):
-            if (answers := self._try_batch(writes)) is not None:
-                return answers
+        """Apply ``writes`` in order, store the result, and return the answers.
+
+        After a conflict fewer of them are decided together: the less time a decision takes, the more likely no other
+        service has written meanwhile.
+        """
+        answers: list[Any] = []
+        size, failed_tries = len(writes), 0
+        while len(answers) < len(writes):
+            if not failed_tries:
+                self._backoff.wait()
+            found = self._try_batch(writes[len(answers) : len(answers) + size])
+            if found is not None:
+                answers += found
+                failed_tries, size = 0, 2 * size
+                continue
+            failed_tries, size = failed_tries + 1, max(1, size // 2)
+            if failed_tries == _MAX_TRIES:
+                raise StoreError(f"{self._ledger_object} was changed by others {_MAX_TRIES} times in a row; ask again")
             self._pause(random.uniform(0, min(_MAX_BACKOFF_SECONDS, 0.01 * 2**failed_tries)))  # noqa: S311
-        raise StoreError(f"{self._ledger_object} was changed by others {_MAX_TRIES} times in a row; ask again")
+        return answers
 
     def _try_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any] | None:
         """The answers; None if another service has written meanwhile."""

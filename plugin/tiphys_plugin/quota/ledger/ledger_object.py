@@ -181,7 +181,7 @@ class LedgerObject:
             head = LogHead(id=_draw_id())
         elif head is None:
             head = self._begin_log(version, version.state, 0)
-        elif head.repair_asked_at is not None or _size(changes) > MAX_ENTRY_BYTES:
+        if head.repair_asked_at is not None or _size(changes) > MAX_ENTRY_BYTES:
             return self._begin_log(version, ledger_state, head.number + 1)
         if not changes:
             return self._with_finished_snapshot(head)

@@ -319,11 +319,13 @@ def test_entries_that_are_cut_from_the_head_are_missed_by_who_needs_them(api, cl
     assert len(uids(late)) == 13
 
 
-def test_a_change_that_is_too_large_for_an_entry_is_kept(api, clock, monkeypatch):
+@pytest.mark.parametrize("after_another", [True, False])
+def test_a_change_that_is_too_large_for_an_entry_is_kept(api, clock, monkeypatch, after_another):
     monkeypatch.setattr(ledger_object, "MAX_ENTRY_BYTES", 5000)
     object_ = LedgerObject(api, "tiphys", "default", clock)
     one = LedgerState((Lease("one", ask(1, "u0"), "A100", NOW, NOW),))
-    object_.write(object_.read(), one)
+    if after_another:
+        object_.write(object_.read(), one)
     many = LedgerState((*one.leases, *(Lease(f"l{n}", ask(1, f"u{n}"), "A100", NOW, NOW) for n in range(1, 100))))
     object_.write(object_.read(), many)
     assert len(json.dumps(api.store.get(LEDGER))) < 5000

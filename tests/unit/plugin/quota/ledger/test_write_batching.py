@@ -3,6 +3,7 @@
 | what happens                              | what follows                                   |
 |-------------------------------------------|------------------------------------------------|
 | many ask while one writes                 | one more write serves all of them, in order    |
+| another service was faster                | fewer are decided together, until it goes well |
 | one of them has no room                   | the others get theirs                          |
 | the API server refuses                    | all who shared the write are told              |
 | the one that writes does not come back    | `StoreError`, and nothing is decided later     |
@@ -58,6 +59,25 @@ def test_one_write_serves_all_who_came_while_another_wrote():
     assert len(held.leases) == 8
     assert {answer.lease for answer in others if isinstance(answer, Admitted)} < {lease.id for lease in held.leases}
     assert sorted(answer.position for answer in others if isinstance(answer, Deferred)) == list(range(1, MANY - 6))
+
+
+def test_after_a_conflict_fewer_are_decided_together_and_all_get_their_answer():
+    api = ledger_api(queues(research={"A100": 8}))
+    ledger = KubernetesLedger(api, "tiphys", pause=lambda _: None)
+    gate = Gate(api)
+    sizes, write, conflicts = [], ledger._ledger_object.write, ["", "conflict", "conflict"]
+
+    def counted(version, state):
+        sizes.append(len(state.leases) + len(state.pending) - len(version.state.leases) - len(version.state.pending))
+        written = write(version, state)
+        api.meanwhile = lambda: conflicts.pop() if conflicts else ""
+        return written
+
+    ledger._ledger_object.write = counted
+    _, others = all_at_once(ledger, gate)
+    assert sizes == [1, 20, 10, 5, 10, 5]
+    assert sum(isinstance(answer, Admitted) for answer in others) == 7
+    assert len(ledger.snapshot().leases) == 8
 
 
 def test_who_has_no_room_takes_it_from_nobody(monkeypatch):
