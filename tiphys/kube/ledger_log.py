@@ -163,8 +163,8 @@ def apply_entries(
     Raises:
         IntegrityError: an entry names a lease or a request that the book lacks, or is damaged.
     """
-    leases = {codec.lease_id(one): one for one in book.leases}
-    pending = {codec.arrival(one): one for one in book.pending}
+    leases = dict(zip(map(codec.lease_id, book.leases), book.leases, strict=True))
+    pending = dict(zip(map(codec.arrival, book.pending), book.pending, strict=True))
     history = book.history
     try:
         for entry in entries:

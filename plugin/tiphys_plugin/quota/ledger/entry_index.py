@@ -33,6 +33,7 @@ class EntryIndex(Generic[_Entry]):
         self._entries: tuple[_Entry, ...] = ()
         self._by_step: dict[tuple[str, str], list[_Entry]] = {}
         self._namespaces: Counter[str] = Counter()
+        self._gpus: Counter[str] = Counter()
 
     def find(self, entries: tuple[_Entry, ...], workflow_step: tuple[str, str]) -> list[_Entry]:
         """The entries of a step."""
@@ -46,6 +47,12 @@ class EntryIndex(Generic[_Entry]):
             self._follow(entries)
             return self._namespaces[namespace]
 
+    def sum_gpus(self, entries: tuple[_Entry, ...]) -> Counter[str]:
+        """GPUs of the entries of each queue that has any."""
+        with self._lock:
+            self._follow(entries)
+            return +self._gpus
+
     def _follow(self, entries: tuple[_Entry, ...]) -> None:
         removed, added = find_changes(self._entries, entries)
         self._entries = entries
@@ -57,12 +64,14 @@ class EntryIndex(Generic[_Entry]):
     def _add(self, one: _Entry) -> None:
         self._by_step.setdefault(one.request.workflow_step, []).append(one)
         self._namespaces[one.request.namespace] += 1
+        self._gpus[one.request.queue] += one.request.gpus
 
     def _remove(self, one: _Entry) -> None:
         step = one.request.workflow_step
         if of_step := [other for other in self._by_step.pop(step, ()) if other != one]:
             self._by_step[step] = of_step
         self._namespaces[one.request.namespace] -= 1
+        self._gpus[one.request.queue] -= one.request.gpus
 
 
 class PendingIndex(EntryIndex[PendingRequest]):

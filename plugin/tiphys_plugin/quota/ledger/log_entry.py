@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, PendingRequest
@@ -19,7 +20,10 @@ from tiphys_plugin.quota.scheduler.changes import find_changes
 
 
 class StateCodec:
-    """`BookCodec` of a `LedgerState`."""
+    """`BookCodec` of a `LedgerState`. A book has tens of thousands of keys, which the interpreter reads by itself."""
+
+    lease_id = attrgetter("id")
+    arrival = attrgetter("arrival")
 
     def lease(self, raw: JsonObject) -> Lease:
         return status_codec.decode_lease(raw)
@@ -29,12 +33,6 @@ class StateCodec:
 
     def history(self, raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
         return status_codec.decode_history(raw)
-
-    def lease_id(self, lease: Lease) -> str:
-        return lease.id
-
-    def arrival(self, pending: PendingRequest) -> int:
-        return pending.arrival
 
     def checked(self, lease: Lease, check_at: str) -> Lease:
         return replace(lease, check_at=status_codec.parse_timestamp(check_at))

@@ -19,6 +19,7 @@ from tiphys.errors import IntegrityError
 from tiphys.protocol.ledger_format import WHOLE_STATUS_FORMAT
 from tiphys.protocol.step_spec import SpotUse
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice, hash_node_name
+from tiphys_plugin.quota.ledger.entry_index import lease_index
 from tiphys_plugin.quota.ledger.state import LedgerState
 
 STATUS_VERSION = WHOLE_STATUS_FORMAT
@@ -265,9 +266,7 @@ def encode_history(history: Iterable[EndedUsage]) -> list[dict[str, Any]]:
 
 def encode_summary(ledger_state: LedgerState) -> dict[str, Any]:
     """Sums for the columns of `kubectl get gpuledgers`, which are not read back."""
-    held: Counter[str] = Counter()
-    for lease in ledger_state.leases:
-        held[lease.request.queue] += lease.request.gpus
+    held = lease_index.sum_gpus(ledger_state.leases)
     return {
         "leases": len(ledger_state.leases),
         "gpus": sum(held.values()),

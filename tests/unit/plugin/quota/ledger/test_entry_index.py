@@ -27,6 +27,7 @@ def test_leases_of_a_step_and_of_a_namespace_are_found():
             leases = (*leases, replace(newcomer, id=f"lease-{number}"))
         step = (f"u{number % 9}", "fit")
         assert index.find(leases, step) == [one for one in leases if one.request.workflow_step == step]
+        assert index.sum_gpus(leases).total() == len(leases)
         assert index.count(leases, "ml") == sum(one.request.namespace == "ml" for one in leases)
 
 
