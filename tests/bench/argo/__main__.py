@@ -49,7 +49,7 @@ def measure(here: Installation, sizes: Sizes, names: list[str], keep: bool) -> d
         parts[name] = SITUATIONS[name](at)
         parts[name] |= {"noise": probe.report()}
         if keep:
-            publish(label(here.settings.mode, here.controller.requeue), run)
+            publish(label(here.settings.mode, here.controller.requeue, here.controller.offloading), run)
     return run
 
 

@@ -41,9 +41,9 @@ NAMES = (
 """All that is compared, in its order."""
 
 
-def label(mode: str, requeue: str) -> str:
+def label(mode: str, requeue: str, offloading: str = "not configured") -> str:
     """Key of a run in the report."""
-    return f"{mode} {requeue}"
+    return f"{mode} {requeue}{' offloading' if offloading == 'configured' else ''}"
 
 
 def aims(requeue: str, quick: bool) -> dict[str, Aim]:
