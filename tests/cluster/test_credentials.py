@@ -53,7 +53,7 @@ RECORDS = [
     *(alert_key("ab" * 16, kind) for kind in ("firing", "resolved", "claim", "result")),
 ]
 OF_PROGRAMS = [
-    RUN.outputs("fit", 1) + "artifacts/weights",
+    RUN.outputs("fit", 1) + "artifacts/weights.npy",
     RUN.attempt_crash("fit", 1),
     LineageLayout("digits/fit").manifest(1, 10),
 ]
@@ -119,7 +119,7 @@ def test_the_key_of_programs_is_enough_for_a_training_and_writes_no_record_of_it
     training.watched("succeeded")
     training.settle("Succeeded", retry=1)
     assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
-    assert f"{cluster_store.prefix}/{RUN.outputs('fit', 2)}artifacts/weights" in contents(cluster_store)
+    assert f"{cluster_store.prefix}/{RUN.outputs('fit', 2)}artifacts/weights.npy" in contents(cluster_store)
 
 
 def test_the_key_of_programs_opens_nothing_of_another_tenant(cluster_store: Store, program_store: Store) -> None:

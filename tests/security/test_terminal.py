@@ -6,7 +6,7 @@
 | all texts together that still make a readable run | the same commands, on a pipe and on a terminal |
 | names of objects in storage, and the state of a training | the same commands, `checkpoint diff` |
 | the GPU ledger, and Workflow objects | `why`, `queues show`, `nodes`, live progress |
-| the log of a failed program, a traceback, the log of the plugin | `run`, `--verbose` |
+| the log of a program, a traceback, the log of the plugin | `logs`, `run`, `--verbose` |
 | names in pictures | SVG and HTML |
 """
 
@@ -61,13 +61,14 @@ from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
 from tiphys.lineage.audit.audit import audit_run
 from tiphys.records import utc_now
-from tiphys.store import DirectoryStore, Store
+from tiphys.store import DirectoryStore, Store, list_runs
 
 FORMS = ("table", "json", "yaml")
 READS: dict[str, list[list[str]]] = {
     "runs": [["runs", "-o", form] for form in FORMS],
     "runs rm": [["runs", "rm", RUN, "-o", form] for form in FORMS],
     "attach": [["attach", RUN]],
+    "logs": [["logs", RUN, "--tail", "5"]],
     "runs diff": [["runs", "diff", RUN, RUN, "-o", form] for form in FORMS],
     "get": [["get", RUN, "-o", form] for form in FORMS],
     "events": [["events", RUN, "-o", form] for form in FORMS],
@@ -310,7 +311,7 @@ def test_live_progress(folder: Path) -> None:
         assert not shown.leaks(terminal=terminal)
 
 
-FAILING = """
+ONE_STEP = """
 from hera_pipelines import Pipeline, Step
 
 with Pipeline("loud") as loud:
@@ -320,11 +321,23 @@ with Pipeline("loud") as loud:
 
 def test_the_last_lines_of_a_program_that_failed(folder: Path) -> None:
     program = f"import sys; sys.stdout.buffer.write({HOSTILE.encode()!r}); sys.exit('broken')"
-    (folder / "loud.py").write_text(FAILING.format(program=program))
+    (folder / "loud.py").write_text(ONE_STEP.format(program=program))
     for call, terminal in ((on_pipe, False), (on_terminal, True)):
         shown = call(tiphys("--verbose", "run", "loud.py", "--speed", "100"))
         assert shown.result == 1
         assert MARK in shown.err
+        assert not shown.leaks(terminal=terminal)
+
+
+def test_the_output_of_a_program(folder: Path) -> None:
+    program = f"import sys; sys.stdout.buffer.write({HOSTILE.encode()!r})"
+    (folder / "loud.py").write_text(ONE_STEP.format(program=program))
+    assert on_pipe(tiphys("run", "loud.py", "--speed", "100")).result == 0
+    (run,) = list_runs(DirectoryStore(folder / "store"))
+    for call, terminal in ((on_pipe, False), (on_terminal, True)):
+        shown = call(tiphys("logs", run))
+        assert shown.result == 0
+        assert MARK in shown.out
         assert not shown.leaks(terminal=terminal)
 
 

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
 from tiphys.protocol import environment
+from tiphys.records import utc_now
 from tiphys.threads import start_background_thread
 
 if TYPE_CHECKING:
@@ -135,14 +137,19 @@ class TrainingMetrics(NoMetrics):
     """The metrics of one process, in a registry of their own; methods may be called from any thread."""
 
     def __init__(
-        self, rank: str = "0", interval_seconds: float | None = None, clock: Callable[[], float] = time.time
+        self,
+        rank: str = "0",
+        interval_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         """Create the metrics.
 
         Args:
             rank: Rank of the process.
             interval_seconds: Configured time between two saves; None: it is counted in steps.
-            clock: Unix time, in seconds.
+            clock: Monotonic clock, in seconds.
+            now: The time that a commit is exported with.
 
         Raises:
             ImportError: prometheus-client is not installed.
@@ -156,11 +163,12 @@ class TrainingMetrics(NoMetrics):
         self._saved_step: int | None = None
         self._lock = threading.Lock()
         self._clock = clock
+        self._now = now
         self._is_interval_configured = interval_seconds is not None
         self._committed_at: float | None = None
         for result in ("committed", "failed", "skipped"):  # so that the first failure is an increase, too
             self._series("tiphys_checkpoint_saves", result=result)
-        self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(clock())
+        self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(now().timestamp())
         if interval_seconds is not None:
             self._series("tiphys_checkpoint_interval_seconds").set(interval_seconds)
         self.on_change: Callable[[bool], None] = lambda at_once: None  # noqa: ARG005
@@ -217,11 +225,11 @@ class TrainingMetrics(NoMetrics):
         self.on_change(True)
 
     def _record_commit_time(self) -> None:
-        now, before = self._clock(), self._committed_at
-        self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(now)
+        self._series("tiphys_checkpoint_last_commit_timestamp_seconds").set(self._now().timestamp())
+        committed_at, before = self._clock(), self._committed_at
         if before is not None and not self._is_interval_configured:
-            self._series("tiphys_checkpoint_interval_seconds").set(now - before)
-        self._committed_at = now
+            self._series("tiphys_checkpoint_interval_seconds").set(committed_at - before)
+        self._committed_at = committed_at
 
     def _set_steps_since_checkpoint(self) -> None:
         if self._global_step is not None and self._saved_step is not None:

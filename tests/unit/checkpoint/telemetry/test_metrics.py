@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -100,16 +101,16 @@ def test_saves_by_result_and_failures_by_cause():
 
 
 def test_how_old_the_newest_checkpoint_is_and_how_old_it_may_become():
-    now = iter([100.0, 160.0, 250.0])
-    timed = TrainingMetrics(interval_seconds=600.0, clock=lambda: next(now))
+    times = iter([100, 160, 250])
+    timed = TrainingMetrics(interval_seconds=600.0, now=lambda: datetime.fromtimestamp(next(times), UTC))
     assert shown(timed)["tiphys_checkpoint_last_commit_timestamp_seconds",] == 100, "the start counts as a commit"
     timed.record_save(1)
     timed.record_save(2)
     assert shown(timed)["tiphys_checkpoint_last_commit_timestamp_seconds",] == 250
     assert shown(timed)["tiphys_checkpoint_interval_seconds",] == 600
 
-    now = iter([100.0, 160.0, 250.0])
-    counted = TrainingMetrics(clock=lambda: next(now))
+    clock = iter([160.0, 250.0])
+    counted = TrainingMetrics(clock=lambda: next(clock))
     counted.record_save(1)
     assert ("tiphys_checkpoint_interval_seconds",) not in shown(counted), "one save is no interval"
     counted.record_save(2)
