@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 _COLOURS = ("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_COLOR", "PY_COLORS")
 for _name in (*_COLOURS, "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(_name, None)
+
+# A shell has the programs that it starts in the background ignore Ctrl-C, and they hand that on to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine, and as long as it takes: a slow moment is no wrong answer.
 settings.register_profile(
