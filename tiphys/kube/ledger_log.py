@@ -21,6 +21,7 @@ import hashlib
 import itertools
 import json
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -164,27 +165,55 @@ def apply_entries(
         IntegrityError: an entry names a lease or a request that the book lacks, or is damaged.
     """
     leases = dict(zip(map(codec.lease_id, book.leases), book.leases, strict=True))
-    pending = dict(zip(map(codec.arrival, book.pending), book.pending, strict=True))
-    history = book.history
+    pending, history = list(book.pending), book.history
     try:
         for entry in entries:
-            for lease_id in entry.get("ended", ()):
-                del leases[lease_id]
-            for arrival in entry.get("left", ()):
-                del pending[arrival]
-            for raw in entry.get("leases", ()):
-                leases[raw["id"]] = codec.lease(raw)
-            for raw in entry.get("waiting", ()):
-                pending[raw["arrival"]] = codec.pending(raw)
-            for check_at, ids in entry.get("checked", {}).items():
-                leases.update({one: codec.checked(leases[one], check_at) for one in ids})
-            for seen_at, arrivals in entry.get("seen", {}).items():
-                pending.update({one: codec.seen(pending[one], seen_at) for one in arrivals})
+            _apply_to_leases(leases, entry, codec)
+            _apply_to_pending(pending, entry, codec)
             if "history" in entry:
                 history = codec.history(entry["history"])
     except (KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"an entry of the log does not fit those before it: {error!r}") from error
-    return LedgerBook(tuple(leases.values()), tuple(pending.values()), history)
+    return LedgerBook(tuple(leases.values()), tuple(pending), history)
+
+
+def _apply_to_leases(leases: dict[str, _Lease], entry: JsonObject, codec: BookCodec[_Lease, _Pending]) -> None:
+    for lease_id in entry.get("ended", ()):
+        del leases[lease_id]
+    for raw in entry.get("leases", ()):
+        leases[raw["id"]] = codec.lease(raw)
+    for check_at, ids in entry.get("checked", {}).items():
+        leases.update({one: codec.checked(leases[one], check_at) for one in ids})
+
+
+def _apply_to_pending(pending: list[_Pending], entry: JsonObject, codec: BookCodec[_Lease, _Pending]) -> None:
+    for arrival in entry.get("left", ()):
+        del pending[_find_pending(pending, arrival, codec)]
+    for raw in entry.get("waiting", ()):
+        _put_pending(pending, codec.pending(raw), codec)
+    for seen_at, arrivals in entry.get("seen", {}).items():
+        for index in (_find_pending(pending, arrival, codec) for arrival in arrivals):
+            pending[index] = codec.seen(pending[index], seen_at)
+
+
+def _find_pending(pending: list[_Pending], arrival: int, codec: BookCodec[_Lease, _Pending]) -> int:
+    """The place of the request with that arrival number.
+
+    Raises:
+        KeyError: there is none.
+    """
+    index = bisect_left(pending, arrival, key=codec.arrival)
+    if index == len(pending) or codec.arrival(pending[index]) != arrival:
+        raise KeyError(arrival)
+    return index
+
+
+def _put_pending(pending: list[_Pending], one: _Pending, codec: BookCodec[_Lease, _Pending]) -> None:
+    """Insert a request at its place, or replace the one with its arrival number."""
+    arrival = codec.arrival(one)
+    index = bisect_left(pending, arrival, key=codec.arrival)
+    end = index + 1 if index < len(pending) and codec.arrival(pending[index]) == arrival else index
+    pending[index:end] = [one]
 
 
 class LedgerRecords:

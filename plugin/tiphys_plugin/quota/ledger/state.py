@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import compress
+from operator import attrgetter, not_
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, LedgerSnapshot, PendingRequest
 from tiphys_plugin.quota.queues import QueueRules, Queues
@@ -18,6 +20,8 @@ from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage
+
+_lease_id = attrgetter("id")
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,14 @@ class LedgerState:
 
     def release(self, lease: str, rules: QueueRules, now: datetime) -> "LedgerState":
         """Release a lease; the same state if there is no such lease."""
-        return self._without_leases([one for one in self.leases if one.id == lease], rules, now)
+        found = self._find_lease(lease)
+        return self if found is None else self._without_leases([found], rules, now)
 
     def shrink(
         self, lease: str, members: int, nodes: tuple[str, ...], rules: QueueRules, now: datetime
     ) -> "LedgerState":
         """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``."""
-        before = next((one for one in self.leases if one.id == lease), None)
+        before = self._find_lease(lease)
         if before is None or not 0 < members < before.request.members:
             return self
         if before.nodes and (len(nodes) != members or Counter(nodes) - Counter(before.nodes)):
@@ -137,13 +142,16 @@ class LedgerState:
 
         return replace(self, pending=tuple(map(update, self.pending)))
 
+    def _find_lease(self, lease: str) -> Lease | None:
+        return next(compress(self.leases, map(lease.__eq__, map(_lease_id, self.leases))), None)
+
     def _without_leases(self, ended_leases: Sequence[Lease], rules: QueueRules, now: datetime) -> "LedgerState":
         if not ended_leases:
             return self
         ended_ids = {one.id for one in ended_leases}
         return replace(
             self._promise_freed_gpus(ended_leases, now),
-            leases=tuple(one for one in self.leases if one.id not in ended_ids),
+            leases=tuple(compress(self.leases, map(not_, map(ended_ids.__contains__, map(_lease_id, self.leases))))),
             history=add_ended_usage(self.history, ended_leases, rules, now),
         )
 

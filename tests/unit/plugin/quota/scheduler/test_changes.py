@@ -39,3 +39,15 @@ def test_the_same_sequence_has_no_changes():
     items = (Item(), Item())
     assert find_changes(items, items) == ((), ())
     assert find_changes(items, tuple(one for one in items)) == ((), ())
+
+
+def test_a_pair_that_was_compared_before_has_the_same_changes():
+    before = (Item(), Item())
+    after = (before[0], Item(), Item())
+    others = [(Item(),) for _ in range(20)]
+    expected = find_changes(before, after)
+    assert find_changes(before, after) == expected == ((before[1],), after[1:])
+    assert find_changes(after, before) == (after[1:], (before[1],))
+    for other in others:
+        assert find_changes(other, after) == (other, after)
+    assert find_changes(before, after) == expected
