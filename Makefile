@@ -99,7 +99,7 @@ golden: setup  ## write the output of compile to the golden files, and draw the 
 
 ##@ Supply chain
 docs: $(filter .tools/bin/uv,$(UV))  ## build the pages of docs/ as a site in build/site, without a warning
-	@NO_MKDOCS_2_WARNING=1 $(UV) run --quiet --isolated --frozen --only-group docs mkdocs build
+	@NO_MKDOCS_2_WARNING=1 $(UV) run --quiet --isolated --frozen --no-default-groups --group docs --extra pipelines mkdocs build
 
 lock: $(filter .tools/bin/uv,$(UV))  ## write uv.lock and the hashes of uv itself (UPGRADE=1: take the newest versions)
 	@$(UV) lock $(if $(UPGRADE),--upgrade)

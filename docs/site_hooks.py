@@ -1,4 +1,4 @@
-"""Makes README the front page of the site, and leaves out links to files of the repository that are no pages.
+"""Makes README the front page of the site, adds the options of each command, and keeps only links between pages.
 
 `mkdocs` calls the functions by their names (MkDocs, "Hooks").
 """
@@ -10,14 +10,18 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from hera_pipelines.cli.app import COMMANDS
+
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_COLUMNS = 100
 _FRONT_PAGE_PATH = re.compile(r"\]\(docs/")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the front page."""
+    """Add the front page, and the page of all options."""
     readme = (Path(config.docs_dir).parent / "README.md").read_text()
     files.append(File.generated(config, "index.md", content=_FRONT_PAGE_PATH.sub("](", readme)))
+    files.append(File.generated(config, "options.md", content=describe_commands()))
     return files
 
 
@@ -32,3 +36,18 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
         return link[0] if found is not None and not found.inclusion.is_excluded() else link[1]
 
     return _LINK.sub(keep_or_unlink, markdown)
+
+
+def describe_commands() -> str:
+    """Markdown with the help of each command of ``tiphys``."""
+    parts = ["# All options of each command"]
+    for name, source in COMMANDS.items():
+        command = source.load(name)
+        for words, one in {name: command, **_subcommands(name, command)}.items():
+            context = one.context_class(one, info_name=f"tiphys {words}", max_content_width=_COLUMNS)
+            parts.append(f"## tiphys {words}\n\n```text\n{one.get_help(context)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _subcommands(name: str, command: Any) -> dict[str, Any]:
+    return {f"{name} {inner}": one for inner, one in getattr(command, "commands", {}).items()}

@@ -39,8 +39,8 @@ def steps_of(source: str, folder: Path) -> dict[str, Any]:
     return dict(CompiledPipeline.from_manifest(load_pipeline(folder / "sample.py").compile()).steps)
 
 
-def test_the_readmes_pipeline_compiles_for_a_cluster_as_it_stands(tmp_path: Path) -> None:
-    [pipeline] = samples("README.md")
+def test_the_tutorials_pipeline_compiles_for_a_cluster_as_it_stands(tmp_path: Path) -> None:
+    [pipeline] = samples("docs/tutorial.md")
     (tmp_path / "digits.py").write_text(pipeline)
 
     compiled = CompiledPipeline.from_manifest(

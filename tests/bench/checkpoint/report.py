@@ -1,10 +1,10 @@
-"""What is promised of checkpoints, the table of all measurements, and how README says it."""
+"""What is promised of checkpoints, the table of all measurements, and how the pages say it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.aims import Aim, Measured
-from bench.readme import rows
+from bench.page import rows
 
 AIMS = {
     "stall_first_ratio": Aim("≥", 20),
@@ -30,7 +30,7 @@ QUICK_AIMS = {
 outweighs them, so other ratios are not judged.
 """
 
-_WORDS = {
+WORDS = {
     "stall_over_memcpy": "stall of a save, times that of a memcpy into warm memory",
     "stall_steady_ratio": "times that a blocking `put_object` would stall instead",
     "stall_first_ratio": "the same for the first save of a process",
@@ -73,7 +73,7 @@ def block(report: Mapping[str, Any]) -> list[str]:
         f"throttled means {settings['throttle_megabytes_per_second']:g} MB/s and "
         f"{1000 * settings['throttle_latency_seconds']:g} ms per request.{landed}",
         "",
-        *rows(_WORDS, values(parts), AIMS, _PERCENT),
+        *rows(WORDS, values(parts), AIMS, _PERCENT),
         "",
         *_peers(parts.get("peers", {})),
     ]

@@ -1,10 +1,10 @@
-"""What is promised of GPU quotas, and how README says it."""
+"""What is promised of GPU quotas, and how the pages say it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from bench.aims import Aim, Measured
-from bench.readme import rows
+from bench.page import rows
 
 ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
 AIMS = {
@@ -29,7 +29,7 @@ AIMS = {
 QUICK_AIMS = {name: aim for name, aim in AIMS.items() if name != "decision_p99_over_scan"}
 """Without what needs more samples than a quick run has."""
 
-_WORDS = {
+WORDS = {
     "tiresias_ratio": "mean completion of trainings of unknown duration, 64 GPUs, times that published for Tiresias",
     "fifo_ratio": "the same, times first come, first served with skipping",
     "bestfit_alloc": "percent of 6,212 GPUs in use when all were asked for: best fit (published: 92.9)",
@@ -82,7 +82,7 @@ def block(report: Mapping[str, Any]) -> list[str]:
     losses = ", ".join(f"{by_save[save]:.3g} for saves of {save:g} s" for save in sorted(by_save))
     asked, kills = (sum(one[name] for one in campaigns) for name in ("requests", "kills"))
     return [
-        *rows(_WORDS, values(report), AIMS),
+        *rows(WORDS, values(report), AIMS),
         "",
         f"GPUs idle while a victim saves, so preemption loses more with longer saves: {losses}. "
         f"The processes made {asked:,} requests and met {kills} kills. On the machine of the report, "

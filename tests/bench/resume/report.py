@@ -1,10 +1,10 @@
-"""What is promised of recoveries, and how README says it."""
+"""What is promised of recoveries, and how the pages say it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from bench.aims import Aim, Measured
-from bench.readme import rows
+from bench.page import rows
 
 AIMS = {
     "plan_10k_requests": Aim("≤", 120),
@@ -31,7 +31,7 @@ QUICK_AIMS = {
 }
 """Of plans of 200 steps; percentiles of a few and ten seconds of faults are not judged."""
 
-_WORDS = {
+WORDS = {
     "goodput_scratch": "useful time: restarted from scratch",
     "goodput_folder": "useful time: a folder of checkpoints, the newest taken",
     "goodput_tiphys": "useful time: Tiphys",
@@ -57,4 +57,4 @@ def values(parts: Mapping[str, Any]) -> dict[str, Measured]:
 def block(report: Mapping[str, Any]) -> list[str]:
     """Markdown of the committed report."""
     percent = ("goodput_scratch", "goodput_folder", "goodput_tiphys")
-    return rows(_WORDS, values(report["parts"]), AIMS, percent)
+    return rows(WORDS, values(report["parts"]), AIMS, percent)

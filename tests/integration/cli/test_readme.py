@@ -1,4 +1,4 @@
-"""The first pipeline of the README: its own text, with its commands, on the default store."""
+"""README's pipeline and the tutorial: their own text, with their commands, on the default store."""
 
 import os
 import re
@@ -11,21 +11,22 @@ import pytest
 
 from hera_pipelines.cli import main
 
-TEXT = (Path(__file__).parents[3] / "README.md").read_text()
-LIST = TEXT.partition("\n## What you type\n")[2].partition("\n## ")[0]
+ROOT = Path(__file__).parents[3]
+COMMANDS, README, TUTORIAL = (
+    (ROOT / page).read_text() for page in ("docs/commands.md", "README.md", "docs/tutorial.md")
+)
 READING_VERBS = ("plan", "lineage", "verify", "checkpoint", "gc", "report", "sweep", "janitor")
-SECTION = TEXT.partition("\n## Your first pipeline\n")[2].partition("\n## ")[0]
 RUN_IN_TEXT = "digits-7xk2p"
 
 
-def blocks(language: str) -> list[str]:
-    """Code blocks of the section, in order; commands have no language."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+def blocks(page: str, language: str) -> list[str]:
+    """Code blocks of a page, in order; commands have no language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return [text for name, text in found if name == language]
 
 
 def tiphys(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the README in ``folder``, without settings of this environment."""
+    """Run a command of a page in ``folder``, without settings of this environment."""
     program, *arguments = shlex.split(command)
     assert program == "tiphys"
     return subprocess.run(
@@ -38,11 +39,27 @@ def tiphys(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_first_pipeline_fails_where_it_says_and_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [code] = blocks("python")
-    [change] = blocks("diff")
+def test_the_pipeline_of_readme_trains_and_registers(tmp_path: Path) -> None:
+    [code] = blocks(README, "python")
+    (tmp_path / "slope.py").write_text(code)
+
+    done = tiphys(tmp_path, next(command for command in blocks(README, "") if command.startswith("tiphys run")))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("slope-")
+    [log] = [
+        text for path in (tmp_path / ".tiphys/state/logs").iterdir() if "registered {" in (text := path.read_text())
+    ]
+    assert '"step": 1000' in log
+
+
+def test_the_pipeline_of_the_tutorial_fails_where_it_says_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [code] = blocks(TUTORIAL, "python")
+    [change] = blocks(TUTORIAL, "diff")
     removed, added = re.findall(r"^[-+](.*)$", change, re.MULTILINE)
-    first, resume = blocks("")
+    first, resume = blocks(TUTORIAL, "")
     (tmp_path / "digits.py").write_text(code)
 
     failed = tiphys(tmp_path, first)
@@ -59,7 +76,7 @@ def test_the_first_pipeline_fails_where_it_says_and_is_resumed(tmp_path: Path, m
 
     assert resumed.returncode == 0, resumed.stderr
     assert "1 of 5 steps would run" in resumed.stderr + resumed.stdout
-    listed = re.findall(rf"^(tiphys (?:{'|'.join(READING_VERBS)})(?: \S+)*)  ", LIST, re.MULTILINE)
+    listed = re.findall(rf"^(tiphys (?:{'|'.join(READING_VERBS)})(?: \S+)*)  ", COMMANDS, re.MULTILINE)
     assert len(listed) == len(READING_VERBS)
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("TIPHYS_")]:

@@ -1,10 +1,13 @@
-"""README quotes the numbers of the committed reports, and no others."""
+"""The pages quote the numbers of the committed reports, and no others."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from bench.aims import Aim
 from bench.checkpoint import report as checkpoint
+from bench.page import PAGE, README, inserted, read_report, rows, with_front_rows, with_tables
 from bench.quota import report as quota
-from bench.readme import BENCHMARKS, README, inserted, read_report, rows
 from bench.resume import report as resume
 from bench.samples import summary
 
@@ -23,7 +26,7 @@ REPORTED = {
         "peers": {"left_out": {}, "packages": {}, "tiphys": {"throttled": TIMES, "free": TIMES}},
     },
 }
-BEGIN = "<!-- made from tests/bench/reports/checkpoint.json by `python -m bench.readme` -->"
+BEGIN = "<!-- made from tests/bench/reports/checkpoint.json by `python -m bench.page` -->"
 END = "<!-- end -->"
 
 
@@ -46,21 +49,27 @@ def test_the_block_of_checkpoints_holds_what_was_measured_beside_what_is_promise
 
 
 def test_the_block_is_exchanged_and_nothing_else():
-    once = inserted(f"# Tiphys\n\n{BEGIN}\nold\n{END}\n\nmore\n", "checkpoint", REPORTED)
-    lines = "\n".join([BEGIN, *checkpoint.block(REPORTED), END])
-    assert once == f"# Tiphys\n\n{lines}\n\nmore\n"
-    assert inserted(once, "checkpoint", REPORTED) == once
+    lines = checkpoint.block(REPORTED)
+    once = inserted(f"# Tiphys\n\n{BEGIN}\nold\n{END}\n\nmore\n", "checkpoint.json", lines)
+    block = "\n".join([BEGIN, *lines, END])
+    assert once == f"# Tiphys\n\n{block}\n\nmore\n"
+    assert inserted(once, "checkpoint.json", lines) == once
 
 
-def test_a_readme_without_a_place_for_it_is_refused():
-    with pytest.raises(ValueError, match="README needs the lines"):
-        inserted("# Tiphys\n", "checkpoint", REPORTED)
+def test_a_page_without_a_place_for_it_is_refused():
+    with pytest.raises(ValueError, match="the page needs the lines"):
+        inserted("# Tiphys\n", "checkpoint.json", [])
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_readme_quotes_the_committed_report(name: str):
-    text = README.read_text()
-    assert inserted(text, name, read_report(name)) == text, "run `PYTHONPATH=tests python -m bench.readme`"
+@pytest.mark.parametrize(("page", "write"), [(PAGE, with_tables), (README, with_front_rows)])
+def test_a_page_quotes_the_committed_reports(page: Path, write: Callable[[str], str]):
+    text = page.read_text()
+    assert write(text) == text, "run `PYTHONPATH=tests python -m bench.page`"
+    assert "| ≥ " in text
+
+
+def test_readme_is_a_front_page():
+    assert len(README.read_text().splitlines()) <= 150
 
 
 def test_the_page_of_queues_quotes_the_committed_report():

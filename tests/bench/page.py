@@ -1,4 +1,7 @@
-"""README quotes the committed reports, and nothing else: ``python -m bench.readme`` writes its tables again."""
+"""The pages quote the committed reports, and nothing else: ``python -m bench.page`` writes their tables again.
+
+`docs/benchmarks.md` has the whole table of each benchmark, and README the few rows of `FRONT`.
+"""
 
 import importlib
 import json
@@ -9,22 +12,28 @@ from typing import Any
 from bench.aims import Aim, Measured
 from bench.samples import median_of
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGE, README = ROOT / "docs/benchmarks.md", ROOT / "README.md"
 REPORTS = Path(__file__).parent / "reports"
 BENCHMARKS = ("checkpoint", "resume", "quota")
-"""Each has a module ``report`` with a function ``block``."""
+"""Each has a module ``report`` with ``WORDS`` for what it measures and a function ``block``."""
+FRONT = {
+    "checkpoint": ("stall_over_memcpy", "corrupt_found", "good_refused", "sigterm_landed_ratio"),
+    "resume": ("goodput_scratch", "goodput_tiphys", "webhook_resumes"),
+    "quota": ("over_admissions", "leaks"),
+}
+"""Rows of README, by benchmark."""
+_TABLE_HEAD = ("| | measured (quartiles) | aim |", "|---|---|---|")
 
 
 def main() -> None:
-    """Write every table of README from its report."""
-    text = README.read_text()
-    for name in BENCHMARKS:
-        text = inserted(text, name, read_report(name))
-    README.write_text(text)
+    """Write every table from its report."""
+    for path, write in ((PAGE, with_tables), (README, with_front_rows)):
+        path.write_text(write(path.read_text()))
 
 
 def publish(name: str, report: dict[str, Any]) -> None:
-    """Write the report of a benchmark, and README's tables; parts that were not measured stay as they are."""
+    """Write the report of a benchmark, and the tables; parts that were not measured stay as they are."""
     if "parts" in report:
         report["parts"] = {**read_report(name)["parts"], **report["parts"]}
     (REPORTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -37,18 +46,37 @@ def read_report(name: str) -> dict[str, Any]:
     return report
 
 
-def inserted(text: str, name: str, report: Mapping[str, Any]) -> str:
-    """``text`` with the block of a benchmark exchanged.
+def with_tables(text: str) -> str:
+    """``text`` with the whole table of each benchmark."""
+    for name in BENCHMARKS:
+        text = inserted(text, f"{name}.json", _report_module(name).block(read_report(name)))
+    return text
+
+
+def with_front_rows(text: str) -> str:
+    """``text`` with the rows of `FRONT`."""
+    lines = list(_TABLE_HEAD)
+    for name, chosen in FRONT.items():
+        words, table = _report_module(name).WORDS, _report_module(name).block(read_report(name))
+        lines += [row for one in chosen for row in table if row.startswith(f"| {words[one]} |")]
+    return inserted(text, "*.json", lines)
+
+
+def _report_module(name: str) -> Any:
+    return importlib.import_module(f"bench.{name}.report")
+
+
+def inserted(text: str, source: str, lines: list[str]) -> str:
+    """``text`` with other lines between the comments that name their source.
 
     Raises:
         ValueError: the comments that hold its place are not there.
     """
-    begin, end = f"<!-- made from tests/bench/reports/{name}.json by `python -m bench.readme` -->", "<!-- end -->"
+    begin, end = f"<!-- made from tests/bench/reports/{source} by `python -m bench.page` -->", "<!-- end -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"README needs the lines {begin!r} and {end!r} where the figures shall stand")
-    lines = importlib.import_module(f"bench.{name}.report").block(report)
+        raise ValueError(f"the page needs the lines {begin!r} and {end!r} where the figures shall stand")
     return before + "\n".join([begin, *lines, end]) + after
 
 
@@ -59,7 +87,7 @@ def rows(
     percent: Collection[str] = (),
 ) -> list[str]:
     """A table of what was measured, with quartiles where there are several rounds, and of the aims."""
-    lines = ["| | measured (quartiles) | aim |", "|---|---|---|"]
+    lines = list(_TABLE_HEAD)
     for name, sentence in words.items():
         if name in measured:
             lines.append(f"| {sentence} | {_value(name, measured[name], percent)} | {_aim(name, aims, percent)} |")
