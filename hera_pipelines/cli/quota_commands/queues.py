@@ -287,7 +287,8 @@ def _queue_policies(queue: Queue) -> str:
         "preempts lower priority": queue.preempts_lower_priority,
         "preempts longer": queue.preempts_longer,
         "reclaims": queue.reclaims,
-        f"protects the first {queue.min_runtime_seconds} s": queue.min_runtime_seconds > 0,
+        f"{queue.backfill} backfill": queue.backfill is not None,
+        f"protects the first {queue.protected_seconds} s": queue.protected_seconds > 0,
     }
     return ", ".join(phrase for phrase, is_set in phrases.items() if is_set)
 

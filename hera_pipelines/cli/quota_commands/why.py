@@ -27,7 +27,7 @@ from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, select_active
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
 from tiphys_plugin.quota.queues import ANY_TYPE, QueueRules, format_gpus
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, format_step_name
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_step_name
 
 from hera_pipelines.cli.quota_commands.kueue import find_kueue
 from hera_pipelines.cli.quota_commands.nodes import apply_cluster_nodes, describe_slow_ranks, observe_slow_gangs
@@ -201,7 +201,7 @@ def why(
         explanations = [
             _PendingExplanation(
                 pending,
-                _decide_admission(rules, ledger_state, pending, now),
+                _decide_pending(rules, ledger_state, pending, now),
                 preview_preemption(rules, ledger_state, pending, lost, now),
             )
             for pending in waiting
@@ -263,18 +263,11 @@ def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
     return request.run == run and (selects_step(step, request.step) or step == request.step_name)
 
 
-def _decide_admission(
-    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime
-) -> Admission:
+def _decide_pending(rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime) -> Admission:
     others = tuple(
         other for other in select_active(rules, ledger_state.pending, now, FORGET_AFTER) if other is not pending
     )
-    return decide_admission(
-        SchedulingState(rules, ledger_state.leases, others, ledger_state.history),
-        pending.request,
-        pending.arrival,
-        now,
-    )
+    return decide_pending(SchedulingState(rules, ledger_state.leases, others, ledger_state.history), pending, now)
 
 
 def _describe_holder(lease: Lease) -> Text:

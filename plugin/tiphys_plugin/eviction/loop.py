@@ -25,7 +25,7 @@ from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
 from tiphys_plugin.quota.preemption.victims import VictimSelection, is_expected_to_end, lease_id_of, select_victims
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.decide import format_step_name
-from tiphys_plugin.quota.scheduler.fair_share import queue_position
+from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.runtime.settings import PluginSettings
 
@@ -85,7 +85,7 @@ class PreemptionLoop(PeriodicTask):
             if one.preemption is not None and is_expected_to_end(one, now)
         }
         pending = [one for one in snapshot.pending if one.request.queue == queue.name]
-        for preemptor in sorted(pending, key=lambda one: queue_position(queue, one.request, one.arrival)):
+        for preemptor in sorted(pending, key=lambda one: queue_position(queue, one)):
             if failed_requests == _MAX_FAILED_REQUESTS:
                 return
             if preemptor.request.workflow_step in preemptors:

@@ -1,39 +1,6 @@
 """Quotas and rules of the GPU queues: the queue file of an administrator, and the spec of a `GPULedger`.
 
-    queues:
-      - name: research
-        gpus: {A100: 8, "*": 4}     # 8 A100, and 4 of all other types together
-        cohort: lab                 # optional: queues of one cohort lend each other free GPUs
-        borrowing_limit: {A100: 4}  # optional: most GPUs borrowed from other queues
-        lending_limit: {A100: 6}    # optional: most GPUs lent to other queues
-        weight: 2                   # optional: twice the fair share
-        namespaces: [vision, speech]  # optional: only these namespaces may use it; otherwise all may
-        max_priority: 10            # optional: the highest priority that a step may ask for
-      - name: nightly
-        gpus: {A100: 4, "*": 2}
-        cohort: lab
-        stopped: true               # optional: nothing new starts
-        preempts_lower_priority: true  # optional: preempts trainings of its own that have a lower priority
-        reclaims: true              # optional: preempts trainings that borrow its quota
-        min_runtime_seconds: 1800   # optional: its trainings are not preempted earlier after their start
-        order: attained             # optional: least attained GPU time first, instead of first come first served
-        attained_gpu_hours: [1, 8, 64]  # optional: boundaries between the levels of attained GPU time
-        preempts_longer: true       # optional: preempts trainings of its own of a higher level
-    inventory:                      # optional: the GPUs of the cluster
-      A100: {count: 16, memory_mb: 81920}
-
-The nodes can be declared in place of the inventory; then the ledger assigns a node to each pod:
-
-    nodes:
-      - {name: n1, gpu_type: A100, gpus: 8, rack: r1}
-      - {name: n2, gpu_type: A100, gpus: 8, rack: r1}
-    placement: fragmentation        # optional: least fragmentation for typical requests
-
-or read from the cluster, see `tiphys_plugin.quota.flavors`:
-
-    cluster_nodes: {}
-
-GPUs of one type can be divided into `flavors`, see `tiphys_plugin.quota.flavors`; then a quota is of a flavor.
+`docs/queues.md` shows one with all its fields.
 
 Without a queue file every queue name is accepted and nothing is limited.
 """
@@ -72,9 +39,13 @@ from tiphys_plugin.quota.placement.scoring import FragmentationScorer, Placement
 ANY_TYPE = "*"
 DEFAULT_LEDGER_SHARE = 0.25
 
-DEFAULT_LEVEL_GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
-"""Each level is four times as long as the one before. Few levels keep preemptions rare; a short first level lets
-short experiments start soon."""
+DEFAULT_LEVEL_GPU_HOURS = (1.0, 10.0, 100.0, 1000.0)
+"""Each level is ten times as long as the one before. Few levels keep preemptions rare, because trainings of one level
+do not replace each other; a short first level lets short experiments start soon."""
+_HOURS_PER_GPU = 0.1
+"""Part of the hours at which its level ends that a training yields to others of its level, for each of its GPUs."""
+PREEMPTIBLE_MIN_RUNTIME_SECONDS = 1200
+"""About four times what a preemption usually costs: a save of 30 s, and a restart of 5 minutes."""
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
@@ -114,11 +85,16 @@ class Queue(BaseModel):
 
     With ``order: attained``, the request with the least attained service goes
     first within one priority; no training has to declare its duration. Attained
-    service is compared by levels that begin at ``attained_gpu_hours``, so trainings
-    of one level keep the order in which they began. With ``preempts_longer`` a
-    pending request preempts trainings of its own queue that have reached a higher
-    level. Source: J. Gu et al., "Tiresias", NSDI 2019 (discretized two-dimensional
+    service is compared by levels that begin at ``attained_gpu_hours``. Within a level
+    the order is that of the first request, and a training with more GPUs, which will
+    probably need more GPU time, counts as later (`yield_seconds`). With
+    ``preempts_longer`` a pending request preempts trainings of its own queue that
+    have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019 (discretized two-dimensional
     least attained service).
+
+    ``backfill: preemptible`` lets requests behind a blocked one start on what stands
+    idle, because that request may preempt them. It is the default with
+    ``preempts_longer``. ``strict`` keeps for a blocked request all that it lacks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -135,10 +111,12 @@ class Queue(BaseModel):
     stopped: bool = False
     preempts_lower_priority: bool = False
     reclaims: bool = False
-    min_runtime_seconds: NonNegativeInt = 0
+    min_runtime_seconds: NonNegativeInt | None = None
+    """None: `PREEMPTIBLE_MIN_RUNTIME_SECONDS` with preemptible backfill, else 0."""
     order: Literal["arrival", "attained"] = "arrival"
     attained_gpu_hours: tuple[_Positive, ...] = Field(default=DEFAULT_LEVEL_GPU_HOURS, min_length=1, max_length=20)
     preempts_longer: bool = False
+    backfill: Literal["strict", "preemptible"] | None = None
 
     @model_validator(mode="after")
     def _limits_are_of_this_queue(self) -> "Queue":
@@ -169,7 +147,18 @@ class Queue(BaseModel):
     @property
     def preempts(self) -> bool:
         """Whether requests of this queue may preempt running trainings."""
-        return self.preempts_lower_priority or self.reclaims or self.preempts_longer
+        return self.preempts_lower_priority or self.reclaims or self.preempts_longer or self.is_backfill_preemptible
+
+    @property
+    def is_backfill_preemptible(self) -> bool:
+        """Whether a blocked request may preempt trainings that started behind it."""
+        return self.backfill == "preemptible" or (self.backfill is None and self.preempts_longer)
+
+    @property
+    def protected_seconds(self) -> int:
+        """How long a training of this queue cannot be preempted after the grant of its lease."""
+        default = PREEMPTIBLE_MIN_RUNTIME_SECONDS if self.is_backfill_preemptible else 0
+        return default if self.min_runtime_seconds is None else self.min_runtime_seconds
 
     def is_usable_by(self, namespace: str) -> bool:
         """Whether requests of the namespace may use the queue."""
@@ -182,6 +171,13 @@ class Queue(BaseModel):
     def attained_level(self, gpu_seconds: float) -> int:
         """Level of a training with this attained service; 0 for every training of a queue with ``order: arrival``."""
         return bisect_right(self.attained_gpu_hours, gpu_seconds / 3600) if self.order == "attained" else 0
+
+    def yield_seconds(self, level: int, gpus: int) -> float:
+        """How much later than it did a training of this level counts as having asked; 0 with ``order: arrival``."""
+        if self.order != "attained":
+            return 0.0
+        ends_at = [*self.attained_gpu_hours, 10 * self.attained_gpu_hours[-1]][level]
+        return _HOURS_PER_GPU * ends_at * 3600 * gpus
 
     def guaranteed_quota(self, pool: str) -> int:
         """GPUs of the quota that no other queue may hold."""

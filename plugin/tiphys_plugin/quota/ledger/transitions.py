@@ -1,7 +1,7 @@
 """Transitions of the GPU ledger state that need a decision: admit a request, and mark victims.
 
 `admit_or_queue` finds an existing lease or queue place of a repeated request,
-lets `decide_admission` decide, and records the result. `mark_victims` records
+lets `decide_pending` decide, and records the result. `mark_victims` records
 the choice of a preemption loop. Leases start and end between the choice and
 the mark, so `mark_victims` checks the rules of preemption again on the newest
 state.
@@ -24,8 +24,8 @@ from tiphys_plugin.quota.preemption.victims import (
     split_elastic_leases,
 )
 from tiphys_plugin.quota.queues import QueueRules, Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
-from tiphys_plugin.quota.scheduler.fair_share import drop_unused_attained
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
+from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, request_of_lease
 
 FORGET_AFTER = timedelta(minutes=2)
 """A pending request that was not repeated for this long no longer delays others."""
@@ -78,7 +78,8 @@ def _decide_and_record(
     )
     match admission:
         case Admitted():
-            lease = Lease(lease_id, sized_request, admission.pool, granted_at=now, check_at=now, nodes=admission.nodes)
+            granted = request_of_lease(rules, pending, sized_request)
+            lease = Lease(lease_id, granted, admission.pool, granted_at=now, check_at=now, nodes=admission.nodes)
             waited_seconds = (now - pending.since).total_seconds()
             return replace(ledger_state, leases=(*ledger_state.leases, lease), pending=others), replace(
                 _admitted_with_lease(lease), waited_seconds=waited_seconds
@@ -97,10 +98,10 @@ def _decide_largest_fit(
 
     An elastic gang queues with its fewest members, so there is no reservation and no victim for optional members.
     """
-    admission = decide_admission(state, pending.request, pending.arrival, now, pending.promised_at)
+    admission = decide_pending(state, pending, now)
     if isinstance(admission, Admitted):
         for larger in pending.request.larger_sizes:
-            larger_admission = decide_admission(state, larger, pending.arrival, now, pending.promised_at)
+            larger_admission = decide_pending(state, replace(pending, request=larger), now)
             if isinstance(larger_admission, Admitted):
                 return larger, larger_admission
     return pending.request, admission

@@ -3,7 +3,8 @@
 Only three rules make a lease a candidate:
 
 * a strictly lower priority in the queue of the preemptor (`preempts_lower_priority`);
-* no higher priority there, and a higher level of attained service (`preempts_longer`);
+* no higher priority there, and a position behind the preemptor (`is_behind`), by a higher
+  level of attained service (`preempts_longer`) or by ``backfill: preemptible``;
 * GPUs that a queue of its cohort has borrowed, while the preemptor stays within
   the quota of its own queue (`reclaims`).
 
@@ -20,11 +21,11 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest
+from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
-from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+from tiphys_plugin.quota.scheduler.queue_order import is_behind
 
 
 class VictimCandidates(NamedTuple):
@@ -35,14 +36,14 @@ class VictimCandidates(NamedTuple):
 
 
 class PreemptionPolicy:
-    """The rules of preemption for ``request`` of ``queue`` against ``leases``."""
+    """The rules of preemption for ``preemptor`` of ``queue`` against ``leases``."""
 
-    def __init__(self, queues: Queues, queue: Queue, leases: Sequence[Lease], request: LeaseRequest) -> None:
+    def __init__(self, queues: Queues, queue: Queue, leases: Sequence[Lease], preemptor: PendingRequest) -> None:
         self._queues = queues
         self._queue = queue
         self._leases = leases
-        self._request = request
-        self._pools = pools.find_eligible_pools(queues, queue, request)
+        self._preemptor, self._request = preemptor, preemptor.request
+        self._pools = pools.find_eligible_pools(queues, queue, preemptor.request)
         self._capacity = Capacity(queues, leases)
         self._held_gpus = {one.id: self._capacity.held_gpus_of_lease(one) for one in leases}
         self._borrowed = frozenset(_find_borrowing_leases(queues, self._held_gpus, leases) if queue.reclaims else ())
@@ -88,18 +89,13 @@ class PreemptionPolicy:
 
     def _may_preempt(self, lease: Lease, now: datetime) -> bool:
         if self._is_in_same_queue(lease):
-            return self._has_lower_priority(lease) or self._has_higher_attained_level(lease, now)
+            return self._has_lower_priority(lease) or is_behind(self._queue, lease, self._preemptor, now)
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
         return self._held_gpus[lease.id].cohort == self._queue.cohort and lease.id in self._borrowed
 
     def _has_lower_priority(self, lease: Lease) -> bool:
         return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority
-
-    def _has_higher_attained_level(self, lease: Lease, now: datetime) -> bool:
-        if not self._queue.preempts_longer or lease.request.priority > self._request.priority:
-            return False
-        return attained_level_of(self._queue, lease, now) > self._queue.attained_level(self._request.attained)
 
     def _is_in_same_queue(self, lease: Lease) -> bool:
         return lease.request.queue == self._request.queue
@@ -130,4 +126,4 @@ def _find_borrowing_leases(queues: Queues, held_gpus: Mapping[str, HeldGpus], le
 def protected_until(queues: Queues, lease: Lease) -> datetime:
     """When ``min_runtime_seconds`` of its queue have passed since the grant of the lease."""
     queue = queues.find(lease.request.queue)
-    return lease.granted_at + timedelta(seconds=queue.min_runtime_seconds if queue is not None else 0)
+    return lease.granted_at + timedelta(seconds=queue.protected_seconds if queue is not None else 0)

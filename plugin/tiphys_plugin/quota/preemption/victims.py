@@ -20,7 +20,7 @@ from itertools import islice
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.preemption.rights import PreemptionPolicy, VictimCandidates, protected_until
 from tiphys_plugin.quota.queues import Queue, Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, format_clock_time, format_step_name
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_clock_time, format_step_name
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
 _MEMBER_SEPARATOR = "/"
@@ -215,17 +215,17 @@ class PreemptionCase:
             return NoVictims("there are no queues to go by")
         if not queue.preempts:
             return NoVictims(
-                f"queue {queue.name} preempts no training: it sets none of preempts_lower_priority, reclaims and "
-                "preempts_longer"
+                f"queue {queue.name} preempts no training: it sets none of preempts_lower_priority, reclaims, "
+                "preempts_longer and backfill: preemptible"
             )
         if any(is_expected_to_end(one, now) and _is_preempted_for(one, request) for one in state.leases):
             return NoVictims(f"others were asked to leave for {format_step_name(request)} already")
         later = apply_pending_preemptions(state, now)
-        if isinstance(decide_admission(later, request, preemptor.arrival, now, preemptor.promised_at), Admitted):
+        if isinstance(decide_pending(later, preemptor, now), Admitted):
             return NoVictims(
                 f"enough GPUs are free for {format_step_name(request)}, or will be after the preemptions under way"
             )
-        rights = PreemptionPolicy(queues, queue, later.leases, request)
+        rights = PreemptionPolicy(queues, queue, later.leases, preemptor)
         reachable_ids = {one.id for one in state.leases if one.id not in unreachable_leases}
         return cls(later, preemptor, now, queue, queues, rights, rights.candidates(reachable_ids, now))
 
@@ -233,8 +233,7 @@ class PreemptionCase:
         """Whether the rules allow these victims, and the request starts without them before other pending requests."""
         victim_ids = {one.id for one in victims}
         remaining = replace(self.state, leases=tuple(one for one in self.state.leases if one.id not in victim_ids))
-        pending = self.preemptor
-        admission = decide_admission(remaining, pending.request, pending.arrival, self.now, pending.promised_at)
+        admission = decide_pending(remaining, self.preemptor, self.now)
         return isinstance(admission, Admitted) and self.rights.allows(victims, admission.pool)
 
     def fits_without(self, victims: Sequence[Lease]) -> bool:
@@ -270,6 +269,7 @@ class PreemptionCase:
         rules = [
             *(["has a lower priority in its own queue"] if self.queue.preempts_lower_priority else []),
             *(["has had more GPU time in its own queue"] if self.queue.preempts_longer else []),
+            *(["started behind it in its own queue"] if self.queue.is_backfill_preemptible else []),
             *(["borrows GPUs in its cohort that its queue may reclaim"] if self.queue.reclaims else []),
         ]
         return NoVictims(f"no training {' or '.join(rules)}")
@@ -330,7 +330,7 @@ def apply_pending_preemptions(state: SchedulingState, now: datetime) -> Scheduli
         request = preemptor.request
         if any(is_expected_to_end(lease, now) and _is_preempted_for(lease, request) for lease in state.leases):
             alone = replace(state, leases=tuple(leases), pending=())
-            admission = decide_admission(alone, request, preemptor.arrival, now, preemptor.promised_at)
+            admission = decide_pending(alone, preemptor, now)
             if isinstance(admission, Admitted):
                 lease_id = f"promised-{preemptor.arrival}"
                 leases.append(Lease(lease_id, request, admission.pool, now, now, admission.nodes))

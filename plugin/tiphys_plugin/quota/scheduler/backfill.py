@@ -2,8 +2,8 @@
 
 If the ends of leases give the time at which the request will fit, later requests
 may start as far as they do not delay it. Without such a time no later request may
-take the resources that it lacks. See `tiphys_plugin.quota.scheduler.cycle` for
-the source.
+take the resources that it lacks, unless the reserved request may preempt it. See
+`tiphys_plugin.quota.scheduler.cycle` for the source.
 """
 
 from collections.abc import Iterable
@@ -117,6 +117,8 @@ class Reservation:
     expected_start: datetime | None = None
     capacity_at_start: Capacity | None = None
     scope: ReservationScope = EMPTY_SCOPE
+    is_open: bool = False
+    """Whether other requests of its queue may start on what it lacks, if no known ends of leases make it fit."""
     is_promised: bool = False
     """Whether the request is promised GPUs of victims; then other promised requests may also count on them."""
 
@@ -132,7 +134,8 @@ class Reservation:
             is_promised: Whether the request of the lease is promised GPUs of victims, too.
         """
         if self.expected_start is None or self.capacity_at_start is None:
-            return bool(consumed_limits & self.missing_limits)
+            is_allowed = self.is_open and held_gpus.queue == self.queue.name
+            return not is_allowed and bool(consumed_limits & self.missing_limits)
         if (end is not None and end <= self.expected_start) or not self.scope.includes(held_gpus):
             return False
         if self.is_promised and not is_promised and consumed_limits & self.missing_limits:

@@ -10,9 +10,13 @@ A request that fits starts. The first request that does not fit gets a reservati
   the first instant at which it fits. Later requests start only if they do not
   delay it.
 * Without such deadlines no later request may take the resources that it lacks.
+* In a queue with preemptible backfill, later requests of the same queue may take
+  them, because the first one may preempt these. When its turn has come, that is, when
+  it lacks only what trainings behind it hold, nothing more starts on what it lacks:
+  the youngest of them are preempted once ``min_runtime_seconds`` have passed.
 
-So no later request delays a pending one: its wait is bounded by the running
-leases and by the requests before it.
+So the wait of a request is bounded by the running leases and by the requests before
+it, and with preemptible backfill by one ``min_runtime_seconds`` and one save more.
 
 Thousands of pending requests are repeated every few seconds. Between two changes
 of the ledger state one cycle answers all of them, so `CycleResult` is cached as a
@@ -47,6 +51,7 @@ from tiphys_plugin.quota.scheduler.cycle_result import (
 )
 from tiphys_plugin.quota.scheduler.fair_share import FairShares
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
+from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind
 from tiphys_plugin.quota.scheduler.snapshot import (
     DerivedState,
     GroupKey,
@@ -300,11 +305,16 @@ class _SchedulingCycle:
         capacity_at_start = self._capacity.copy()
         scope = self._scope(queue, one.request)
         start = find_first_fit(capacity_at_start, self._relevant_ends(scope), queue, one.request)
-        reservation = Reservation(one, queue, missing_limits, is_promised=one.arrival in self._promised_arrivals)
+        is_promised = one.arrival in self._promised_arrivals
+        is_open = not is_promised and queue.is_backfill_preemptible and not self._has_turn(queue, one)
+        reservation = Reservation(one, queue, missing_limits, is_promised=is_promised, is_open=is_open)
         if start is not None:
             reservation = replace(reservation, expected_start=start, capacity_at_start=capacity_at_start, scope=scope)
         insort(self._reservations, reservation, key=self._seconds_until_start)
         return start
+
+    def _has_turn(self, queue: Queue, one: PendingRequest) -> bool:
+        return could_start_without_those_behind(queue, one, self._derived.leases, self._capacity, self._now)
 
     def _relevant_ends(self, scope: ReservationScope) -> Iterable[LeaseEnd]:
         """Known ends of the leases in ``scope``, in order of time."""

@@ -16,8 +16,8 @@ from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.fair_share import QueuePosition
 from tiphys_plugin.quota.scheduler.pools import ResourceLimit
+from tiphys_plugin.quota.scheduler.queue_order import QueuePosition
 from tiphys_plugin.quota.scheduler.snapshot import GroupKey, PendingEntry, PendingQueues
 
 SchedulingKey = tuple[bool, bool, int, float, int]

@@ -38,8 +38,8 @@ from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import evaluate_request
 from tiphys_plugin.quota.scheduler.cycle_result import RankedRequest, RequestOutcome
-from tiphys_plugin.quota.scheduler.fair_share import queue_position
 from tiphys_plugin.quota.scheduler.pools import RequestShape, build_gang_request, request_shape
+from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.quota.scheduler.snapshot import RecentResults
 
 
@@ -80,22 +80,24 @@ class SchedulingState:
     history: tuple[EndedUsage, ...] = ()
 
 
-def decide_admission(
-    state: SchedulingState, request: LeaseRequest, arrival: int, now: datetime, promised_at: datetime | None = None
-) -> Admission:
-    """Admit, defer or reject a request. `Admitted.lease` is left empty.
+def decide_admission(state: SchedulingState, request: LeaseRequest, arrival: int, now: datetime) -> Admission:
+    """Admit, defer or reject a new request with this arrival number; see `decide_pending`."""
+    return decide_pending(state, PendingRequest(request, arrival, since=now, seen_at=now), now)
+
+
+def decide_pending(state: SchedulingState, own: PendingRequest, now: datetime) -> Admission:
+    """Admit, defer or reject a pending request. `Admitted.lease` is left empty.
 
     Args:
         state: State without the request.
-        request: The request.
-        arrival: Arrival number of the request.
+        own: The request.
         now: Time of the decision.
-        promised_at: `PendingRequest.promised_at` of the request.
     """
+    request, arrival = own.request, own.arrival
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
     if isinstance(state.queues, MisconfiguredQueues):
-        return _defer(state.pending, request, arrival, AdmissionReason.MISCONFIGURED, state.queues.message)
+        return _defer(state.pending, own, AdmissionReason.MISCONFIGURED, state.queues.message)
     queue = state.queues.find(request.queue)
     if queue is None:
         usable = state.queues.list_usable_by(request.namespace)
@@ -108,13 +110,10 @@ def decide_admission(
         if state.queues.has_current_nodes:
             permanent = _find_rejection(state.queues.without_nodes, queue, request)
         # Nodes may be added to a cluster, so a rejection that depends on its present nodes is only a deferral.
-        return permanent or _defer(
-            state.pending, request, arrival, rejection.reason, f"for now, {rejection.message}", queue
-        )
+        return permanent or _defer(state.pending, own, rejection.reason, f"for now, {rejection.message}", queue)
     if queue.stopped:
         explanation = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
-        return _defer(state.pending, request, arrival, AdmissionReason.QUEUE_STOPPED, explanation, queue)
-    own = PendingRequest(request, arrival, since=now, seen_at=now, promised_at=promised_at)
+        return _defer(state.pending, own, AdmissionReason.QUEUE_STOPPED, explanation, queue)
     pending = list(_find_feasible(state.queues, state.pending))
     insort(pending, own, key=attrgetter("arrival"))
     outcome = evaluate_request(state.queues, state.leases, state.history, pending, arrival, now)
@@ -130,16 +129,15 @@ def decide_admission(
 
 def _defer(
     pending: tuple[PendingRequest, ...],
-    request: LeaseRequest,
-    arrival: int,
+    own: PendingRequest,
     reason: AdmissionReason,
     message: str,
     queue: Queue | None = None,
 ) -> Deferred:
     """A deferral without a scheduling cycle; the position counts the requests of the same queue."""
-    position = queue_position(queue, request, arrival)
-    same_queue = [one for one in pending if one.request.queue == request.queue]
-    ahead = [one for one in same_queue if queue_position(queue, one.request, one.arrival) < position]
+    position = queue_position(queue, own)
+    same_queue = [one for one in pending if one.request.queue == own.request.queue]
+    ahead = [one for one in same_queue if queue_position(queue, one) < position]
     return Deferred(reason, message, len(ahead) + 1, (DeferralReason(reason, message),))
 
 

@@ -1,4 +1,4 @@
-"""Orders requests: queues by fair share, requests of one queue by arrival or by attained service.
+"""Orders queues by fair share, and measures the attained service of trainings.
 
 The share of a queue is the GPUs that it holds plus its decayed past usage, relative
 to all quotas of the pool in its cohort. The pool with the largest share counts
@@ -17,10 +17,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest
+from tiphys_plugin.quota.lease import EndedUsage, Lease
 from tiphys_plugin.quota.queues import Queue, QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
@@ -113,10 +112,6 @@ def _decay_factor(since: datetime, now: datetime, half_life: timedelta) -> float
     return math.exp2(-max(0.0, (now - since) / half_life))
 
 
-QueuePosition = tuple[int, int, float, int]
-"""Negated priority, level of attained service, first start, arrival; the smallest position is served first."""
-
-
 def held_gpu_seconds(lease: Lease, now: datetime) -> float:
     """GPU-seconds that a lease has held until ``now``; 0 if the clock was set back."""
     return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
@@ -130,23 +125,3 @@ def attained_gpu_seconds(lease: Lease, now: datetime) -> float:
 def attained_level_of(queue: Queue, lease: Lease, now: datetime) -> int:
     """The level of attained service of a lease of ``queue``. It never falls, also across attempts."""
     return queue.attained_level(attained_gpu_seconds(lease, now))
-
-
-def queue_position(queue: Queue | None, request: LeaseRequest, arrival: int) -> QueuePosition:
-    """Position of a request among those of its queue. ``queue`` None: an undeclared queue, ordered by arrival.
-
-    Within a level the training that began first goes first, however often it was preempted, so that as few trainings
-    as possible are unfinished at once.
-    """
-    if queue is None or queue.order == "arrival":
-        return -request.priority, 0, math.inf, arrival
-    first_start = math.inf if request.first_start is None else request.first_start
-    return -request.priority, queue.attained_level(request.attained), first_start, arrival
-
-
-def drop_unused_attained(rules: QueueRules, request: LeaseRequest) -> LeaseRequest:
-    """``request`` without attained service if its queue has another order, so that the ledger does not store it."""
-    queue = rules.find(request.queue) if isinstance(rules, Queues) else None
-    if (queue is not None and queue.order == "attained") or (request.attained == 0 and request.first_start is None):
-        return request
-    return replace(request, attained=0.0, first_start=None)

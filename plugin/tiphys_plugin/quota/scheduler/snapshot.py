@@ -22,8 +22,9 @@ from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, end_time
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.changes import find_changes
-from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, QueuePosition, queue_position
+from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, get_pool_options
+from tiphys_plugin.quota.scheduler.queue_order import QueuePosition, queue_position
 
 _Known = TypeVar("_Known")
 
@@ -157,9 +158,7 @@ class PendingQueues:
         if queue is None or queue.stopped:
             return None
         seconds = inf if request.seconds is None else request.seconds
-        return PendingEntry(
-            queue_position(queue, request, one.arrival), one, get_pool_options(self.queues, queue, request), seconds
-        )
+        return PendingEntry(queue_position(queue, one), one, get_pool_options(self.queues, queue, request), seconds)
 
 
 def _group_key(entry: PendingEntry) -> GroupKey:
@@ -194,7 +193,7 @@ _by_position = attrgetter("position")
 
 
 def _is_same(one: PendingRequest, before: PendingRequest) -> bool:
-    return one.request is before.request and one.promised_at == before.promised_at
+    return one.request is before.request and (one.since, one.promised_at) == (before.since, before.promised_at)
 
 
 class DerivedState:

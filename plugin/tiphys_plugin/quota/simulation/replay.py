@@ -19,7 +19,7 @@ from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import select_admissible
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
-from tiphys_plugin.quota.scheduler.fair_share import queue_position
+from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob, next_tick, to_datetime
 from tiphys_plugin.quota.simulation.prepare import find_permanent_rejection
 from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, PositionKey, SimulatedCluster
@@ -125,7 +125,10 @@ class _Simulation:
         self._is_preempting = costs is not None and queues.preempts
         self._total_gpus = _all_gpus(queues)
         self._cluster = SimulatedCluster(queues, self._costs)
-        self._pending = PendingJobs(self._queue_position if policy is select_admissible else _arrival_position)
+        if policy is select_admissible:
+            self._pending = PendingJobs(self._queue_position, _queues_to_see_whole(queues))
+        else:
+            self._pending = PendingJobs(_arrival_position)
         self._preemption = SimulatedPreemptionLoop(queues, self._cluster, self._pending, self._total_gpus)
         self._rejected: list[tuple[TraceJob, AdmissionReason]] = []
         self._rejections: dict[tuple[object, ...], AdmissionReason | None] = {}
@@ -176,7 +179,8 @@ class _Simulation:
         self._cycles += 1
         state = self._cluster.ledger_state
         free_gpus = self._total_gpus - sum(one.request.gpus for one in state.leases)
-        relevant = (*self._pending.select_relevant(free_gpus), *self._cluster.promised.values())
+        promised = tuple(self._cluster.promised.values())
+        relevant = (*self._pending.select_relevant(free_gpus, promised), *promised)
         by_arrival = {one.arrival: one for one in relevant}
         pending = [by_arrival[arrival] for arrival in sorted(by_arrival)]
         assignments = self._policy(self._queues, state.leases, state.history, pending, now)
@@ -190,11 +194,19 @@ class _Simulation:
         return queue is not None and not queue.stopped and self._cluster.capacity.fits(queue, request)
 
     def _queue_position(self, one: PendingRequest) -> PositionKey:
-        return queue_position(self._queues.find(one.request.queue), one.request, one.arrival)
+        return queue_position(self._queues.find(one.request.queue), one)
 
 
 def _arrival_position(one: PendingRequest) -> PositionKey:
     return (one.arrival,)
+
+
+def _queues_to_see_whole(queues: Queues) -> frozenset[str]:
+    """The queues of which each request matters: it goes after all before it in its own queue, and others in between.
+
+    Without preemptible backfill the first blocked request of a shape already keeps those behind it from starting.
+    """
+    return frozenset(one.name for one in queues.queues if len(queues.queues) > 1 and one.is_backfill_preemptible)
 
 
 def _all_gpus(queues: Queues) -> int:

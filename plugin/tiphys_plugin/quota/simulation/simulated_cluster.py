@@ -9,17 +9,19 @@ seconds.
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import count
+from itertools import chain, count, islice
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
 from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds
+from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, request_of_lease
 from tiphys_plugin.quota.simulation.jobs import (
     PreemptionCosts,
     RunningAttempt,
@@ -62,7 +64,7 @@ class SimulatedCluster:
         self.capacity = Capacity(queues)
         self.runs: list[SimulatedRun] = []
         self.promised: dict[str, PendingRequest] = {}
-        """Preemptors whose victims have not all ended, by uid."""
+        """Preemptors that have not started since, by uid."""
         self._arrivals = count(1)
         self._jobs: dict[int, TraceJob] = {}
         self._remaining_seconds: dict[int, float] = {}
@@ -90,7 +92,7 @@ class SimulatedCluster:
 
     def start(self, assignment: PoolAssignment, now: datetime) -> bool:
         """Start an attempt; returns whether it is the first attempt of its job."""
-        request = assignment.pending.request
+        request = request_of_lease(self._queues, assignment.pending, assignment.pending.request)
         number = int(request.uid)
         lease = Lease(f"{number}.{request.attempt}", request, assignment.pool, now, now, assignment.nodes)
         is_first = not self._attempts[number]
@@ -159,28 +161,43 @@ class SimulatedCluster:
         self._remaining_seconds[ended.number] -= ended.preemption.kept_seconds
         preemptor_uid = ended.lease.preemption.uid
         if all(one.preemption is None or one.preemption.uid != preemptor_uid for one in self.ledger_state.leases):
-            self.promised.pop(preemptor_uid, None)
+            self._keep_for_preemptor(preemptor_uid, now)
         return PendingRequest(self._build_next_request(ended, job, now), next(self._arrivals), since=now, seen_at=now)
+
+    def _keep_for_preemptor(self, uid: str, now: datetime) -> None:
+        """As the ledger keeps the freed GPUs for a preemptor that is still pending."""
+        if (preemptor := self.promised.get(uid)) is not None:
+            self.promised[uid] = replace(preemptor, promised_at=now)
+
+    def has_promise(self, uid: str, now: datetime) -> bool:
+        """Whether GPUs of victims are or will be kept for this job."""
+        preemptor = self.promised.get(uid)
+        if preemptor is None:
+            return False
+        return preemptor.promised_at is None or now - preemptor.promised_at <= PROMISE_DURATION
 
     def _build_next_request(self, ended: RunningJob, job: TraceJob, now: datetime) -> LeaseRequest:
         """The request of the next attempt. A declared time limit is extended by the restart."""
         attempt = ended.lease.request.attempt + 1
         restart_seconds = math.ceil(self._costs.restart_seconds)
-        return replace(
-            ended.lease.request,
-            node_hash=f"{ended.number}.{attempt}",
-            attempt=attempt,
-            attained=attained_gpu_seconds(ended.lease, now),
-            first_start=to_datetime(self._attempts[ended.number][0].started_seconds).timestamp(),
-            seconds=None if job.limit_seconds is None else job.limit_seconds + restart_seconds,
+        return drop_unused_attained(
+            self._queues,
+            replace(
+                ended.lease.request,
+                node_hash=f"{ended.number}.{attempt}",
+                attempt=attempt,
+                attained=attained_gpu_seconds(ended.lease, now),
+                first_start=to_datetime(self._attempts[ended.number][0].started_seconds).timestamp(),
+                seconds=None if job.limit_seconds is None else job.limit_seconds + restart_seconds,
+            ),
         )
 
     def _find_wakeups(self, lease: Lease) -> Iterator[datetime]:
         queue, request = self._queues.find(lease.request.queue), lease.request
         if queue is None:
             return
-        if queue.min_runtime_seconds:
-            yield lease.granted_at + timedelta(seconds=queue.min_runtime_seconds)
+        if queue.protected_seconds:
+            yield lease.granted_at + timedelta(seconds=queue.protected_seconds)
         if queue.preempts_longer:
             thresholds = (3600 * hours - request.attained for hours in queue.attained_gpu_hours)
             yield from (
@@ -212,10 +229,14 @@ _PositionedRequest = tuple[PositionKey, PendingRequest]
 
 
 class PendingJobs:
-    """Pending requests by shape. ``position_of`` gives the order within a queue."""
+    """Pending requests by shape. ``position_of`` gives the order within a queue.
 
-    def __init__(self, position_of: Callable[[PendingRequest], PositionKey]) -> None:
-        self._position_of = position_of
+    Requests of ``whole_queues`` are never left out.
+    """
+
+    def __init__(self, position_of: Callable[[PendingRequest], PositionKey], whole_queues: Container[str] = ()) -> None:
+        self.position_of = position_of
+        self._whole_queues = whole_queues
         self._by_shape: dict[JobShape, list[_PositionedRequest]] = {}
 
     def __iter__(self) -> Iterator[PendingRequest]:
@@ -227,31 +248,51 @@ class PendingJobs:
         return [entries[0][1] for entries in self._by_shape.values()]
 
     def add(self, one: PendingRequest) -> None:
-        insort(self._by_shape.setdefault(_job_shape(one.request), []), (self._position_of(one), one), key=_by_position)
+        insort(self._by_shape.setdefault(_job_shape(one.request), []), (self.position_of(one), one), key=_by_position)
 
     def remove(self, one: PendingRequest) -> None:
         shape = _job_shape(one.request)
         entries = self._by_shape[shape]
-        del entries[bisect_left(entries, self._position_of(one), key=_by_position)]
+        del entries[bisect_left(entries, self.position_of(one), key=_by_position)]
         if not entries:
             del self._by_shape[shape]
 
-    def select_relevant(self, gpus: int) -> list[PendingRequest]:
-        """The requests that can affect the use of ``gpus`` free GPUs, by arrival."""
-        relevant = [
-            pending for shape, entries in self._by_shape.items() for _, pending in entries[: _max_relevant(shape, gpus)]
-        ]
+    def select_relevant(self, gpus: int, promised: Sequence[PendingRequest]) -> list[PendingRequest]:
+        """The requests that can affect the use of ``gpus`` free GPUs, by arrival.
+
+        ``promised`` are the requests that have victims: those before them in position and arrival also go first.
+        """
+        relevant = [one for shape in self._by_shape for _, one in self._relevant_of_shape(shape, gpus, promised)]
         return sorted(relevant, key=lambda one: one.arrival)
 
-    def select_relevant_in_queue(self, name: str, gpus: int) -> list[PendingRequest]:
+    def select_relevant_in_queue(
+        self, name: str, gpus: int, promised: Sequence[PendingRequest]
+    ) -> list[PendingRequest]:
         """The requests of one queue that can affect the use of ``gpus`` free GPUs, by position."""
-        relevant = (
-            entry
-            for shape, entries in self._by_shape.items()
-            if shape[0] == name
-            for entry in entries[: _max_relevant(shape, gpus)]
-        )
+        shapes = [shape for shape in self._by_shape if shape[0] == name]
+        relevant = (entry for shape in shapes for entry in self._relevant_of_shape(shape, gpus, promised))
         return [pending for _, pending in sorted(relevant, key=_by_position)]
+
+    def goes_first(self, one: PendingRequest, promised: Sequence[PendingRequest]) -> bool:
+        """Whether the request is one of ``promised``, or was before one of them when its victims were chosen."""
+        return any(
+            one.request.queue == other.request.queue
+            and one.arrival <= other.arrival
+            and self.position_of(one) <= self.position_of(other)
+            for other in promised
+        )
+
+    def _relevant_of_shape(
+        self, shape: JobShape, gpus: int, promised: Sequence[PendingRequest]
+    ) -> Iterable[_PositionedRequest]:
+        entries, most = self._by_shape[shape], _max_relevant(shape, gpus)
+        own = [one for one in promised if one.request.queue == shape[0]]
+        if shape[0] in self._whole_queues:
+            return entries
+        if not own:
+            return entries[:most]
+        going_first = (entry for entry in entries[most:] if self.goes_first(entry[1], own))
+        return chain(entries[:most], islice(going_first, most))
 
 
 def _max_relevant(shape: JobShape, gpus: int) -> int:

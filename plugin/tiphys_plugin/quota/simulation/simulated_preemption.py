@@ -1,14 +1,16 @@
 """The preemption loop of a simulation: as `tiphys_plugin.eviction.loop`, in virtual time and without pods."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.preemption.victims import VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState
-from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+from tiphys_plugin.quota.scheduler.queue_order import is_behind
 from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, SimulatedCluster
+
+NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,9 @@ class SimulatedPreemptionLoop:
     def run_round(self, now: datetime) -> bool:
         """Preempt for the first pending requests of each queue; whether any job was preempted.
 
-        A request behind one of its queue with the same GPU type and without victims is skipped, because freed GPUs
-        would go to that one.
+        A request like one before it in its queue that has no victims has none either, unless it has waited for
+        longer. Without preemptible backfill, that holds for all later requests of the same GPU type, because freed
+        GPUs would go to the first one.
         """
         preempting = [queue for queue in self.queues.queues if queue.preempts and not queue.stopped]
         has_victims = [self._preempt_for_queue(queue, now) for queue in preempting]
@@ -32,32 +35,47 @@ class SimulatedPreemptionLoop:
 
     def _preempt_for_queue(self, queue: Queue, now: datetime) -> bool:
         has_victims = False
-        failed_types: set[tuple[str | None, str]] = set()
-        for preemptor in self.pending.select_relevant_in_queue(queue.name, self.total_gpus):
-            request = preemptor.request
-            if request.uid in self.cluster.promised or (request.gpu_type, request.spot) in failed_types:
+        without_victims: dict[tuple[object, ...], datetime] = {}
+        for preemptor in self.pending.select_relevant_in_queue(queue.name, self.total_gpus, self._promised):
+            if self.cluster.has_promise(preemptor.request.uid, now):
+                continue
+            shape, since = _preemptor_shape(queue, preemptor), preemptor.since
+            if since >= without_victims.get(shape, NEVER):
                 continue
             if victims := self._select_victims(queue, preemptor, now):
                 self.cluster.preempt(victims, preemptor, now)
                 has_victims = True
             else:
-                failed_types.add((request.gpu_type, request.spot))
+                without_victims[shape] = since
         return has_victims
+
+    @property
+    def _promised(self) -> tuple[PendingRequest, ...]:
+        return tuple(self.cluster.promised.values())
 
     def _select_victims(self, queue: Queue, preemptor: PendingRequest, now: datetime) -> tuple[Lease, ...]:
         ledger = self.cluster.ledger_state
-        if not any(self._may_be_preempted(queue, lease, preemptor, now) for lease in ledger.leases):
+        usable = sum(one.request.gpus for one in ledger.leases if self._may_be_preempted(queue, one, preemptor, now))
+        free = self.total_gpus - sum(one.request.gpus for one in ledger.leases)
+        if not usable or usable + free < preemptor.request.gpus:
             return ()
         state = SchedulingState(self.queues, ledger.leases, self._select_others(queue, preemptor), ledger.history)
         selection = select_victims(state, preemptor, lambda leases: self.cluster.lost_gpu_seconds(leases, now), now)
         return selection.leases if isinstance(selection, VictimSelection) else ()
 
     def _select_others(self, queue: Queue, preemptor: PendingRequest) -> tuple[PendingRequest, ...]:
-        """The pending requests that can affect ``preemptor``: of its own queue only those before it."""
-        same_queue = self.pending.select_relevant_in_queue(queue.name, self.total_gpus)
-        others = [one for one in self.pending.select_relevant(self.total_gpus) if one.request.queue != queue.name]
-        relevant = [*self.cluster.promised.values(), *same_queue[: same_queue.index(preemptor)], *others]
-        by_arrival = {one.arrival: one for one in relevant}
+        """The pending requests that can affect ``preemptor``: of its own queue only those that go before it."""
+        same_queue = self.pending.select_relevant_in_queue(queue.name, self.total_gpus, self._promised)
+        position = self.pending.position_of(preemptor)
+        before = [
+            one
+            for one in same_queue
+            if self.pending.position_of(one) < position or self.pending.goes_first(one, self._promised)
+        ]
+        others = self.pending.select_relevant(self.total_gpus, self._promised)
+        other_queues = [one for one in others if one.request.queue != queue.name]
+        relevant = [*self._promised, *before, *other_queues]
+        by_arrival = {one.arrival: one for one in relevant if one.arrival != preemptor.arrival}
         return tuple(by_arrival[arrival] for arrival in sorted(by_arrival))
 
     def _may_be_preempted(self, queue: Queue, lease: Lease, preemptor: PendingRequest, now: datetime) -> bool:
@@ -70,4 +88,12 @@ class SimulatedPreemptionLoop:
             return queue.reclaims and other is not None and other.cohort == queue.cohort
         if queue.preempts_lower_priority and victim_request.priority < request.priority:
             return True
-        return queue.preempts_longer and attained_level_of(queue, lease, now) > queue.attained_level(request.attained)
+        return is_behind(queue, lease, preemptor, now)
+
+
+def _preemptor_shape(queue: Queue, preemptor: PendingRequest) -> tuple[object, ...]:
+    request = preemptor.request
+    if not queue.is_backfill_preemptible:
+        return request.gpu_type, request.spot
+    level = queue.attained_level(request.attained)
+    return request.gpu_type, request.spot, request.gpus, request.members, request.seconds, request.priority, level

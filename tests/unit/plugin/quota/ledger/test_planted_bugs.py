@@ -146,7 +146,7 @@ def what_is_kept_is_given_away(plant):
 
 
 def priority_is_not_read(plant):
-    plant(snapshot, "queue_position", lambda queue, request, arrival: (0, 0, math.inf, arrival))
+    plant(snapshot, "queue_position", lambda queue, one: (0, 0, math.inf, one.arrival))
 
 
 def who_starts_takes_nothing(plant):

@@ -16,7 +16,7 @@ import pytest
 from support.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, PendingRequest
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
-from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.queues import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
@@ -25,8 +25,8 @@ NEW = waiting(4, 9, "new")
 
 
 def rules(**changes) -> Queues:
-    queue = {"name": "research", "gpus": {"A100": 8}, "order": "attained", "attained_gpu_hours": [1, 8], **changes}
-    return Queues.model_validate({"queues": [{"preempts_longer": True, **queue}]})
+    queue = {"name": "research", "gpus": {"A100": 8}, "order": "attained", "attained_gpu_hours": [1, 8]}
+    return Queues.model_validate({"queues": [{"preempts_longer": True, "min_runtime_seconds": 0, **queue, **changes}]})
 
 
 def chosen(
@@ -81,6 +81,9 @@ def test_the_shortest_time_of_the_queue_protects():
     found = chosen(rules(min_runtime_seconds=7200), (ran(HOUR, "a"), ran(HOUR, "b")))
     assert isinstance(found, NoVictims)
     assert found.reason is AdmissionReason.MIN_RUNTIME_PROTECTED
+    by_default = rules(min_runtime_seconds=None)
+    leases = (ran(PREEMPTIBLE_MIN_RUNTIME_SECONDS - 1, "a"), ran(PREEMPTIBLE_MIN_RUNTIME_SECONDS, "b"))
+    assert names(chosen(by_default, leases)) == ["b"], "at 4 GPUs both have had more than an hour"
 
 
 def test_who_is_not_next_has_nobody_go():

@@ -1,0 +1,90 @@
+"""The order of one queue: positions of pending requests, and which running trainings are behind them.
+
+With preemptible backfill, requests behind a blocked one run on what stands idle,
+and the blocked one may preempt them as soon as it can start. So a lease needs a
+position too. The position of a step does not change while it runs or waits, except
+for its level of attained service, which only rises. So of two trainings each
+preempts the other at most once in a level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.queues import Queue, QueueRules, Queues
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+
+QueuePosition = tuple[int, int, float, int]
+"""Negated priority, level of attained service, seniority, arrival; the smallest position is served first."""
+
+
+def queue_position(queue: Queue | None, pending: PendingRequest) -> QueuePosition:
+    """Position of a request among those of its queue. ``queue`` None: an undeclared queue, ordered by arrival."""
+    request = pending.request
+    if queue is None or not _has_seniority(queue):
+        return -request.priority, 0, 0.0, pending.arrival
+    level = queue.attained_level(request.attained)
+    return -request.priority, level, _seniority(queue, request, level, pending.since), pending.arrival
+
+
+def is_behind(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime) -> bool:
+    """Whether ``pending`` may preempt ``lease`` of the same queue because it goes first.
+
+    A lease of a higher level is behind. One of the same level is behind if it started while ``pending`` waited, and
+    would not go first if both were pending.
+    """
+    request = pending.request
+    if lease.preemption is not None or lease.request.priority > request.priority:
+        return False
+    level, own_level = attained_level_of(queue, lease, now), queue.attained_level(request.attained)
+    if level != own_level:
+        return level > own_level and queue.preempts_longer
+    if not queue.is_backfill_preemptible or lease.granted_at <= pending.since:
+        return False
+    theirs = _seniority(queue, lease.request, level, lease.granted_at)
+    return theirs > _seniority(queue, request, level, pending.since)
+
+
+def could_start_without_those_behind(
+    queue: Queue, pending: PendingRequest, leases: Sequence[Lease], capacity: Capacity, now: datetime
+) -> bool:
+    """Whether the turn of a blocked request has come: all that it lacks is held by trainings behind it.
+
+    ``capacity`` has the GPUs of ``leases``.
+    """
+    remaining = capacity.copy()
+    for lease in leases:
+        if lease.request.queue == queue.name and is_behind(queue, lease, pending, now):
+            remaining.remove(remaining.held_gpus_of_lease(lease))
+    return remaining.fits(queue, pending.request)
+
+
+def request_of_lease(rules: QueueRules, pending: PendingRequest, granted: LeaseRequest) -> LeaseRequest:
+    """``granted`` as its lease keeps it: with the time of the request, by which it keeps its position in its queue."""
+    queue = rules.find(granted.queue) if isinstance(rules, Queues) else None
+    if queue is None or not _has_seniority(queue) or granted.first_start is not None:
+        return granted
+    return replace(granted, first_start=pending.since.timestamp())
+
+
+def drop_unused_attained(rules: QueueRules, request: LeaseRequest) -> LeaseRequest:
+    """``request`` without attained service if its queue has no use for it, so that the ledger does not store it."""
+    queue = rules.find(request.queue) if isinstance(rules, Queues) else None
+    attained = request.attained if queue is not None and queue.order == "attained" else 0.0
+    first_start = request.first_start if queue is not None and _has_seniority(queue) else None
+    if (attained, first_start) == (request.attained, request.first_start):
+        return request
+    return replace(request, attained=attained, first_start=first_start)
+
+
+def _has_seniority(queue: Queue) -> bool:
+    """Whether the queue goes by the time of the first request of a step and not by that of each attempt."""
+    return queue.order == "attained" or queue.is_backfill_preemptible
+
+
+def _seniority(queue: Queue, request: LeaseRequest, level: int, since: datetime) -> float:
+    """Unix time; ``since`` is that of the request, or of the lease, of a step that had none before."""
+    first = since.timestamp() if request.first_start is None else request.first_start
+    return first + queue.yield_seconds(level, request.gpus)

@@ -1,0 +1,204 @@
+"""What starts behind a blocked request, if that request may preempt it.
+
+| a later request of the same queue fits         | it               |
+|------------------------------------------------|------------------|
+| backfill is preemptible                        | starts           |
+| backfill is strict, or of another queue        | waits            |
+| the blocked one lacks only what is behind it   | waits            |
+| the blocked one has victims                    | waits            |
+
+| a lease of the same level, and a request that waits     | may be preempted |
+|---------------------------------------------------------|------------------|
+| it started later than the request was made              | yes              |
+| it started before, or its step had asked before         | no               |
+| its priority is higher, or backfill is not preemptible  | no               |
+"""
+
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from support.ledger import NOW, ask, lease, waiting
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PendingRequest
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
+from tiphys_plugin.quota.queues import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queues
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
+from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob
+from tiphys_plugin.quota.simulation.replay import replay_jobs
+
+HOUR = 3600.0
+
+
+def rules(**changes) -> Queues:
+    queue = {"name": "research", "gpus": {"A100": 8}, "backfill": "preemptible", "min_runtime_seconds": 600}
+    return Queues.model_validate({"queues": [{**queue, **changes}]})
+
+
+ATTAINED = {"order": "attained", "preempts_longer": True, "backfill": None, "attained_gpu_hours": [1, 8]}
+
+
+def ran(seconds: float, name: str, gpus: int = 4, **changes) -> Lease:
+    return replace(lease(gpus, name, **changes), granted_at=NOW - timedelta(seconds=seconds))
+
+
+def waits(seconds: float, gpus: int, arrival: int, **changes) -> PendingRequest:
+    return replace(waiting(gpus, arrival, **changes), since=NOW - timedelta(seconds=seconds))
+
+
+def answer(queues: Queues, leases: tuple[Lease, ...], blocked: PendingRequest, later: PendingRequest):
+    return decide_pending(SchedulingState(queues, leases, (blocked,)), later, NOW)
+
+
+def victims(queues: Queues, leases: tuple[Lease, ...], mine: PendingRequest) -> list[str]:
+    def lost(some):
+        return {one.id: held_gpu_seconds(one, NOW) for one in some}
+
+    found = select_victims(SchedulingState(queues, leases), mine, lost, NOW)
+    return [one.request.uid for one in found.leases] if isinstance(found, VictimSelection) else []
+
+
+@pytest.mark.parametrize("changes", [{}, ATTAINED])
+def test_idle_gpus_are_used_behind_a_blocked_request(changes):
+    senior, blocked, later = ran(800, "senior", 4, first_start=0.0), waits(7000, 8, 1), waits(10, 4, 2)
+    assert isinstance(answer(rules(**changes), (senior,), blocked, later), Admitted)
+    strict = rules(**{**changes, "backfill": "strict"})
+    assert isinstance(answer(strict, (senior,), blocked, later), Deferred)
+
+
+def test_another_queue_gets_nothing_that_the_blocked_request_lacks():
+    document = rules(cohort="lab").model_dump()["queues"]
+    other = {"name": "other", "gpus": {"A100": 0}, "cohort": "lab"}
+    queues = Queues.model_validate({"queues": [*document, other]})
+    state = (ran(2000, "senior", 4),)
+    assert isinstance(answer(queues, state, waits(1000, 8, 1, priority=1), waits(10, 4, 2, queue="other")), Deferred)
+
+
+def test_the_line_closes_once_only_trainings_behind_the_request_are_in_its_way():
+    blocked, later = waits(1000, 8, 1), waits(10, 4, 2)
+    young = ran(300, "young")
+    assert isinstance(answer(rules(), (young,), blocked, later), Deferred)
+    assert victims(rules(), (young,), blocked) == [], "it has not run for long enough to be asked"
+    assert victims(rules(), (ran(700, "young"),), blocked) == ["young"]
+
+
+def test_gpus_of_victims_are_not_used_for_backfill():
+    queues, blocked = rules(), waits(1000, 8, 1)
+    state, marked = mark_victims(
+        LedgerState((ran(700, "young"),), (blocked,)),
+        queues,
+        blocked.request.workflow_step,
+        {"lease-young": 30.0},
+        NOW,
+        FORGET_AFTER,
+    )
+    assert len(marked) == 1
+    assert isinstance(answer(queues, state.leases, blocked, waits(10, 4, 2)), Deferred)
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({}, ran(1001, "earlier", 8)),
+        ({}, ran(900, "recalled", 8, first_start=(NOW - timedelta(hours=1)).timestamp())),
+        ({}, ran(900, "urgent", 8, priority=1)),
+        ({"backfill": "strict"}, ran(900, "later", 8)),
+        ({"backfill": None}, ran(900, "later", 8)),
+    ],
+)
+def test_who_is_not_behind_stays(changes, held):
+    mine = waits(1000, 8, 1)
+    assert victims(rules(), (ran(900, "later", 8),), mine) == ["later"]
+    assert victims(rules(**changes), (held,), mine) == []
+
+
+def test_a_plain_queue_gives_back_its_place_to_a_recalled_training():
+    """It asked before the others that wait, although its new request came last."""
+    queues = rules()
+    recalled = ask(8, "recalled", attempt=2, first_start=(NOW - timedelta(hours=1)).timestamp(), attained=5.0)
+    state = LedgerState(pending=(waits(100, 8, 1, uid="other"),))
+    after, admission = admit_or_queue(state, queues, recalled, NOW, "lease", FORGET_AFTER)
+    assert isinstance(admission, Admitted)
+    [held] = after.leases
+    assert held.request.attained == 0.0, "not counted in a queue that goes by arrival"
+
+
+def test_a_lease_remembers_when_its_step_asked():
+    queues, first = rules(), ask(8, "first")
+    state = LedgerState(pending=(replace(waiting(8, 1, "first"), since=NOW - timedelta(hours=2)),))
+    after, _ = admit_or_queue(state, queues, first, NOW, "lease", FORGET_AFTER)
+    assert after.leases[0].request.first_start == (NOW - timedelta(hours=2)).timestamp()
+    plain, _ = admit_or_queue(state, rules(backfill="strict"), first, NOW, "lease", FORGET_AFTER)
+    assert plain.leases[0].request.first_start is None
+
+
+def test_within_a_level_the_request_for_fewer_gpus_goes_first_for_a_bounded_time():
+    """A tenth of the hour at which the level ends, for each GPU more: 7 GPUs make 42 minutes."""
+    queues, gang = rules(**ATTAINED), waits(41 * 60, 8, 1)
+    small = waits(0, 1, 2)
+    assert isinstance(decide_pending(SchedulingState(queues, (), (gang,)), small, NOW), Admitted)
+    assert isinstance(decide_pending(SchedulingState(queues, (), (small,)), gang, NOW), Deferred)
+    older = replace(gang, since=NOW - timedelta(minutes=43))
+    assert isinstance(decide_pending(SchedulingState(queues, (), (small,)), older, NOW), Admitted)
+    later_level = replace(small, request=replace(small.request, attained=2 * HOUR))
+    assert isinstance(decide_pending(SchedulingState(queues, (), (later_level,)), gang, NOW), Admitted)
+
+
+COSTS = PreemptionCosts(save_seconds=30.0, restart_seconds=300.0)
+GPUS = 16
+LONGEST = 4 * HOUR
+
+
+def endless(seed: int, queue: dict) -> ReplayResult:
+    """Small jobs that ask for twice all GPUs, for eight hours, and a gang that needs every GPU.
+
+    Their first levels, of one GPU-hour each, ask for less than all GPUs.
+    """
+    draw = random.Random(seed)
+    jobs = [TraceJob("gang", 3600.0, 7200.0, GPUS, "research")]
+    at = 0.0
+    while at < 8 * HOUR:
+        gpus, seconds = draw.randint(1, 2), draw.uniform(60, LONGEST)
+        jobs.append(TraceJob(f"small-{at}", at, seconds, gpus, "research"))
+        at += gpus * seconds / (2 * GPUS)
+    return replay_jobs(rules(gpus={"A100": GPUS}, **queue), jobs, costs=COSTS)
+
+
+def gang_wait(done: ReplayResult) -> float:
+    gang = next(run for run in done.runs if run.job.name == "gang")
+    return gang.started_seconds - gang.submitted_seconds
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_wait_of_a_gang_in_an_endless_stream_is_bounded(seed):
+    protected = PREEMPTIBLE_MIN_RUNTIME_SECONDS
+    attained = {**ATTAINED, "min_runtime_seconds": None}
+    queue = rules(**attained).queues[0]
+    levels_up = HOUR  # those before it leave the first level after one GPU-hour
+    waits_for_victims = protected + COSTS.save_seconds  # the last one before the gang, and then the gang
+    promised = queue.yield_seconds(0, GPUS) + levels_up + 2 * waits_for_victims
+    assert gang_wait(endless(seed, attained)) <= promised + 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_wait_of_a_gang_in_a_plain_queue_is_bounded_by_what_asked_before_it(seed):
+    """All that came in the hour before it, twice what the GPUs can do, and the longest of these."""
+    promised = 2 * HOUR + 2 * LONGEST + 600 + COSTS.save_seconds
+    assert gang_wait(endless(seed, {})) <= promised
+
+
+@pytest.mark.parametrize("queue", [{}, {**ATTAINED, "min_runtime_seconds": None}])
+def test_who_is_asked_to_go_has_run_for_its_protected_time(queue):
+    protected = rules(**queue).queues[0].protected_seconds
+    asked = [one for run in endless(4, queue).runs for one in run.attempts[:-1]]
+    assert asked
+    assert all(one.held_seconds >= protected + COSTS.save_seconds for one in asked)
+
+
+def test_nothing_is_asked_to_go_where_backfill_is_not_preemptible():
+    assert sum(run.preemptions for run in endless(4, {"backfill": None}).runs) == 0
+    found = select_victims(SchedulingState(rules(backfill=None)), waits(0, 8, 1), lambda _: {}, NOW)
+    assert isinstance(found, NoVictims)
