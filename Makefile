@@ -6,6 +6,7 @@ SHELL := /bin/bash
 # uv installs the locked packages; it is installed into .tools where it is absent.
 UV := $(shell command -v uv || echo .tools/bin/uv)
 RUN := $(UV) run --no-sync
+IN_BROWSER := $(UV) run --quiet --isolated --frozen --all-extras --no-extra torch --group browser
 SBOM_DIR := build/sbom
 SBOM = $(UV) export --quiet --locked --preview-features sbom-export --format cyclonedx1.5 --no-dev
 # The harness needs only Python.
@@ -43,6 +44,12 @@ test-integration: setup  ## run the tests that take minutes: hundreds of kills
 test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in a separate environment (5 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py
+
+test-ui: $(filter .tools/bin/uv,$(UV))  ## run the tests of the web pages in a real Chromium, which must be installed
+	@$(IN_BROWSER) pytest tests/browser -m browser -n0
+
+screenshots: $(filter .tools/bin/uv,$(UV))  ## write the pictures of the web pages for docs/, from a run of the demo
+	@PYTHONPATH=tests $(IN_BROWSER) python -m browser.screenshots
 
 ##@ Cluster
 cluster:  ## start a Kubernetes with an S3 server here, as root; prints lines for the shell to evaluate

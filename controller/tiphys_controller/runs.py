@@ -168,7 +168,7 @@ def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list
     """
     names = list(list_runs(store))
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        return list(pool.map(lambda run: _summarize_run(store, run, submitter), names))
+        return list(pool.map(lambda run: summarize_run(store, run, submitter), names))
 
 
 class RunOrder(StrEnum):
@@ -265,7 +265,8 @@ def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]])
     return {(claim.step, claim.attempt): report for claim, report in reports if report}
 
 
-def _summarize_run(store: Store, run: str, submitter: Submitter | None) -> RunSummary:
+def summarize_run(store: Store, run: str, submitter: Submitter | None = None) -> RunSummary:
+    """Summary of one run; if it cannot be read, with the reason."""
     try:
         return _summary(plan_stored_run(store, run), submitter)
     except (IntegrityError, NotFoundError, UsageError) as error:

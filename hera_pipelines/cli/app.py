@@ -67,6 +67,7 @@ COMMANDS = {
         "attach",
     ),
     "logs": CommandSource("Print the output of the programs of a run.", "cli.commands.follow.logs", "logs"),
+    "ui": CommandSource("Show the runs of a store as web pages.", "cli.commands.follow.ui", "ui", logs=True),
     "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
     "why": CommandSource(
         "Explain why steps of a run wait for GPUs, or how they failed.", "cli.quota_commands.why", "why", logs=True

@@ -62,6 +62,7 @@ def demo(
     )
     narrator.print_observation(f"picture of the lineage: {picture}")
     narrator.print_observation(f"details: tiphys get {BROKEN_RUN} --store {folder / 'store'}")
+    narrator.print_observation(f"as web pages: tiphys ui {folder / 'store'}")
     narrator.print_result(
         f"{result.repeated_steps} of {STEPS} steps were executed again, and the two models are "
         f"bit-identical (sha256 {result.digest[:16]}…)."

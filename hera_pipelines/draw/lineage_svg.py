@@ -5,7 +5,7 @@ dense and sparse saves are both readable. The line of an attempt leaves its star
 checkpoint downwards and turns into its own row, so repeated work shows as two
 dots in one column.
 
-`load_picture_template` loads the templates of all pictures in an environment that
+`create_environment` makes the environment of all pictures and pages, which
 escapes every value and shows control characters as symbols, so no text can break
 out of the document or turn it around.
 """
@@ -29,7 +29,7 @@ from hera_pipelines.draw.lineage_graph import (
 from tiphys.lineage import CheckpointStatus
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 
 LABELS_WIDTH = 132
@@ -154,11 +154,18 @@ _LONGEST_MESSAGE = 46
 @cache
 def load_picture_template(name: str) -> "Template":
     """Load the template ``name`` of this package."""
+    environment = create_environment("hera_pipelines.draw")
+    environment.filters["shorten"] = _shorten
+    return environment.get_template(name)
+
+
+def create_environment(package: str) -> "Environment":
+    """An environment for the templates beside the modules of ``package``."""
     # Imported here, because most commands that import this package draw no picture.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("hera_pipelines.draw", ""),
+    return Environment(
+        loader=PackageLoader(package, ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -166,8 +173,6 @@ def load_picture_template(name: str) -> "Template":
         keep_trailing_newline=True,
         finalize=lambda value: replace_control_characters(value) if type(value) is str else value,
     )
-    environment.filters["shorten"] = _shorten
-    return environment.get_template(name)
 
 
 def _shorten(text: str) -> str:

@@ -24,6 +24,10 @@ BAR = 16
 MAX_ROWS = 40
 """Most steps, and most recoveries, in a chart; the page says how many it leaves out."""
 _MIN_BAR_WIDTH = 0.6
+_LEGEND_STEP = 110
+"""Pixels of a legend's entry."""
+NONE = "-"
+"""What a table shows for no value."""
 
 PHASE_STYLES = {
     TimePhase.USEFUL: ("useful", "#2f9e6e"),
@@ -94,19 +98,52 @@ def report_page(title: str, figures: Sequence[tuple[str, str]], usage: TimeUsage
         figures: Name and value of each number at the head of the page.
         usage: Measured times of the run.
     """
-    charts = [chart for chart in (_time_chart(usage.steps), _recovery_chart(usage.steps)) if chart.rows]
-    longest = max((row.label_characters for chart in charts for row in chart.rows), default=0)
-    left = round(longest * _CHARACTER_WIDTH) + _RIGHT
+    charts = [chart for chart in (time_chart(usage.steps), recovery_chart(usage.steps)) if chart.rows]
+    left = _labels_width(charts)
     return load_picture_template("economics.html.jinja").render(
         title=title, figures=figures, charts=charts, width=left + CHART_WIDTH + _RIGHT, left=left, row=ROW, bar=BAR
     )
+
+
+def render_chart_svg(chart: ReportChart) -> str:
+    """Render one chart as an SVG document of its own, with its legend."""
+    left = _labels_width([chart])
+    return load_picture_template("chart.svg.jinja").render(
+        chart=chart, width=left + CHART_WIDTH + _RIGHT, left=left, row=ROW, bar=BAR, legend_step=_LEGEND_STEP
+    )
+
+
+def _labels_width(charts: Sequence[ReportChart]) -> int:
+    longest = max((row.label_characters for chart in charts for row in chart.rows), default=0)
+    return round(longest * _CHARACTER_WIDTH) + _RIGHT
+
+
+def summarize_usage(usage: TimeUsage) -> Iterator[tuple[str, str]]:
+    """Names and values of the figures that sum a run up."""
+    unit = "GPU time" if any(step.gpus for step in usage.steps) else "time"
+    yield "goodput", format_share(usage.goodput)
+    yield "failures", str(usage.failures)
+    yield f"{unit} held", format_time(usage.held_gpu_seconds)
+    yield f"{unit} useful", format_time(usage.gpu_seconds(TimePhase.USEFUL))
+    yield f"{unit} lost", format_time(usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL))
+
+
+def format_share(value: float | None) -> str:
+    """A share in percent; ``-`` if there is none."""
+    return NONE if value is None else f"{value:.1%}"
+
+
+def format_time(seconds: float) -> str:
+    """A duration; ``-`` for none."""
+    return format_duration(seconds) if seconds else NONE
 
 
 def _describe_shown(shown: int, total: int, which: str) -> str:
     return f" {shown} of {total} shown: {which}." if shown < total else ""
 
 
-def _time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
+def time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
+    """Phases of the attempts of each step, on one time axis."""
     shown = sorted(steps, key=lambda step: step.began_at)[:MAX_ROWS]
     begin = min((step.began_at for step in shown), default=None)
     end = max((step.ended_at for step in shown), default=None)
@@ -128,7 +165,8 @@ def _time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
     return ReportChart("Where the time went", about, tuple(rows), _axis_marks(total), tuple(legend))
 
 
-def _recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
+def recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
+    """Parts of the longest recoveries."""
     all_recoveries = [(step, recovery) for step in steps for recovery in step.recoveries]
     longest = heapq.nlargest(MAX_ROWS, range(len(all_recoveries)), key=lambda index: all_recoveries[index][1].seconds)
     recoveries = [all_recoveries[index] for index in sorted(longest)]

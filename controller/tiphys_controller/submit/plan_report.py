@@ -53,6 +53,8 @@ class StepReport(Record):
     kind: Literal["step", "train", "plain"]
     decision: Literal["skip", "run"]
     reason: str
+    needs: tuple[str, ...] = Field(default=(), exclude_if=lambda needs: not needs)
+    """Names of the tasks that must end before it starts, sorted."""
     items: tuple[ItemReport, ...] = ()
     starts_from: StartCheckpoint | None = Field(default=None, exclude_if=lambda start: start is None)
     """None for a step that does not train, keeps its checkpoints on a volume, or does not run."""
@@ -120,6 +122,7 @@ def _step_report(run_plan: RunPlan, task: TaskPlan) -> StepReport:
         kind=spec.kind.value if spec else "plain",
         decision=task.action.value,
         reason=task.reason,
+        needs=tuple(sorted(run_plan.graph.tasks[task.name].needs)),
         items=tuple(
             ItemReport(
                 step=one.step,

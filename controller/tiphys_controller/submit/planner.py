@@ -113,6 +113,7 @@ class RunPlan(NamedTuple):
     pipeline: CompiledPipeline
     state: RunState
     decisions: PlanDecisions
+    graph: TaskGraph
     names: StepNames
     """Names of its steps and items for people."""
     seconds: float
@@ -161,7 +162,10 @@ def plan_stored_run(
         names = StepNames(run, after, lambda: read_item_bindings(store, run))
         roots = [names.resolve(step) for step in rerun] or (() if is_fork else _find_unsent_rerun(state))
         rerun_steps = find_rerun_steps(after, roots)
-        state, decisions = _decide_until_read(store, after, replace(state, rerun_reasons={**outdated, **rerun_steps}))
+        graph = TaskGraph.from_pipeline(after)
+        state, decisions = _decide_until_read(
+            store, graph, after, replace(state, rerun_reasons={**outdated, **rerun_steps})
+        )
         _check_rerun_roots(decisions, roots)
         if change is not None and change.installed_version is not None:
             resumed = _find_resumed_trainings(after, state, decisions, rerun_steps)
@@ -172,7 +176,7 @@ def plan_stored_run(
         raise UsageError(f"run {run} cannot be planned: {error}") from error
     _name_items(names, decisions)
     seconds = time.monotonic() - begin
-    return RunPlan(after, state, decisions, names, seconds, tuple(roots), tuple(rerun_steps), drift)
+    return RunPlan(after, state, decisions, graph, names, seconds, tuple(roots), tuple(rerun_steps), drift)
 
 
 def _name_items(names: StepNames, decisions: PlanDecisions) -> None:
@@ -211,8 +215,9 @@ def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:
             raise UsageError(f"{of_task[0]} is to run again and would not: {task.reason}")
 
 
-def _decide_until_read(store: Store, pipeline: CompiledPipeline, state: RunState) -> tuple[RunState, PlanDecisions]:
-    graph = TaskGraph.from_pipeline(pipeline)
+def _decide_until_read(
+    store: Store, graph: TaskGraph, pipeline: CompiledPipeline, state: RunState
+) -> tuple[RunState, PlanDecisions]:
     state = reload_damaged_outputs(store, load_ends(store, state, state.unverified_ends))
     decisions = decide_tasks(pipeline, state, graph)
     while decisions.unread_ends:

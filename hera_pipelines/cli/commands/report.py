@@ -12,8 +12,8 @@ from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage,
 
 from hera_pipelines.cli.screen import Format, Screen, write_page
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
+from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage
 from tiphys.errors import UsageError
-from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
 from tiphys.store import list_runs
 
@@ -24,8 +24,6 @@ Examples:
   tiphys report                       # every run of the store, and every queue
   tiphys report -o json | jq '.queues[] | {name, goodput}'
 """
-
-_NONE = "-"
 
 
 class ReportFormat(StrEnum):
@@ -107,19 +105,19 @@ def _show_run(screen: Screen, usage: TimeUsage) -> None:
     rows: list[Sequence[str | Text]] = []
     for step in usage.steps:
         step_usage = TimeUsage(name=step.step, steps=(step,))
-        times = (_format_time(step.seconds(phase)) for phase in phases)
-        waiting = _format_time(max(0.0, step.elapsed_seconds - step.held_seconds))
-        gpus = str(step.gpus) if step.gpus else _NONE
+        times = (format_time(step.seconds(phase)) for phase in phases)
+        waiting = format_time(max(0.0, step.elapsed_seconds - step.held_seconds))
+        gpus = str(step.gpus) if step.gpus else NONE
         rows.append(
             [
                 step.name,
                 *([step.item] if has_items else []),
                 gpus,
                 str(len(step.entries)),
-                _format_time(step.elapsed_seconds),
+                format_time(step.elapsed_seconds),
                 *times,
                 waiting,
-                _format_share(step_usage.goodput),
+                format_share(step_usage.goodput),
             ]
         )
     screen.table(header, rows)
@@ -132,23 +130,23 @@ def _show_run(screen: Screen, usage: TimeUsage) -> None:
             ["AFTER", "ENDED BY", *map(_column_title, RECOVERY_PARTS), "RECOVERY"], list(_recovery_rows(usage))
         )
     screen.write("")
-    screen.show(Text(", ".join(f"{name} {value}" for name, value in _figures(usage))))
+    screen.show(Text(", ".join(f"{name} {value}" for name, value in summarize_usage(usage))))
 
 
 def _cost_rows(usage: TimeUsage) -> Iterator[list[str]]:
     for cause, cost in usage.costs.items():
-        yield [cause.replace("_", " "), str(cost.failures), _format_time(cost.lost), _format_time(cost.recovery)]
+        yield [cause.replace("_", " "), str(cost.failures), format_time(cost.lost), format_time(cost.recovery)]
 
 
 def _recovery_rows(usage: TimeUsage) -> Iterator[list[str]]:
     for step in usage.steps:
         for recovery in step.recoveries:
-            parts = (_format_time(getattr(recovery, part)) for part in RECOVERY_PARTS)
+            parts = (format_time(getattr(recovery, part)) for part in RECOVERY_PARTS)
             yield [
                 f"{step.name}/{recovery.after}",
                 recovery.failed_by.replace("_", " "),
                 *parts,
-                _format_time(recovery.seconds),
+                format_time(recovery.seconds),
             ]
 
 
@@ -161,28 +159,16 @@ def _summary_cells(usage: TimeUsage) -> list[str]:
         usage.gpu_seconds(TimePhase.USEFUL),
         usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL),
     )
-    return [str(len(usage.steps)), str(usage.failures), *map(_format_time, times), _format_share(usage.goodput)]
+    return [str(len(usage.steps)), str(usage.failures), *map(format_time, times), format_share(usage.goodput)]
 
 
 def _write_page(screen: Screen, usage: TimeUsage, path: Path | None) -> None:
-    from hera_pipelines.draw.report_html import report_page
-
-    page = report_page(f"What failures have cost {usage.name}", list(_figures(usage)), usage)
+    page = report_page(f"What failures have cost {usage.name}", list(summarize_usage(usage)), usage)
     if path is None:
         screen.write(page)
         return
     write_page(path, page, "page")
     screen.note(f"wrote {path}")
-
-
-def _figures(usage: TimeUsage) -> Iterator[tuple[str, str]]:
-    """Names and values of the summary line."""
-    unit = "GPU time" if any(step.gpus for step in usage.steps) else "time"
-    yield "goodput", _format_share(usage.goodput)
-    yield "failures", str(usage.failures)
-    yield f"{unit} held", _format_time(usage.held_gpu_seconds)
-    yield f"{unit} useful", _format_time(usage.gpu_seconds(TimePhase.USEFUL))
-    yield f"{unit} lost", _format_time(usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL))
 
 
 def _report_document(usages: Sequence[TimeUsage]) -> dict[str, Any]:
@@ -211,11 +197,3 @@ def _cost_document(usage: TimeUsage) -> dict[str, Any]:
 
 def _column_title(name: str) -> str:
     return name.replace("_", " ").upper()
-
-
-def _format_share(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.1%}"
-
-
-def _format_time(seconds: float) -> str:
-    return format_duration(seconds) if seconds else _NONE

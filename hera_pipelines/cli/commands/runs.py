@@ -92,7 +92,7 @@ def runs(
         return
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
     all_summaries = list_run_summaries(run_store, submitter)
     selected = filter(RunFilter(pipeline, state or (), begin).accepts, all_summaries)
@@ -193,7 +193,7 @@ def remove(
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     perform = delete_runs if yes else plan_deletions
     deletions = perform(run_store, submitter, names, force, screen.note)
     if output is Format.TABLE:
@@ -242,7 +242,7 @@ def get(
     """Show one run: submissions, steps, attempts and outputs."""
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     run, _, step = where.partition("/")
     detail = describe_run(run_store, run, submitter, step)
     if output is not Format.TABLE:
@@ -262,7 +262,7 @@ def get(
         screen.table((*key_columns, "OUTPUT", "VALUE"), rows, wraps=True)
 
 
-def _choose_submitter(
+def choose_submitter(
     command: typer.Context, cluster: bool, cluster_options: ClusterOptions, note: Callable[[str], object]
 ) -> Submitter:
     """Source of a run's liveness: the cluster with ``--cluster``, otherwise the local engine of this folder.

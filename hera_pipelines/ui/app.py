@@ -1,0 +1,198 @@
+"""The web application over a store: routes, limits and headers. It only reads.
+
+The pages need no script; with one they convert times to the reader's zone, copy
+commands, and follow a run that goes on. Nothing is loaded from elsewhere, and the
+content security policy forbids it, so text in a record cannot make a browser run
+or fetch anything.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from tiphys_controller.runs import RunPhase
+from tiphys_controller.submit.submitter import Submitter
+
+from hera_pipelines.draw.lineage_graph import build_lineage_graphs
+from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_svg
+from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
+from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
+from hera_pipelines.ui.home_page import HomeFilter, read_home_view
+from hera_pipelines.ui.run_index import RunIndex
+from hera_pipelines.ui.run_page import read_chart, read_run_view
+from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
+from tiphys.lineage import read_lineage_tree
+from tiphys.lineage.training_progress import format_age
+from tiphys.records import utc_now
+from tiphys.store import Store
+
+_PAGE_SECONDS = 30.0
+"""Time for the storage requests of one page."""
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_PICTURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_STATUS: tuple[tuple[type[TiphysError], int, str], ...] = (
+    (NotFoundError, 404, "Not found"),
+    (UsageError, 400, "This cannot be shown"),
+    (IntegrityError, 422, "A record is damaged"),
+    (StoreError, 503, "The store does not answer"),
+)
+_Answer = TypeVar("_Answer")
+
+
+def build_app(
+    store: Store,
+    submitter: Submitter | None = None,
+    allowed_hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]", "testserver"),
+    index: RunIndex | None = None,
+    clock: Callable[[], datetime] = utc_now,
+) -> Starlette:
+    """The application.
+
+    Args:
+        store: The store.
+        submitter: Where the Workflows of running submissions are looked up; None: storage alone.
+        allowed_hosts: Names by which the pages may be asked for, so that no page of another site can read them by a
+            name of its own (DNS rebinding); ``*`` allows all.
+        index: The runs; None: read by an index that has not been started.
+        clock: Time of day.
+    """
+    pages = _Pages(store, submitter, index or RunIndex(store, submitter), clock)
+    return Starlette(
+        routes=[
+            Route("/", pages.home),
+            Route("/runs/{run}", pages.run),
+            Route("/runs/{run}/lineage.svg", pages.lineage),
+            Route("/runs/{run}/{chart}.svg", pages.chart),
+            Mount("/static", StaticFiles(packages=[("hera_pipelines.ui", "static")])),
+            Route("/{path:path}", pages.nothing),
+        ],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False),
+            Middleware(GZipMiddleware),
+        ],
+    )
+
+
+class _Pages:
+    """Answers requests. Storage is read in threads, each page within `_PAGE_SECONDS`."""
+
+    def __init__(
+        self, store: Store, submitter: Submitter | None, index: RunIndex, clock: Callable[[], datetime]
+    ) -> None:
+        self._store = store
+        self._submitter = submitter
+        self._index = index
+        self._clock = clock
+
+    async def home(self, request: Request) -> Response:
+        async def answer() -> Response:
+            chosen = HomeFilter.from_query(request.query_params)
+            view = read_home_view(self._index, chosen)
+            return self._page("home.html.jinja", view=view, chosen=chosen, phases=list(RunPhase))
+
+        return await self._within_limits(answer)
+
+    async def run(self, request: Request) -> Response:
+        async def answer() -> Response:
+            number, run = _read_number(request, "submission"), request.path_params["run"]
+            shows_all = "all" in request.query_params
+            view = await _in_thread(
+                lambda: read_run_view(self._store, run, self._submitter, number, shows_all, self._clock())
+            )
+            return self._page("run.html.jinja", view=view, box_width=BOX_WIDTH, box_height=BOX_HEIGHT)
+
+        return await self._within_limits(answer)
+
+    async def lineage(self, request: Request) -> Response:
+        async def answer() -> Response:
+            run = request.path_params["run"]
+            tree = await _in_thread(lambda: read_lineage_tree(self._store, run))
+            return _picture(render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(tree)))
+
+        return await self._within_limits(answer)
+
+    async def chart(self, request: Request) -> Response:
+        async def answer() -> Response:
+            run, name = request.path_params["run"], request.path_params["chart"]
+            chart = await _in_thread(lambda: read_chart(self._store, run, name, self._clock()))
+            return _picture(render_chart_svg(chart))
+
+        return await self._within_limits(answer)
+
+    async def nothing(self, request: Request) -> Response:
+        return self._error(404, "Not found", f"there is no page {request.url.path}")
+
+    async def _within_limits(self, answer: Callable[[], Awaitable[Response]]) -> Response:
+        try:
+            with anyio.fail_after(_PAGE_SECONDS):
+                return await answer()
+        except TimeoutError:
+            return self._error(503, "The store is slow", f"it did not answer within {_PAGE_SECONDS:g} s; load again")
+        except TiphysError as error:
+            status, title = next(
+                ((code, words) for kind, code, words in _STATUS if isinstance(error, kind)), (500, "This went wrong")
+            )
+            return self._error(status, title, str(error))
+
+    def _page(self, template: str, status: int = 200, **values: Any) -> Response:
+        text = _load_template(template).render(store=self._store.url, now=self._clock(), **values)
+        return HTMLResponse(text, status, _HEADERS)
+
+    def _error(self, status: int, title: str, message: str) -> Response:
+        return self._page("error.html.jinja", status, title=title, message=message)
+
+
+def _picture(svg: str) -> Response:
+    headers = {**_HEADERS, "Content-Security-Policy": _PICTURE_POLICY}
+    return Response(svg, media_type="image/svg+xml", headers=headers)
+
+
+async def _in_thread(read: Callable[[], _Answer]) -> _Answer:
+    return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+
+
+def _read_number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(f"{name}={text!r} is no number")
+    return int(text)
+
+
+@cache
+def _load_template(name: str) -> Any:
+    environment = create_environment("hera_pipelines.ui")
+    environment.filters |= {
+        "address": lambda text: quote(text, safe=""),
+        "share": format_share,
+        "duration": format_time,
+        "slug": lambda state: state.value.replace(" ", "-").lower(),
+        "iso": lambda moment: moment.isoformat(timespec="seconds"),
+        "clock": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "words": lambda text: text.replace("_", " "),
+    }
+    environment.globals["age"] = lambda now, moment: format_age(now - moment)
+    return environment.get_template(name)

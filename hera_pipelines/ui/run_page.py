@@ -1,0 +1,137 @@
+"""Reads what the page of one run shows. Nothing is computed here: each part is what a command of ``tiphys`` prints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from tiphys_controller.failure_cost import FailureCost, measure_time_usage
+from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, SubmissionDetail, describe_run
+from tiphys_controller.submit.submitter import Submitter
+
+from hera_pipelines.draw.report_html import ReportChart, recovery_chart, summarize_usage, time_chart
+from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
+from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
+from tiphys.errors import NotFoundError
+from tiphys.store import Store
+
+MAX_ATTEMPTS = 100
+"""Most attempts on a page that does not ask for all."""
+CHARTS = {"times": time_chart, "recoveries": recovery_chart}
+"""Pictures of the times of a run, by the name in their address."""
+
+
+@dataclass(frozen=True)
+class StepView:
+    """A step with what became of it."""
+
+    detail: StepDetail
+    state: StepDisplayState
+
+    @property
+    def items_done(self) -> int:
+        return sum(item.done for item in self.detail.items)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything on the page of a run, or of one of its submissions."""
+
+    detail: RunDetail
+    matter: str
+    command: str
+    """What to type next; empty if nothing is to be done."""
+    command_effect: str
+    steps: tuple[StepView, ...]
+    picture: DagPicture | None
+    """None for a pipeline of too many tasks."""
+    submission: SubmissionDetail | None
+    """The submission whose attempts are shown; None for all."""
+    attempts: tuple[AttemptDetail, ...]
+    """The newest first."""
+    hidden_attempts: int
+    figures: tuple[tuple[str, str], ...]
+    costs: Mapping[str, FailureCost]
+    charts: tuple[str, ...]
+    """Names of the `CHARTS` that have something to show."""
+    has_lineage: bool
+    damaged: tuple[str, ...]
+    read_at: datetime
+
+    @property
+    def states(self) -> dict[str, StepDisplayState]:
+        """State of each step by its name."""
+        return {step.detail.name: step.state for step in self.steps}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the page may change by itself."""
+        return self.detail.summary.phase.value == "Running"
+
+
+def read_run_view(
+    store: Store, run: str, submitter: Submitter | None, number: int | None, shows_all: bool, now: datetime
+) -> RunView:
+    """Read the page of a run.
+
+    Args:
+        store: The store.
+        run: Name of the run.
+        submitter: Where its Workflow is looked up while it may run; None: storage alone.
+        number: Number of the only submission whose attempts are shown; None for all.
+        shows_all: Whether to show more than `MAX_ATTEMPTS` attempts.
+        now: The present time.
+
+    Raises:
+        NotFoundError: there is no such run or submission.
+        UsageError: Tiphys did not compile its Workflow.
+        IntegrityError: a record without which nothing can be shown is damaged.
+        StoreError: the store does not answer.
+    """
+    detail = describe_run(store, run, submitter)
+    [usage] = measure_time_usage(store, [run], now)
+    attempts = sorted(
+        (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
+        key=lambda one: one.opened_at,
+        reverse=True,
+    )
+    steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)
+    shown = attempts if shows_all else attempts[:MAX_ATTEMPTS]
+    command, effect = suggest_command(detail)
+    return RunView(
+        detail=detail,
+        matter=describe_matter(detail, now),
+        command=command,
+        command_effect=effect,
+        steps=steps,
+        picture=place_tasks({step.name: step.needs for step in detail.steps}) if len(steps) <= MAX_TASKS else None,
+        submission=_find_submission(detail, number),
+        attempts=tuple(shown),
+        hidden_attempts=len(attempts) - len(shown),
+        figures=tuple(summarize_usage(usage)),
+        costs=usage.costs,
+        charts=tuple(name for name, draw in CHARTS.items() if draw(usage.steps).rows),
+        has_lineage=any(step.detail.kind == "train" and step.detail.attempts for step in steps),
+        damaged=tuple(dict.fromkeys((*detail.damaged, *usage.damaged))),
+        read_at=now,
+    )
+
+
+def read_chart(store: Store, run: str, name: str, now: datetime) -> ReportChart:
+    """The chart ``name`` of `CHARTS`.
+
+    Raises:
+        NotFoundError: there is no such chart or run.
+    """
+    if name not in CHARTS:
+        raise NotFoundError(f"there is no picture {name}; there are {', '.join(CHARTS)}")
+    [usage] = measure_time_usage(store, [run], now)
+    return CHARTS[name](usage.steps)
+
+
+def _find_submission(detail: RunDetail, number: int | None) -> SubmissionDetail | None:
+    if number is None:
+        return None
+    for submission in detail.submissions:
+        if submission.submission == number:
+            return submission
+    raise NotFoundError(f"run {detail.summary.run} has no submission {number}; it has {len(detail.submissions)}")

@@ -1,0 +1,62 @@
+// Optional comfort: every page is complete without it.
+"use strict";
+
+const localTimes = (root) => {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const moment = new Date(time.getAttribute("datetime"));
+    const text = moment.toLocaleString();
+    if (time.textContent.endsWith("ago")) time.title = text;
+    else time.textContent = text;
+  }
+};
+
+const copyButtons = (root) => {
+  if (!navigator.clipboard) return;
+  for (const button of root.querySelectorAll("button[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+      button.textContent = "Copied";
+    });
+  }
+};
+
+const enhance = (root) => {
+  localTimes(root);
+  copyButtons(root);
+};
+
+// What a page shows, without ages, which grow on every page.
+const contentOf = (main) => {
+  const copy = main.cloneNode(true);
+  for (const time of copy.querySelectorAll("time")) time.textContent = "";
+  return copy.innerHTML;
+};
+
+// Loads the page again while it can change, and exchanges its content if it has changed.
+const follow = async (known) => {
+  const main = document.getElementById("main");
+  const seconds = Number(main.dataset.follow || 0);
+  if (!seconds) return;
+  await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+  if (document.hidden || main.querySelector("input:focus, select:focus")) return follow(known);
+  let fresh = null;
+  try {
+    const response = await fetch(location.href);
+    if (response.ok) fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
+  } catch (error) {
+    // The server is away; the next round asks again.
+  }
+  if (!fresh) return follow(known);
+  const content = contentOf(fresh);
+  if (content !== known) {
+    for (const image of fresh.querySelectorAll("img.picture")) image.src += `?at=${Date.now()}`;
+    enhance(fresh);
+    main.replaceWith(fresh);
+  }
+  return follow(content);
+};
+
+const first = contentOf(document.getElementById("main"));
+enhance(document);
+follow(first);

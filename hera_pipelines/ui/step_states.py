@@ -1,0 +1,118 @@
+"""Says in a word what became of each step of a run, and in a sentence what is the matter with the run."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+from tiphys_controller.runs import RunDetail, RunPhase, StepDetail
+
+from tiphys.lineage.training_progress import describe_training_progress
+
+
+class StepDisplayState(StrEnum):
+    """What became of a step, in the words of the page."""
+
+    TAKEN_OVER = "taken over"
+    """Its result is that of another run, or it was found in the cache."""
+    RESUMED = "resumed"
+    """It was finished by a later submission than that in which it began."""
+    DONE = "done"
+    RUNNING = "running"
+    WAITING = "waiting"
+    """It waits for the steps before it, for GPUs, or for its next attempt."""
+    FAILED = "failed"
+    NEVER_STARTED = "never started"
+    PLAIN = "plain"
+    """It keeps no record."""
+
+
+_DONE = "done"
+_OPEN = ""
+
+
+def find_step_state(step: StepDetail, phase: RunPhase) -> StepDisplayState:
+    """What became of ``step`` in a run of that phase."""
+    if step.kind == "plain":
+        return StepDisplayState.PLAIN
+    is_running = phase is RunPhase.RUNNING
+    outcomes = [attempt.outcome for attempt in step.attempts]
+    if is_running and _OPEN in outcomes:
+        return StepDisplayState.RUNNING
+    if step.decision == "skip" or _is_done(step):
+        if not outcomes:
+            return StepDisplayState.TAKEN_OVER
+        submissions = {attempt.submission for attempt in step.attempts}
+        return StepDisplayState.RESUMED if len(submissions) > 1 else StepDisplayState.DONE
+    if is_running:
+        return StepDisplayState.WAITING
+    return StepDisplayState.FAILED if outcomes else StepDisplayState.NEVER_STARTED
+
+
+def _is_done(step: StepDetail) -> bool:
+    newest = {attempt.step: attempt.outcome for attempt in step.attempts}
+    return bool(newest) and all(outcome == _DONE for outcome in newest.values()) and not _has_missing_items(step)
+
+
+def _has_missing_items(step: StepDetail) -> bool:
+    return any(not item.done for item in step.items)
+
+
+def describe_matter(detail: RunDetail, now: datetime) -> str:
+    """One sentence: what is the matter with the run, or that nothing is."""
+    summary = detail.summary
+    match summary.phase:
+        case RunPhase.SUCCEEDED:
+            failures = sum(attempt.outcome not in (_DONE, _OPEN) for step in detail.steps for attempt in step.attempts)
+            survived = f", although {_count(failures, 'attempt')} ended early" if failures else ""
+            return f"Finished: all {_count(summary.steps_total, 'step')} are done{survived}."
+        case RunPhase.RUNNING:
+            return _describe_running(detail, now)
+        case RunPhase.FAILED:
+            return "; ".join(_describe_failures(detail.steps)) or f"Failed: {summary.reason}."
+        case RunPhase.INTERRUPTED:
+            return f"Interrupted: {summary.reason}."
+        case RunPhase.UNKNOWN:
+            return f"Nobody knows whether it still runs: {summary.reason}."
+
+
+def _describe_running(detail: RunDetail, now: datetime) -> str:
+    training = [
+        f"{attempt.name}: {describe_training_progress(attempt.training_progress, now)}"
+        for step in detail.steps
+        for attempt in step.attempts
+        if attempt.outcome == _OPEN and attempt.training_progress
+    ]
+    done = f"{detail.summary.steps_done} of {_count(detail.summary.steps_total, 'step')} done"
+    return f"Running, {done}" + (f"; {'; '.join(training[:3])}." if training else ".")
+
+
+def _describe_failures(steps: Sequence[StepDetail]) -> Iterator[str]:
+    for step in steps:
+        last = step.attempts[-1] if step.attempts else None
+        if step.decision == "run" and last is not None and last.outcome not in (_DONE, _OPEN):
+            cause = f" by {last.cause.replace('_', ' ')}" if last.cause else ""
+            yield f"{last.name or step.name} {last.outcome} in attempt {last.attempt}{cause}: {last.message}"
+
+
+def suggest_command(detail: RunDetail) -> tuple[str, str]:
+    """What to type next, and what it would do; two empty texts if nothing is to be done."""
+    summary, missing = detail.summary, [step for step in detail.steps if step.decision == "run"]
+    match summary.phase:
+        case RunPhase.FAILED | RunPhase.INTERRUPTED if missing:
+            names = ", ".join(step.name for step in missing[:5]) + (" …" if len(missing) > 5 else "")
+            would = f"runs {len(missing)} of {_count(len(detail.steps), 'step')} again or for the first time: {names}"
+            return _command("resume", detail), f"It {would}."
+        case RunPhase.UNKNOWN:
+            return _command("plan", detail), "It shows what a resume would run."
+        case RunPhase.RUNNING:
+            return _command("attach", detail), "It follows the run in a terminal."
+    return "", ""
+
+
+def _command(verb: str, detail: RunDetail) -> str:
+    return shlex.join(["tiphys", verb, detail.summary.run, "--store", detail.store])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,20 @@
+"""Real Chromium for the pages of ``tiphys ui``; see ``make test-ui``. Without one these tests are skipped."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+CHROMIUM = os.environ.get("TIPHYS_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[object]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="`make test-ui` installs playwright")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here; install it, or name one by TIPHYS_CHROMIUM")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()

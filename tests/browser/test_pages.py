@@ -1,0 +1,153 @@
+"""The pages in a real browser: both themes, wide and narrow, by keyboard, without script, and for screen readers.
+
+Chromium enforces the content security policy, so whatever a page loads or runs against it is an error here.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.compiled import History, gated, pipeline_of
+from support.hostile import write_full_run
+from support.lineage import RUN
+from support.submitter import FakeSubmitter
+from tiphys_controller import start_run
+
+from hera_pipelines.ui.app import build_app
+from hera_pipelines.ui.run_index import RunIndex
+from tiphys.records import Cause
+from tiphys.service.http_server import AppServer
+from tiphys.store import DirectoryStore
+
+pytestmark = pytest.mark.browser
+WIDE, NARROW = 1280, 320
+PIPELINE = pipeline_of(
+    gated("prepare"),
+    gated("probe", depends="prepare", withItems=["a", "b"]),
+    gated("fit", depends="prepare && probe"),
+    gated("report-" + "x" * 40, depends="fit"),
+)
+PAGES = (
+    "/",
+    "/?phase=Failed",
+    "/runs/failed",
+    "/runs/running",
+    f"/runs/{RUN}",
+    "/runs/running?submission=1",
+    "/absent",
+)
+
+
+class Site(NamedTuple):
+    url: str
+    store: DirectoryStore
+    submitter: FakeSubmitter
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder: Path = tmp_path_factory.mktemp("site")
+    store, submitter = DirectoryStore(folder / "store"), FakeSubmitter(folder / "cluster")
+    write_full_run(store)
+    failed = start_run(store, submitter, PIPELINE, "failed")
+    history = History(store, failed.run)
+    history.done("prepare")
+    history.failed("fit", cause=Cause.USER_ERROR, message="the loss is not a number " + "m" * 300)
+    submitter.end(failed.workflow_name)
+    History(store, start_run(store, submitter, PIPELINE, "running").run).opened("prepare")
+    index = RunIndex(store, submitter)
+    index.refresh()
+    with AppServer(build_app(store, submitter, index=index)) as server:
+        yield Site(server.url, store, submitter)
+
+
+@pytest.fixture
+def open_page(chromium: Any, site: Site) -> Iterator[Callable[..., Any]]:
+    contexts, errors = [], []
+
+    def open_at(path: str, width: int = WIDE, theme: str = "light", **options: Any) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(site.url + path)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert not [error for error in errors if "404" not in error]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_fits_its_window_and_is_accessible(
+    open_page: Callable[..., Any], path: str, width: int, theme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = open_page(path, width, theme)
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.Axe().run(page)
+    assert not found.response["violations"], found.generate_report()
+
+
+def test_the_themes_differ(open_page: Callable[..., Any]) -> None:
+    colours = {
+        theme: open_page("/", theme=theme).evaluate("getComputedStyle(document.body).backgroundColor")
+        for theme in ("light", "dark")
+    }
+    assert colours["light"] == "rgb(255, 255, 255)"
+    assert colours["dark"] != colours["light"]
+
+
+def test_pictures_are_loaded(open_page: Callable[..., Any]) -> None:
+    page = open_page(f"/runs/{RUN}")
+    widths = page.eval_on_selector_all("img.picture", "images => images.map(image => image.naturalWidth)")
+    assert len(widths) >= 2
+    assert all(width > 100 for width in widths)
+
+
+def test_a_page_is_complete_without_script(open_page: Callable[..., Any]) -> None:
+    page = open_page("/runs/failed", java_script_enabled=False)
+    assert "tiphys resume failed" in page.inner_text(".command")
+    assert page.inner_text("h1").startswith("failed")
+    page.click(".dag a >> nth=0")
+    assert page.url.endswith("#step-prepare")
+
+
+def test_a_run_is_found_by_keyboard(open_page: Callable[..., Any]) -> None:
+    page = open_page("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.focus("input[type=search]")
+    page.keyboard.type("fail")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/?search=fail*")
+    assert page.locator("tbody tr").count() == 1
+    page.focus("a.name")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/failed")
+
+
+def test_the_command_is_copied(open_page: Callable[..., Any], site: Site) -> None:
+    page = open_page("/runs/failed", permissions=["clipboard-read", "clipboard-write"])
+    page.click("button:has-text('Copy')")
+    page.wait_for_selector("button:has-text('Copied')")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == f"tiphys resume failed --store {site.store.url}"
+
+
+def test_a_page_follows_a_run_until_it_ends(open_page: Callable[..., Any], site: Site) -> None:
+    started = start_run(site.store, site.submitter, PIPELINE, "followed")
+    page = open_page("/runs/followed")
+    assert page.inner_text(".badge") == "running"
+
+    History(site.store, "followed").failed("prepare", message="the node went away")
+    page.wait_for_selector("text=the node went away", timeout=120_000)
+    site.submitter.end(started.workflow_name)
+    page.wait_for_selector(".badge.failed", timeout=120_000)
+    page.wait_for_function("!document.getElementById('main').dataset.follow", timeout=120_000)

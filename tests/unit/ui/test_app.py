@@ -1,0 +1,292 @@
+"""The pages over a store: what they say, what they refuse, and that no text in a record can command a browser.
+
+| situation | page |
+|---|---|
+| a run that failed | why, and the command that resumes it |
+| a run of a dead cluster, a fork, a fan-out | state of each step in words |
+| a damaged record | what is left, and what is damaged |
+| a store that fails, or does not answer | says so |
+| names made of HTML | text |
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from support.compiled import History, gated, pipeline_of
+from support.hostile import HOSTILE, control_characters, write_full_run
+from support.lineage import RUN
+from support.polling import until
+from support.submitter import FakeSubmitter
+from tiphys_controller import start_run
+
+from hera_pipelines.ui import app as ui_app
+from hera_pipelines.ui.app import build_app
+from hera_pipelines.ui.run_index import RunIndex
+from tiphys.errors import StoreError
+from tiphys.records import AttemptClaim, Cause, SubmissionEnd
+from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store
+
+PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("report", depends="fit"))
+
+
+class Texts(HTMLParser):
+    """Texts and elements of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.texts))
+
+
+class Pages:
+    """Asks the application without a server."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    def get(self, path: str, host: str = "localhost:8321") -> httpx.Response:
+        return self.request("GET", path, host)
+
+    def request(self, method: str, path: str, host: str = "localhost:8321") -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, headers={"Host": host})
+
+        return anyio.run(ask)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return DirectoryStore(tmp_path / "store")
+
+
+@pytest.fixture
+def submitter(tmp_path: Path) -> FakeSubmitter:
+    return FakeSubmitter(tmp_path / "cluster")
+
+
+@pytest.fixture
+def index(store: Store, submitter: FakeSubmitter) -> RunIndex:
+    return RunIndex(store, submitter)
+
+
+@pytest.fixture
+def pages(store: Store, submitter: FakeSubmitter, index: RunIndex) -> Pages:
+    return Pages(build_app(store, submitter, index=index))
+
+
+def failed_run(store: Store, submitter: FakeSubmitter) -> str:
+    started = start_run(store, submitter, PIPELINE, "digits-1")
+    history = History(store, started.run)
+    history.done("prep")
+    history.failed("fit", cause=Cause.USER_ERROR, message="the loss is not a number")
+    submitter.end(started.workflow_name)
+    end = SubmissionEnd(run=started.run, submission=1, status="Failed", message="")
+    store.create(RunLayout(started.run).submission_end(1), end.to_bytes())
+    return started.run
+
+
+def test_a_failed_run_says_why_and_what_to_type(
+    store: Store, submitter: FakeSubmitter, index: RunIndex, pages: Pages
+) -> None:
+    run = failed_run(store, submitter)
+    index.refresh()
+
+    home, page = Texts(pages.get("/").text), Texts(pages.get(f"/runs/{run}").text)
+
+    assert "digits-1 failed 1 of 3" in home.text
+    assert "fit failed in attempt 1 by user error: the loss is not a number" in page.text
+    assert f"tiphys resume digits-1 --store {store.url}" in page.text
+    assert "runs 2 of 3 steps again or for the first time: fit, report" in page.text
+    titles = re.findall(r"<title>(\w+: [\w ]+)</title>", pages.get(f"/runs/{run}").text)
+    assert titles == ["prep: done", "fit: failed", "report: never started"]
+
+
+def test_a_submission_shows_its_own_attempts(store: Store, submitter: FakeSubmitter, pages: Pages) -> None:
+    run = failed_run(store, submitter)
+
+    assert "fit/1" in pages.get(f"/runs/{run}?submission=1").text
+    missing = pages.get(f"/runs/{run}?submission=7")
+
+    assert missing.status_code == 404
+    assert "has no submission 7; it has 1" in Texts(missing.text).text
+
+
+def test_only_the_newest_attempts_are_shown_unless_all_are_asked_for(
+    store: Store, submitter: FakeSubmitter, pages: Pages
+) -> None:
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
+    history = History(store, run)
+    for attempt in range(1, 121):
+        history.failed("prep", attempt)
+
+    page, whole = pages.get(f"/runs/{run}").text, pages.get(f"/runs/{run}?all=1").text
+
+    assert "Show 20 older attempts" in page
+    assert len(re.findall(r">prep/\d+", page)) == 100
+    assert len(re.findall(r">prep/\d+", whole)) == 120
+
+
+def test_a_run_that_goes_on_is_followed_and_an_ended_one_is_not(
+    store: Store, submitter: FakeSubmitter, pages: Pages
+) -> None:
+    started = start_run(store, submitter, PIPELINE, "digits-1")
+    History(store, started.run).opened("prep")
+
+    page = pages.get("/runs/digits-1").text
+    assert 'data-follow="3"' in page
+    assert re.findall(r"<title>(\w+: [\w ]+)</title>", page) == ["prep: running", "fit: waiting", "report: waiting"]
+
+    submitter.end(started.workflow_name)
+    assert "data-follow" not in pages.get("/runs/digits-1").text
+
+
+def test_a_damaged_record_costs_only_what_it_held(store: Store, submitter: FakeSubmitter, pages: Pages) -> None:
+    run = failed_run(store, submitter)
+    key = RunLayout(run).attempt("fit", 2)
+    store.create(key, b"{broken")
+
+    page = Texts(pages.get(f"/runs/{run}").text)
+
+    assert "1 damaged record." in page.text
+    assert key in page.text
+    assert "fit/1" in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/runs/absent", 404, "absent"),
+        ("/runs/absent/lineage.svg", 404, "absent"),
+        ("/runs/absent/weather.svg", 404, "there is no picture weather"),
+        ("/runs/..%2f..%2fetc%2fpasswd", 404, "there is no page"),
+        ("/nothing", 404, "there is no page /nothing"),
+        ("/runs/absent?submission=first", 400, "submission='first' is no number"),
+        ("/?phase=Broken", 400, "there is no phase 'Broken'"),
+        ("/?page=0", 400, "page='0' is no number of a page"),
+    ],
+)
+def test_what_does_not_exist_is_refused_in_words(pages: Pages, path: str, status: int, words: str) -> None:
+    answer = pages.get(path)
+    assert answer.status_code == status
+    assert words in Texts(answer.text).text
+    assert "Content-Security-Policy" in answer.headers
+
+
+def test_a_page_loads_nothing_from_elsewhere_and_holds_no_script(store: Store, pages: Pages) -> None:
+    write_full_run(store)
+    for path in ("/", f"/runs/{RUN}", "/nothing"):
+        answer = pages.get(path)
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        for tag, attributes in Texts(answer.text).elements:
+            assert not {name for name in attributes if name.startswith("on") or name == "style"}, tag
+            for name in ("src", "href", "action"):
+                assert (attributes.get(name) or "/").startswith(("/", "#"))
+        assert "<style" not in answer.text
+        assert re.findall(r"<script[^>]*>([^<]*)", answer.text) == [""]
+    for name in ("tiphys.css", "tiphys.js", "tiphys.svg"):
+        assert pages.get(f"/static/{name}").status_code == 200
+        assert "http" not in pages.get(f"/static/{name}").text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("picture", ["lineage", "times", "recoveries"])
+def test_a_picture_is_well_formed_and_may_do_nothing(store: Store, pages: Pages, picture: str) -> None:
+    write_full_run(store)
+    answer = pages.get(f"/runs/{RUN}/{picture}.svg")
+    assert answer.headers["content-type"] == "image/svg+xml"
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert ElementTree.fromstring(answer.text).tag.endswith("svg")
+
+
+BREAKOUT = f"</td></title><script>alert(1)</script><img src=x onerror=alert(1)> {HOSTILE}"
+
+
+def test_names_made_of_html_stay_text(store: Store, submitter: FakeSubmitter, pages: Pages) -> None:
+    started = start_run(store, submitter, PIPELINE, "digits-1")
+    History(store, started.run).failed("prep", message=BREAKOUT + "x" * 1024)
+    submitter.end(started.workflow_name)
+
+    page = pages.get("/runs/digits-1").text
+
+    assert escape("<script>alert(1)", quote=False) in page
+    assert not [tag for tag, attributes in Texts(page).elements if "onerror" in attributes]
+    assert not control_characters(page)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", ""])
+def test_a_page_of_another_site_cannot_ask_by_a_name_of_its_own(pages: Pages, host: str) -> None:
+    assert pages.get("/", host).status_code == 400
+    assert pages.get("/", "localhost:8321").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(pages: Pages, method: str) -> None:
+    assert pages.request(method, "/runs/digits-1").status_code == 405
+
+
+class Failing(DirectoryStore):
+    """A store whose listings fail, or hang until the test ends."""
+
+    hangs: threading.Event | None = None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if self.hangs is not None:
+            self.hangs.wait(60)
+        raise StoreError("the bucket is away")
+
+    def prefixes(self, prefix: str) -> Iterator[str]:
+        raise StoreError("the bucket is away")
+
+
+def test_a_store_that_fails_is_named(tmp_path: Path) -> None:
+    store = Failing(tmp_path / "store")
+    index = RunIndex(store)
+    index.start()
+    until(lambda: index.error)
+    index.stop()
+    pages = Pages(build_app(store, index=index))
+    assert "The store does not answer, so this list may be old: the bucket is away" in Texts(pages.get("/").text).text
+    answer = pages.get("/runs/digits-1")
+    assert answer.status_code == 503
+    assert "the bucket is away" in Texts(answer.text).text
+
+
+def test_a_store_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui_app, "_PAGE_SECONDS", 0.05)
+    store = Failing(tmp_path / "store")
+    store.hangs = threading.Event()
+    answer = Pages(build_app(store)).get("/runs/digits-1")
+    store.hangs.set()
+    assert answer.status_code == 503
+    assert "it did not answer within 0.05 s" in Texts(answer.text).text
+
+
+def test_records_of_a_run_that_tiphys_did_not_compile(store: Store, pages: Pages) -> None:
+    claim = AttemptClaim(
+        run="odd", step="fit", attempt=1, submission=1, uid="u", node="n", instance="i", step_key="k" * 64
+    )
+    store.create(RunLayout("odd").attempt("fit", 1), claim.to_bytes())
+    assert pages.get("/runs/odd").status_code == 404

@@ -1,0 +1,100 @@
+"""The list of runs is read in the background, and only what may have changed is read again."""
+
+from pathlib import Path
+
+import pytest
+from support.compiled import History, gated, pipeline_of
+from support.counting import CountingStore
+from support.submitter import FakeSubmitter
+from tiphys_controller import RunPhase, start_run
+
+from hera_pipelines.ui.home_page import PAGE_SIZE, HomeFilter, read_home_view
+from hera_pipelines.ui.run_index import RunIndex
+from tiphys.records import SubmissionEnd
+from tiphys.store import DirectoryStore, RunLayout
+
+PIPELINE = pipeline_of(gated("prep"))
+
+
+@pytest.fixture
+def submitter(tmp_path: Path) -> FakeSubmitter:
+    return FakeSubmitter(tmp_path / "cluster")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    return CountingStore(DirectoryStore(tmp_path / "store"))
+
+
+def finish(store: CountingStore, submitter: FakeSubmitter, run: str) -> None:
+    started = start_run(store, submitter, PIPELINE, run)
+    History(store, run).done("prep")
+    submitter.end(started.workflow_name, "Succeeded")
+    end = SubmissionEnd(run=run, submission=1, status="Succeeded", message="")
+    store.create(RunLayout(run).submission_end(1), end.to_bytes())
+
+
+def test_an_ended_run_is_read_once_and_its_submissions_are_listed_now_and_then(
+    store: CountingStore, submitter: FakeSubmitter
+) -> None:
+    finish(store, submitter, "digits-1")
+    now = 0.0
+    index = RunIndex(store, submitter, clock=lambda: now)
+
+    def requests() -> int:
+        before = store.requests.total()
+        index.refresh()
+        return store.requests.total() - before
+
+    first, again = requests(), requests()
+    now = 61.0
+    assert first > 5
+    assert again < requests() < first
+    assert [one.summary.phase for one in index.runs] == [RunPhase.SUCCEEDED]
+
+
+def test_a_resumed_run_is_noticed(store: CountingStore, submitter: FakeSubmitter) -> None:
+    finish(store, submitter, "digits-1")
+    now = 0.0
+    index = RunIndex(store, submitter, clock=lambda: now)
+    index.refresh()
+    claim = store.read(RunLayout("digits-1").submission(1)).replace(b'"submission":1', b'"submission":2')
+    store.create(RunLayout("digits-1").submission(2), claim)
+
+    now = 61.0
+    index.refresh()
+
+    [run] = index.runs
+    assert len(run.submission_keys) == len(index.runs[0].submission_keys)
+    assert RunLayout("digits-1").submission(2) in run.submission_keys
+
+
+def test_a_deleted_run_disappears(store: CountingStore, submitter: FakeSubmitter) -> None:
+    finish(store, submitter, "digits-1")
+    index = RunIndex(store, submitter)
+    index.refresh()
+    for info in list(store.list("")):
+        if "digits-1" in info.key:
+            store.delete(info.key)
+    index.refresh()
+    assert (index.runs, index.total) == ([], 0)
+
+
+def test_the_list_is_paged_filtered_and_grouped(store: CountingStore, submitter: FakeSubmitter) -> None:
+    for number in range(PAGE_SIZE + 3):
+        start_run(store, submitter, PIPELINE, f"digits-{number:03}")
+    finish(store, submitter, "words-1")
+    index = RunIndex(store, submitter)
+    index.refresh()
+
+    first, second = (read_home_view(index, HomeFilter(page=page)) for page in (1, 2))
+    assert (first.selected, first.pages, first.counts["Running"]) == (PAGE_SIZE + 4, 2, PAGE_SIZE + 3)
+    assert sum(len(runs) for _, runs in first.groups) == PAGE_SIZE
+    assert sum(len(runs) for _, runs in second.groups) == 4
+
+    [(pipeline, [only])] = read_home_view(index, HomeFilter(search="WORDS")).groups
+    assert (pipeline, only.summary.run) == ("digits", "words-1")
+    assert [part.status for part in only.timeline] == ["Succeeded"]
+    assert not read_home_view(index, HomeFilter(pipeline="other")).groups
+    assert HomeFilter(search="a b", page=3).address(page=4) == "/?search=a+b&page=4"
+    assert HomeFilter(phase="Failed", page=3).address(phase="") == "/"
