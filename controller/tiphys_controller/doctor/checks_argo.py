@@ -7,10 +7,12 @@ from tiphys.kube import Object
 from tiphys.protocol.quantities import parse_go_duration_seconds
 from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
 from tiphys_controller.doctor.observed import (
+    CLEAR_ANSWERS,
     ArgoVersion,
     ClusterObservation,
     PluginMode,
     UnknownValue,
+    find_account,
     find_argo_container,
     find_plugin_mode,
     format_kubectl_target,
@@ -91,6 +93,31 @@ def _check_deployment_patch_rate(deployment: Object) -> DoctorFinding:
         f"Argo's agent pods hand answers on only once per {interval}: each plugin step waits for it",
         f"kubectl set env {format_kubectl_target(deployment)} {_PATCH_RATE_VARIABLE}=200ms",
     )
+
+
+def check_task_set_rights(observed: ClusterObservation) -> list[DoctorFinding]:
+    """Argo's controller deletes the answers of finished plugin steps, for which its own manifests give it no right.
+
+    Source: argo-workflows #13341; the Helm chart has it from 0.45.26 on.
+    """
+    if isinstance(observed.keeps_answers, UnknownValue):
+        return [unknown_finding("task-set-rights", observed.keeps_answers.reason)]
+    if not observed.argo.found:
+        return []
+    if not observed.keeps_answers:
+        return [ok_finding("task-set-rights", "Argo's controller deletes the answers of finished plugin steps")]
+    namespace, account = find_account(observed.argo.found[0])
+    where = ", ".join(sorted(observed.keeps_answers))
+    return [
+        warning_finding(
+            "task-set-rights",
+            f"Argo's controller may not {CLEAR_ANSWERS} in {where}, so a run keeps the answers of all its plugin steps "
+            "in one object: each further step is slower, and some 1,600 answers are too many for it",
+            "kubectl create clusterrole argo-task-set-status --verb=patch "
+            "--resource=workflowtasksets.argoproj.io/status && kubectl create clusterrolebinding argo-task-set-status "
+            f"--clusterrole=argo-task-set-status --serviceaccount={namespace}:{account}",
+        )
+    ]
 
 
 def check_argo_kinds(observed: ClusterObservation) -> list[DoctorFinding]:

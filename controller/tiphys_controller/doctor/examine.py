@@ -10,6 +10,7 @@ _CHECKS = (
     # Slow settings cost time at every step and have no other symptom, so they come first.
     checks_argo.check_requeue_time,
     checks_argo.check_agent_patch_rate,
+    checks_argo.check_task_set_rights,
     checks_install.check_api_server,
     checks_argo.check_argo_kinds,
     checks_argo.check_argo_version,

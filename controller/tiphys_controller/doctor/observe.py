@@ -39,6 +39,7 @@ from tiphys_controller.doctor.checks_namespace import (
     WORKFLOW_ACCOUNT,
 )
 from tiphys_controller.doctor.observed import (
+    CLEAR_ANSWERS,
     ArtifactSettings,
     ClusterObservation,
     DeploymentSearch,
@@ -49,6 +50,7 @@ from tiphys_controller.doctor.observed import (
     StoreAccess,
     UnknownValue,
     WorkflowNamespace,
+    find_account,
     find_served_store,
     is_argo_controller,
     is_kueue_ledger,
@@ -100,6 +102,7 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = ()) -> ClusterObse
         pods=_pods(api, tiphys),
         namespaces=observed_namespaces,
         kueue=_kueue(api, workflow_namespaces) if is_kueue_ledger(tiphys.found) else None,
+        keeps_answers=_read_or_unknown(lambda: _namespaces_that_keep_answers(api, argo, workflow_namespaces)),
         clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, _NODE_LEASE_NAMESPACE).items))),
     )
 
@@ -235,7 +238,7 @@ def _namespace(api: KubeApi, tiphys: DeploymentSearch, name: str) -> WorkflowNam
         secrets={one: _read_or_unknown(partial(_read_secret_keys, api, name, one)) for one in secrets},
         permissions=_read_or_unknown(
             lambda: {
-                (account, right): _is_permitted(api, name, account, right)
+                (account, right): _is_permitted(api, name, (name, account), right)
                 for account, rights in PERMISSIONS.items()
                 for right in rights
             }
@@ -278,7 +281,17 @@ def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[st
     return frozenset((found or {}).get("data") or {}) if found else frozenset()
 
 
-def _is_permitted(api: KubeApi, namespace: str, account: str, right: Permission) -> bool:
+def _namespaces_that_keep_answers(api: KubeApi, argo: DeploymentSearch, namespaces: Sequence[str]) -> frozenset[str]:
+    accounts = {find_account(one) for one in argo.found}
+    return frozenset(
+        namespace
+        for namespace in namespaces
+        if accounts and not any(_is_permitted(api, namespace, account, CLEAR_ANSWERS) for account in accounts)
+    )
+
+
+def _is_permitted(api: KubeApi, namespace: str, account: tuple[str, str], right: Permission) -> bool:
+    """Whether ``account``, a namespace and a name, has a right in ``namespace``."""
     resource, _, subresource = right.resource.partition("/")
     attributes = {
         "namespace": namespace,
@@ -287,7 +300,7 @@ def _is_permitted(api: KubeApi, namespace: str, account: str, right: Permission)
         "resource": resource,
         "subresource": subresource,
     }
-    review = {"spec": {"user": f"system:serviceaccount:{namespace}:{account}", "resourceAttributes": attributes}}
+    review = {"spec": {"user": ":".join(("system:serviceaccount", *account)), "resourceAttributes": attributes}}
     return bool((api.create(SUBJECT_ACCESS_REVIEWS, None, review).get("status") or {}).get("allowed"))
 
 

@@ -134,6 +134,18 @@ class ClusterObservation:
     clocks: tuple[NodeClock, ...] | UnknownValue
     kueue: KueueObservation | UnknownValue | None = None
     """None if the GPUs are granted by the ledger of Tiphys."""
+    keeps_answers: frozenset[str] | UnknownValue = frozenset()
+    """Workflow namespaces in which Argo's controller lacks `CLEAR_ANSWERS`."""
+
+
+CLEAR_ANSWERS = Permission("patch", "workflowtasksets/status")
+"""The right to delete the answers of finished plugin steps."""
+
+
+def find_account(deployment: Object) -> tuple[str, str]:
+    """Namespace and name of the service account of a Deployment's pods."""
+    name = deployment["spec"]["template"]["spec"].get("serviceAccountName") or "default"
+    return deployment["metadata"]["namespace"], str(name)
 
 
 ARGO_CONTROLLER = "workflow-controller"

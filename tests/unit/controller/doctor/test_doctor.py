@@ -4,6 +4,7 @@
 |---|---|
 | what may not be read | unknown |
 | DEFAULT_REQUEUE_TIME unset, or over 2 s | warning |
+| a controller of Argo that may not delete the answers of plugin steps | warning |
 | Argo's kinds missing | failed |
 | Argo before 4.1 that writes its updates back to its cache | failed |
 | Argo without what compiled Workflows need, or before 4.1 in agent mode | failed |
@@ -169,6 +170,17 @@ def test_agent_pods_that_keep_answers_back(value: str | None, state: CheckStatus
         remedy = "kubectl set env -n argo deployment/workflow-controller ARGO_AGENT_PATCH_RATE=200ms"
         assert found.remedy == remedy
     assert "patch-rate" not in {one.name for one in run_checks(replace(GOOD, argo=there, tiphys=tiphys("agent")))}
+
+
+def test_a_controller_of_argo_that_cannot_delete_answers() -> None:
+    there = argo(GOOD_ENV)
+    there.found[0]["spec"]["template"]["spec"]["serviceAccountName"] = "argo-controller"
+    found = only(replace(GOOD, argo=there, keeps_answers=frozenset({"ml", "speech"})))
+    assert (found.name, found.state) == ("task-set-rights", CheckStatus.WARNING)
+    assert "may not patch workflowtasksets/status in ml, speech" in found.sentence
+    assert found.remedy.endswith("--serviceaccount=argo:argo-controller")
+    unknown = only(replace(GOOD, keeps_answers=UnknownValue("reviews are forbidden")))
+    assert (unknown.name, unknown.state) == ("task-set-rights", CheckStatus.UNKNOWN)
 
 
 @pytest.mark.parametrize("value", ["", "10", "s"])
