@@ -80,6 +80,9 @@ bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tes
 bench-checkpoint: setup  ## measure what checkpoints cost; writes reports/checkpoint.json (QUICK=1: no report; LONG=1: all parts)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick) $(if $(LONG),--long)
 
+bench-ui: setup  ## measure the web pages over a thousand runs; writes tests/bench/reports/ui.json (QUICK=1: no report)
+	@PYTHONPATH=tests $(RUN) python -m bench.ui $(if $(QUICK),--quick)
+
 bench-cli: setup  ## measure what the start of a command costs; writes tests/bench/reports/cli.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cli $(if $(QUICK),--quick)
 
@@ -125,4 +128,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo test test-ui screenshots bench-ui fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

@@ -30,8 +30,9 @@ from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_s
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
+from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_index import RunIndex
-from hera_pipelines.ui.run_page import read_chart, read_run_view
+from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_run_view
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import format_age
@@ -101,7 +102,8 @@ class _Pages:
     def __init__(
         self, store: Store, submitter: Submitter | None, index: RunIndex, clock: Callable[[], datetime]
     ) -> None:
-        self._store = store
+        self._store = RecordCache(store)
+        self._usages = UsageReader(self._store, clock)
         self._submitter = submitter
         self._index = index
         self._clock = clock
@@ -118,9 +120,7 @@ class _Pages:
         async def answer() -> Response:
             number, run = _read_number(request, "submission"), request.path_params["run"]
             shows_all = "all" in request.query_params
-            view = await _in_thread(
-                lambda: read_run_view(self._store, run, self._submitter, number, shows_all, self._clock())
-            )
+            view = await _in_thread(lambda: self._read_run_view(run, number, shows_all))
             return self._page("run.html.jinja", view=view, box_width=BOX_WIDTH, box_height=BOX_HEIGHT)
 
         return await self._within_limits(answer)
@@ -128,21 +128,26 @@ class _Pages:
     async def lineage(self, request: Request) -> Response:
         async def answer() -> Response:
             run = request.path_params["run"]
-            tree = await _in_thread(lambda: read_lineage_tree(self._store, run))
-            return _picture(render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(tree)))
+            return _picture(await _in_thread(lambda: self._draw_lineage(run)))
 
         return await self._within_limits(answer)
 
     async def chart(self, request: Request) -> Response:
         async def answer() -> Response:
             run, name = request.path_params["run"], request.path_params["chart"]
-            chart = await _in_thread(lambda: read_chart(self._store, run, name, self._clock()))
-            return _picture(render_chart_svg(chart))
+            draw = find_chart(name)
+            return _picture(await _in_thread(lambda: render_chart_svg(draw(self._usages.measure(run).steps))))
 
         return await self._within_limits(answer)
 
     async def nothing(self, request: Request) -> Response:
         return self._error(404, "Not found", f"there is no page {request.url.path}")
+
+    def _read_run_view(self, run: str, number: int | None, shows_all: bool) -> RunView:
+        return read_run_view(self._store, run, self._usages, self._submitter, number, shows_all, self._clock())
+
+    def _draw_lineage(self, run: str) -> str:
+        return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(read_lineage_tree(self._store, run)))
 
     async def _within_limits(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         try:

@@ -1,10 +1,10 @@
 """Reads what the page of one run shows. Nothing is computed here: each part is what a command of ``tiphys`` prints."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from tiphys_controller.failure_cost import FailureCost, measure_time_usage
+from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
 from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, SubmissionDetail, describe_run
 from tiphys_controller.submit.submitter import Submitter
 
@@ -16,6 +16,7 @@ from tiphys.store import Store
 
 MAX_ATTEMPTS = 100
 """Most attempts on a page that does not ask for all."""
+_SHARED_FOR = timedelta(seconds=2)
 CHARTS = {"times": time_chart, "recoveries": recovery_chart}
 """Pictures of the times of a run, by the name in their address."""
 
@@ -68,14 +69,39 @@ class RunView:
         return self.detail.summary.phase.value == "Running"
 
 
+class UsageReader:
+    """Measures the times of runs; a page and its pictures, which are loaded after it, share one measurement."""
+
+    def __init__(self, store: Store, clock: Callable[[], datetime]) -> None:
+        self._store = store
+        self._clock = clock
+        self._newest: tuple[str, datetime, TimeUsage] | None = None
+
+    def measure(self, run: str) -> TimeUsage:
+        """The times of a run, as they were at most `_SHARED_FOR` ago."""
+        now, newest = self._clock(), self._newest
+        if newest is not None and newest[0] == run and abs(now - newest[1]) < _SHARED_FOR:
+            return newest[2]
+        [usage] = measure_time_usage(self._store, [run], now)
+        self._newest = run, now, usage
+        return usage
+
+
 def read_run_view(
-    store: Store, run: str, submitter: Submitter | None, number: int | None, shows_all: bool, now: datetime
+    store: Store,
+    run: str,
+    usages: UsageReader,
+    submitter: Submitter | None,
+    number: int | None,
+    shows_all: bool,
+    now: datetime,
 ) -> RunView:
     """Read the page of a run.
 
     Args:
         store: The store.
         run: Name of the run.
+        usages: Measures its times.
         submitter: Where its Workflow is looked up while it may run; None: storage alone.
         number: Number of the only submission whose attempts are shown; None for all.
         shows_all: Whether to show more than `MAX_ATTEMPTS` attempts.
@@ -87,8 +113,7 @@ def read_run_view(
         IntegrityError: a record without which nothing can be shown is damaged.
         StoreError: the store does not answer.
     """
-    detail = describe_run(store, run, submitter)
-    [usage] = measure_time_usage(store, [run], now)
+    detail, usage = describe_run(store, run, submitter), usages.measure(run)
     attempts = sorted(
         (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
         key=lambda one: one.opened_at,
@@ -116,16 +141,15 @@ def read_run_view(
     )
 
 
-def read_chart(store: Store, run: str, name: str, now: datetime) -> ReportChart:
-    """The chart ``name`` of `CHARTS`.
+def find_chart(name: str) -> Callable[[Sequence[StepTimeUsage]], ReportChart]:
+    """What draws the chart ``name`` of `CHARTS`.
 
     Raises:
-        NotFoundError: there is no such chart or run.
+        NotFoundError: there is no such chart.
     """
     if name not in CHARTS:
         raise NotFoundError(f"there is no picture {name}; there are {', '.join(CHARTS)}")
-    [usage] = measure_time_usage(store, [run], now)
-    return CHARTS[name](usage.steps)
+    return CHARTS[name]
 
 
 def _find_submission(detail: RunDetail, number: int | None) -> SubmissionDetail | None:

@@ -1,0 +1,94 @@
+"""A store that only reads, and remembers small objects for a minute.
+
+Records are never overwritten, and a page that follows a run reads the same ones
+every few seconds. A minute is the longest time for which a run that was deleted
+and begun again under its name, or a record that was damaged meanwhile, is shown
+as it was.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from tiphys.errors import UsageError
+from tiphys.store import ObjectInfo, Store
+
+_KEEP_SECONDS = 60.0
+_MAX_OBJECT_BYTES = 64 << 10
+_MAX_BYTES = 128 << 20
+
+
+class RecordCache:
+    """`Store` over ``store``, for one process. Thread-safe.
+
+    Args:
+        store: The store.
+        clock: Monotonic clock, in seconds.
+        max_bytes: Largest size of all remembered objects.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, max_bytes: int = _MAX_BYTES) -> None:
+        self._store = store
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[float, bytes]] = {}
+        self._bytes = 0
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def namespace(self) -> str:
+        return self._store.namespace
+
+    def read(self, key: str) -> bytes:
+        now = self._clock()
+        known = self._objects.get(key)
+        if known is not None and now - known[0] < _KEEP_SECONDS:
+            return known[1]
+        data = self._store.read(key)
+        if len(data) <= _MAX_OBJECT_BYTES:
+            self._remember(key, data, now)
+        return data
+
+    def _remember(self, key: str, data: bytes, now: float) -> None:
+        with self._lock:
+            self._forget(key)
+            self._objects[key] = (now, data)
+            self._bytes += len(data)
+            for oldest in list(self._objects):  # in the order of their reads
+                if self._bytes <= self._max_bytes and now - self._objects[oldest][0] < _KEEP_SECONDS:
+                    break
+                self._forget(oldest)
+
+    def _forget(self, key: str) -> None:
+        if (known := self._objects.pop(key, None)) is not None:
+            self._bytes -= len(known[1])
+
+    def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
+        return self._store.chunks(key, size_bytes)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._store.list(prefix)
+
+    def prefixes(self, prefix: str) -> Iterator[str]:
+        return self._store.prefixes(prefix)
+
+    def artifact_key(self, key: str) -> str:
+        return self._store.artifact_key(key)
+
+    def from_artifact_key(self, key: str) -> str | None:
+        return self._store.from_artifact_key(key)
+
+    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> NoReturn:  # noqa: ARG002
+        raise UsageError(f"{key} is not written: the pages only read")
+
+    def create_from_file(self, key: str, path: Path) -> NoReturn:  # noqa: ARG002
+        raise UsageError(f"{key} is not written: the pages only read")
+
+    def delete(self, key: str) -> NoReturn:
+        raise UsageError(f"{key} is not deleted: the pages only read")
