@@ -10,7 +10,7 @@ image needs Python, nothing else.
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import update_wrapper
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin
@@ -207,7 +207,7 @@ def step(
 def train(
     *,
     gpus: int = 0,
-    gpu_type: str | None = None,
+    gpu_type: str | Sequence[str] | None = None,
     min_gpu_memory_mb: int | None = None,
     queue: str = "default",
     priority: int = 0,
@@ -227,7 +227,8 @@ def train(
     Args:
         gpus: GPUs of each node, as torchrun and Slurm's ``--gpus-per-node`` count them. An attempt gets the GPUs of
             all its nodes or none. 0: the step uses no quota.
-        gpu_type: Value of the node label ``nvidia.com/gpu.product``; None: any.
+        gpu_type: Value of the node label ``nvidia.com/gpu.product``; several: any of them, the preferred one first,
+            from a queue with quotas for them; None or ``any``: any.
         min_gpu_memory_mb: Least memory of one GPU in MB, as in ``nvidia.com/gpu.memory``; None: any.
         queue: Queue whose quota the step uses.
         priority: Priority within the queue; higher is served first.

@@ -8,6 +8,7 @@ request for GPUs until the plugin makes a `LeaseRequest` of it.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -272,7 +273,7 @@ class TrainOptions(StepOptions):
     """
 
     gpus: int = 0
-    gpu_type: str | None = None
+    gpu_type: str | Sequence[str] | None = None
     min_gpu_memory_mb: int | None = None
     queue: str = "default"
     priority: int = 0
@@ -304,17 +305,29 @@ class TrainOptions(StepOptions):
                 raise UsageError(f"{where} has gpu_type or min_gpu_memory_mb, but gpus=0; add gpus=1")
             return None
         fewest, most = _node_range(self.nodes, where)
+        types = _gpu_types(self.gpu_type, where)
         return _build_model(
             GpuRequest,
             where,
             gpus=self.gpus * most,
             members=most,
             min_members=fewest,
-            gpu_type=self.gpu_type,
+            gpu_type=types[0] if len(types) == 1 else None,
+            gpu_types=types if len(types) > 1 else (),
             min_gpu_memory_mb=self.min_gpu_memory_mb,
             queue=self.queue,
             priority=self.priority,
         )
+
+
+def _gpu_types(given: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """The wanted types in order of preference; empty for any."""
+    if given is None or given == "any":
+        return ()
+    types = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
+    if not types:
+        raise UsageError(f"{where} has an empty list of GPU types; name some, or leave gpu_type out for any")
+    return types
 
 
 def _node_range(nodes: int | str, where: str) -> tuple[int | None, int]:

@@ -123,6 +123,8 @@ def _request_gpus(template: Manifest, step: str, gpu: GpuRequest) -> None:
         )
     if gpu.gpu_type is not None:
         template["nodeSelector"] = {**(template.get("nodeSelector") or {}), GPU_PRODUCT: gpu.gpu_type}
+    if gpu.gpu_types:
+        _require_node(template, {"key": GPU_PRODUCT, "operator": "In", "values": list(gpu.gpu_types)})
     if gpu.min_gpu_memory_mb is not None:
         # Gt is strict, and Kubernetes has no operator for "at least".
         _require_node(template, {"key": GPU_MEMORY_MB, "operator": "Gt", "values": [str(gpu.min_gpu_memory_mb - 1)]})

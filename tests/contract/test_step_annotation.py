@@ -37,6 +37,7 @@ RETRY = {
 }
 GPU = {
     "gpu_type": None,
+    "gpu_types": [],
     "min_gpu_memory_mb": None,
     "queue": "default",
     "priority": 0,

@@ -179,6 +179,9 @@ class GpuRequest(Record):
 
     gpus: _Gpus
     gpu_type: _GpuType | None = None
+    """None: any type, or one of ``gpu_types``."""
+    gpu_types: tuple[_GpuType, ...] = Field(default=(), max_length=16, exclude_if=lambda types: not types)
+    """Types of which each may serve an attempt, the preferred one first; empty for one type, or any."""
     min_gpu_memory_mb: _Amount | None = None
     queue: _QueueName = "default"
     priority: Priority = 0
@@ -191,6 +194,13 @@ class GpuRequest(Record):
 
     min_members: _Members | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
     """Minimum number of pods of an elastic gang; None: the gang starts with all its pods or none."""
+
+    @model_validator(mode="after")
+    def _types_are_a_choice(self) -> "GpuRequest":
+        is_choice = len(set(self.gpu_types)) == len(self.gpu_types) != 1 and self.gpu_type is None
+        if self.gpu_types and not is_choice:
+            raise ValueError("gpu_types is for several different types, beside no gpu_type")
+        return self
 
     @model_validator(mode="after")
     def _members_get_the_same(self) -> "GpuRequest":

@@ -52,7 +52,7 @@ def describe_preemption(selection: VictimSelection | NoVictims, *, is_exact: boo
         return
     for lease in selection.leases:
         request, lost = lease.request, selection.gpu_seconds_by_lease[lease.id]
-        gpus = format_gpus(request.gpus, request.gpu_type)
+        gpus = format_gpus(request.gpus, request.type_text)
         seconds = format_duration(round(lost / request.gpus))
         amount = f"{'' if is_exact else 'at most '}{seconds}, {lost:.0f} GPU-seconds"
         yield Text(

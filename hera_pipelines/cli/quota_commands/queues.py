@@ -300,7 +300,7 @@ def _request_rows(ledger_state: LedgerState) -> Iterator[Sequence[str]]:
             lease.request, gpu_type, lease.granted_at, "holds" if lease.preemption is None else "releases"
         )
     for pending in ledger_state.pending:
-        yield _request_row(pending.request, pending.request.gpu_type, pending.since, "waits for")
+        yield _request_row(pending.request, pending.request.type_text, pending.since, "waits for")
 
 
 def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, verb: str) -> Sequence[str]:

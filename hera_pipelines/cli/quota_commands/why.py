@@ -272,7 +272,7 @@ def _decide_pending(rules: QueueRules, ledger_state: LedgerState, pending: Pendi
 
 def _describe_holder(lease: Lease) -> Text:
     request = lease.request
-    gpus = format_gpus(request.gpus, request.gpu_type if lease.pool == ANY_TYPE else lease.pool)
+    gpus = format_gpus(request.gpus, request.type_text if lease.pool == ANY_TYPE else lease.pool)
     return Text(
         f"{format_step_name(request)} holds {gpus} of queue {request.queue} since "
         f"{format_local_time(lease.granted_at)}"
@@ -283,7 +283,7 @@ def _describe_holder(lease: Lease) -> Text:
 def _describe_pending(explanation: _PendingExplanation, now: datetime) -> Iterator[Text]:
     pending, admission = explanation.pending, explanation.admission
     request = pending.request
-    gpus = format_gpus(request.gpus, request.gpu_type)
+    gpus = format_gpus(request.gpus, request.type_text)
     waited = str(now - pending.since).split(".")[0]
     yield Text(f"{format_step_name(request)} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
     match admission:

@@ -108,6 +108,13 @@ class LeaseRequest:
     """Members with which an elastic gang starts if they fit at its turn."""
     item_index: int | None = None
     """Index of the fan-out item that the step is; None for another step, or if it is unknown."""
+    gpu_types: tuple[str, ...] = ()
+    """Types of which each may serve the request, the preferred one first. Empty for ``gpu_type``, or any type."""
+
+    @property
+    def type_text(self) -> str | None:
+        """The wanted type or types for people; None: any."""
+        return self.gpu_type or " or ".join(self.gpu_types) or None
 
     @classmethod
     def from_gpu_request(
@@ -161,6 +168,7 @@ class LeaseRequest:
             queue=gpu.queue,
             gpus=gpu.gpus_for(requested_members),
             gpu_type=gpu.gpu_type,
+            gpu_types=gpu.gpu_types,
             min_gpu_memory_mb=gpu.min_gpu_memory_mb,
             priority=gpu.priority,
             seconds=gpu.seconds,

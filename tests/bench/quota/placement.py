@@ -123,13 +123,18 @@ def read_tasks(path: Path) -> list[PodRequest]:
         return [
             PodRequest(
                 gpus=int(row["num_gpu"]),
-                gpu_type=row.get("gpu_spec") or None,
+                **_types(row.get("gpu_spec") or ""),
                 gpu_milli=int(row["gpu_milli"]) or WHOLE_GPU,
                 cpu_milli=int(row["cpu_milli"]),
                 host_memory_mb=int(row["memory_mib"]),
             )
             for row in csv.DictReader(file)
         ]
+
+
+def _types(spec: str) -> dict[str, Any]:
+    types = tuple(dict.fromkeys(spec.split("|")))
+    return {"gpu_types": types} if len(types) > 1 else {"gpu_type": types[0] or None}
 
 
 def speed(nodes: int, seed: int, samples: int = 500) -> dict[str, Any]:

@@ -181,6 +181,8 @@ def test_the_authors_annotations_are_kept() -> None:
             lambda: train(image="i", gpus=1, gpu_type="nvidia.com/gpu")(nothing),
             "gpu_type cannot be 'nvidia.com/gpu'",
         ),
+        (lambda: train(image="i", gpus=1, gpu_type=[])(nothing), "has an empty list of GPU types"),
+        (lambda: train(image="i", gpus=1, gpu_type=["A100", "a b"])(nothing), "gpu_types"),
         (lambda: train(image="i", gpu_type="A100")(nothing), "has gpu_type or min_gpu_memory_mb, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
     ],
@@ -190,6 +192,22 @@ def test_a_value_that_makes_no_sense_is_named(make: Any, words: str) -> None:
         make()
 
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu_type", "gpu_types"),
+    [
+        (None, None, ()),
+        ("any", None, ()),
+        ("A100", "A100", ()),
+        (["A100", "A100"], "A100", ()),
+        (["H100", "A100", "H100"], None, ("H100", "A100")),
+    ],
+)
+def test_gpu_types_are_one_several_or_any(given: Any, gpu_type: str | None, gpu_types: tuple[str, ...]) -> None:
+    settings = TrainOptions(gpus=1, gpu_type=given).step_settings("fit")
+    assert settings.gpu is not None
+    assert (settings.gpu.gpu_type, settings.gpu.gpu_types) == (gpu_type, gpu_types)
 
 
 def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:

@@ -172,6 +172,15 @@ def test_gpus_become_a_limit_a_selector_and_a_least_memory() -> None:
     ]
 
 
+def test_several_types_become_a_choice_of_nodes() -> None:
+    made = run(train(asked={"gpu": GpuRequest(gpus=4, gpu_types=("H100", "A100"))}))
+
+    [term] = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    choice = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["H100", "A100"]}
+    assert term == {"matchExpressions": [choice]}
+    assert "nodeSelector" not in made
+
+
 def test_the_least_memory_narrows_every_alternative_of_the_author() -> None:
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
     affinity = {

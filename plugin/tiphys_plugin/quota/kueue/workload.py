@@ -197,7 +197,12 @@ def build_workload(request: LeaseRequest, spot_flavors: Sequence[Object] = (), *
 
 def _pod_spec(request: LeaseRequest) -> Object:
     gpus = {GPU_RESOURCE: str(request.gpus // request.members)}
-    selector = {"nodeSelector": {GPU_TYPE_LABEL: request.gpu_type}} if request.gpu_type else {}
+    selector: Object = {"nodeSelector": {GPU_TYPE_LABEL: request.gpu_type}} if request.gpu_type else {}
+    if request.gpu_types:
+        expression = {"key": GPU_TYPE_LABEL, "operator": "In", "values": list(request.gpu_types)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+        selector = {"affinity": affinity}
     # Kueue reads the template only for its requests and node selectors; no pod is made of it.
     container = {"name": "main", "image": "tiphys.invalid/none", "resources": {"requests": gpus, "limits": gpus}}
     return {**selector, "containers": [container], "restartPolicy": "Never"}

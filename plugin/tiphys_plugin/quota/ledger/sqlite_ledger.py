@@ -118,7 +118,8 @@ def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: L
 
 def _request_to_json(request: LeaseRequest) -> str:
     # Default values of newer fields are left out, so that an older Tiphys, which lacks the field, can read the row.
-    defaults = {"attained": 0.0, "first_start": None, "spot": "no", "min_members": None, "max_members": None}
+    defaults: dict[str, object] = {"attained": 0.0, "first_start": None, "spot": "no", "gpu_types": ()}
+    defaults |= {"min_members": None, "max_members": None}
     return json.dumps({name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value})
 
 
@@ -139,7 +140,8 @@ def _parse_preemption(text: str | None) -> PreemptionNotice | None:
 
 @lru_cache(maxsize=_PARSE_CACHE_SIZE)
 def _parse_request(text: str) -> LeaseRequest:
-    return LeaseRequest(**json.loads(text))
+    values = json.loads(text)
+    return LeaseRequest(**{**values, "gpu_types": tuple(values.get("gpu_types", ()))})
 
 
 @lru_cache(maxsize=_PARSE_CACHE_SIZE)

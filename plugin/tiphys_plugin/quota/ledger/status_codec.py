@@ -26,7 +26,14 @@ STATUS_VERSION = WHOLE_STATUS_FORMAT
 """In formats before 5, ``node`` and ``instance`` are names; since then they are `hash_node_name` of these."""
 _HASHES = {"node_hash": "node", "instance_hash": "instance"}
 _JSON_NAMES = {field.name: _HASHES.get(field.name, to_camel(field.name)) for field in fields(LeaseRequest)}
-_DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("spot", "no"), ("attained", 0.0))
+_DEFAULTS = (
+    ("priority", 0),
+    ("members", 1),
+    ("tensorParallel", 1),
+    ("spot", "no"),
+    ("attained", 0.0),
+    ("gpuTypes", ()),
+)
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
@@ -184,6 +191,7 @@ class _RequestModel(_StatusModel):
     min_members: PositiveInt | None = None
     max_members: PositiveInt | None = None
     item_index: NonNegativeInt | None = None
+    gpu_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
     def to_request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _JSON_NAMES})

@@ -29,11 +29,13 @@ class PodRequest:
 
     gpus: int
     gpu_type: str | None = None
-    """None: any type."""
+    """None: any type, or one of ``gpu_types``."""
     min_gpu_memory_mb: int | None = None
     gpu_milli: int = WHOLE_GPU
     cpu_milli: int = 0
     host_memory_mb: int = 0
+    gpu_types: tuple[str, ...] = ()
+    """Types of which any may serve a request without ``gpu_type``; empty: all."""
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpu_milli < 0 or self.host_memory_mb < 0:
@@ -46,6 +48,10 @@ class PodRequest:
     @property
     def is_fractional(self) -> bool:
         return self.gpu_milli < WHOLE_GPU
+
+    def accepts_type(self, gpu_type: str) -> bool:
+        """Whether GPUs of this type may serve the request."""
+        return self.gpu_type == gpu_type if self.gpu_type else not self.gpu_types or gpu_type in self.gpu_types
 
     def multiplied_by(self, pods: int) -> "PodRequest":
         """The resources of ``pods`` pods on one node; not for shares of GPUs."""
@@ -165,7 +171,7 @@ def _or_infinite(amount: int | None) -> float:
 def has_matching_gpus(capacity: NodeFreeCapacity, pod: PodRequest) -> bool:
     """Whether the GPUs have the type and memory of the request, free or not; true for a pod without GPUs."""
     return pod.gpus == 0 or (
-        pod.gpu_type in (None, capacity.gpu_type) and capacity.gpu_memory_mb >= (pod.min_gpu_memory_mb or 0)
+        pod.accepts_type(capacity.gpu_type) and capacity.gpu_memory_mb >= (pod.min_gpu_memory_mb or 0)
     )
 
 

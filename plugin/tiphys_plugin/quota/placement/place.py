@@ -29,8 +29,7 @@ def spread_over_topology(
     free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
 ) -> tuple[int, ...] | None:
     """Node number of each member, in topology order; None if the gang does not fit."""
-    gpu_type = gang.pod.gpu_type
-    inventories = [one for one in free_capacity.inventory.by_gpu_type.values() if gpu_type in (None, one.gpu_type)]
+    inventories = [one for one in free_capacity.inventory.by_gpu_type.values() if gang.pod.accepts_type(one.gpu_type)]
     candidates = [
         GangCapacity(free_capacity, one, gang)
         for one in inventories
@@ -183,7 +182,7 @@ def explain_placement_failure(free_capacity: ClusterFreeCapacity, gang: GangRequ
     if (mismatch := _find_mismatch(free_capacity, gang)) is not None:
         return mismatch
     if pod.is_fractional:
-        message = f"no GPU{_gpu_type_text(pod.gpu_type)} has {pod.gpu_milli}/1000 free{_host_resources_text(gang)}"
+        message = f"no GPU{_gpu_type_text(pod)} has {pod.gpu_milli}/1000 free{_host_resources_text(gang)}"
         return PlacementFailure(UnschedulableReason.GANG_FRAGMENTED, message)
     return max(
         (_explain_for_type(free_capacity, gang, one) for one in _matching_inventories(free_capacity, gang)),
@@ -194,15 +193,15 @@ def explain_placement_failure(free_capacity: ClusterFreeCapacity, gang: GangRequ
 def _find_mismatch(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> PlacementFailure | None:
     pod = gang.pod
     inventories = free_capacity.inventory.by_gpu_type
-    if pod.gpu_type not in (None, *inventories):
-        gpu_types = ", ".join(sorted(inventories)) or "no GPU"
-        return PlacementFailure(
-            UnschedulableReason.NO_MATCHING_GPU_TYPE, f"the nodes have no {pod.gpu_type}; they have: {gpu_types}"
-        )
-    if not inventories:
+    if not inventories and pod.gpu_type is None:
         return PlacementFailure(UnschedulableReason.NO_MATCHING_GPU_TYPE, "no node has a GPU")
+    if not any(map(pod.accepts_type, inventories)):
+        gpu_types, wanted = ", ".join(sorted(inventories)) or "no GPU", pod.gpu_type or " or ".join(pod.gpu_types)
+        return PlacementFailure(
+            UnschedulableReason.NO_MATCHING_GPU_TYPE, f"the nodes have no {wanted}; they have: {gpu_types}"
+        )
     if not _matching_inventories(free_capacity, gang):
-        message = f"no GPU{_gpu_type_text(pod.gpu_type)} has {pod.min_gpu_memory_mb} MB"
+        message = f"no GPU{_gpu_type_text(pod)} has {pod.min_gpu_memory_mb} MB"
         return PlacementFailure(
             UnschedulableReason.GPU_MEMORY_TOO_SMALL, f"{message}; ask for less memory or another type"
         )
@@ -211,9 +210,8 @@ def _find_mismatch(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> Pla
 
 def _matching_inventories(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> list[GpuTypeInventory]:
     """Inventories of the GPU types that the gang can use, free or not."""
-    gpu_type, memory_mb = gang.pod.gpu_type, gang.pod.min_gpu_memory_mb or 0
-    inventories = free_capacity.inventory.by_gpu_type.values()
-    return [one for one in inventories if gpu_type in (None, one.gpu_type) and one.memory_mb >= memory_mb]
+    memory_mb, inventories = gang.pod.min_gpu_memory_mb or 0, free_capacity.inventory.by_gpu_type.values()
+    return [one for one in inventories if gang.pod.accepts_type(one.gpu_type) and one.memory_mb >= memory_mb]
 
 
 def _explain_for_type(
@@ -281,8 +279,9 @@ def _host_resources_text(gang: GangRequest) -> str:
     return " beside enough CPUs and memory" if needs_host else ""
 
 
-def _gpu_type_text(gpu_type: str | None) -> str:
-    return f" of type {gpu_type}" if gpu_type else ""
+def _gpu_type_text(pod: PodRequest) -> str:
+    wanted = pod.gpu_type or " or ".join(pod.gpu_types)
+    return f" of type {wanted}" if wanted else ""
 
 
 def _is_or_are(gpus: int) -> str:

@@ -166,8 +166,9 @@ class Capacity:
     def find_fitting_pools(self, queue: Queue, request: LeaseRequest) -> list[str]:
         """Pools that could serve the request now, the best first.
 
-        Pools within the queue's own quota come before borrowed ones, then flavors in their order. Without flavors, the
-        pool with the fewest available GPUs comes first, so that large requests keep room.
+        Pools within the queue's own quota come before borrowed ones, then the types that the request names, and
+        flavors, in their order. Without either, the pool with the fewest available GPUs comes first, so that large
+        requests keep room.
         """
 
         def rank(pool: str) -> tuple[bool, int, str]:
@@ -177,7 +178,7 @@ class Capacity:
         fitting = [option.pool for option in options if self._can_serve(queue, request.gpus, option)]
         if len(fitting) < 2:
             return fitting
-        if self.queues.flavors:
+        if self.queues.flavors or request.gpu_types:
             return sorted(fitting, key=lambda pool: self.remaining_quota(queue, pool) < request.gpus)
         return sorted(fitting, key=rank)
 

@@ -194,17 +194,18 @@ def _reject_by_owner(queues: Queues, queue: Queue, request: LeaseRequest) -> Rej
 def _find_rejection(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
     """Why the request can never be served under these queues; None if it can."""
     inventory = queues.gpu_inventory
-    if inventory is not None and request.gpu_type is not None and request.gpu_type not in queues.gpu_types:
+    wanted = {request.gpu_type} if request.gpu_type else set(request.gpu_types)
+    if inventory is not None and wanted and not wanted & queues.gpu_types:
         gpu_types = ", ".join(sorted(queues.gpu_types)) or "none"
         return Rejected(
-            AdmissionReason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.gpu_type}; it has: {gpu_types}"
+            AdmissionReason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.type_text}; it has: {gpu_types}"
         )
     if inventory is not None and not pools.find_suitable_kinds(queues, request):
         return _reject_by_kind(queues, inventory, request)
     eligible_pools = pools.find_eligible_pools(queues, queue, request)
     if not eligible_pools:
         declared = ", ".join(sorted(queue.gpus)) or "none"
-        missing = request.gpu_type or "GPU that fits"
+        missing = request.type_text or "GPU that fits"
         message = f"queue {queue.name} has no {missing}; it has: {declared}"
         return Rejected(
             AdmissionReason.NO_MATCHING_GPU_TYPE, f"{message}{_untyped_request_hint(queues, queue, request)}"
@@ -220,7 +221,7 @@ def _reject_by_kind(queues: Queues, gpu_kinds: Iterable[str], request: LeaseRequ
             AdmissionReason.GPU_MEMORY_TOO_SMALL,
             f"no GPU of the wanted type has {request.min_gpu_memory_mb} MB; ask for less memory or another type",
         )
-    message = f"no flavor of {request.gpu_type or 'any type'} is for this step{_spot_hint(queues, request)}"
+    message = f"no flavor of {request.type_text or 'any type'} is for this step{_spot_hint(queues, request)}"
     return Rejected(AdmissionReason.NO_MATCHING_GPU_TYPE, message)
 
 
@@ -405,7 +406,7 @@ def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) 
 
 
 def _format_requested_gpus(request: LeaseRequest) -> str:
-    return format_gpus(request.gpus, request.gpu_type)
+    return format_gpus(request.gpus, request.type_text)
 
 
 def _expected_start_text(start: datetime | None) -> str:

@@ -11,6 +11,7 @@ share one `PoolOptions` object.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,14 +28,15 @@ def find_eligible_pools(queues: Queues, queue: Queue, request: LeaseRequest) -> 
     """Pools of ``queue`` that may serve the request: in the order of its flavors, or without flavors by name."""
     if queues.flavors:
         size = request.gpus if request.spot == "avoided" else 0
-        key = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot, size)
+        key = (queue.name, request.gpu_type, request.gpu_types, request.min_gpu_memory_mb, request.spot, size)
         if (cached := queues.eligible_pools_cache.get(key)) is None:
             if len(queues.eligible_pools_cache) >= _ELIGIBLE_POOLS_CACHE_SIZE:
                 queues.eligible_pools_cache.clear()
             cached = queues.eligible_pools_cache[key] = _find_eligible_flavors(queues, queue, request)
         return cached
     if request.gpu_type is None:
-        return [pool for pool in sorted(queue.gpus) if _may_serve(queues, pool, request)]
+        serving = (pool for pool in sorted(queue.gpus) if _may_serve(queues, pool, request))
+        return _by_preference(queues, request, serving)
     if request.gpu_type in queue.gpus:
         return [request.gpu_type]
     return [ANY_TYPE] if ANY_TYPE in queue.gpus else []
@@ -52,9 +54,20 @@ def _find_eligible_flavors(queues: Queues, queue: Queue, request: LeaseRequest) 
         return without_spot if suffices else _find_eligible_flavors(queues, queue, replace(request, spot="allowed"))
     gpu_type = request.gpu_type
     suitable = [pool for pool in list_pools_in_order(queues, queue) if is_kind_suitable(queues, pool, request)]
+    if request.gpu_types:
+        return _by_preference(queues, request, suitable)
     if suitable or gpu_type is None or not queues.flavor_set.is_unflavored(gpu_type):
         return suitable
     return [ANY_TYPE] if ANY_TYPE in queue.gpus and gpu_type not in queue.gpus else []
+
+
+def _by_preference(queues: Queues, request: LeaseRequest, pools: Iterable[str]) -> list[str]:
+    """The pools of the types that the request names, its preferred type first and ``*`` last; all if it names none."""
+    if not request.gpu_types:
+        return list(pools)
+    preference = {gpu_type: number for number, gpu_type in enumerate((*request.gpu_types, ANY_TYPE))}
+    types = {pool: queues.flavor_set.gpu_type_of(pool) for pool in pools}
+    return sorted((pool for pool in types if types[pool] in preference), key=lambda pool: preference[types[pool]])
 
 
 def _max_holdable_gpus(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> float:
@@ -73,7 +86,8 @@ def list_pools_in_order(queues: Queues, queue: Queue) -> list[str]:
 def is_kind_suitable(queues: Queues, gpu_kind: str, request: LeaseRequest) -> bool:
     """Whether the request can use GPUs of this kind; undeclared memory counts as enough."""
     flavor = queues.flavor_set.by_name.get(gpu_kind)
-    if request.gpu_type not in (None, gpu_kind if flavor is None else flavor.gpu_type):
+    gpu_type = gpu_kind if flavor is None else flavor.gpu_type
+    if request.gpu_type not in (None, gpu_type) or (request.gpu_types and gpu_type not in request.gpu_types):
         return False
     if queues.gpu_inventory is not None and gpu_kind not in queues.gpu_inventory:
         return False
@@ -147,7 +161,7 @@ def count_existing_gpus(queues: Queues, request: LeaseRequest, pool: str) -> flo
     return sum(queues.gpu_inventory[kind].count for kind in kinds if kind in queues.gpu_inventory)
 
 
-RequestShape = tuple[str, str | None, int, int, int, int | None, str]
+RequestShape = tuple[str, str | None, tuple[str, ...], int, int, int, int | None, str]
 """All fields of a request that decide whether it fits."""
 
 
@@ -187,7 +201,7 @@ class PoolOptions:
 def request_shape(request: LeaseRequest) -> RequestShape:
     """Key of the fields that decide whether a request fits. Requests of one shape fit in the same states."""
     size = (request.gpus, request.members, request.tensor_parallel)
-    return request.queue, request.gpu_type, *size, request.min_gpu_memory_mb, request.spot
+    return request.queue, request.gpu_type, request.gpu_types, *size, request.min_gpu_memory_mb, request.spot
 
 
 def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
@@ -204,16 +218,22 @@ def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> Poo
 def build_gang_request(request: LeaseRequest, pool: str) -> GangRequest:
     """The placement request for GPUs of ``pool``."""
     gpus_per_member, kind = request.gpus // request.members, gpu_kind_in_pool(request, pool)
+    types = request.gpu_types if kind is None else ()
     return _cached_gang_request(
-        gpus_per_member, kind, request.min_gpu_memory_mb, request.members, request.tensor_parallel
+        gpus_per_member, kind, types, request.min_gpu_memory_mb, request.members, request.tensor_parallel
     )
 
 
 @lru_cache(maxsize=4096)
 def _cached_gang_request(
-    gpus: int, gpu_type: str | None, memory_mb: int | None, members: int, tensor_parallel: int
+    gpus: int,
+    gpu_type: str | None,
+    gpu_types: tuple[str, ...],
+    memory_mb: int | None,
+    members: int,
+    tensor_parallel: int,
 ) -> GangRequest:
-    return GangRequest(PodRequest(gpus, gpu_type, memory_mb), members, tensor_parallel)
+    return GangRequest(PodRequest(gpus, gpu_type, memory_mb, gpu_types=gpu_types), members, tensor_parallel)
 
 
 def _build_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:

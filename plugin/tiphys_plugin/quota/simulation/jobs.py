@@ -26,6 +26,7 @@ class TraceJob:
     gpus: int
     queue: str | None = None
     gpu_type: str | None = None
+    """Several types of which any may serve the job are separated by ``|``; None: any type."""
     priority: int = 0
     limit_seconds: int | None = None
     members: int = 1
@@ -54,6 +55,7 @@ class Trace:
 
 def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
     """The lease request of the first attempt of the job; ``number`` is unique in the trace."""
+    types = tuple(dict.fromkeys((job.gpu_type or "").split("|")))
     return LeaseRequest(
         uid=str(number),
         step=job.name,
@@ -65,7 +67,8 @@ def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
         attempt=1,
         queue=job.queue or "",
         gpus=job.gpus,
-        gpu_type=job.gpu_type,
+        gpu_type=types[0] or None if len(types) == 1 else None,
+        gpu_types=types if len(types) > 1 else (),
         priority=job.priority,
         seconds=job.limit_seconds,
         members=job.members,

@@ -67,7 +67,7 @@ def _select_by_arrival(
     blocked_shapes: set[tuple[str, str | None, int | None, int, str]] = set()
     for queue, pending in _pending_by_arrival(queues, waiting):
         request = pending.request
-        shape = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.gpus, request.spot)
+        shape = (queue.name, request.type_text, request.min_gpu_memory_mb, request.gpus, request.spot)
         fitting = capacity.find_fitting_pools(queue, request) if shape not in blocked_shapes else []
         if fitting:
             held_gpus = capacity.held_gpus_if_placed(request, fitting[0])

@@ -301,7 +301,7 @@ def _max_relevant(shape: JobShape, gpus: int) -> int:
 
 
 def _job_shape(request: LeaseRequest) -> JobShape:
-    return (request.queue, request.gpu_type, request.gpus, request.members, request.seconds, request.spot)
+    return (request.queue, request.type_text, request.gpus, request.members, request.seconds, request.spot)
 
 
 def _by_position(placed: _PositionedRequest) -> PositionKey:

@@ -94,6 +94,6 @@ class SimulatedPreemptionLoop:
 def _preemptor_shape(queue: Queue, preemptor: PendingRequest) -> tuple[object, ...]:
     request = preemptor.request
     if not queue.is_backfill_preemptible:
-        return request.gpu_type, request.spot
+        return request.type_text, request.spot
     level = queue.attained_level(request.attained)
-    return request.gpu_type, request.spot, request.gpus, request.members, request.seconds, request.priority, level
+    return request.type_text, request.spot, request.gpus, request.members, request.seconds, request.priority, level

@@ -126,7 +126,7 @@ def _parse_openb_row(row: TraceRow) -> TraceJob | str:
         submit_seconds=created,
         duration_seconds=deleted - started,
         gpus=gpus,
-        gpu_type=spec if spec and "|" not in spec else None,
+        gpu_type=spec or None,
     )
 
 

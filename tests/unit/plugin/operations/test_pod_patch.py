@@ -101,6 +101,12 @@ def test_a_type_that_was_chosen_without_a_flavor_is_asked_for(tmp_path):
     assert patched(plain, fit(gpu=gpus(2, gpu_type=None)))["nodeSelector"] == {"nvidia.com/gpu.product": "T4"}
 
 
+def test_of_several_types_the_one_that_was_chosen_is_asked_for(tmp_path):
+    plain = world(tmp_path, queues(research={"T4": 8, "A100": 1}))
+    wanted = fit(gpu=gpus(2, gpu_type=None, gpu_types=("A100", "T4")))
+    assert patched(plain, wanted)["nodeSelector"] == {"nvidia.com/gpu.product": "T4"}
+
+
 def test_the_node_is_told_beside_the_flavor(tmp_path):
     nodes = [{"name": f"n-{pool}", "gpu_type": "A100", "gpus": 8, "labels": {"pool": pool}} for pool in ("own", "spot")]
     nodes.append({"name": "n-t4", "gpu_type": "T4", "gpus": 8})

@@ -104,7 +104,7 @@ def test_pods_of_openb_that_are_no_jobs_with_whole_gpus_are_counted(written):
     assert trace.jobs == (
         TraceJob("whole", 10, 80, 8),
         TraceJob("typed", 10, 100, 1, gpu_type="V100M32"),
-        TraceJob("either", 20, 90, 1),
+        TraceJob("either", 20, 90, 1, gpu_type="T4|P100"),
     )
     assert trace.skipped == {
         "without a GPU": 1,
