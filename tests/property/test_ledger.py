@@ -66,7 +66,13 @@ MOST_ENTRIES = 3
 
 def declare(inventory: dict[str, dict[str, int]] | None) -> Queues:
     declared = [
-        {"name": name, "gpus": gpus, "namespaces": OWNERS.get(name), "max_priority": HIGHEST_PRIORITY.get(name)}
+        {
+            "name": name,
+            "gpus": gpus,
+            "namespaces": OWNERS.get(name),
+            "max_priority": HIGHEST_PRIORITY.get(name),
+            "backfill": "strict",
+        }
         for name, gpus in QUOTAS.items()
     ]
     share = MOST_ENTRIES / 100_000

@@ -45,6 +45,7 @@ def rules(declared: frozenset[str], on_nodes: bool) -> Queues:
             "name": name,
             "gpus": {kind: quota for kind, quota in gpus.items() if kind in declared},
             "flavor_order": [kind for kind in ORDER if kind in declared and kind in gpus],
+            "backfill": "strict",
         }
         for name, gpus in QUOTA.items()
     ]

@@ -25,7 +25,7 @@ from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import select_admissible
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, decide_pending
 from tiphys_plugin.quota.scheduler.snapshot import declared_end
 
 OTHERS = {
@@ -33,6 +33,7 @@ OTHERS = {
     AdmissionReason.BEHIND_HIGHER_PRIORITY,
     AdmissionReason.BEHIND_SMALLER_SHARE,
     AdmissionReason.RESERVED,
+    AdmissionReason.LINE_CLOSED,
 }
 TYPES = ["A100", "T4"]
 NAMES = ["a", "b", "c"]
@@ -66,6 +67,9 @@ def rules(draw: st.DrawFn, exists: st.SearchStrategy[Any] = ANYTHING) -> Queues:
     for name in NAMES:
         gpus = draw(st.dictionaries(st.sampled_from([*TYPES, "*"]), st.integers(0, 8), min_size=1))
         queue = {"name": name, "gpus": gpus, "weight": draw(st.sampled_from([1, 2]))}
+        queue["backfill"] = draw(st.sampled_from(["bounded", "strict", "preemptible"]))
+        if queue["backfill"] == "bounded":
+            queue["backfill_hours"] = draw(st.sampled_from([0, 0.1, 48]))
         if draw(st.booleans()):
             queue["cohort"] = "lab"
             limited = draw(st.sets(st.sampled_from(sorted(gpus))))
@@ -115,7 +119,7 @@ def started(state: SchedulingState) -> list[PoolAssignment]:
 
 def decided(state: SchedulingState, one: PendingRequest):
     others = tuple(other for other in state.pending if other is not one)
-    return decide_admission(replace(state, pending=others), one.request, one.arrival, LATER)
+    return decide_pending(replace(state, pending=others), one, LATER)
 
 
 @given(states())
@@ -192,14 +196,9 @@ def test_a_deferred_request_is_told_a_true_reason(state):
             continue
         assert answer.reasons
         assert answer.reason is answer.reasons[0].reason
-        reasons = {because.reason for because in answer.reasons}
+        reasons = {because.reason for because in answer.reasons} - {AdmissionReason.FIRST_IN_LINE}
         alone = decide_admission(replace(state, pending=()), one.request, one.arrival, LATER)
-        if reasons <= {
-            AdmissionReason.BEHIND_EARLIER_REQUEST,
-            AdmissionReason.BEHIND_HIGHER_PRIORITY,
-            AdmissionReason.BEHIND_SMALLER_SHARE,
-            AdmissionReason.RESERVED,
-        }:
+        if reasons <= OTHERS:
             assert isinstance(alone, Admitted), "it is said to wait for others, and would wait without them"
             assert answer.position > 1
         else:

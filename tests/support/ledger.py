@@ -36,6 +36,14 @@ def cohort(inventory: dict[str, dict[str, int]] | None = None, **members: dict[s
     return Queues.model_validate({"queues": document, "inventory": inventory})
 
 
+def strict(declared: Queues) -> Queues:
+    """The same queues, in which nothing starts on what a blocked request lacks."""
+    document = declared.model_dump(mode="json", exclude_defaults=True)
+    for queue in document["queues"]:
+        queue["backfill"] = "strict"
+    return Queues.model_validate(document)
+
+
 def spec(declared: Queues) -> dict[str, Any]:
     """Queues as the spec of a `GPULedger`."""
     return declared.model_dump(mode="json", exclude_defaults=True)

@@ -19,7 +19,7 @@ from tiphys_plugin.quota.lease import (
 )
 from tiphys_plugin.quota.queues import Queues
 
-from support.ledger import ask
+from support.ledger import ask, strict
 from support.world import Clock
 
 QUOTA = {("a", "A100"): 4, ("a", "T4"): 2, ("b", "A100"): 6, ("c", "A100"): 4, ("shut", "A100"): 4}
@@ -27,17 +27,19 @@ LAB = ("a", "b", "shut")
 MOST_OF_A = 12
 KEPT_BY_B = 5
 STOCK = {"A100": 16, "T4": 2}
-RULES = Queues.model_validate(
-    {
-        "queues": [
-            {"name": "a", "gpus": {"A100": 4, "T4": 2}, "cohort": "lab", "borrowing_limit": {"A100": 8, "T4": 0}},
-            {"name": "b", "gpus": {"A100": 6}, "cohort": "lab", "lending_limit": {"A100": 1}},
-            {"name": "c", "gpus": {"A100": 4}, "namespaces": ["ml"], "max_priority": 5},
-            {"name": "shut", "gpus": {"A100": 4}, "cohort": "lab", "stopped": True},
-        ],
-        "inventory": {name: {"count": count} for name, count in STOCK.items()},
-        "ledger_share": 0.0003,
-    }
+RULES = strict(
+    Queues.model_validate(
+        {
+            "queues": [
+                {"name": "a", "gpus": {"A100": 4, "T4": 2}, "cohort": "lab", "borrowing_limit": {"A100": 8, "T4": 0}},
+                {"name": "b", "gpus": {"A100": 6}, "cohort": "lab", "lending_limit": {"A100": 1}},
+                {"name": "c", "gpus": {"A100": 4}, "namespaces": ["ml"], "max_priority": 5},
+                {"name": "shut", "gpus": {"A100": 4}, "cohort": "lab", "stopped": True},
+            ],
+            "inventory": {name: {"count": count} for name, count in STOCK.items()},
+            "ledger_share": 0.0003,
+        }
+    )
 )
 
 

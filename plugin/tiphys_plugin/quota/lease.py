@@ -49,6 +49,8 @@ class AdmissionReason(StrEnum):
     BEHIND_SMALLER_SHARE = "BehindSmallerShare"
     BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
     RESERVED = "Reserved"
+    FIRST_IN_LINE = "FirstInLine"
+    LINE_CLOSED = "LineClosed"
     WAITING_FOR_PREEMPTED_CHECKPOINT = "WaitingForPreemptedCheckpoint"
     MIN_RUNTIME_PROTECTED = "MinRuntimeProtected"
     MISCONFIGURED = "Misconfigured"

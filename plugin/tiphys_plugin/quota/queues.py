@@ -46,6 +46,8 @@ _HOURS_PER_GPU = 0.1
 """Part of the hours at which its level ends that a training yields to others of its level, for each of its GPUs."""
 PREEMPTIBLE_MIN_RUNTIME_SECONDS = 1200
 """About four times what a preemption usually costs: a save of 30 s, and a restart of 5 minutes."""
+DEFAULT_BACKFILL_HOURS = 48.0
+"""On two public traces the mean completion is less than 1.4 times that of a queue that passes over blocked requests."""
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
@@ -58,43 +60,37 @@ class Queue(BaseModel):
     ``gpus`` is the quota by flavor or GPU type. ``*`` is shared by all types that
     the queue does not name and that have no flavors.
 
-    The scheduler tries flavors in the order of ``flavor_order``, then in the order
-    of their declaration. It takes the first suitable flavor with room within the
-    quota, else the first from which the queue can borrow (Kueue's flavor
-    fungibility with ``whenCanBorrow: TryNextFlavor``).
+    The scheduler tries flavors in the order of ``flavor_order``, then in that of their
+    declaration. It takes the first with room within the quota, else the first from which
+    the queue can borrow (Kueue's ``whenCanBorrow: TryNextFlavor``).
 
     ``namespaces`` are the owners of the queue: only their requests are accepted. None:
     the queue is shared by all namespaces. ``max_priority`` is the highest priority of
-    a request. A request beyond either limit is rejected, as Slurm rejects a job that
-    names a QOS it may not use: a silently lowered priority would only show as a wait.
+    a request. A request beyond either limit is rejected, because a silently lowered
+    priority would only show as a wait.
 
-    Queues of one ``cohort`` lend each other free GPUs. ``borrowing_limit`` is the
-    most that a queue may hold beyond its quota, ``lending_limit`` the most of its
-    quota that other queues may hold, by pool; a pool that is not named there has
-    no limit. Requests within their quota go first, then those of the queue that
-    uses least for its ``weight``. A ``stopped`` queue admits nothing; its running
-    trainings continue.
+    Queues of one ``cohort`` lend each other free GPUs. ``borrowing_limit`` is the most that
+    a queue may hold beyond its quota, ``lending_limit`` the most of its quota that other
+    queues may hold, by pool; a pool that is not named has no limit. Requests within their
+    quota go first, then those of the queue that uses least for its ``weight``. A ``stopped``
+    queue admits nothing; its running trainings continue.
 
-    A training is preempted only by a queue with a preemption rule. With
-    ``preempts_lower_priority`` a pending request preempts trainings of its own
+    With ``preempts_lower_priority`` a pending request preempts trainings of its own
     queue that have a strictly lower priority. With ``reclaims`` a pending request
     within the quota of its queue preempts trainings of queues of its cohort that
-    hold more than their own quota. Trainings of a queue are protected for
-    ``min_runtime_seconds`` after the grant of their lease. Source of the terms:
-    Kueue, "Cluster Queue" (withinClusterQueue, reclaimWithinCohort).
+    hold more than their own quota (Kueue's withinClusterQueue and reclaimWithinCohort).
+    Trainings of a queue are protected for ``min_runtime_seconds`` after their grant.
 
-    With ``order: attained``, the request with the least attained service goes
-    first within one priority; no training has to declare its duration. Attained
-    service is compared by levels that begin at ``attained_gpu_hours``. Within a level
-    the order is that of the first request, and a training with more GPUs, which will
-    probably need more GPU time, counts as later (`yield_seconds`). With
-    ``preempts_longer`` a pending request preempts trainings of its own queue that
-    have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019 (discretized two-dimensional
-    least attained service).
+    With ``order: attained``, the request with the least attained service goes first
+    within one priority, by levels that begin at ``attained_gpu_hours`` (J. Gu et al.,
+    "Tiresias", NSDI 2019). Within a level the order is that of the first request, and a
+    training with more GPUs counts as later (`yield_seconds`). With ``preempts_longer`` a
+    pending request preempts trainings of its queue that have reached a higher level.
 
-    ``backfill: preemptible`` lets requests behind a blocked one start on what stands
-    idle, because that request may preempt them. It is the default with
-    ``preempts_longer``. ``strict`` keeps for a blocked request all that it lacks.
+    ``backfill: bounded`` lets requests of the same priority behind a blocked one start
+    on idle GPUs, until it has been the first of the queue for ``backfill_hours``.
+    ``preemptible`` lets them start because the blocked one may preempt them.
+    ``strict`` keeps for a blocked request all that it lacks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -116,7 +112,9 @@ class Queue(BaseModel):
     order: Literal["arrival", "attained"] = "arrival"
     attained_gpu_hours: tuple[_Positive, ...] = Field(default=DEFAULT_LEVEL_GPU_HOURS, min_length=1, max_length=20)
     preempts_longer: bool = False
-    backfill: Literal["strict", "preemptible"] | None = None
+    backfill: Literal["strict", "bounded", "preemptible"] | None = None
+    """None: bounded, or preemptible with ``preempts_longer``."""
+    backfill_hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_BACKFILL_HOURS
 
     @model_validator(mode="after")
     def _limits_are_of_this_queue(self) -> "Queue":
@@ -135,7 +133,9 @@ class Queue(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _levels_rise(self) -> "Queue":
+    def _order_is_consistent(self) -> "Queue":
+        if self.backfill_hours != DEFAULT_BACKFILL_HOURS and not self.is_backfill_bounded:
+            raise ValueError(f"queue {self.name!r} has backfill_hours, which only `backfill: bounded` goes by")
         if list(self.attained_gpu_hours) != sorted(set(self.attained_gpu_hours)):
             raise ValueError(f"queue {self.name!r} has attained_gpu_hours that do not rise from one to the next")
         if self.order != "attained":
@@ -153,6 +153,11 @@ class Queue(BaseModel):
     def is_backfill_preemptible(self) -> bool:
         """Whether a blocked request may preempt trainings that started behind it."""
         return self.backfill == "preemptible" or (self.backfill is None and self.preempts_longer)
+
+    @property
+    def is_backfill_bounded(self) -> bool:
+        """Whether others may overtake the first blocked request of the queue, for ``backfill_hours``."""
+        return self.backfill == "bounded" or (self.backfill is None and not self.preempts_longer)
 
     @property
     def protected_seconds(self) -> int:

@@ -2,8 +2,8 @@
 
 If the ends of leases give the time at which the request will fit, later requests
 may start as far as they do not delay it. Without such a time no later request may
-take the resources that it lacks, unless the reserved request may preempt it. See
-`tiphys_plugin.quota.scheduler.cycle` for the source.
+take the resources that it lacks, unless the backfill of its queue allows it. See
+`tiphys_plugin.quota.scheduler.cycle` for the rules and their source.
 """
 
 from collections.abc import Iterable
@@ -118,24 +118,34 @@ class Reservation:
     capacity_at_start: Capacity | None = None
     scope: ReservationScope = EMPTY_SCOPE
     is_open: bool = False
-    """Whether other requests of its queue may start on what it lacks, if no known ends of leases make it fit."""
+    """Whether other requests of its queue may start on what it lacks, if no known ends of leases make it fit: any of
+    them with preemptible backfill, and those of its priority until ``closes_at`` with bounded backfill."""
+    closes_at: datetime | None = None
+    """None without bounded backfill."""
     is_promised: bool = False
     """Whether the request is promised GPUs of victims; then other promised requests may also count on them."""
 
     def is_delayed_by(
-        self, held_gpus: HeldGpus, consumed_limits: frozenset[ResourceLimit], end: datetime | None, *, is_promised: bool
+        self,
+        request: LeaseRequest,
+        held_gpus: HeldGpus,
+        consumed_limits: frozenset[ResourceLimit],
+        end: datetime | None,
+        *,
+        is_promised: bool,
     ) -> bool:
         """Whether a lease from now to ``end`` would delay the expected start of the reserved request.
 
         Args:
+            request: The request of the lease.
             held_gpus: The GPUs of the lease.
             consumed_limits: The limits that the lease would use up.
             end: Declared end of the lease; None: unknown.
             is_promised: Whether the request of the lease is promised GPUs of victims, too.
         """
         if self.expected_start is None or self.capacity_at_start is None:
-            is_allowed = self.is_open and held_gpus.queue == self.queue.name
-            return not is_allowed and bool(consumed_limits & self.missing_limits)
+            may_overtake = self._may_be_overtaken_by(request) and (is_promised or not self.is_promised)
+            return not may_overtake and bool(consumed_limits & self.missing_limits)
         if (end is not None and end <= self.expected_start) or not self.scope.includes(held_gpus):
             return False
         if self.is_promised and not is_promised and consumed_limits & self.missing_limits:
@@ -144,3 +154,8 @@ class Reservation:
         delayed = not self.capacity_at_start.fits(self.queue, self.pending.request)
         self.capacity_at_start.remove(held_gpus)
         return delayed
+
+    def _may_be_overtaken_by(self, request: LeaseRequest) -> bool:
+        if not self.is_open or request.queue != self.queue.name:
+            return False
+        return self.queue.is_backfill_preemptible or request.priority == self.pending.request.priority

@@ -9,14 +9,18 @@ A request that fits starts. The first request that does not fit gets a reservati
 * If the ends of the relevant leases are known, the request is expected to start at
   the first instant at which it fits. Later requests start only if they do not
   delay it.
-* Without such deadlines no later request may take the resources that it lacks.
+* Without such deadlines later requests of the same queue and priority may take the
+  resources that it lacks, until it has been the first of its queue for
+  ``backfill_hours``. Then the line closes: nothing starts on these before it does.
+  With ``backfill: strict`` the line is never open.
 * In a queue with preemptible backfill, later requests of the same queue may take
   them, because the first one may preempt these. When its turn has come, that is, when
   it lacks only what trainings behind it hold, nothing more starts on what it lacks:
   the youngest of them are preempted once ``min_runtime_seconds`` have passed.
 
-So the wait of a request is bounded by the running leases and by the requests before
-it, and with preemptible backfill by one ``min_runtime_seconds`` and one save more.
+So the wait of a request is bounded by the running leases, by the requests before it, and
+by ``backfill_hours``, or with preemptible backfill by one ``min_runtime_seconds`` and one
+save.
 
 Thousands of pending requests are repeated every few seconds. Between two changes
 of the ledger state one cycle answers all of them, so `CycleResult` is cached as a
@@ -51,7 +55,7 @@ from tiphys_plugin.quota.scheduler.cycle_result import (
 )
 from tiphys_plugin.quota.scheduler.fair_share import FairShares
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
-from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind
+from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind, find_first_since
 from tiphys_plugin.quota.scheduler.snapshot import (
     DerivedState,
     GroupKey,
@@ -132,6 +136,7 @@ class _SchedulingCycle:
         """Sorted by expected start; reservations without one come first."""
         self._reserved_limits: defaultdict[str, set[ResourceLimit]] = defaultdict(set)
         """By queue, the limits of which its reservations keep something."""
+        self._started_queues: set[str] = set()
         self._promised_arrivals: set[int] = set()
         """Arrival numbers of the requests that go first; see `_find_promised_arrivals`."""
 
@@ -255,7 +260,7 @@ class _SchedulingCycle:
                 (
                     reservation
                     for reservation in self._reservations
-                    if reservation.is_delayed_by(held_gpus, limits, end, is_promised=is_promised)
+                    if reservation.is_delayed_by(request, held_gpus, limits, end, is_promised=is_promised)
                 ),
                 None,
             )
@@ -273,8 +278,8 @@ class _SchedulingCycle:
     ) -> SchedulingVerdict:
         verdict = SchedulingVerdict(missing_limits or one.pool_options.limits)
         self._known_verdicts[one.pool_options] = -inf, verdict
-        start = self._reserve(queue, one.pending, missing_limits) if missing_limits else None
-        return verdict if start is None else replace(verdict, expected_start=start)
+        own = self._reserve(queue, one.pending, missing_limits) if missing_limits else None
+        return verdict if own is None else replace(verdict, own_reservation=own)
 
     def _seconds_until_start(self, reservation: Reservation) -> float:
         """Seconds until the expected start, during which backfill may use the kept GPUs; -inf without such a start."""
@@ -282,6 +287,7 @@ class _SchedulingCycle:
 
     def _start(self, request: LeaseRequest, held_gpus: HeldGpus, end: datetime | None) -> None:
         self._capacity.add(held_gpus)
+        self._started_queues.add(request.queue)
         self._must_borrow.pop(request.queue, None)
         self._share_by_queue.pop(request.queue, None)
         if end is not None:
@@ -294,27 +300,35 @@ class _SchedulingCycle:
             ):
                 one.capacity_at_start.add(held_gpus)
 
-    def _reserve(self, queue: Queue, one: PendingRequest, missing_limits: frozenset[ResourceLimit]) -> datetime | None:
-        """Reserve the missing limits, unless its queue has a reservation of them already; returns the expected start.
-
-        None if there is no new reservation, or no expected start.
-        """
+    def _reserve(
+        self, queue: Queue, one: PendingRequest, missing_limits: frozenset[ResourceLimit]
+    ) -> Reservation | None:
+        """Reserve the missing limits, unless its queue has a reservation of them already."""
         if not self._reserved_limits[queue.name].isdisjoint(missing_limits):
             return None
         self._reserved_limits[queue.name] |= missing_limits
         capacity_at_start = self._capacity.copy()
         scope = self._scope(queue, one.request)
         start = find_first_fit(capacity_at_start, self._relevant_ends(scope), queue, one.request)
-        is_promised = one.arrival in self._promised_arrivals
-        is_open = not is_promised and queue.is_backfill_preemptible and not self._has_turn(queue, one)
-        reservation = Reservation(one, queue, missing_limits, is_promised=is_promised, is_open=is_open)
+        reservation = Reservation(one, queue, missing_limits, is_promised=one.arrival in self._promised_arrivals)
         if start is not None:
             reservation = replace(reservation, expected_start=start, capacity_at_start=capacity_at_start, scope=scope)
+        elif not self._is_promised(one):
+            reservation = self._open_to_backfill(reservation)
         insort(self._reservations, reservation, key=self._seconds_until_start)
-        return start
+        return reservation
 
-    def _has_turn(self, queue: Queue, one: PendingRequest) -> bool:
-        return could_start_without_those_behind(queue, one, self._derived.leases, self._capacity, self._now)
+    def _open_to_backfill(self, reservation: Reservation) -> Reservation:
+        """The reservation, open to later requests where the backfill of its queue allows it."""
+        queue, one, leases = reservation.queue, reservation.pending, self._derived.leases_of(reservation.queue.name)
+        if queue.is_backfill_preemptible:
+            has_turn = could_start_without_those_behind(queue, one, leases, self._capacity, self._now)
+            return replace(reservation, is_open=not has_turn)
+        if queue.is_backfill_bounded:
+            first_since = self._now if queue.name in self._started_queues else find_first_since(queue, one, leases)
+            closes_at = first_since + timedelta(hours=queue.backfill_hours)
+            return replace(reservation, is_open=self._now < closes_at, closes_at=closes_at)
+        return reservation
 
     def _relevant_ends(self, scope: ReservationScope) -> Iterable[LeaseEnd]:
         """Known ends of the leases in ``scope``, in order of time."""

@@ -40,8 +40,8 @@ class SchedulingVerdict:
     nodes: tuple[str, ...] = ()
     """The node of each member, where nodes are declared."""
     reservation: Reservation | None = None
-    expected_start: datetime | None = None
-    """When the request will fit, if it has a reservation of its own with a known start."""
+    own_reservation: Reservation | None = None
+    """The reservation for the request itself, if it is the first blocked one of its queue."""
 
 
 class PoolAssignment(NamedTuple):
@@ -117,12 +117,17 @@ class RequestOutcome:
     position: int
     first_ahead: RankedRequest | None
     reservation: Reservation | None
-    expected_start: datetime | None
-    """Expected start; None if no reservation gives one."""
+    own_reservation: Reservation | None
+    """The reservation for the request itself, if it is the first blocked one of its queue."""
     capacity: Capacity
     """GPUs held by leases, without the starts of this cycle."""
     is_promised: bool
     """Whether the request is promised GPUs; see `SchedulingKey`."""
+
+    @property
+    def expected_start(self) -> datetime | None:
+        """Expected start; None if no reservation gives one."""
+        return None if self.own_reservation is None else self.own_reservation.expected_start
 
 
 class CycleResult:
@@ -175,7 +180,7 @@ class CycleResult:
             len(ahead) + waiting_ahead + 1,
             next(iter(ahead), None),
             verdict.reservation,
-            verdict.expected_start,
+            verdict.own_reservation,
             self.capacity,
             own.ranked.is_promised,
         )

@@ -329,8 +329,12 @@ def _explain_deferral(queue: Queue, pending: PendingRequest, outcome: RequestOut
         yield placement_reason
     if outcome.reservation is not None and outcome.reservation.expected_start is not None:
         yield _explain_reservation(pending, outcome.reservation)
+    elif outcome.reservation is not None and _is_line_closed(outcome.reservation, request):
+        yield _explain_closed_line(pending, outcome.reservation)
     elif outcome.first_ahead is not None:
         yield _explain_order(queue, outcome.first_ahead, pending)
+    if outcome.own_reservation is not None and outcome.own_reservation.expected_start is None:
+        yield from _explain_backfill(outcome.own_reservation)
 
 
 def _explain_quota(
@@ -380,6 +384,42 @@ def _explain_reservation(pending: PendingRequest, reservation: Reservation) -> D
     )
 
 
+def _is_line_closed(reservation: Reservation, request: LeaseRequest) -> bool:
+    """Whether ``request`` could have overtaken the reserved one until ``closes_at``."""
+    first = reservation.pending.request
+    could_overtake = (first.queue, first.priority) == (request.queue, request.priority)
+    return reservation.closes_at is not None and not reservation.is_open and could_overtake
+
+
+def _explain_closed_line(pending: PendingRequest, reservation: Reservation) -> DeferralReason:
+    first = reservation.pending.request
+    return DeferralReason(
+        AdmissionReason.LINE_CLOSED,
+        f"{_format_requested_gpus(pending.request)} asked; nothing starts before {format_step_name(first)} "
+        f"({_format_requested_gpus(first)}), which has been the first of the queue for "
+        f"{reservation.queue.backfill_hours:g} hours",
+    )
+
+
+def _explain_backfill(own: Reservation) -> Iterator[DeferralReason]:
+    """Which bound on overtaking applies to the first blocked request of a queue, and until when."""
+    hours = f"(backfill_hours {own.queue.backfill_hours:g})"
+    if own.closes_at is None and not own.is_open:
+        return
+    if own.closes_at is None:
+        message = (
+            "later requests of the queue may start on what it lacks until its turn has come; it may preempt them "
+            f"once they have run for {own.queue.protected_seconds} s"
+        )
+    elif own.is_open:
+        message = (
+            f"later requests of the queue may start on what it lacks until {_format_moment(own.closes_at)} {hours}"
+        )
+    else:
+        message = f"no later request of the queue starts on what it lacks since {_format_moment(own.closes_at)} {hours}"
+    yield DeferralReason(AdmissionReason.FIRST_IN_LINE, message)
+
+
 def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) -> DeferralReason:
     first = ahead.pending
     behind = (
@@ -410,4 +450,8 @@ def _format_requested_gpus(request: LeaseRequest) -> str:
 
 
 def _expected_start_text(start: datetime | None) -> str:
-    return f", expected to start by {start:%Y-%m-%d %H:%M:%S %Z}" if start is not None else ""
+    return f", expected to start by {_format_moment(start)}" if start is not None else ""
+
+
+def _format_moment(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z}"

@@ -25,8 +25,7 @@ def queue_position(queue: Queue | None, pending: PendingRequest) -> QueuePositio
     request = pending.request
     if queue is None or not _has_seniority(queue):
         return -request.priority, 0, 0.0, pending.arrival
-    level = queue.attained_level(request.attained)
-    return -request.priority, level, _seniority(queue, request, level, pending.since), pending.arrival
+    return *_order_of(queue, request, pending.since), pending.arrival
 
 
 def is_behind(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime) -> bool:
@@ -52,19 +51,34 @@ def could_start_without_those_behind(
 ) -> bool:
     """Whether the turn of a blocked request has come: all that it lacks is held by trainings behind it.
 
-    ``capacity`` has the GPUs of ``leases``.
+    ``leases`` are those of the queue, and ``capacity`` has their GPUs.
     """
     remaining = capacity.copy()
     for lease in leases:
-        if lease.request.queue == queue.name and is_behind(queue, lease, pending, now):
+        if is_behind(queue, lease, pending, now):
             remaining.remove(remaining.held_gpus_of_lease(lease))
     return remaining.fits(queue, pending.request)
+
+
+def find_first_since(queue: Queue, pending: PendingRequest, leases: Sequence[Lease]) -> datetime:
+    """Since when a blocked request is the first of its queue: it was made, or the last one before it started.
+
+    ``leases`` are those of the queue, in order of their grants.
+    """
+    order = _order_of(queue, pending.request, pending.since)
+    first_since = pending.since
+    for lease in reversed(leases):
+        if lease.granted_at <= first_since:
+            break
+        if _order_of(queue, lease.request, lease.granted_at) < order:
+            first_since = lease.granted_at
+    return first_since
 
 
 def request_of_lease(rules: QueueRules, pending: PendingRequest, granted: LeaseRequest) -> LeaseRequest:
     """``granted`` as its lease keeps it: with the time of the request, by which it keeps its position in its queue."""
     queue = rules.find(granted.queue) if isinstance(rules, Queues) else None
-    if queue is None or not _has_seniority(queue) or granted.first_start is not None:
+    if queue is None or granted.first_start is not None or not (_has_seniority(queue) or queue.is_backfill_bounded):
         return granted
     return replace(granted, first_start=pending.since.timestamp())
 
@@ -82,6 +96,12 @@ def drop_unused_attained(rules: QueueRules, request: LeaseRequest) -> LeaseReque
 def _has_seniority(queue: Queue) -> bool:
     """Whether the queue goes by the time of the first request of a step and not by that of each attempt."""
     return queue.order == "attained" or queue.is_backfill_preemptible
+
+
+def _order_of(queue: Queue, request: LeaseRequest, since: datetime) -> tuple[int, int, float]:
+    """The position of a request without its arrival number; ``since`` as in `_seniority`."""
+    level = queue.attained_level(request.attained)
+    return -request.priority, level, _seniority(queue, request, level, since)
 
 
 def _seniority(queue: Queue, request: LeaseRequest, level: int, since: datetime) -> float:

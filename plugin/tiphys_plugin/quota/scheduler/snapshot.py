@@ -190,6 +190,7 @@ def get_pending_queues(queues: Queues, pending: Sequence[PendingRequest]) -> Pen
 _latest_queues: RecentResults[PendingQueues] = RecentResults(2)
 _arrival = attrgetter("arrival")
 _by_position = attrgetter("position")
+_granted_at = attrgetter("granted_at")
 
 
 def _is_same(one: PendingRequest, before: PendingRequest) -> bool:
@@ -211,7 +212,10 @@ class DerivedState:
         self.capacity = Capacity(queues, leases)
         self.decayed_usage = DecayedUsage(queues, leases, history)
         self._ends: defaultdict[tuple[str, str], list[LeaseEnd]] = defaultdict(list)
+        self._by_queue: defaultdict[str, list[Lease]] = defaultdict(list)
         self._promised_steps = _find_promised_steps(leases)
+        for lease in sorted(leases, key=_granted_at):
+            self._by_queue[lease.request.queue].append(lease)
         for lease in leases:
             if (end := latest_lease_end(lease)) is not None:
                 held_gpus = self.capacity.held_gpus_of_lease(lease)
@@ -235,11 +239,16 @@ class DerivedState:
         twin.capacity = self.capacity.copy()
         twin.decayed_usage = self.decayed_usage.with_changes(added, removed, history)
         twin._ends = defaultdict(list, {key: ends.copy() for key, ends in self._ends.items()})
+        twin._by_queue = defaultdict(list, {name: some.copy() for name, some in self._by_queue.items()})
         for lease in removed:
             twin._remove(lease)
         for lease in added:
             twin._add(lease)
         return twin
+
+    def leases_of(self, queue: str) -> Sequence[Lease]:
+        """The leases of a queue, in order of their grants."""
+        return self._by_queue.get(queue, ())
 
     @property
     def quota_keys(self) -> list[tuple[str, str]]:
@@ -263,12 +272,16 @@ class DerivedState:
     def _add(self, lease: Lease) -> None:
         held_gpus = self.capacity.held_gpus_of_lease(lease)
         self.capacity.add(held_gpus)
+        insort(self._by_queue[lease.request.queue], lease, key=_granted_at)
         if (end := latest_lease_end(lease)) is not None:
             insort(self._ends[held_gpus.quota_key], (end, held_gpus), key=end_time)
 
     def _remove(self, lease: Lease) -> None:
         held_gpus = self.capacity.held_gpus_of_lease(lease)
         self.capacity.remove(held_gpus)
+        of_queue = self._by_queue[lease.request.queue]
+        first = bisect_left(of_queue, lease.granted_at, key=_granted_at)
+        del of_queue[next(index for index in range(first, len(of_queue)) if of_queue[index] is lease)]
         if (end := latest_lease_end(lease)) is not None:
             ends = self._ends[held_gpus.quota_key]
             first = bisect_left(ends, end, key=end_time)

@@ -123,6 +123,7 @@ def test_jobs_without_a_queue_are_drawn_or_given(desk):
 
 
 def test_declared_durations_let_others_go_first(desk):
+    desk.write("queues.yaml", 'queues: [{name: research, gpus: {"*": 4}, backfill: strict}]')
     desk.write(
         "jobs.csv",
         "submit_seconds,duration_seconds,gpus,queue\n0,100,3,research\n1,100,4,research\n2,50,1,research\n",

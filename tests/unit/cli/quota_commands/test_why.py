@@ -46,6 +46,9 @@ def test_who_waits_for_others_is_told_for_whom(desk):
     ledger = desk.ledger()
     ledger.request(ask(6, "u1"))
     ledger.request(ask(4, "u2"))
+    _, out, _ = why(desk, "run-u2")
+    assert "FirstInLine: later requests of the queue may start on what it lacks until 20" in out
+    desk.queues("apply", text="queues: [{name: research, gpus: {A100: 8}, backfill: strict}]")
     ledger.request(ask(1, "u3"))
     _, out, _ = why(desk, "run-u3")
     assert "BehindEarlierRequest: 1 A100 asked; behind run-u2/fit (4 A100, asked earlier)" in out
@@ -109,7 +112,7 @@ def test_the_document_has_the_same_reasons(desk):
     [waiting] = json.loads(out)["waiting"]
     assert waiting["position"] == 1
     assert waiting["expectedStart"] is None
-    assert [one["reason"] for one in waiting["reasons"]] == ["WaitingForQuota"]
+    assert [one["reason"] for one in waiting["reasons"]] == ["WaitingForQuota", "FirstInLine"]
 
 
 def test_a_run_that_nobody_knows_is_named_with_what_to_do(desk):

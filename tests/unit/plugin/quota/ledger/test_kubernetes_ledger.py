@@ -410,8 +410,8 @@ def test_what_another_service_left_alone_is_the_very_same_as_before(api, clock):
     one.request(ask(4, "u1"))
     one.request(ask(8, "u2"))
     before = one.snapshot()
-    other.request(ask(2, "u3"))
-    other.request(ask(4, "u4"))
+    other.request(ask(5, "u3"))
+    other.request(ask(6, "u4"))
     after = one.snapshot()
     assert len(after.pending) == 3
     assert after.leases[0] is before.leases[0]

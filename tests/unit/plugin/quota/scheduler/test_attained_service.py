@@ -129,7 +129,8 @@ def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
 
 
 def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path):
-    document = {"queues": [*RULES.model_dump()["queues"], {"name": "nightly", "gpus": {"A100": 8}}]}
+    nightly = {"name": "nightly", "gpus": {"A100": 8}, "backfill": "strict"}
+    document = {"queues": [*RULES.model_dump()["queues"], nightly]}
     ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(document), clock=Clock())
     ledger.request(ask(8, "u1", attained=5 * HOUR, first_start=1.5))
     ledger.request(ask(8, "u2", attained=6 * HOUR))

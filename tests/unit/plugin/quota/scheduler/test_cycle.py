@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, cohort, deferral, lease, queues, waiting
+from support.ledger import NOW, ask, cohort, deferral, lease, queues, strict, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, PreemptionNotice, Rejected
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
@@ -22,6 +22,7 @@ from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admissi
 
 EIGHT = queues(research={"A100": 8})
 PAIR = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}})
+STRICT = strict(EIGHT)
 HOUR = 3600
 
 
@@ -157,13 +158,13 @@ def test_two_that_start_before_it_do_not_delay_it_together():
 
 
 def test_without_a_known_end_nobody_starts_before_it():
-    state = SchedulingState(EIGHT, (lease(6),), (waiting(8, 1),))
+    state = SchedulingState(STRICT, (lease(6),), (waiting(8, 1),))
     assert not admits(state, ask(1, seconds=60))
 
 
 def test_an_end_that_has_passed_is_not_known():
     overrun = lease(6, seconds=60)
-    state = SchedulingState(EIGHT, (overrun,), (waiting(8, 1),))
+    state = SchedulingState(STRICT, (overrun,), (waiting(8, 1),))
     assert isinstance(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=30)), Admitted)
     assert (
         deferral(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=90)))

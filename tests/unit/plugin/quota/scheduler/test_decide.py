@@ -1,7 +1,7 @@
 """The decision on one request for GPUs, by what is held, what waits and what exists."""
 
 import pytest
-from support.ledger import NOW, ask, deferral, lease, queues, waiting
+from support.ledger import NOW, ask, deferral, lease, queues, strict, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
 from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
@@ -88,7 +88,7 @@ def test_request_without_a_type_takes_the_pool_with_the_least_left_over():
 
 
 def test_small_request_does_not_overtake_a_large_one_that_waits():
-    state = SchedulingState(EIGHT, (lease(4),), (waiting(8, arrival=1),))
+    state = SchedulingState(strict(EIGHT), (lease(4),), (waiting(8, arrival=1),))
     answer = decided(state, ask(2), arrival=2)
     assert isinstance(answer, Deferred)
     assert (answer.reason, answer.position) == (AdmissionReason.BEHIND_EARLIER_REQUEST, 2)
@@ -199,7 +199,7 @@ def test_a_request_that_an_untyped_lease_and_an_earlier_start_leave_no_gpu_waits
     rules = queues(a={"A100": 1, "T4": 1}, b={"A100": 0, "*": 1}, inventory={"A100": {"count": 1}, "T4": {"count": 1}})
     held = (lease(1, queue="b", gpu_type=None, pool="*"),)
     earlier = (waiting(1, 1, queue="a", gpu_type="A100"),)
-    answer = decided(SchedulingState(rules, held, earlier), ask(1, "second", queue="a", gpu_type="T4"), 2)
+    answer = decided(SchedulingState(strict(rules), held, earlier), ask(1, "second", queue="a", gpu_type="T4"), 2)
     assert isinstance(answer, Deferred)
     assert [one.reason for one in answer.reasons] == [AdmissionReason.BEHIND_EARLIER_REQUEST]
     assert answer.position == 2

@@ -26,7 +26,7 @@ from bench.quota.workloads import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger import cohort, queues
+from support.ledger import cohort, queues, strict
 from tiphys_plugin.quota.lease import AdmissionReason
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
@@ -238,7 +238,7 @@ HORIZON_SECONDS = 4000.0
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize(("rules", "small"), [(one_queue(), "all"), (lending_queues(), "small")])
 def test_a_gang_is_not_starved_by_an_endless_stream_of_small_jobs(rules: Queues, small: str, declared: bool) -> None:
-    jobs = stream(HORIZON_SECONDS, seed=6, queue=small, declared=declared)
+    rules, jobs = strict(rules), stream(HORIZON_SECONDS, seed=6, queue=small, declared=declared)
     done = replay_jobs(rules, jobs)
     assert 0 < gang_wait(done) <= gang_bound(done) <= 300
     # The same jobs starve it where nothing is reserved: not one second is all free before the stream ends.
