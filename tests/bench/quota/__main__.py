@@ -17,15 +17,16 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import readme
+from bench import page
 from bench.aims import number_line, verdicts
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.place import place
 from bench.progress import say
-from bench.quota import attained
+from bench.quota import attained, order
 from bench.quota.campaign import campaign
 from bench.quota.cluster import admissions
 from bench.quota.decisions import CHANGE_EVERY, COHORTS, QUEUES, decisions
+from bench.quota.frontier_svg import FRONTIER_PICTURE, render_frontier
 from bench.quota.placement import FOLDER, absent, allocation, speed
 from bench.quota.preemption import OTHER_SAVES, preemption
 from bench.quota.report import AIMS, QUICK_AIMS, values
@@ -59,6 +60,9 @@ SEEDS = range(10)
 QUICK_SEEDS = range(2)
 FLEETS = (1_000, 10_000)
 """Nodes among which a placement is timed."""
+FAMILIES = (range(2), 300)
+QUICK_FAMILIES = (range(1), 60)
+"""Seeds, and jobs of each family."""
 HOURS = 48.0
 QUICK_HOURS = 12.0
 
@@ -86,7 +90,7 @@ def main() -> int:
         say(f"on a cluster: {json.dumps(report['cluster'])}")
     report["noise"] = probe.report()
     if not options.quick:
-        readme.publish("quota", report)
+        page.publish("quota", report)
     found, aims = values(report), QUICK_AIMS if options.quick else AIMS
     print(*verdicts(found, aims), describe_noise(report["noise"], report["machine"]["cores"]), sep="\n")  # noqa: T201
     print(number_line(found, AIMS))  # noqa: T201  the result
@@ -100,8 +104,17 @@ def virtual(quick: bool) -> dict[str, Any]:
         if (why := attained.absent(os.environ)) is None:
             trace = Path(os.environ[FOLDER]) / attained.TRACE
             unknown = other.submit(attained.attained, trace, () if quick else attained.OTHER_SAVES)
+            third = other.submit(attained.attained, trace.with_name("muri_trace3.csv"))
+            found["frontier"] = order.frontier([trace.with_name(name) for name in attained.TRACES])
+            say(f"backfill: {json.dumps(found['frontier'])}")
+            if not quick:
+                FRONTIER_PICTURE.write_text(render_frontier(found["frontier"]))
         else:
             say(why)
+        found["gang_in_stream"] = order.gang_in_stream(SEED, QUICK_HOURS)
+        say(f"a gang in a stream of preemptible jobs, seed {SEED}: {json.dumps(found['gang_in_stream'])}")
+        found["families"] = order.families(*(QUICK_FAMILIES if quick else FAMILIES))
+        say(f"families of jobs, by seed: {json.dumps(found['families'])}")
         found["starvation"] = starvation()
         say(f"starvation: {json.dumps(found['starvation'])}")
         found["fairness"] = fairness(QUICK_HOURS if quick else HOURS)
@@ -114,7 +127,8 @@ def virtual(quick: bool) -> dict[str, Any]:
         else:
             say(nothing)
         if why is None:
-            found["attained"] = unknown.result()
+            found["attained"], found["attained_trace3"] = unknown.result(), third.result()
+            say(f"the same on trace 3: {json.dumps(found['attained_trace3'])}")
             say(f"trainings of unknown duration: {json.dumps(found['attained'])}")
     return found
 

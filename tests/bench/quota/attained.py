@@ -1,10 +1,10 @@
 """A trace of trainings whose durations nobody knows: by attained GPU time, and first come first served.
 
-The trace is data of others and not part of the project: ``TIPHYS_TRACES`` is the
-folder that holds ``trace1.csv`` of the simulator of Muri (Y. Zhao et al.,
-"Multi-Resource Interleaving for Deep Learning Training", SIGCOMM 2022) under the
-name ``muri_trace1.csv``, from which its authors report a mean time from
-submission to end of 3,330,371 s by Tiresias, on 8 nodes with 8 GPUs each.
+The traces are data of others and not part of the project: ``TIPHYS_TRACES`` is the
+folder that holds those of the simulator of Muri (Y. Zhao et al., "Multi-Resource
+Interleaving for Deep Learning Training", SIGCOMM 2022) under the names of `TRACES`,
+with the mean seconds from submission to end that its authors report for Tiresias, on
+8 nodes with 8 GPUs each.
 
 What is compared: a queue that goes by GPU time in the levels that every queue
 has that says nothing else, in which trainings save and go for those that have
@@ -25,9 +25,9 @@ from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
 from tiphys_plugin.quota.simulation.results import measure_replay
 from tiphys_plugin.quota.simulation.trace import read_trace
 
+TRACES = {"muri_trace1.csv": 3_330_371, "muri_trace3.csv": 347_213}
 TRACE = "muri_trace1.csv"
 NODES, GPUS_PER_NODE = 8, 8
-TIRESIAS_SECONDS = 3_330_371
 SAVE_SECONDS = 30.0
 OTHER_SAVES = (0.0, 15.0, 45.0)
 """A little more or less at the begin changes which trainings meet years later: how far the number moves by that."""
@@ -39,8 +39,11 @@ def absent(environ: Mapping[str, str]) -> str | None:
     folder = environ.get(FOLDER)
     if not folder:
         return f"trainings of unknown duration are not measured: set {FOLDER} to the folder that holds {TRACE}"
-    if not (Path(folder) / TRACE).is_file():
-        return f"trainings of unknown duration are not measured: {TRACE} not found in {folder}, the folder of {FOLDER}"
+    for name in TRACES:
+        if not (Path(folder) / name).is_file():
+            return (
+                f"trainings of unknown duration are not measured: {name} not found in {folder}, the folder of {FOLDER}"
+            )
     return None
 
 
@@ -49,12 +52,12 @@ def attained(path: Path, saves: tuple[float, ...] = ()) -> dict[str, Any]:
 
     ``saves`` are seconds that a save might take in its place.
     """
-    jobs = spread_over_nodes(assign_to_queue(read_trace(path).jobs, _queues(), "all"), _queues())
-    by_time = _queues(order="attained", preempts_longer=True)
+    jobs = spread_over_nodes(assign_to_queue(read_trace(path).jobs, queues_on_nodes(), "all"), queues_on_nodes())
+    by_time = queues_on_nodes(order="attained", preempts_longer=True)
     ours = _summary(
         replay_jobs(by_time, jobs, costs=PreemptionCosts(save_seconds=SAVE_SECONDS, restart_seconds=RESTART_SECONDS))
     )
-    fifo = _summary(replay_jobs(_queues(), jobs, POLICIES["skip"]))
+    fifo = _summary(replay_jobs(queues_on_nodes(), jobs, POLICIES["skip"]))
     others = {
         f"{save:g}": _summary(
             replay_jobs(by_time, jobs, costs=PreemptionCosts(save_seconds=save, restart_seconds=RESTART_SECONDS))
@@ -68,14 +71,15 @@ def attained(path: Path, saves: tuple[float, ...] = ()) -> dict[str, Any]:
         "restart_seconds": RESTART_SECONDS,
         "attained": ours,
         "fifo_skip": fifo,
-        "published_tiresias_seconds": TIRESIAS_SECONDS,
-        "tiresias_ratio": round(ours["mean_completion_seconds"] / TIRESIAS_SECONDS, 4),
+        "published_tiresias_seconds": TRACES[path.name],
+        "tiresias_ratio": round(ours["mean_completion_seconds"] / TRACES[path.name], 4),
         "fifo_ratio": round(ours["mean_completion_seconds"] / fifo["mean_completion_seconds"], 4),
         **({"with_other_save_seconds": others} if others else {}),
     }
 
 
-def _queues(**changes: object) -> Queues:
+def queues_on_nodes(**changes: object) -> Queues:
+    """One queue for all GPUs, with other settings than the default ones."""
     nodes = [{"name": f"n{number}", "gpu_type": "V100", "gpus": GPUS_PER_NODE} for number in range(NODES)]
     queue = {"name": "all", "gpus": {"*": NODES * GPUS_PER_NODE}, **changes}
     return Queues.model_validate({"queues": [queue], "nodes": nodes})

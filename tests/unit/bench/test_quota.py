@@ -37,6 +37,13 @@ def test_the_last_line_holds_what_is_compared() -> None:
         "starvation": {"ratio": 0.0133},
         "preemption": {"wait_ratio": 0.9, "loss_ratio": 0.04},
         "attained": {"tiresias_ratio": 0.66, "fifo_ratio": 0.4, "jobs": 1494},
+        "attained_trace3": {"tiresias_ratio": 0.9, "fifo_ratio": 0.7, "jobs": 1000},
+        "frontier": {
+            f"muri_trace{number}": {"48": {"ratio": ratio, "gang_wait_hours": 9}, "strict": {"ratio": 2.0}}
+            for number, ratio in ((1, 1.2), (3, 1.3))
+        },
+        "families": {"overloaded_ratio": 0.7, "worst_ratio": 1.1, "jobs": 400},
+        "gang_in_stream": {"over_promised": 0.8, "jobs": 100},
         "fairness": {"jain": 0.998},
         "allocation": {"best-fit": {"allocated_percent": 93.9}, "fragmentation": {"allocated_percent": 95.26}},
         "campaigns": {
@@ -46,7 +53,9 @@ def test_the_last_line_holds_what_is_compared() -> None:
     }
     assert values(report).keys() == AIMS.keys()
     assert number_line(values(report), AIMS) == (
-        "tiresias_ratio=0.66 fifo_ratio=0.4 bestfit_alloc=93.9 fgd_alloc=95.26 decision_over_scan=1.6 "
+        "tiresias_ratio=0.66 fifo_ratio=0.4 tiresias_ratio_3=0.9 fifo_ratio_3=0.7 backfill_ratio_1=1.2 "
+        "backfill_ratio_3=1.3 families_ratio=0.7 families_worst=1.1 gang_over_promised=0.8 "
+        "bestfit_alloc=93.9 fgd_alloc=95.26 decision_over_scan=1.6 "
         "decision_p99_over_scan=12 ledger_per_second_1=110 ledger_per_second_3=160 "
         "ledger_p99_ms_1=900 ledger_bytes_1=2000 high_priority_wait_ratio=0.9 "
         "preempt_loss_ratio=0.04 over_admissions=0 leaks=0 double_grants=3 skip_wait_ratio=0.0133 jain=0.998"

@@ -39,6 +39,8 @@ def lease_id_of(lease_id: str) -> str:
 
 def split_elastic_leases(state: SchedulingState) -> SchedulingState:
     """``state`` with a separate lease for each optional member; the same object if there are no optional members."""
+    if all(one.request.min_members is None for one in state.leases):
+        return state
     leases = tuple(part for one in state.leases for part in split_lease(one))
     return state if len(leases) == len(state.leases) else replace(state, leases=leases)
 
