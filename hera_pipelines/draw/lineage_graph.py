@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -136,7 +137,7 @@ class LaneGroup:
     def report(self) -> str:
         return ""
 
-    @property
+    @cached_property
     def gap(self) -> "Gap | None":
         """All its checkpoints; None if it has none."""
         positions = [dot.position for lane in self.lanes for dot in lane.dots]
@@ -198,17 +199,13 @@ def _drift_lines(before: Provenance, now: Provenance) -> Iterator[str]:
 
 def build_lineage_graphs(tree: LineageTree) -> list[LineageGraph]:
     """Build one `LineageGraph` per training step of the run, or per item of a fan-out."""
-    return [
-        LineageGraph(
-            tree.run,
-            step.step,
-            tuple(_lane(attempt, _facts_by_checkpoint(step), step.lineage) for attempt in step.attempts),
-            step.note,
-            step.name,
-            step.item,
-        )
-        for step in tree.steps
-    ]
+    return [_build_lineage_graph(tree.run, step) for step in tree.steps]
+
+
+def _build_lineage_graph(run: str, step: StepLineage) -> LineageGraph:
+    facts = _facts_by_checkpoint(step)
+    lanes = tuple(_lane(attempt, facts, step.lineage) for attempt in step.attempts)
+    return LineageGraph(run, step.step, lanes, step.note, step.name, step.item)
 
 
 def _facts_by_checkpoint(step: StepLineage) -> Mapping[CheckpointRef, Provenance]:
