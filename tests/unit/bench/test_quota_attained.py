@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench.quota.attained import TRACE, absent, attained
+from bench.quota.attained import TRACE, TRACES, absent, attained
 from bench.quota.placement import FOLDER
 from bench.quota.preemption import BOUND_SECONDS, GPUS, GRACE_SECONDS, HIGH, jobs_of, preemption
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts
@@ -18,7 +18,8 @@ ROWS = """job_id,num_gpu,submit_time,duration
 def test_what_is_absent_is_said(tmp_path: Path) -> None:
     assert "set TIPHYS_TRACES to the folder" in str(absent({}))
     assert f"{TRACE} not found in {tmp_path}" in str(absent({FOLDER: str(tmp_path)}))
-    (tmp_path / TRACE).write_text(ROWS)
+    for name in TRACES:
+        (tmp_path / name).write_text(ROWS)
     assert absent({FOLDER: str(tmp_path)}) is None
 
 
