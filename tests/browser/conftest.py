@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage"]
+"""For root, and for containers with a small /dev/shm."""
 CHROMIUM = os.environ.get("TIPHYS_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -15,6 +17,6 @@ def chromium() -> Iterator[object]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here; install it, or name one by TIPHYS_CHROMIUM")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()

@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from browser.conftest import CHROMIUM
+from browser.conftest import ARGUMENTS, CHROMIUM
 from playwright.sync_api import sync_playwright
 
 from hera_pipelines.ui.app import build_app
@@ -26,7 +26,7 @@ def main() -> None:
         index = RunIndex(store)
         index.refresh()
         with AppServer(build_app(store, index=index)) as server, sync_playwright() as running:
-            browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            browser = running.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
             for name, (path, height) in SHOTS.items():
                 page = browser.new_page(viewport={"width": 1280, "height": height})
                 page.goto(server.url + path)
