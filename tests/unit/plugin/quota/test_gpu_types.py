@@ -51,10 +51,12 @@ def test_no_other_type_is_taken():
 
 
 def test_what_it_waits_for_is_kept_and_what_it_cannot_use_is_not():
+    queue = {"name": "research", "gpus": {"A100": 8, "H100": 8, "T4": 8}, "backfill": "strict"}
+    strict = Queues.model_validate({"queues": [queue]})
     full = (lease(8, "a", "A100"), lease(8, "h", "H100", gpu_type="H100"))
     line = (waiting(8, 1, gpu_type=None, gpu_types=("H100", "A100")),)
-    assert decided(BOTH, ask(1, gpu_type="T4"), *full, pending=line) == Admitted("", "T4")
-    assert isinstance(decided(BOTH, ask(1, gpu_type="A100"), full[1], lease(7, "b", "A100"), pending=line), Deferred)
+    assert decided(strict, ask(1, gpu_type="T4"), *full, pending=line) == Admitted("", "T4")
+    assert isinstance(decided(strict, ask(1, gpu_type="A100"), full[1], lease(7, "b", "A100"), pending=line), Deferred)
 
 
 def test_a_type_that_no_node_has_is_passed_over_and_none_at_all_is_refused():
