@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 from tiphys_controller.runs import RunPhase
 from tiphys_controller.submit.submitter import Submitter
 
@@ -86,7 +87,7 @@ def build_app(
             Route("/runs/{run}", pages.run),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/{chart}.svg", pages.chart),
-            Mount("/static", StaticFiles(packages=[("hera_pipelines.ui", "static")])),
+            Mount("/static", _OwnFiles(packages=[("hera_pipelines.ui", "static")])),
             Route("/{path:path}", pages.nothing),
         ],
         middleware=[
@@ -94,6 +95,15 @@ def build_app(
             Middleware(GZipMiddleware),
         ],
     )
+
+
+class _OwnFiles(StaticFiles):
+    """Static files, with the headers of the pages."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        answer.headers.update(_HEADERS)
+        return answer
 
 
 class _Pages:

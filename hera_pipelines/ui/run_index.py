@@ -101,6 +101,8 @@ class RunIndex:
                 self.error = ""
             except TiphysError as error:
                 self.error = str(error)
+            except Exception as error:  # noqa: BLE001  a worker loop: the list names the error, and the next round tries again
+                self.error = f"{type(error).__name__}: {error}"
             self._stopping.wait(_REFRESH_SECONDS)
 
     def _read_if_due(self, name: str) -> IndexedRun:

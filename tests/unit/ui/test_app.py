@@ -209,6 +209,7 @@ def test_a_page_loads_nothing_from_elsewhere_and_holds_no_script(store: Store, p
         assert re.findall(r"<script[^>]*>([^<]*)", answer.text) == [""]
     for name in ("tiphys.css", "tiphys.js", "tiphys.svg"):
         assert pages.get(f"/static/{name}").status_code == 200
+        assert pages.get(f"/static/{name}").headers["X-Content-Type-Options"] == "nosniff"
         assert "http" not in pages.get(f"/static/{name}").text.replace("http://www.w3.org/2000/svg", "")
 
 
@@ -268,7 +269,9 @@ def test_a_store_that_fails_is_named(tmp_path: Path) -> None:
     until(lambda: index.error)
     index.stop()
     pages = Pages(build_app(store, index=index))
-    assert "The store does not answer, so this list may be old: the bucket is away" in Texts(pages.get("/").text).text
+    assert (
+        "The runs could not all be read, so this list may be old: the bucket is away" in Texts(pages.get("/").text).text
+    )
     answer = pages.get("/runs/digits-1")
     assert answer.status_code == 503
     assert "the bucket is away" in Texts(answer.text).text

@@ -1,15 +1,19 @@
 """The list of runs is read in the background, and only what may have changed is read again."""
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.counting import CountingStore
+from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, start_run
 
+from hera_pipelines.ui import run_index
 from hera_pipelines.ui.home_page import PAGE_SIZE, HomeFilter, read_home_view
 from hera_pipelines.ui.run_index import RunIndex
+from tiphys.errors import StoreError
 from tiphys.records import SubmissionEnd
 from tiphys.store import DirectoryStore, RunLayout
 
@@ -78,6 +82,25 @@ def test_a_deleted_run_disappears(store: CountingStore, submitter: FakeSubmitter
             store.delete(info.key)
     index.refresh()
     assert (index.runs, index.total) == ([], 0)
+
+
+@pytest.mark.parametrize("error", [StoreError("one object is refused"), RuntimeError("a defect of a library")])
+def test_the_list_recovers_from_a_round_that_failed(
+    store: CountingStore, submitter: FakeSubmitter, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    finish(store, submitter, "digits-1")
+    index = RunIndex(store, submitter)
+
+    def fail(run: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(run_index, "_REFRESH_SECONDS", 0.01)
+    with monkeypatch.context() as broken:
+        broken.setattr(index, "_read", fail)
+        index.start()
+        until(lambda: str(error) in index.error)
+    until(lambda: index.runs and not index.error)
+    index.stop()
 
 
 def test_the_list_is_paged_filtered_and_grouped(store: CountingStore, submitter: FakeSubmitter) -> None:
