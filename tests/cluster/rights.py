@@ -25,6 +25,11 @@ class Right(NamedTuple):
 def new_account(cluster: Cluster, namespace: str, account: str, rules: Sequence[Json], folder: Path) -> Path:
     """Kubeconfig, in ``folder``, of an account that may do in its namespace what ``rules`` say, and nothing else."""
     grant(cluster, namespace, account, rules)
+    return as_account(cluster, namespace, account, folder)
+
+
+def as_account(cluster: Cluster, namespace: str, account: str, folder: Path) -> Path:
+    """Kubeconfig, in ``folder``, of an account of ``namespace``."""
     token = cluster.kubectl("create", "token", account, "--namespace", namespace, "--duration=2h").strip()
     own = yaml.safe_load(cluster.kubeconfig.read_text())
     own["users"] = [{"name": user["name"], "user": {"token": token}} for user in own["users"]]

@@ -10,29 +10,33 @@
 | credentials of the store | in Secrets and nowhere else |
 """
 
+import contextlib
 import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
 from cluster.fixtures import FakeNodes
-from cluster.rights import Right, granted, refused, unused, used
+from cluster.rights import Right, as_account, granted, refused, unused, used
 from cluster.test_install import Release, release
 from support.argo_objects import NARRATED
 from support.ledger import ask as ask_for
 from support.task_sets import task_set
 from support.world import Flow, fit, gpus, workflow
 from tiphys_plugin.cluster.pod_status import NODE_NAME_ANNOTATION
-from tiphys_plugin.quota.lease import Lease, PreemptionNotice
+from tiphys_plugin.quota.lease import Admitted, Lease, PreemptionNotice
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
+from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object, connect_to_cluster
 from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import (
@@ -182,8 +186,7 @@ class Tenant:
         )
         now = utc_now()
         leaving = Lease("asked", held, "A100", now, now, preemption=PreemptionNotice("other", "fit", now, now))
-        body = {"status": encode_status(LedgerState((leaving,)))}
-        self.api.patch(GPU_LEDGERS, home, "default", body, subresource="status")
+        write_ledger(self.api, home, leaving)
 
     def lose_agent_pod(self) -> None:
         """A pod of Argo's agent that has failed."""
@@ -195,6 +198,42 @@ class Tenant:
         self.api.create(PODS, self.namespace, {"metadata": metadata, "spec": spec})
         status = {"status": {"phase": "Failed", "reason": "Evicted"}}
         self.api.patch(PODS, self.namespace, f"{self.name}-agent", status, subresource="status")
+
+
+def write_ledger(api: KubeApi, home: str, *leases: Lease) -> None:
+    """Put these leases in the place of all, between two writes of the services."""
+    ledger = LedgerObject(api, home, "default")
+    while True:
+        with contextlib.suppress(ConflictError):
+            ledger.write(ledger.read(), LedgerState(leases))
+            return
+
+
+def grow_ledger(release: Release, audit: AuditLog, grants: Mapping[str, set[Right]], folder: Path) -> None:
+    """With the accounts of the services, write and read as much as makes records of the log, and deletes them."""
+    records = {who: {one for one in grants[who] if one.resource == "gpuledgerrecords"} for who in grants}
+    plugin, controller = (
+        connect_to_cluster(as_account(release.cluster, release.home, f"{release.name}-{part}", folder))
+        for part in ("plugin", "controller")
+    )
+    with contextlib.closing(plugin), contextlib.closing(controller):
+        writer = KubernetesLedger(plugin, release.home)
+        follower = KubernetesLedger(plugin, release.home)
+        reader = WholeLedgerReader(controller, release.home, "default")
+        for number in itertools.count():
+            # Long names fill a record soon.
+            granted = writer.request(ask_for(1, f"{number}-{'x' * 240}", node=str(number), instance=str(number)))
+            if isinstance(granted, Admitted):
+                writer.release(granted.lease)
+            if number % 20:
+                continue
+            follower.snapshot()
+            if records[f"{release.name}-controller"]:
+                reader.read()
+            left = {who: unused(records[who], used(audit, release.home, who)) for who in records}
+            assert number < 2000, left
+            if not any(left.values()):
+                return
 
 
 def ask(release: Release, image: str, namespace: str, account: str, calls: list[Object]) -> list[Any]:
@@ -254,7 +293,7 @@ def show_ledger(release: Release, api: KubeApi) -> None:
 
     def say(spec: Json, *leases: Lease) -> None:
         api.patch(GPU_LEDGERS, home, "default", {"spec": spec})
-        api.patch(GPU_LEDGERS, home, "default", {"status": encode_status(LedgerState(leases))}, subresource="status")
+        write_ledger(api, home, *leases)
 
     def memory() -> int | None:
         found = api.get(GPU_FLAVORS, home, "spare")
@@ -292,6 +331,7 @@ def test_every_right_is_used_and_none_is_missing(
     audit: AuditLog,
     images: dict[str, str],
     cluster_store: Store,
+    tmp_path: Path,
     mode: str,
     settings: tuple[str, ...],
 ) -> None:
@@ -308,6 +348,7 @@ def test_every_right_is_used_and_none_is_missing(
         who: {one for one in granted(release.cluster, release.home, who) if one.namespace in places} for who in accounts
     }
     assert all(grants.values())
+    grow_ledger(release, audit, grants, tmp_path)
 
     def left() -> list[str]:
         over = {who: unused(grants[who], used(audit, release.home, who)) for who in accounts}
