@@ -66,10 +66,10 @@ def ui(
     store = existing_store(screen, url)
     submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     index = RunIndex(store, submitter)
-    is_local = _is_loopback(host)
-    allowed = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ())) if is_local else ("*",)
-    if not is_local:
-        screen.note(f"warning: everybody who reaches {host} can read {store.url}; the pages have no login")
+    allowed: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ()))
+    if warning := describe_reach(host, store.url):
+        screen.note(warning)
+        allowed = ("*",)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with AppServer(build_app(store, submitter, allowed, index), host, port) as server:
@@ -85,8 +85,10 @@ def ui(
             index.stop()
 
 
-def _is_loopback(host: str) -> bool:
+def describe_reach(host: str, url: str) -> str:
+    """Warning that others can read the store ``url`` on ``host``; empty if only this machine can."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        is_loopback = host == "localhost"
+    return "" if is_loopback else f"warning: everybody who reaches {host} can read {url}; the pages have no login"
