@@ -26,7 +26,7 @@ from hera_pipelines.compile.settings import Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
 from tiphys.protocol.gang import GangBackend
-from tiphys.protocol.step_spec import STEP_ANNOTATION
+from tiphys.protocol.step_spec import STEP_ANNOTATION, Proximity
 
 _OUTPUT_FOLDER = "/tmp/tiphys/outputs"  # noqa: S108  a path in the container
 
@@ -213,6 +213,8 @@ def train(
     priority: int = 0,
     checkpoints: Checkpoints | None = None,
     nodes: int | str = 1,
+    within: Proximity | None = None,
+    tensor_parallel: int = 1,
     backend: GangBackend | str = GangBackend.JOB,
     cache: bool = True,
     share: bool = False,
@@ -237,6 +239,10 @@ def train(
             where they can and end, and the next attempt resumes from the checkpoint. ``"2:4"``, for torchrun's c10d
             rendezvous: the attempt starts with as many as the queue has room for, at least 2, and continues without
             lost ones.
+        within: Domain of the topology that all pods of an attempt must share: ``nvlink``, ``rack`` or ``block``. The
+            queues must know the nodes. None: they are near each other where that is possible.
+        tensor_parallel: Number of consecutive pods that form a group within one NVLink domain, where such a domain
+            has several nodes. The queues must know the nodes.
         backend: Kind of object that creates the pods of several nodes: ``job``, an Indexed Job, needs only
             Kubernetes; ``jobset``, ``pytorchjob`` and ``trainjob`` need the controller of that name.
         cache: As in `step`.
@@ -255,6 +261,8 @@ def train(
         priority=priority,
         checkpoints=checkpoints,
         nodes=nodes,
+        within=within,
+        tensor_parallel=tensor_parallel,
         backend=backend,
         cache=cache,
         share=share,

@@ -26,6 +26,7 @@ from tiphys.protocol.step_spec import (
     DELETE_AFTER_SECONDS,
     CheckpointPolicy,
     GpuRequest,
+    Proximity,
     RetryPolicy,
     StepKind,
     WhenBusy,
@@ -279,6 +280,8 @@ class TrainOptions(StepOptions):
     priority: int = 0
     checkpoints: Checkpoints | None = None
     nodes: int | str = 1
+    within: Proximity | None = None
+    tensor_parallel: int = 1
     backend: GangBackend | str = GangBackend.JOB
 
     def _setting_values(self, where: str) -> dict[str, Any]:
@@ -301,10 +304,14 @@ class TrainOptions(StepOptions):
 
     def _gpu_request(self, where: str) -> GpuRequest | None:
         if not self.gpus:
-            if self.gpu_type is not None or self.min_gpu_memory_mb is not None:
-                raise UsageError(f"{where} has gpu_type or min_gpu_memory_mb, but gpus=0; add gpus=1")
+            if (self.gpu_type, self.min_gpu_memory_mb, self.within, self.tensor_parallel) != (None, None, None, 1):
+                raise UsageError(
+                    f"{where} has gpu_type, min_gpu_memory_mb, within or tensor_parallel, but gpus=0; add gpus=1"
+                )
             return None
         fewest, most = _node_range(self.nodes, where)
+        if (self.within is not None or self.tensor_parallel != 1) and most == 1:
+            raise UsageError(f"{where} has within or tensor_parallel, but one node; add nodes=2, or drop them")
         types = _gpu_types(self.gpu_type, where)
         return _build_model(
             GpuRequest,
@@ -315,6 +322,8 @@ class TrainOptions(StepOptions):
             gpu_type=types[0] if len(types) == 1 else None,
             gpu_types=types if len(types) > 1 else (),
             min_gpu_memory_mb=self.min_gpu_memory_mb,
+            within=self.within,
+            tensor_parallel=self.tensor_parallel,
             queue=self.queue,
             priority=self.priority,
         )

@@ -44,6 +44,7 @@ GPU = {
     "seconds": None,
     "members": 1,
     "tensor_parallel": 1,
+    "within": None,
     "spot": "no",
     "min_members": None,
 }

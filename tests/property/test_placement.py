@@ -10,6 +10,7 @@
 """
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 from hypothesis import assume, given
@@ -52,7 +53,8 @@ def gangs(draw: st.DrawFn, most: int = 6) -> GangRequest:
         draw(st.sampled_from([*TYPES, None])),
         draw(st.sampled_from([None, None, 40_000])),
     )
-    return GangRequest(ask, members, group)
+    within = draw(st.sampled_from([None, None, None, "nvlink", "rack", "block"]))
+    return GangRequest(ask, members, group, within)
 
 
 @st.composite
@@ -87,6 +89,23 @@ def lawful(free: ClusterFreeCapacity, gang: GangRequest, names: tuple[str, ...])
             len({link(node) for node in members[first : first + gang.tensor_parallel]}) == 1
             for first in range(0, gang.members, gang.tensor_parallel)
         )
+        and are_within(members, gang.within)
+    )
+
+
+def are_within(members: list[GpuNode], within: str | None) -> bool:
+    """Whether the nodes are one, or share a domain that is ``within`` or smaller."""
+    paths = {
+        "nvlink": lambda node: link(node) if node.nvlink_domain else None,
+        "rack": lambda node: (node.block, node.rack) if node.rack else None,
+        "block": lambda node: node.block or None,
+    }
+    allowed = [] if within is None else list(paths)[: list(paths).index(within) + 1]
+    shared = ({paths[level](node) for node in members} for level in allowed)
+    return (
+        within is None
+        or len({node.name for node in members}) == 1
+        or any(len(names) == 1 and None not in names for names in shared)
     )
 
 
@@ -149,7 +168,7 @@ def test_a_request_has_a_place_once_it_gets_what_it_lacks_and_not_before(
     free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
 ) -> None:
     found = find_placement(free, gang, policy)
-    assume(isinstance(found, PlacementFailure))
+    assume(isinstance(found, PlacementFailure) and gang.within is None)
     if found.reason is UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED:
         lacks = gang.tensor_parallel * (gang.group_count - found.placeable_groups)
     elif gang.tensor_parallel > 1:
@@ -181,3 +200,17 @@ def like(free: ClusterFreeCapacity, nodes: list[GpuNode]) -> ClusterFreeCapacity
         if number is not None and (gpus := node.gpus - free.node_capacities[number].free_gpus):
             twin.allocate(Placement(GangRequest(PodRequest(gpus)), (node.name,)))
     return twin
+
+
+@given(free=used(), gang=gangs(), policy=st.sampled_from(POLICIES), data=st.data())
+def test_avoided_nodes_are_used_only_if_no_others_have_room(
+    free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy, data: st.DataObject
+) -> None:
+    avoided = tuple(data.draw(st.lists(st.sampled_from([node.name for node in free.inventory.nodes]), unique=True)))
+    before = books(free)
+    found = find_placement(free, replace(gang, avoided_nodes=(*avoided, "gone")), policy)
+    elsewhere = find_placement(free.without_nodes(avoided), gang, policy)
+    expected = elsewhere if isinstance(elsewhere, Placement) else find_placement(free, gang, policy)
+    assert getattr(found, "nodes", None) == getattr(expected, "nodes", None)
+    assert not isinstance(elsewhere, Placement) or not set(elsewhere.nodes) & set(avoided)
+    assert books(free) == before

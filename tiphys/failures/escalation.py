@@ -77,7 +77,7 @@ def _needs_on_demand(attempts: Sequence[Attempt], policy: RetryPolicy, submissio
     if policy.on_demand_after is None:
         return False
     ends = ends_since_progress(list(_failed_ends(attempts)))
-    preemptions = [end for end in ends if end.cause is Cause.PREEMPTION and end.preempted is None]
+    preemptions = [end for end in ends if end.cause is Cause.PREEMPTION and not end.lost_gpus_to_queue]
     charged = sum(1 for end in preemptions if end.submission == submission)
     is_last_retry = policy.preemption is not None and 0 < policy.preemption <= charged
     return len(preemptions) >= policy.on_demand_after or is_last_retry

@@ -55,7 +55,7 @@ def evaluate_retry_budget(ends: Sequence[AttemptEnd], policy: RetryPolicy, submi
     cause = last.cause or Cause.UNKNOWN
     charged = sum(1 for end in window if end.outcome is AttemptEndOutcome.FAILED and _charged_cause(end) is cause)
     budget = policy.budget(cause)
-    if last.preempted is not None and cause is Cause.PREEMPTION:
+    if last.lost_gpus_to_queue:
         return RetryDecision(True, charged, budget, "its queue gave its GPUs to another, which is not charged")
     if last.suspect is not None:
         return RetryDecision(True, charged, budget, f"checkpoint {last.suspect} is suspect, so an older one gets a try")
@@ -70,9 +70,7 @@ def evaluate_retry_budget(ends: Sequence[AttemptEnd], policy: RetryPolicy, submi
 
 def _charged_cause(end: AttemptEnd) -> Cause | None:
     """The cause whose budget is charged for an end; None if it is not charged."""
-    if end.preempted is not None and end.cause is Cause.PREEMPTION:
-        return None
-    if end.progress_unknown:
+    if end.lost_gpus_to_queue or end.progress_unknown:
         return None
     return end.cause or Cause.UNKNOWN
 

@@ -162,6 +162,8 @@ _QueueName = Annotated[str, Field(min_length=1, max_length=253)]
 _LABEL_VALUE_PATTERN = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _GpuType = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL_VALUE_PATTERN)]
 """The value of a node label."""
+Proximity = Literal["nvlink", "rack", "block"]
+"""A domain of the topology of nodes, the smallest first."""
 SpotUse = Literal["no", "allowed", "only"]
 """Whether a step must not, may, or must run on spot nodes."""
 
@@ -191,7 +193,8 @@ class GpuRequest(Record):
     tensor_parallel: _Members = Field(default=1, exclude_if=lambda size: size == 1)
     """Number of consecutive pods that form a group within one NVLink domain."""
     spot: SpotUse = Field(default="no", exclude_if=lambda use: use == "no")
-
+    within: Proximity | None = Field(default=None, exclude_if=lambda domain: domain is None)
+    """Domain that all pods of an attempt must share; None: they are near each other where that is possible."""
     min_members: _Members | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
     """Minimum number of pods of an elastic gang; None: the gang starts with all its pods or none."""
 

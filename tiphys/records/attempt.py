@@ -210,7 +210,7 @@ class CrashRecord(StoredRecord):
 
 
 class Preemption(Record):
-    """A preemption by the rules of a queue: the attempt had to save and end. Records the lost work."""
+    """A preemption by a queue, or by a node that fails: the attempt had to save and end. Records the lost work."""
 
     for_step: str
     for_run: str = ""
@@ -219,6 +219,8 @@ class Preemption(Record):
     """Name of that step or item for people, such as ``fit[2]``."""
     reason: Annotated[str, shortened(300)] = Field(default="", exclude_if=lambda reason: not reason)
     """Why the authority over the GPUs took them back, if it was for no step."""
+    nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
+    """Nodes that it had to leave because they fail or are about to be removed; empty if its queue preempted it."""
     asked_at: Timestamp
     gone_at: Timestamp
     """When all its pods had ended."""
@@ -307,6 +309,11 @@ class AttemptEnd(SealedRecord):
         """When the attempt ended, as far as is known."""
         return self.last_alive_at or self.written_at
 
+    @property
+    def lost_gpus_to_queue(self) -> bool:
+        """Whether it ended because its queue gave its GPUs to another, which is charged to no budget."""
+        return self.cause is Cause.PREEMPTION and self.preempted is not None and not self.preempted.nodes
+
     @classmethod
     def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
         return encode_cause(document)
@@ -323,6 +330,8 @@ class EvictionRecord(StoredRecord):
     step: str
     attempt: int
     reason: str
+    nodes: tuple[str, ...] = ()
+    """Nodes that it has to leave."""
 
 
 class ReuseRecord(StoredRecord):

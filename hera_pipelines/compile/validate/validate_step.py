@@ -102,8 +102,6 @@ def _check_escalation(step: GatedStep) -> str | None:
     name = changed[0].removesuffix("_bytes") if changed else ""
     if changed and not step.is_training:
         return f"Argo knows only the last failure of a container, so it cannot apply {name}; use @train(…), or drop it"
-    if "avoid_node_after" in changed and step.settings.gang is not None:
-        return "avoid_node_after has no effect on a training on several nodes; drop it from Retries(…)"
     if retry.on_demand_after is not None and not step.settings.spot:
         return "it runs on no spot nodes, so on_demand_after has no effect; add spot=True, or drop it"
     return None if retry.memory_ceiling_bytes is None else _check_memory(step, retry.memory_ceiling_bytes)

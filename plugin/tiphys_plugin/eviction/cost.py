@@ -63,14 +63,8 @@ def elapsed_seconds(since: datetime, now: datetime) -> float:
 
 
 def format_preemption(preempted: Preemption) -> str:
-    """Text for the end of a preempted attempt: its preemptor, its newest commit and the lost training time."""
-    preemptor = (
-        f"{preempted.for_run}/{preempted.for_step_name or preempted.for_step}"
-        if preempted.for_run
-        else "another training"
-    )
-    why = f" ({preempted.reason})" if preempted.reason else f" for {preemptor}"
-    preemption = f"it was asked at {format_clock_time(preempted.asked_at)} to save and go{why}"
+    """Text for the end of a preempted attempt: why it had to go, its newest commit and the lost training time."""
+    preemption = f"it was asked at {format_clock_time(preempted.asked_at)} to save and go{_format_reason(preempted)}"
     seconds_lost, gpu_seconds_lost = preempted.seconds_lost, preempted.gpu_seconds_lost
     if seconds_lost is None or gpu_seconds_lost is None:
         return f"{preemption}; its checkpoints are on a volume, which the service cannot read, so the loss is unknown"
@@ -79,3 +73,14 @@ def format_preemption(preempted: Preemption) -> str:
         return f"{preemption}; it had committed no checkpoint: {loss}"
     committed = f"{preemption}; {preempted.committed.display_name} is committed"
     return f"{committed}, {loss} since" if seconds_lost else committed
+
+
+def _format_reason(preempted: Preemption) -> str:
+    """The reason, in parentheses, or the preemptor; empty for an evacuation, whose evidence the end states anyway."""
+    if preempted.nodes:
+        return ""
+    if preempted.reason:
+        return f" ({preempted.reason})"
+    if preempted.for_run:
+        return f" for {preempted.for_run}/{preempted.for_step_name or preempted.for_step}"
+    return " for another training"

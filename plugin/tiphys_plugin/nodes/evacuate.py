@@ -112,5 +112,6 @@ def _build_record(lease: Lease, evidence_by_node: Mapping[str, str]) -> Eviction
         run=lease.request.run,
         step=lease.request.step,
         attempt=lease.request.attempt,
+        nodes=tuple(evidence_by_node),
         reason=f"Tiphys moved it away from its node ({evidence})",
     )

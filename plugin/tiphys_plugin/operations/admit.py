@@ -36,6 +36,9 @@ from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseReques
 from tiphys_plugin.runtime.context import StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
 
+_MAX_AVOIDED_NODES = 16
+"""Most nodes that a request for GPUs avoids, because all namespaces share the room of the ledger."""
+
 
 def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -> ExecuteReply:
     """Answer one admit node.
@@ -240,7 +243,8 @@ def _submit_lease_request(call: StepCall, request: LeaseRequest) -> Admission:
 
 
 def _build_lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Sequence[Attempt]) -> LeaseRequest:
-    binding = call.binding
+    binding, escalation = call.binding, pod_patch.plan_escalation(call, attempts, "")
+    attained, first_start = lease_reclaim.attained_service(gpu, attempts)
     return LeaseRequest.from_gpu_request(
         gpu,
         uid=binding.uid,
@@ -251,19 +255,11 @@ def _build_lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts:
         instance=call.instance,
         run=call.run,
         attempt=number,
-        avoid_spot=gpu.spot != "no" and pod_patch.should_leave_spot(call, attempts),
-        attained=sum(gpu.gpus_for(attempt.claim.members) * _held_seconds(attempt) for attempt in attempts),
-        first_start=min(
-            (attempt.claim.written_at.timestamp() for attempt in attempts if attempt.claim.lease), default=None
-        ),
+        avoid_spot=gpu.spot != "no" and escalation is not None and escalation.on_demand,
+        attained=attained,
+        first_start=first_start,
+        avoided_nodes=escalation.avoided_nodes[:_MAX_AVOIDED_NODES] if escalation is not None else (),
     )
-
-
-def _held_seconds(attempt: Attempt) -> float:
-    """How long an ended attempt held its GPUs; 0 if it held none, or has no end yet."""
-    if attempt.end is None or not attempt.claim.lease:
-        return 0.0
-    return max(0.0, (attempt.end.ended_at - attempt.claim.written_at).total_seconds())
 
 
 def _reject_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], reason: str) -> ExecuteReply:

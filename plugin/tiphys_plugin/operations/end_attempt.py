@@ -115,7 +115,8 @@ def end_failed_attempt(
             format_preemption(preempted) if cause is Cause.PREEMPTION else f"{message}; {format_preemption(preempted)}"
         )
     elif cause is Cause.PREEMPTION and (eviction := _find_eviction(call, attempt)) is not None:
-        message = f"{eviction.reason}; {message}"
+        preempted = _build_evacuation_record(call, attempt, eviction)
+        message = "; ".join([eviction.reason, message, *([format_preemption(preempted)] if preempted else [])])
     return record_end(
         call,
         attempt,
@@ -268,7 +269,7 @@ def describe_members_left(call: StepCall, attempt: AttemptClaim) -> str:
 
 
 def build_preemption_record(call: StepCall, attempt: AttemptClaim) -> Preemption | None:
-    """The cost of the preemption of an attempt whose pods are gone; None unless its lease was preempted."""
+    """The cost of a preemption by the queue of an attempt whose pods are gone; None unless its lease was preempted."""
     ledger = call.context.ledger.snapshot() if attempt.lease else None
     lease = next((lease for lease in ledger.leases if lease.id == attempt.lease), None) if ledger is not None else None
     if ledger is None or lease is None or lease.preemption is None or lease.preemption.keeps is not None:
@@ -276,20 +277,44 @@ def build_preemption_record(call: StepCall, attempt: AttemptClaim) -> Preemption
     preemption = lease.preemption
     pending = (waiting.request for waiting in ledger.pending)
     preemptor = next((request for request in pending if preemption.is_for(request)), None)
-    manifest = None
-    if attempt.lineage and not call.volume:
-        manifest = read_newest_commit(call.store, attempt.lineage, attempt.attempt)
-    saved_at = manifest.written_at if manifest is not None else lease.granted_at
-    return Preemption(
-        for_run=preemptor.run if preemptor else "",
-        for_step=preemption.step,
-        for_step_name=preemptor.step_name if preemptor else "",
-        reason=preemption.reason,
-        asked_at=preemption.asked_at,
-        gone_at=max(call.context.clock(), preemption.asked_at),
-        gpus=lease.request.gpus,
-        committed=manifest.ref if manifest is not None else None,
-        seconds_lost=None if call.volume else elapsed_seconds(saved_at, preemption.asked_at),
+    return _add_loss(
+        call,
+        attempt,
+        lease.granted_at,
+        Preemption(
+            for_run=preemptor.run if preemptor else "",
+            for_step=preemption.step,
+            for_step_name=preemptor.step_name if preemptor else "",
+            reason=preemption.reason,
+            asked_at=preemption.asked_at,
+            gone_at=max(call.context.clock(), preemption.asked_at),
+            gpus=lease.request.gpus,
+        ),
+    )
+
+
+def _build_evacuation_record(call: StepCall, attempt: AttemptClaim, eviction: EvictionRecord) -> Preemption | None:
+    """The cost of leaving nodes that fail or are about to be removed; None if an older version evicted the pods."""
+    if not eviction.nodes:
+        return None
+    asked_at = eviction.written_at
+    gpus = call.spec.gpu.gpus_for(attempt.members) if call.spec.gpu else 0
+    gone_at = max(call.context.clock(), asked_at)
+    evacuation = Preemption(for_step="", nodes=eviction.nodes, asked_at=asked_at, gone_at=gone_at, gpus=gpus)
+    return _add_loss(call, attempt, attempt.written_at, evacuation)
+
+
+def _add_loss(call: StepCall, attempt: AttemptClaim, started_at: datetime, preemption: Preemption) -> Preemption:
+    """``preemption`` with the newest checkpoint and the time since; unknown for checkpoints on a volume."""
+    if call.volume:
+        return preemption
+    manifest = read_newest_commit(call.store, attempt.lineage, attempt.attempt) if attempt.lineage else None
+    saved_at = manifest.written_at if manifest is not None else started_at
+    return preemption.model_copy(
+        update={
+            "committed": manifest.ref if manifest is not None else None,
+            "seconds_lost": elapsed_seconds(saved_at, preemption.asked_at),
+        }
     )
 
 

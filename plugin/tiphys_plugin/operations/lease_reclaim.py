@@ -26,7 +26,16 @@ from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, GpuRequest
 from tiphys.records import AttemptClaim, Event, SubmissionBinding, task_name
-from tiphys.store import RunLayout, Store, append_events, fence_attempt, read_current_workflow, read_record
+from tiphys.store import (
+    Attempt,
+    RunLayout,
+    Store,
+    append_events,
+    fence_attempt,
+    read_current_workflow,
+    read_record,
+    read_step_attempts,
+)
 from tiphys.store.layout import parse_attempt
 from tiphys.store.runs import read_concurrently
 from tiphys_plugin.attempts import pods
@@ -170,7 +179,10 @@ def _restore_lease(context: PluginContext, attempt: _LiveAttempt) -> None:
         bound = read_record(context.store, RunLayout(claim.run).submission_binding(claim.submission), SubmissionBinding)
         gpu_type = claim.flavor or claim.gpu_type or None
         running = sum(pod.holds_gpus for pod in attempt.pods)
-        request = rebuild_lease_request(attempt, bound)
+        earlier = [
+            one for one in read_step_attempts(context.store, claim.run, claim.step) if one.claim.attempt < claim.attempt
+        ]
+        request = rebuild_lease_request(attempt, bound, earlier)
         gpus = context.ledger.restore(claim.lease, request, gpu_type, _nodes_of_members(attempt), running)
     if gpus:
         _log.warning("lease.recovered", **fields, gpus=gpus)
@@ -180,9 +192,29 @@ def _restore_lease(context: PluginContext, attempt: _LiveAttempt) -> None:
         _log.warning("lease.capped", **fields, gpus=gpus, recorded=recorded, requested_by_pods=requested)
 
 
-def rebuild_lease_request(attempt: _LiveAttempt, bound: SubmissionBinding) -> LeaseRequest:
-    """The lease request of a live attempt, with the members, GPUs and namespace of its pods."""
+def attained_service(gpu: GpuRequest, attempts: Sequence[Attempt]) -> tuple[float, float | None]:
+    """GPU-seconds that attempts of a step held until their ends, and when the first of them got its GPUs.
+
+    The second is in seconds of Unix time; None if none has held GPUs.
+    """
+    holders = [one for one in attempts if one.claim.lease]
+    held = [
+        gpu.gpus_for(claim.members) * max(0.0, (end.ended_at - claim.written_at).total_seconds())
+        for claim, end in holders
+        if end is not None
+    ]
+    return sum(held), min((one.claim.written_at.timestamp() for one in holders), default=None)
+
+
+def rebuild_lease_request(
+    attempt: _LiveAttempt, bound: SubmissionBinding, earlier: Sequence[Attempt] = ()
+) -> LeaseRequest:
+    """The lease request of a live attempt, with the members, GPUs and namespace of its pods.
+
+    ``earlier`` are the attempts of the step before it.
+    """
     claim, members = attempt.claim, len(attempt.pods)
+    attained, first_start = attained_service(attempt.gpu, earlier)
     recorded = LeaseRequest.from_gpu_request(
         attempt.gpu,
         uid=claim.uid,
@@ -194,6 +226,8 @@ def rebuild_lease_request(attempt: _LiveAttempt, bound: SubmissionBinding) -> Le
         run=claim.run,
         attempt=claim.attempt,
         members=claim.members,
+        attained=attained,
+        first_start=first_start,
     )
     gpus_per_member = sum(pod.gpus for pod in attempt.pods) // members
     tensor_parallel = recorded.tensor_parallel if members % recorded.tensor_parallel == 0 else 1

@@ -30,7 +30,7 @@ from tiphys.store import Attempt
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, Flavor
 from tiphys_plugin.quota.lease import Admitted
-from tiphys_plugin.quota.queues import ANY_TYPE
+from tiphys_plugin.quota.queues import ANY_TYPE, Queues
 from tiphys_plugin.runtime.context import StepCall
 
 
@@ -156,8 +156,6 @@ def memory_output_parameters(call: StepCall, claim: AttemptClaim) -> dict[str, s
 _MAIN_CONTAINER = "main"
 """Argo's name for the container of a container or script template."""
 _MAX_PREFERENCE_WEIGHT = 100
-_SINGLE_POD_POLICY_OFF = {"avoid_node_after": None}
-"""Admit's output parameters for a gang cannot express a preference for nodes."""
 
 
 def plan_escalation(call: StepCall, attempts: Sequence[Attempt], step_key: str) -> Escalation | None:
@@ -165,19 +163,22 @@ def plan_escalation(call: StepCall, attempts: Sequence[Attempt], step_key: str) 
 
     No patch reaches the pods of a gang: memory and nodes are output parameters for
     the manifest that creates them, and they read the batch scale from the claim.
+    That manifest has no preference for nodes, so a gang avoids nodes only where the
+    ledger chooses its nodes.
     """
     spec = call.spec
     if spec.kind is not StepKind.TRAIN:
         return None
-    policy = spec.retry if spec.gang is None else spec.retry.model_copy(update=_SINGLE_POD_POLICY_OFF)
+    policy = spec.retry
+    if spec.gang is not None and not _ledger_chooses_nodes(call):
+        policy = policy.model_copy(update={"avoid_node_after": None})
     base = None if policy.memory_ceiling_bytes is None else memory_limit_bytes(declared_resources(call))
     return compute_escalation(attempts, policy, AttemptBaseline(call.binding.submission, step_key, base))
 
 
-def should_leave_spot(call: StepCall, attempts: Sequence[Attempt]) -> bool:
-    """Whether the next attempt should get GPUs of on-demand nodes, if its queue has any for it."""
-    escalation = plan_escalation(call, attempts, "")
-    return escalation is not None and escalation.on_demand
+def _ledger_chooses_nodes(call: StepCall) -> bool:
+    queues = call.context.ledger.snapshot().queues if call.spec.gpu is not None else None
+    return isinstance(queues, Queues) and queues.node_inventory is not None
 
 
 def spot_requirements(call: StepCall, claim: AttemptClaim, flavor: Flavor | None) -> list[dict[str, Any]]:

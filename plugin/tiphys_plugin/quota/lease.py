@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from tiphys.errors import StoreError
 from tiphys.protocol.fan_out import find_item, step_display_name
-from tiphys.protocol.step_spec import GpuRequest, SpotUse
+from tiphys.protocol.step_spec import GpuRequest, Proximity, SpotUse
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
 
@@ -112,6 +112,10 @@ class LeaseRequest:
     """Index of the fan-out item that the step is; None for another step, or if it is unknown."""
     gpu_types: tuple[str, ...] = ()
     """Types of which each may serve the request, the preferred one first. Empty for ``gpu_type``, or any type."""
+    within: Proximity | None = None
+    """Domain of the topology that all members must share; None: none."""
+    avoided_nodes: tuple[str, ...] = ()
+    """Nodes that failed the step before; the request gets others if there are any."""
 
     @property
     def type_text(self) -> str | None:
@@ -135,6 +139,7 @@ class LeaseRequest:
         avoid_spot: bool = False,
         attained: float = 0.0,
         first_start: float | None = None,
+        avoided_nodes: tuple[str, ...] = (),
     ) -> "LeaseRequest":
         """The request of one attempt for the GPUs that the author of the step asked for.
 
@@ -154,6 +159,7 @@ class LeaseRequest:
             avoid_spot: Use flavors of spot nodes only where no others could serve the request.
             attained: GPU-seconds that earlier attempts of the step held.
             first_start: When the first of these attempts got its GPUs, in seconds of Unix time.
+            avoided_nodes: Nodes to use only if no others can serve the request.
         """
         is_elastic = gpu.min_members is not None
         item = find_item(instance)
@@ -176,6 +182,8 @@ class LeaseRequest:
             seconds=gpu.seconds,
             members=requested_members,
             tensor_parallel=gpu.tensor_parallel,
+            within=gpu.within,
+            avoided_nodes=avoided_nodes,
             spot="avoided" if avoid_spot else gpu.spot,
             attained=attained,
             first_start=first_start,

@@ -183,7 +183,7 @@ def test_the_authors_annotations_are_kept() -> None:
         ),
         (lambda: train(image="i", gpus=1, gpu_type=[])(nothing), "has an empty list of GPU types"),
         (lambda: train(image="i", gpus=1, gpu_type=["A100", "a b"])(nothing), "gpu_types"),
-        (lambda: train(image="i", gpu_type="A100")(nothing), "has gpu_type or min_gpu_memory_mb, but gpus=0"),
+        (lambda: train(image="i", gpu_type="A100")(nothing), "within or tensor_parallel, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
     ],
 )
@@ -214,6 +214,9 @@ def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
     settings = TrainOptions(gpus=8, nodes=4).step_settings("fit")
     assert settings.gpu is not None
     assert (settings.gpu.gpus, settings.gpu.members, settings.gang) == (32, 4, GangSpec(members=4))
+    near = TrainOptions(gpus=8, nodes=4, within="rack", tensor_parallel=2).step_settings("fit").gpu
+    assert near is not None
+    assert (near.within, near.tensor_parallel) == ("rack", 2)
     without = TrainOptions(nodes=2, backend="jobset").step_settings("fit")
     assert (without.gpu, without.gang) == (None, GangSpec(members=2, backend=GangBackend.JOBSET))
     assert TrainOptions(gpus=8).step_settings("fit").gang is None
@@ -232,11 +235,16 @@ def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
         ({"nodes": "2:4", "backend": "jobset"}, "jobset cannot continue with fewer members"),
         ({"nodes": 2, "backend": "mpi"}, "backend cannot be 'mpi'"),
         ({"backend": "jobset"}, "add nodes=2"),
+        ({"within": "rack"}, "but one node; add nodes=2"),
+        ({"tensor_parallel": 2}, "but one node; add nodes=2"),
+        ({"nodes": 3, "tensor_parallel": 2}, "3 pods cannot form groups of 2"),
+        ({"nodes": 2, "within": "row"}, "within cannot be 'row'"),
+        ({"nodes": 2, "within": "rack", "gpus": 0}, "but gpus=0; add gpus=1"),
     ],
 )
 def test_a_number_of_nodes_that_makes_no_sense_is_refused(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        TrainOptions(gpus=1, **asked).step_settings("fit")
+        TrainOptions(**{"gpus": 1, **asked}).step_settings("fit")
 
 
 # what is called, words of the refusal

@@ -23,7 +23,6 @@ from support.authored import (
 from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 
 OPTIONS = CompileOptions(store=STORE)
@@ -266,13 +265,6 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
         step(asked={"retry": LADDER}),
         "cannot apply memory_ceiling; use @train",
         train(asked={"retry": LADDER}, container={"resources": {"limits": {"memory": "8Gi"}}}),
-    ),
-    "nodes that several pods would not avoid": (
-        train(asked={"retry": RetryPolicy(avoid_node_after=3), "gang": GangSpec(members=2)}),
-        "avoid_node_after has no effect on a training on several nodes",
-        train(
-            asked={"retry": LADDER, "gang": GangSpec(members=2)}, container={"resources": {"limits": {"memory": "8Gi"}}}
-        ),
     ),
     "a ceiling for no memory": (
         train(asked={"retry": LADDER}),

@@ -425,6 +425,11 @@ def find_unsupported(request: LeaseRequest) -> str | None:
             f"{request.step_name} asks for groups of {request.tensor_parallel} members within one NVLink domain, and "
             "Kueue does not place them; leave `tensor_parallel` out, or use the ledger of Tiphys"
         )
+    if request.within is not None:
+        return (
+            f"{request.step_name} asks for pods within one {request.within}, which Tiphys does not ask of Kueue; leave "
+            "`within` out, or use the ledger of Tiphys"
+        )
     return None
 
 

@@ -119,7 +119,7 @@ def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: L
 def _request_to_json(request: LeaseRequest) -> str:
     # Default values of newer fields are left out, so that an older Tiphys, which lacks the field, can read the row.
     defaults: dict[str, object] = {"attained": 0.0, "first_start": None, "spot": "no", "gpu_types": ()}
-    defaults |= {"min_members": None, "max_members": None}
+    defaults |= {"min_members": None, "max_members": None, "within": None, "avoided_nodes": ()}
     return json.dumps({name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value})
 
 
@@ -141,7 +141,7 @@ def _parse_preemption(text: str | None) -> PreemptionNotice | None:
 @lru_cache(maxsize=_PARSE_CACHE_SIZE)
 def _parse_request(text: str) -> LeaseRequest:
     values = json.loads(text)
-    return LeaseRequest(**{**values, "gpu_types": tuple(values.get("gpu_types", ()))})
+    return LeaseRequest(**values | {name: tuple(values.get(name, ())) for name in ("gpu_types", "avoided_nodes")})
 
 
 @lru_cache(maxsize=_PARSE_CACHE_SIZE)

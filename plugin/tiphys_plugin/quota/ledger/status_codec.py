@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
 from tiphys.protocol.ledger_format import WHOLE_STATUS_FORMAT
-from tiphys.protocol.step_spec import SpotUse
+from tiphys.protocol.step_spec import Proximity, SpotUse
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice, hash_node_name
 from tiphys_plugin.quota.ledger.entry_index import lease_index
 from tiphys_plugin.quota.ledger.state import LedgerState
@@ -33,8 +33,10 @@ _DEFAULTS = (
     ("spot", "no"),
     ("attained", 0.0),
     ("gpuTypes", ()),
+    ("avoidedNodes", ()),
 )
 _Time = Annotated[AwareDatetime, Field(strict=False)]
+_Names = Annotated[tuple[str, ...], Field(strict=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
@@ -191,7 +193,9 @@ class _RequestModel(_StatusModel):
     min_members: PositiveInt | None = None
     max_members: PositiveInt | None = None
     item_index: NonNegativeInt | None = None
-    gpu_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    gpu_types: _Names = ()
+    within: Proximity | None = None
+    avoided_nodes: _Names = ()
 
     def to_request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _JSON_NAMES})

@@ -164,6 +164,15 @@ class ClusterFreeCapacity:
         }
         return twin
 
+    def without_nodes(self, names: Iterable[str]) -> "ClusterFreeCapacity":
+        """A copy in which these nodes offer no GPUs, as if they were cordoned."""
+        twin = self.copy()
+        numbers = {self.inventory.node_numbers[name] for name in names if name in self.inventory.node_numbers}
+        for number in numbers - self.unschedulable:
+            twin._withdraw(number)
+        twin.unschedulable = self.unschedulable | numbers
+        return twin
+
     def allocate(self, placement: Placement) -> None:
         """Count the GPUs of ``placement`` as used, even if they are not free."""
         for number in self._numbers(placement):
@@ -188,12 +197,17 @@ class ClusterFreeCapacity:
         before, self.node_capacities[number] = self.node_capacities[number], capacity
         if number in self.unschedulable:
             return
+        self._withdraw(number, before)
+        insort(self._nodes_by_capacity[capacity.gpu_type].setdefault(capacity, []), number)
+
+    def _withdraw(self, number: int, capacity: NodeFreeCapacity | None = None) -> None:
+        """Take a node from those with this free capacity; None: with its present one."""
+        capacity = capacity or self.node_capacities[number]
         nodes_by_capacity = self._nodes_by_capacity[capacity.gpu_type]
-        numbers = nodes_by_capacity[before]
+        numbers = nodes_by_capacity[capacity]
         del numbers[bisect_left(numbers, number)]
         if not numbers:
-            del nodes_by_capacity[before]
-        insort(nodes_by_capacity.setdefault(capacity, []), number)
+            del nodes_by_capacity[capacity]
 
 
 def _schedulable_capacity(node: GpuNode) -> NodeFreeCapacity:

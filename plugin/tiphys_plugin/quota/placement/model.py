@@ -14,6 +14,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from tiphys.protocol.step_spec import Proximity
+
 WHOLE_GPU = 1000
 """Thousandths of one GPU; GPU shares are requested in this unit."""
 
@@ -73,6 +75,10 @@ class GangRequest:
     pod: PodRequest
     members: int = 1
     tensor_parallel: int = 1
+    within: Proximity | None = None
+    """Domain that all members must share; one node satisfies each."""
+    avoided_nodes: tuple[str, ...] = ()
+    """Nodes to use only if no others have room for the gang."""
 
     def __post_init__(self) -> None:
         if self.members < 1 or self.tensor_parallel < 1 or self.members % self.tensor_parallel:

@@ -9,11 +9,18 @@ their fragmentation.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
+from typing import get_args
 
-from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, GpuTypeInventory, TopologyDomain
+from tiphys.protocol.step_spec import Proximity
+from tiphys_plugin.quota.placement.inventory import (
+    ClusterFreeCapacity,
+    GpuTypeInventory,
+    TopologyDomain,
+    TopologyLevel,
+)
 from tiphys_plugin.quota.placement.model import (
     GangRequest,
     NodeFreeCapacity,
@@ -35,7 +42,7 @@ def spread_over_topology(
         for one in inventories
         if count_fitting_pods_of_type(free_capacity, one, gang.pod) >= gang.members
     ]
-    fitting = [one for one in candidates if one.group_count >= gang.group_count]
+    fitting = [one for one in candidates if one.placeable_groups >= gang.group_count]
     if not fitting:
         return None
     return tuple(sorted(min(fitting, key=lambda one: one.sort_key).assign_nodes(policy)))
@@ -65,8 +72,19 @@ class GangCapacity:
             self._prefix_sums = list(accumulate(self._count_groups(), initial=0))
 
     @property
-    def group_count(self) -> int:
-        return self._prefix_sums[-1]
+    def placeable_groups(self) -> int:
+        """Most groups that can start together: on all nodes, or in one domain that the gang must not leave."""
+        if self._gang.within is None:
+            return self._prefix_sums[-1]
+        domains = (domain for level in self._allowed_levels for domain in level.domains if domain.is_declared)
+        return max(map(self._groups_in, domains), default=0)
+
+    @property
+    def _allowed_levels(self) -> Sequence[TopologyLevel]:
+        """Levels of the domains that may hold the gang, the smallest first."""
+        levels = self._type_inventory.topology_levels
+        within = self._gang.within
+        return levels if within is None else levels[: get_args(Proximity).index(within) + 1]
 
     @property
     def sort_key(self) -> tuple[int, float, int, str]:
@@ -99,7 +117,7 @@ class GangCapacity:
 
     def _smallest_domain(self) -> tuple[int, TopologyDomain]:
         """The smallest domain that holds the gang, and its level; the last level is all nodes of the GPU type."""
-        for level, topology_level in enumerate(self._type_inventory.topology_levels):
+        for level, topology_level in enumerate(self._allowed_levels):
             declared = [(self._groups_in(domain), domain) for domain in topology_level.domains if domain.is_declared]
             if large_enough := [pair for pair in declared if pair[0] >= self._gang.group_count]:
                 return level, min(large_enough)[1]
@@ -236,13 +254,11 @@ def _explain_for_type(
             f"but at most {largest} on one node, and {gpus_per_member} are needed on one{fitting}",
         )
     else:
-        groups = GangCapacity(free_capacity, type_inventory, gang).group_count
-        group_gpus = gang.tensor_parallel * gpus_per_member
-        reason, shortage = (
-            UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED,
-            f"but NVLink domains hold {groups} of the {gang.group_count} groups of {group_gpus} "
-            "that must not leave one",
-        )
+        groups = GangCapacity(free_capacity, type_inventory, replace(gang, within=None)).placeable_groups
+        reason, shortage = UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED, _explain_topology(gang, groups)
+        if groups >= gang.group_count:
+            groups = GangCapacity(free_capacity, type_inventory, gang).placeable_groups
+            shortage = _explain_proximity(type_inventory, gang, groups)
     available = f"{free_gpus} {type_inventory.gpu_type} {_is_or_are(free_gpus)} free{_host_resources_text(gang)}"
     return PlacementFailure(
         reason,
@@ -253,6 +269,24 @@ def _explain_for_type(
         members,
         groups,
     )
+
+
+def _explain_topology(gang: GangRequest, groups: int) -> str:
+    group_gpus = gang.tensor_parallel * gang.pod.gpus
+    return f"but NVLink domains hold {groups} of the {gang.group_count} groups of {group_gpus} that must not leave one"
+
+
+_DOMAIN_NAMES: dict[Proximity | None, str] = {"nvlink": "NVLink domain", "rack": "rack", "block": "block"}
+
+
+def _explain_proximity(type_inventory: GpuTypeInventory, gang: GangRequest, groups: int) -> str:
+    """Why the gang does not fit where all of it must be; ``groups`` fit in the domain with the most room."""
+    name = _DOMAIN_NAMES[gang.within]
+    levels = type_inventory.topology_levels[: get_args(Proximity).index(gang.within) + 1]
+    if not any(domain.is_declared for level in levels for domain in level.domains):
+        return f"but no node of the type names its {name}, and all {gang.members} pods must share one"
+    fitting = groups * gang.tensor_parallel
+    return f"but one {name} has room for at most {fitting} of the {gang.members} pods that must share one"
 
 
 def _has_usable_gpus(capacity: NodeFreeCapacity, gang: GangRequest) -> bool:
@@ -294,8 +328,18 @@ def find_placement(
     """Find a node for each member, or explain why there is none. Does not change ``free_capacity``.
 
     If nodes have room for the whole gang, the policy chooses one of them. Otherwise the members go to nodes that are
-    near each other.
+    near each other. Nodes that the gang avoids are used only if it does not fit on the others.
     """
+    if gang.avoided_nodes:
+        elsewhere = _find_placement(free_capacity.without_nodes(gang.avoided_nodes), gang, policy)
+        if isinstance(elsewhere, Placement):
+            return elsewhere
+    return _find_placement(free_capacity, gang, policy)
+
+
+def _find_placement(
+    free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
+) -> Placement | PlacementFailure:
     nodes = free_capacity.inventory.nodes
     choice = policy.choose_capacity(
         free_capacity.distinct_capacities(_required_gpu_type(gang)), gang.pod.multiplied_by(gang.members)

@@ -273,7 +273,7 @@ def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, eligibl
 def _reject_by_placement(queues: Queues, request: LeaseRequest, eligible_pools: list[str]) -> Rejected | None:
     """Rejects a request that not even an empty cluster could place; None if it could."""
     if queues.empty_cluster_capacity is None:
-        return None
+        return _reject_without_nodes(request)
     placements = [
         find_placement(queues.empty_cluster_capacity, build_gang_request(request, pool), queues.placement_policy)
         for pool in eligible_pools
@@ -286,6 +286,17 @@ def _reject_by_placement(queues: Queues, request: LeaseRequest, eligible_pools: 
         AdmissionReason(nearest.reason.value),
         f"{_format_refused_gpus(queues, request)}: {nearest.message} even if nothing else ran; "
         f"ask for at most {nearest.largest_node_gpus} on one node, or for several nodes",
+    )
+
+
+def _reject_without_nodes(request: LeaseRequest) -> Rejected | None:
+    """Rejects a gang whose pods must share a domain of the topology, where the service knows no nodes."""
+    if request.members == 1 or (request.within is None and request.tensor_parallel == 1):
+        return None
+    return Rejected(
+        AdmissionReason.TOPOLOGY_PLACEMENT_FAILED,
+        "the pods of the step must be near each other (within, tensor_parallel), and the queues know no nodes; declare "
+        "nodes in the queue file, or read those of the cluster (cluster_nodes), or drop the condition",
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from tiphys.protocol.step_spec import Proximity
 from tiphys_plugin.quota.lease import LeaseRequest
 from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
 from tiphys_plugin.quota.queues import ANY_TYPE, Queue, QueueRules, Queues
@@ -161,7 +162,7 @@ def count_existing_gpus(queues: Queues, request: LeaseRequest, pool: str) -> flo
     return sum(queues.gpu_inventory[kind].count for kind in kinds if kind in queues.gpu_inventory)
 
 
-RequestShape = tuple[str, str | None, tuple[str, ...], int, int, int, int | None, str]
+RequestShape = tuple[str, str | None, tuple[str, ...], int, int, int, int | None, str, str | None, tuple[str, ...]]
 """All fields of a request that decide whether it fits."""
 
 
@@ -201,7 +202,8 @@ class PoolOptions:
 def request_shape(request: LeaseRequest) -> RequestShape:
     """Key of the fields that decide whether a request fits. Requests of one shape fit in the same states."""
     size = (request.gpus, request.members, request.tensor_parallel)
-    return request.queue, request.gpu_type, request.gpu_types, *size, request.min_gpu_memory_mb, request.spot
+    kind, place = (request.min_gpu_memory_mb, request.spot), (request.within, request.avoided_nodes)
+    return request.queue, request.gpu_type, request.gpu_types, *size, *kind, *place
 
 
 def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
@@ -217,23 +219,24 @@ def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> Poo
 
 def build_gang_request(request: LeaseRequest, pool: str) -> GangRequest:
     """The placement request for GPUs of ``pool``."""
-    gpus_per_member, kind = request.gpus // request.members, gpu_kind_in_pool(request, pool)
+    kind = gpu_kind_in_pool(request, pool)
     types = request.gpu_types if kind is None else ()
-    return _cached_gang_request(
-        gpus_per_member, kind, types, request.min_gpu_memory_mb, request.members, request.tensor_parallel
-    )
+    pod = _cached_pod_request(request.gpus // request.members, kind, request.min_gpu_memory_mb, types)
+    return _cached_gang_request(pod, request.members, request.tensor_parallel, request.within, request.avoided_nodes)
+
+
+@lru_cache(maxsize=4096)
+def _cached_pod_request(
+    gpus: int, gpu_type: str | None, memory_mb: int | None, gpu_types: tuple[str, ...]
+) -> PodRequest:
+    return PodRequest(gpus, gpu_type, memory_mb, gpu_types=gpu_types)
 
 
 @lru_cache(maxsize=4096)
 def _cached_gang_request(
-    gpus: int,
-    gpu_type: str | None,
-    gpu_types: tuple[str, ...],
-    memory_mb: int | None,
-    members: int,
-    tensor_parallel: int,
+    pod: PodRequest, members: int, tensor_parallel: int, within: Proximity | None, avoided_nodes: tuple[str, ...]
 ) -> GangRequest:
-    return GangRequest(PodRequest(gpus, gpu_type, memory_mb, gpu_types=gpu_types), members, tensor_parallel)
+    return GangRequest(pod, members, tensor_parallel, within, avoided_nodes)
 
 
 def _build_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:

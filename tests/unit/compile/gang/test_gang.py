@@ -301,7 +301,6 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
         (gang({"lifecycle": {}}, GangBackend.TRAINJOB), "a TrainJob has no place for lifecycle"),
         (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, GangBackend.TRAINJOB), "no place for envFrom"),
-        (gang(asked={"retry": RetryPolicy(avoid_node_after=3)}), "avoid_node_after has no effect"),
         (gang(asked={"retry": RetryPolicy(memory_ceiling_bytes=64 * GI)}), "memory_ceiling is for a container with"),
         (
             gang(

@@ -321,6 +321,21 @@ def test_all_members_leave_spot_nodes_that_were_taken_away(here: World, kinds: t
     assert asked_of_nodes(2) == [(kind, "NotIn") for kind in kinds]
 
 
+@pytest.mark.parametrize("knows_nodes", [True, False])
+def test_a_gang_avoids_a_node_where_the_queue_chooses_its_nodes(tmp_path: Path, knows_nodes: bool) -> None:
+    nodes = [{"name": f"n{number}", "gpu_type": "A100", "gpus": 2} for number in range(1, 6)]
+    rules = {"queues": [{"name": "research", "gpus": {"A100": 10}}], **({"nodes": nodes} if knows_nodes else {})}
+    here = gang_world(tmp_path, Queues.model_validate(rules))
+    flow = here.submit(spec())
+    for number in (1, 2):
+        flow.admit("fit", number - 1)
+        ended(here, flow, number, {"reason": "NodeLost", "host": "n1"})
+    reply = flow.admit("fit", 2)
+    [requirement] = json.loads(f"[{outputs(reply)['node-requirements']}]")
+    assert ("rather not on n1" in said(reply)) == knows_nodes
+    assert requirement.get("values") == (["n2", "n3", "n4", "n5"] if knows_nodes else None)
+
+
 def test_what_compile_asks_for_admit_answers_and_the_members_get_it(here: World) -> None:
     resources = {"requests": {"memory": "4Gi"}, "limits": {"memory": "8Gi"}}
     retry = RetryPolicy(on_demand_after=1, memory_ceiling_bytes=1024**4)

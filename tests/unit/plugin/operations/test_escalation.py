@@ -85,6 +85,22 @@ def test_a_node_that_failed_twice_is_avoided_where_there_is_another(here):
     }
 
 
+NODES = [{"name": name, "gpu_type": "A100", "gpus": gpus} for name, gpus in (("n1", 2), ("n2", 4), ("n3", 4))]
+
+
+def test_the_queue_chooses_another_node_than_the_one_that_failed_twice(tmp_path):
+    rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 10}}], "nodes": NODES})
+    flow = submit(world(tmp_path, rules), fit(gpu=gpus(2)))
+
+    def chosen(number: int) -> str:
+        return patch(flow, number)["nodeSelector"]["kubernetes.io/hostname"]
+
+    for number in (1, 2):
+        assert chosen(number) == "n1"
+        fails(flow, number, host="n1")
+    assert chosen(3) in ("n2", "n3")
+
+
 def test_a_preference_that_argo_fills_in_is_left_alone(here):
     own = {"weight": 1, "preference": {"matchExpressions": [{"key": "{{inputs.parameters.k}}", "operator": "Exists"}]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [own]}}

@@ -10,7 +10,7 @@
 
 import pytest
 from support.ledger import queues
-from support.world import Flow, World, fit, gpus, phase, said, world
+from support.world import Flow, World, commit, fit, gpus, phase, said, world
 
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence
@@ -112,6 +112,33 @@ def test_an_attempt_that_the_service_moved_away_from_a_node_names_the_evidence(t
     assert "preemption, Tiphys moved it away (n1: taint spot); its pod was taken away (Deleted)" in said(
         flow.settle("fit", 0, exit_code="75")
     )
+    assert end(here).preempted is None  # a record of a version that named no nodes
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_evacuated_attempt_has_its_cost_and_is_charged_to_its_budget(tmp_path, saved):
+    here = world(tmp_path, queues(research={"A100": 8}))
+    flow = here.submit(fit(gpu=gpus(8), retry=RetryPolicy(preemption=1)))
+    flow.admit("fit", 0)
+    if saved:
+        commit(here.store, "digits-abc12/fit", 1, 400)
+    reason = "Tiphys moved it away from its node (n1: taint spot)"
+    evicted = EvictionRecord(run=RUN, step="fit", attempt=1, reason=reason, nodes=("n1",))
+    claim_record(here.store, RunLayout(RUN).eviction("fit", 1), evicted)
+    flow.pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
+
+    reply = flow.settle("fit", 0, exit_code="75")
+
+    found = end(here)
+    assert found.cause is Cause.PREEMPTION
+    assert found.preempted is not None
+    assert (found.preempted.nodes, found.preempted.gpus) == (("n1",), 8)
+    assert (found.preempted.committed is not None) == saved
+    assert found.preempted.seconds_lost is not None
+    assert f"{reason}; " in found.message
+    assert ("checkpoint 400 of attempt 1 is committed" if saved else "it had committed no checkpoint") in found.message
+    assert not found.lost_gpus_to_queue
+    assert phase(reply) == "Failed"
 
 
 REFUSED = 'Pod "fit" is invalid: spec.nodeSelector: Invalid value: "nvidia.com/gpu"'

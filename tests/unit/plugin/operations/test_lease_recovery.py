@@ -134,6 +134,24 @@ def test_lowered_quota_takes_nothing_from_who_holds_it(here, tmp_path):
     ledger.close()
 
 
+def test_recovered_lease_keeps_the_service_that_earlier_attempts_attained(tmp_path):
+    rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "order": "attained"}]})
+    here = world(tmp_path, rules)
+    flow = running(here)
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    flow.settle("fit", 0, exit_code="75")
+    flow.admit("fit", 1)
+    flow.pod("fit", 2, retry=1, gpus=8)
+    [before] = here.ledger.snapshot().leases
+    ledger = SqliteLedger(tmp_path / "new.db", rules, clock=here.clock)
+    PluginCore(here.store, here.cluster, ledger, clock=here.clock).close()
+    [after] = ledger.snapshot().leases
+    ledger.close()
+    assert after.request.attempt == 2
+    assert after.request.first_start == before.request.first_start is not None
+    assert after.request.attained == before.request.attained > 0
+
+
 @pytest.mark.parametrize(("alive", "known"), [((0, 1, 2), (0, 1, 2)), ((2, 0), (0, 2)), ((0, 3), ())])
 def test_members_of_a_gang_hold_what_they_request(tmp_path, alive, known):
     nodes = [{"name": f"n{number}", "gpu_type": "A100", "gpus": 4} for number in range(3)]
@@ -155,7 +173,10 @@ def test_members_of_a_gang_hold_what_they_request(tmp_path, alive, known):
 
 @pytest.mark.parametrize(("alive", "tensor_parallel"), [((0, 1), 2), ((0, 1, 2), 1)])
 def test_members_that_form_no_whole_group_are_placed_one_by_one(tmp_path, alive, tensor_parallel):
-    here = gang_world(tmp_path, EIGHT)
+    nodes = [{"name": "n1", "gpu_type": "A100", "gpus": 8}]
+    here = gang_world(
+        tmp_path, Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}], "nodes": nodes})
+    )
     flow = here.submit(fit(gpu=gpus(8, members=4, tensor_parallel=2), gang=GangSpec(members=4)))
     assert outputs(flow.admit("fit", 0))["run"] == "true"
     for rank in alive:

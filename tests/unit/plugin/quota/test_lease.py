@@ -41,6 +41,7 @@ def test_every_field_of_the_step_and_of_the_attempt_arrives() -> None:
         "spot": "allowed",
         "min_members": None,
         "gpu_types": (),
+        "within": "rack",
     }
     assert fields.keys() == GpuRequest.model_fields.keys()
 

@@ -399,6 +399,7 @@ def test_queue_that_goes_while_the_request_waits_defers_it(backend, kueue, serve
     [
         ({"min_gpu_memory_mb": 40000}, "name a GPU type"),
         ({"members": 8, "tensor_parallel": 4}, "NVLink domain"),
+        ({"members": 8, "within": "rack"}, "within one rack"),
     ],
 )
 def test_what_kueue_cannot_do_is_refused_by_name(backend, server, changes, words):

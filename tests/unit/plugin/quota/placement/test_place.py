@@ -7,6 +7,9 @@
 | racks of 4+4 and 8               | 4 pods of 2            | one node before one rack        |
 | racks of 8+8, 8+8+8              | 3 pods of 8            | the rack that holds them        |
 | NVLink domains of 3 and of 3     | 2 groups of 2 pods     | each group in one domain        |
+| racks of 2 and 3                 | 3 pods, one rack       | the rack of 3                   |
+| racks of 2 and 3                 | 4 pods, one rack       | TopologyPlacementFailed         |
+| 4 where it failed, 8             | 4                      | the other node                  |
 | 4, 4, 4, 4                       | 8                      | GangFragmented, "at most 4"     |
 """
 
@@ -147,6 +150,33 @@ def test_without_a_declared_nvlink_domain_a_group_stays_on_one_node() -> None:
         "b",
     )
     assert why(find_placement(nodes, GangRequest(PodRequest(8), 2, tensor_parallel=2), BEST_FIT)).placeable_groups == 0
+
+
+def test_a_gang_that_must_share_a_rack_waits_for_room_in_one() -> None:
+    racks = {"r": "ab", "s": "cd", "t": "efg"}
+    nodes = free(*(node(name, rack=rack) for rack, names in racks.items() for name in names), node("z"))
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 3, within="rack"), BEST_FIT)) == ("e", "f", "g")
+    found = why(find_placement(nodes, GangRequest(PodRequest(8), 4, within="rack"), BEST_FIT))
+    assert found.reason is UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED
+    assert found.message == "64 A100 are free, but one rack has room for at most 3 of the 4 pods that must share one"
+    assert len(where(find_placement(nodes, GangRequest(PodRequest(8), 4), BEST_FIT))) == 4
+    assert len({*where(find_placement(nodes, GangRequest(PodRequest(4), 2, within="rack"), BEST_FIT))}) == 1
+
+
+def test_a_domain_that_no_node_names_is_told() -> None:
+    nodes = free(node("a", block="k"), node("b", block="k"))
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 2, within="block"), BEST_FIT)) == ("a", "b")
+    assert why(find_placement(nodes, GangRequest(PodRequest(8), 2, within="rack"), BEST_FIT)).message == (
+        "16 A100 are free, but no node of the type names its rack, and all 2 pods must share one"
+    )
+
+
+def test_a_node_that_failed_the_step_is_used_only_if_no_other_has_room() -> None:
+    nodes = free(node("a", 4), node("b", 8))
+    assert where(find_placement(nodes, GangRequest(PodRequest(4)), BEST_FIT)) == ("a",)
+    assert where(find_placement(nodes, GangRequest(PodRequest(4), avoided_nodes=("a",)), BEST_FIT)) == ("b",)
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), avoided_nodes=("b",)), BEST_FIT)) == ("b",)
+    assert where(find_placement(nodes, GangRequest(PodRequest(4), 3, avoided_nodes=("a",)), BEST_FIT)) == tuple("abb")
 
 
 def test_a_gang_gets_gpus_of_one_type() -> None:
