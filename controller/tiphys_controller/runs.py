@@ -17,7 +17,16 @@ from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.records import AttemptClaim, FailureEvidence, Record, Timestamp, TrainingProgress, task_name
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEndOutcome,
+    FailureEvidence,
+    Output,
+    Record,
+    Timestamp,
+    TrainingProgress,
+    task_name,
+)
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
@@ -137,10 +146,32 @@ class AttemptDetail(Record):
     """Newest report of the program of an open attempt, in its own words."""
 
 
+class StepOutput(Record):
+    """One output of a step or item that is done, as its end record has it."""
+
+    step: str
+    """Name of the step or item for people, such as ``fit[2]``."""
+    source: str
+    """The attempt that wrote it; also its run and step if it was taken over."""
+    name: str
+    key: str
+    """Key of its object, or the prefix of a directory."""
+    directory: bool
+    value: str | None
+    """The text of a parameter; None for an artifact."""
+    objects: int
+    size_bytes: int
+    """Size of all its objects."""
+    sha256: str
+    """Digest of its object; empty unless it has exactly one."""
+
+
 class StepDetail(StepReport):
-    """One task of the pipeline: what a resume would do with it, and all its attempts."""
+    """One task of the pipeline: what a resume would do with it, all its attempts, and what it produced."""
 
     attempts: tuple[AttemptDetail, ...] = ()
+    outputs: tuple[StepOutput, ...] = Field(default=(), exclude_if=lambda outputs: not outputs)
+    """Outputs of its newest attempts, or of the result that it took over; empty while these are not done."""
 
 
 class RunDetail(OutputDocument):
@@ -246,7 +277,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(
-            _step_detail(report, attempts, run_plan.names, progress)
+            _step_detail(report, attempts, run_plan, progress)
             for report in build_plan_report(run_plan, store.url).steps
             if task_name(selected) in ("", report.name)
         ),
@@ -348,13 +379,37 @@ def _submission_detail(submission: Submission) -> SubmissionDetail:
 def _step_detail(
     report: StepReport,
     attempts: dict[str, list[Attempt]],
-    names: StepNames,
+    run_plan: RunPlan,
     progress: Mapping[AttemptId, TrainingProgress],
 ) -> StepDetail:
+    names, reused = run_plan.names, run_plan.state.reused
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
     step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
     details = (_attempt_detail(attempt, names, progress) for attempt in step_attempts)
-    return StepDetail(**dict(report), attempts=tuple(details))
+    results = {step: (f"attempt {attempts[step][-1].claim.attempt}", attempts[step][-1].end) for step in steps}
+    results |= {step: (one.source, one.end) for step, one in reused.items() if selects_step(report.name, step)}
+    outputs = (
+        _step_output(names.name(step), source, output)
+        for step in names.sort(results)
+        for source, end in (results[step],)
+        if end is not None and end.outcome is AttemptEndOutcome.DONE
+        for output in end.outputs
+    )
+    return StepDetail(**dict(report), attempts=tuple(details), outputs=tuple(outputs))
+
+
+def _step_output(step: str, source: str, output: Output) -> StepOutput:
+    return StepOutput(
+        step=step,
+        source=source,
+        name=output.name,
+        key=output.key,
+        directory=output.directory,
+        value=output.value,
+        objects=len(output.objects),
+        size_bytes=sum(one.size for one in output.objects),
+        sha256=output.objects[0].sha256 if len(output.objects) == 1 else "",
+    )
 
 
 def _attempt_detail(

@@ -37,6 +37,7 @@ from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_ru
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import format_age
+from tiphys.protocol.quantities import format_bytes
 from tiphys.records import utc_now
 from tiphys.store import Store
 
@@ -204,6 +205,7 @@ def _load_template(name: str) -> Any:
         "address": lambda text: quote(text, safe=""),
         "share": format_share,
         "duration": format_time,
+        "bytes": format_bytes,
         "slug": lambda state: state.value.replace(" ", "-").lower(),
         "iso": lambda moment: moment.isoformat(timespec="seconds"),
         "clock": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S UTC"),

@@ -1,11 +1,13 @@
 """Reads what the page of one run shows. Nothing is computed here: each part is what a command of ``tiphys`` prints."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from urllib.parse import unquote, urlsplit
 
 from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
-from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, SubmissionDetail, describe_run
+from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, StepOutput, SubmissionDetail, describe_run
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.report_html import ReportChart, recovery_chart, summarize_usage, time_chart
@@ -15,7 +17,7 @@ from tiphys.errors import NotFoundError
 from tiphys.store import Store
 
 MAX_ATTEMPTS = 100
-"""Most attempts on a page that does not ask for all."""
+"""Most attempts, and most outputs, on a page that does not ask for all."""
 _SHARED_FOR = timedelta(seconds=2)
 CHARTS = {"times": time_chart, "recoveries": recovery_chart}
 """Pictures of the times of a run, by the name in their address."""
@@ -31,6 +33,29 @@ class StepView:
     @property
     def items_done(self) -> int:
         return sum(item.done for item in self.detail.items)
+
+
+@dataclass(frozen=True)
+class CauseCost:
+    """What one cause of failure cost; ``share`` is its part of all that failures lost."""
+
+    cause: str
+    cost: FailureCost
+    share: float
+
+    @property
+    def lost_hours(self) -> str:
+        """GPU-hours lost; hours of a run without GPUs."""
+        hours = self.cost.lost / 3600
+        return f"{hours:,.2f}" if hours >= 0.005 or not hours else "< 0.01"
+
+
+@dataclass(frozen=True)
+class OutputView:
+    """An output of a step, with the command that copies it."""
+
+    output: StepOutput
+    command: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +76,11 @@ class RunView:
     """The newest first."""
     hidden_attempts: int
     figures: tuple[tuple[str, str], ...]
-    costs: Mapping[str, FailureCost]
+    costs: tuple[CauseCost, ...]
+    """The most costly cause first."""
+    has_gpus: bool
+    outputs: tuple[OutputView, ...]
+    hidden_outputs: int
     charts: tuple[str, ...]
     """Names of the `CHARTS` that have something to show."""
     has_lineage: bool
@@ -121,6 +150,8 @@ def read_run_view(
     )
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)
     shown = attempts if shows_all else attempts[:MAX_ATTEMPTS]
+    outputs = [one for step in detail.steps for one in step.outputs]
+    shown_outputs = outputs if shows_all else outputs[:MAX_ATTEMPTS]
     command, effect = suggest_command(detail)
     return RunView(
         detail=detail,
@@ -133,7 +164,10 @@ def read_run_view(
         attempts=tuple(shown),
         hidden_attempts=len(attempts) - len(shown),
         figures=tuple(summarize_usage(usage)),
-        costs=usage.costs,
+        costs=_weigh_costs(usage.costs),
+        has_gpus=any(step.gpus for step in usage.steps),
+        outputs=tuple(OutputView(one, write_copy_command(store.url, one)) for one in shown_outputs),
+        hidden_outputs=len(outputs) - len(shown_outputs),
         charts=tuple(name for name, draw in CHARTS.items() if draw(usage.steps).rows),
         has_lineage=any(step.detail.kind == "train" and step.detail.attempts for step in steps),
         damaged=tuple(dict.fromkeys((*detail.damaged, *usage.damaged))),
@@ -150,6 +184,22 @@ def find_chart(name: str) -> Callable[[Sequence[StepTimeUsage]], ReportChart]:
     if name not in CHARTS:
         raise NotFoundError(f"there is no picture {name}; there are {', '.join(CHARTS)}")
     return CHARTS[name]
+
+
+def _weigh_costs(costs: Mapping[str, FailureCost]) -> tuple[CauseCost, ...]:
+    total = sum(cost.lost for cost in costs.values()) or 1.0
+    weighed = (CauseCost(cause, cost, cost.lost / total) for cause, cost in costs.items())
+    return tuple(sorted(weighed, key=lambda one: -one.cost.lost))
+
+
+def write_copy_command(url: str, output: StepOutput) -> str:
+    """Command that copies an output from the store at ``url`` into the working directory."""
+    source = f"{url}/{output.key}"
+    if url.startswith("file:"):
+        return shlex.join(["cp", *(["-r"] if output.directory else []), unquote(urlsplit(source).path), "."])
+    if output.directory:
+        return shlex.join(["aws", "s3", "cp", "--recursive", source, output.key.rpartition("/")[2]])
+    return shlex.join(["aws", "s3", "cp", source, "."])
 
 
 def _find_submission(detail: RunDetail, number: int | None) -> SubmissionDetail | None:

@@ -9,7 +9,7 @@ from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
 from tiphys.errors import NotFoundError
-from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, SubmissionEnd, TrainingProgress
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRecord, SubmissionEnd, TrainingProgress
 from tiphys.records.names import item_step_id
 from tiphys.store import LineageLayout, RunLayout, Store, lineage_name
 
@@ -156,6 +156,29 @@ def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> Non
         (2, "done", "", ""),
     ]
     assert prep.attempts[1].outputs == {"n": "5", "data": f"{history.layout.outputs('prep', 2)}artifacts/data"}
+
+
+def test_outputs_are_those_of_the_newest_attempt_or_of_the_result_that_was_taken_over(
+    store: Store, submitter: FakeSubmitter
+) -> None:
+    first, second = (start_run(store, submitter, PIPELINE, name).run for name in ("digits-1", "digits-2"))
+    history = History(store, first)
+    history.done("prep", 1, artifacts={"data": b"old"})
+    history.done("prep", 2, parameters={"n": "5"}, artifacts={"data": b"xyz"})
+    history.failed("fit")
+    reuse = ReuseRecord(
+        run=second, submission=1, step="prep", step_key="k", source_run=first, source_step="prep", source_attempt=2
+    )
+    store.create(RunLayout(second).reused(1, "prep"), reuse.to_bytes())
+
+    own, taken = (describe_run(store, run).steps[0].outputs for run in (first, second))
+
+    assert [(one.source, one.name, one.value, one.size_bytes, one.sha256) for one in own] == [
+        ("attempt 2", "n", "5", 1, "0" * 64),
+        ("attempt 2", "data", None, 3, "0" * 64),
+    ]
+    assert [(one.source, one.key) for one in taken] == [("run digits-1, step prep, attempt 2", one.key) for one in own]
+    assert describe_run(store, first).steps[1].outputs == ()
 
 
 def test_damaged_records_do_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:

@@ -10,8 +10,10 @@
 """
 
 import re
+import shlex
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,15 +25,19 @@ import pytest
 from starlette.applications import Starlette
 from support.compiled import History, gated, pipeline_of
 from support.hostile import HOSTILE, control_characters, write_full_run
-from support.lineage import RUN
+from support.lineage import RUN, STEP, claim_of, end_of, write_run
 from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
+from tiphys_controller.failure_cost import FailureCost
+from tiphys_controller.runs import StepOutput
 
 from hera_pipelines.ui import app as ui_app
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.run_index import RunIndex
+from hera_pipelines.ui.run_page import CauseCost, write_copy_command
 from tiphys.errors import StoreError
+from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import AttemptClaim, Cause, SubmissionEnd
 from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store
 
@@ -121,6 +127,62 @@ def test_a_failed_run_says_why_and_what_to_type(
     assert "runs 2 of 3 steps again or for the first time: fit, report" in page.text
     titles = re.findall(r"<title>(\w+: [\w ]+)</title>", pages.get(f"/runs/{run}").text)
     assert titles == ["prep: done", "fit: failed", "report: never started"]
+
+
+def test_outputs_have_their_size_and_digest_and_the_command_that_copies_them(
+    store: Store, submitter: FakeSubmitter, pages: Pages
+) -> None:
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
+    History(store, run).done("prep", artifacts={"data": b"x" * 2048}, parameters={"n": "5"})
+
+    page = Texts(pages.get(f"/runs/{run}").text)
+
+    key = f"{RunLayout(run).outputs('prep', 1)}artifacts/data"
+    assert f"prep attempt 1 data 2 KiB {'0' * 12} cp {store.url.removeprefix('file://')}/{key} ." in page.text
+    assert "prep attempt 1 n 1 B" in page.text
+    assert pages.get(f"/runs/{run}").text.count("cp ") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "directory", "command"),
+    [
+        ("s3://ml-runs/tiphys", False, ["aws", "s3", "cp", "s3://ml-runs/tiphys/data/a/model", "."]),
+        ("s3://ml-runs", True, ["aws", "s3", "cp", "--recursive", "s3://ml-runs/data/a/model", "model"]),
+        ("file:///mnt/my%20runs", False, ["cp", "/mnt/my runs/data/a/model", "."]),
+        ("file:///mnt/$(id)", True, ["cp", "-r", "/mnt/$(id)/data/a/model", "."]),
+    ],
+)
+def test_an_output_is_copied_by_one_command(url: str, directory: bool, command: list[str]) -> None:
+    output = StepOutput(
+        step="fit", source="attempt 1", name="model", key="data/a/model", directory=directory, value=None,
+        objects=1, size_bytes=1, sha256="",
+    )  # fmt: skip
+    assert shlex.split(write_copy_command(url, output)) == command
+
+
+def test_lost_gpu_hours_are_shown_by_cause_the_most_costly_first(store: Store, pages: Pages) -> None:
+    began = datetime(2030, 1, 1, tzinfo=UTC)
+    write_run(store, gpu=GpuRequest(gpus=8))
+    ends = ((Cause.INFRASTRUCTURE, 30), (Cause.PREEMPTION, 90))
+    for number, (cause, minutes) in enumerate(ends, start=1):
+        opened_at = began + timedelta(hours=number * 3)
+        store.create(
+            RunLayout(RUN).attempt(STEP, number),
+            claim_of(number).model_copy(update={"written_at": opened_at}).to_bytes(),
+        )
+        ended_at = opened_at + timedelta(minutes=minutes)
+        end = end_of(number, cause).model_copy(update={"written_at": ended_at, "ended_at": ended_at})
+        store.create(RunLayout(RUN).attempt_end(STEP, number), end.to_bytes())
+
+    page = Texts(pages.get(f"/runs/{RUN}").text)
+
+    assert "Lost GPU-hours by cause" in page.text
+    assert page.text.index("preemption 1 12.00 75.0%") < page.text.index("infrastructure 1 4.00 25.0%")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0.00"), (7.0, "< 0.01"), (36.0, "0.01"), (7.2e6, "2,000.00")])
+def test_hours_are_never_rounded_to_nothing(seconds: float, text: str) -> None:
+    assert CauseCost("hang", FailureCost(failures=1, lost=seconds), 1.0).lost_hours == text
 
 
 def test_a_submission_shows_its_own_attempts(store: Store, submitter: FakeSubmitter, pages: Pages) -> None:
