@@ -21,6 +21,7 @@ from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.settings import CheckpointSettings, open_stores
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.metrics import open_metrics
+from tiphys.checkpoint.telemetry.output_copy import copy_output
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.environment import EX_UNAVAILABLE
 from tiphys.records import CheckpointRef
@@ -233,6 +234,8 @@ def session(
     except StoreError as error:
         log_message(str(error))
         raise SystemExit(EX_UNAVAILABLE) from error
+    if rank_info.rank == 0:
+        copy_output(run_store, settings.run, settings.step, settings.attempt, environ)
     return TrackedSession(
         settings,
         run_store=run_store,

@@ -53,6 +53,9 @@ IMAGE = "TIPHYS_IMAGE"
 GIT_COMMIT = "TIPHYS_GIT_COMMIT"
 """Commit of the compiled code, with the suffix ``-dirty`` if files differed from it."""
 
+OUTPUT_COPY = "TIPHYS_OUTPUT_COPY"
+"""``off``: what the training program prints is not stored; otherwise it is, to be read once the pod is gone."""
+
 FILES = "TIPHYS_FILES"
 """Files that a member of a gang fetches and stores, as JSON: path of each input by name, and path of each output by its
 key below the attempt's prefix."""

@@ -149,6 +149,10 @@ class RunLayout:
         """Key of the crash report of the training program of an attempt."""
         return f"{self.data}crashes/{check_step_id(step)}/{_pad_number(attempt)}.json"
 
+    def program_output(self, step: str, attempt: int) -> str:
+        """Prefix of what the training program of an attempt printed, as it stored it, with a final slash."""
+        return f"{self.data}output/{check_step_id(step)}/{_pad_number(attempt)}/"
+
     def outputs(self, step: str, attempt: int) -> str:
         """Prefix of the outputs of an attempt, with a final slash."""
         return f"{self.all_outputs}{check_step_id(step)}/{_pad_number(attempt)}/"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from tiphys.checkpoint.exec.options import ExecOptions, parse_options
+from tiphys.checkpoint.exec.output import open_program_output
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.exec.supervise import NOT_EXECUTABLE, NOT_FOUND, ProgramRunner, SignalQueue
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
@@ -47,10 +48,13 @@ def _run_wrapped(options: ExecOptions, settings: CheckpointSettings) -> int:
         checkpoints = FileCheckpointStore(
             settings, os.environ, run_store=run_store, store=store, metrics=metrics, stop_signal=stop_signal
         )
-        runner = ProgramRunner(options, checkpoints, signals, stop_signal, grace_seconds=settings.grace_seconds)
+        output = open_program_output(run_store, settings, os.environ)
+        runner = ProgramRunner(options, checkpoints, signals, stop_signal, output, grace_seconds=settings.grace_seconds)
         try:
             return runner.run(os.environ)
         finally:
+            if output is not None:
+                output.close()
             metrics.close()
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderCheckpoint, find_checkpoints, parse_global_step
 from tiphys.checkpoint.exec.files import scan_folder
 from tiphys.checkpoint.exec.options import ExecOptions
+from tiphys.checkpoint.exec.output import ProgramOutput
 from tiphys.checkpoint.exec.save import BackgroundCommit
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
@@ -69,13 +70,20 @@ class SignalQueue:
 class ChildProcess:
     """A started program. ``exit_code`` is its exit code as a shell reports it, None while it runs."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start ``command``; raises OSError if it cannot be executed."""
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], file_actions: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Start ``command``, with ``file_actions`` for `os.posix_spawn`; raises OSError if it cannot be executed."""
         self.exit_code: int | None = None
         self.was_signalled = False
         """Whether a signal ended the program, so that its last checkpoint may be incomplete."""
         self._pid = os.posix_spawnp(
-            command[0], list(command), environ, setsigmask=(), setsigdef=(*_HANDLED_SIGNALS, *_IGNORED_BY_PYTHON)
+            command[0],
+            list(command),
+            environ,
+            file_actions=file_actions,
+            setsigmask=(),
+            setsigdef=(*_HANDLED_SIGNALS, *_IGNORED_BY_PYTHON),
         )
 
     def send_signal(self, number: int) -> None:
@@ -121,6 +129,7 @@ class ProgramRunner:
         checkpoints: Restores and commits checkpoints.
         signals: Source of the signals to forward.
         stop_signal: Requested by this runner when SIGTERM arrives.
+        output: Pipes for the output of the program; None: it writes to the streams of this process.
         grace_seconds: Seconds between SIGTERM and SIGKILL; None for the default of Kubernetes.
         clock: Monotonic clock, in seconds.
     """
@@ -131,6 +140,7 @@ class ProgramRunner:
         checkpoints: FileCheckpointStore,
         signals: SignalQueue,
         stop_signal: StopSignal,
+        output: ProgramOutput | None = None,
         *,
         grace_seconds: float | None,
         clock: Callable[[], float] = time.monotonic,
@@ -143,7 +153,7 @@ class ProgramRunner:
         self._detector = CompletenessDetector(options)
         self._background_commit = BackgroundCommit(checkpoints, options, clock)
         self._stop_signal = stop_signal
-        self._started = False
+        self._output = output
 
     def run(self, environ: Mapping[str, str]) -> int:
         """Restore the folder, run the program to its end, and return the exit code.
@@ -159,12 +169,16 @@ class ProgramRunner:
         # Without this variable a session in the program does nothing; it would commit beside this wrapper.
         environ = {name: value for name, value in environ.items() if name != environment.LINEAGE}
         try:
-            child = ChildProcess(self._options.command, environ)
+            child = ChildProcess(self._options.command, environ, self._output.file_actions if self._output else ())
         except OSError as error:
             log_message(f"{self._options.command[0]} cannot be started: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        if self._output is not None:
+            self._output.release()
         while child.exit_code is None and self._background_commit.fenced is None:
             self._wait_and_act(child)
+        if self._output is not None and child.exit_code is not None:
+            self._output.join()
         if self._background_commit.fenced is None:
             self._flush(child)
         return self._exit_code(child)

@@ -1,6 +1,6 @@
 """``tiphys logs``: prints the output of the programs of a run."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,9 +16,12 @@ from hera_pipelines.cli.shared_options import (
 )
 from hera_pipelines.cli.target import find_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.errors import NotFoundError, UsageError
+from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.lineage.step_names import selects_step
 from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_submissions
+
+if TYPE_CHECKING:
+    from hera_pipelines.cli.commands.follow.pod_logs import PodLog, PodLogs
 
 EXAMPLES = """\b
 Examples:
@@ -54,8 +57,9 @@ def logs(
     Without a step it prints the newest attempt of every step. The output comes from
     the pods or, once these are gone, from Argo's archive in the store (archiveLogs
     in Argo's configuration); for runs on this machine from the files of the engine.
-    A note on stderr says which. Output of a pod that is gone without an archive is
-    lost: then the recorded reason of its end is printed.
+    Without these, or without the cluster, it is the copy that trainings with
+    checkpoints store themselves. A note on stderr says which. If there is none, the
+    recorded reason of the attempt's end is printed.
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
@@ -105,27 +109,49 @@ def _print_attempt(
     cluster_options: ClusterOptions,
 ) -> bool:
     """Print the output of an attempt; False if none is left."""
-    from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, LocalPodLogs, PodLogs
+    from hera_pipelines.cli.commands.follow.pod_logs import StoredLogs
 
     screen: Screen = command.obj
-    found: PodLogs
-    if is_on_cluster(submission):
-        api = cluster_options.connect()
-        command.call_on_close(api.close)
-        found = ClusterPodLogs(store, api)
-    else:
-        workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
-        assert isinstance(workflows, LocalWorkflows)
-        found = LocalPodLogs(store, workflows)
     printed = False
-    for log in found.find(attempt.claim, tail, follow):
-        printed = True
-        screen.note(f"── {title}, {log.source}")
-        for line in log.lines:
-            screen.write(line)
-            if follow:
-                screen.out.file.flush()
+    try:
+        pod_logs = _open_pod_logs(command, store, attempt, submission, cluster_options)
+        for log in pod_logs.find(attempt.claim, tail, follow):
+            printed = True
+            _print_log(screen, title, log, flush=follow)
+    except TiphysError as error:
+        screen.note(f"── {title}: its pods are out of reach ({error})")
+    if not printed:
+        for log in StoredLogs(store).find(attempt.claim, tail):
+            printed = True
+            _print_log(screen, title, log)
     if not printed:
         end = f"; it ended: {attempt.end.message}" if attempt.end and attempt.end.message else ""
         screen.note(f"── {title}: its pods are gone, and no archive has their output{end}")
     return printed
+
+
+def _open_pod_logs(
+    command: typer.Context,
+    store: Store,
+    attempt: Attempt,
+    submission: Submission,
+    cluster_options: ClusterOptions,
+) -> "PodLogs":
+    from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, LocalPodLogs
+
+    screen: Screen = command.obj
+    if is_on_cluster(submission):
+        api = cluster_options.connect()
+        command.call_on_close(api.close)
+        return ClusterPodLogs(store, api)
+    workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
+    assert isinstance(workflows, LocalWorkflows)
+    return LocalPodLogs(store, workflows)
+
+
+def _print_log(screen: Screen, title: str, log: "PodLog", *, flush: bool = False) -> None:
+    screen.note(f"── {title}, {log.source}")
+    for line in log.lines:
+        screen.write(line)
+        if flush:
+            screen.out.file.flush()

@@ -20,7 +20,8 @@ from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.records import AttemptClaim
-from tiphys.store import Store
+from tiphys.store import RunLayout, Store
+from tiphys.store.program_output import list_output_chunks, read_program_output
 
 _MAIN_CONTAINER = "main"
 _ARCHIVED_LOG = "main-logs"
@@ -126,6 +127,21 @@ class ClusterPodLogs:
             if stored is not None:
                 text = self._store.read(stored).decode(errors="replace")
                 yield PodLog(node["id"], f"archived by Argo as {stored}", iter(deque(text.splitlines(True), tail)))
+
+
+class StoredLogs:
+    """What training programs stored of their own output."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def find(self, claim: AttemptClaim, tail: int | None) -> Iterator[PodLog]:
+        """The stored output of an attempt; none if its program stored none."""
+        layout = RunLayout(claim.run)
+        if list_output_chunks(self._store, layout, claim.step, claim.attempt):
+            lines = read_program_output(self._store, layout, claim.step, claim.attempt, last_lines=tail)
+            source = f"stored by the program below {layout.program_output(claim.step, claim.attempt)}"
+            yield PodLog("", source, iter(lines))
 
 
 def _program_container(pod: Object) -> str:

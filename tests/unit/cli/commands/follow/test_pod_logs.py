@@ -5,6 +5,7 @@
 | live | not asked                   | the log of the pod        |
 | gone | an artifact `main-logs`     | the archived file         |
 | gone | of another attempt, outside | nothing                   |
+| -    | what the program stored     | that, where nothing else is |
 """
 
 import gzip
@@ -21,7 +22,7 @@ from support.kube_server import KubeServer, serving
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
-from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs
+from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, StoredLogs
 from tiphys.errors import NotFoundError
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
@@ -128,3 +129,13 @@ def test_a_pod_whose_container_has_not_started_has_no_log(here: Here, monkeypatc
     here.add_pod()
     monkeypatch.setattr(here.api, "read_lines", refuse)
     assert here.found() == []
+
+
+def test_what_the_program_stored_needs_no_cluster(here: Here) -> None:
+    [attempt] = read_step_attempts(here.store, RUN, "fit")
+    logs = StoredLogs(here.store)
+    assert list(logs.find(attempt.claim, None)) == []
+    folder = "data/runs/digits-1/output/fit/000000001/"
+    here.store.create(f"{folder}000000000-000000002.log", b"one\ntwo\n")
+    [log] = logs.find(attempt.claim, 1)
+    assert (log.source, list(log.lines)) == (f"stored by the program below {folder}", ["two\n"])

@@ -1,0 +1,204 @@
+"""Stores a copy of what the training program prints, so that it can be read once its pod is gone.
+
+A pod that is evicted or whose node dies takes its log with it, before Argo can
+archive it. The copy is made at the stream, in the background, at most every ten
+seconds; it never delays or fails the program, and gives up output where storage
+does not keep up. `tiphys.store.program_output` describes what is stored.
+
+The copy has what passes through ``sys.stdout`` and ``sys.stderr`` of Python, or
+under ``tiphys-exec`` through the pipes of the program. Values of variables whose
+names suggest secrets are blanked.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tiphys.errors import ObjectExistsError, TiphysError
+from tiphys.protocol import environment
+from tiphys.store import RunLayout, Store
+from tiphys.store.program_output import chunk_key, list_output_chunks
+from tiphys.threads import BackgroundThread, start_background_thread
+
+CHUNK_BYTES = 64 << 10
+MAX_PENDING_BYTES = 1 << 20
+"""Output that waits for storage; the oldest beyond is given up."""
+HEAD_CHUNKS = 16
+"""Chunks from the begin of the output that are always kept."""
+MAX_CHUNKS = 256
+"""Chunks that are kept of an attempt, together 16 MiB: the head, and the newest others."""
+_FIRST_SECONDS = 1.0
+_INTERVAL_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+_EXIT_SECONDS = 3.0
+_SECRET_NAME = re.compile(r"secret|token|passw|credential|private|api_?key|access_?key", re.IGNORECASE)
+_MIN_SECRET_CHARACTERS = 8
+"""Shorter values would blank ordinary words."""
+_BLANK = "***"
+
+
+class OutputCopy:
+    """Stores the output of one attempt. Every method returns at once and never raises, but `close` waits a moment.
+
+    Args:
+        store: Store of the run.
+        run: The run.
+        step: The step.
+        attempt: Number of the attempt.
+        secrets: Texts to blank.
+        interval_seconds: Longest time between two writes to storage; the first ones follow sooner, for programs that
+            die soon.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        step: str,
+        attempt: int,
+        secrets: tuple[str, ...] = (),
+        interval_seconds: float = _INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._layout, self._step, self._attempt = RunLayout(run), step, attempt
+        self._secrets = sorted(secrets, key=len, reverse=True)
+        self._longest_seconds = interval_seconds
+        self._interval_seconds = min(_FIRST_SECONDS, interval_seconds)
+        self._clock = clock
+        self._pending: deque[str] = deque()
+        self._pending_bytes = 0
+        self._left_out_bytes = 0
+        self._chunk = bytearray()
+        self._process = os.getpid()
+        self._number, self._version = -1, 0
+        """Chunk and version of the newest write; a negative chunk stands for none yet."""
+        self._stored_key = ""
+        self._full_keys: deque[str] = deque()
+        self._writer: BackgroundThread | None = None
+        self._is_closing = False
+
+    def write(self, text: str) -> None:
+        """Add to the output."""
+        if not text or self._is_closing or os.getpid() != self._process:  # a forked process has no thread of this one
+            return
+        self._pending.append(text)  # atomic, as are the deque's other operations, so no lock can stop the program
+        self._pending_bytes += len(text)
+        while self._pending_bytes > MAX_PENDING_BYTES and self._pending:
+            self._left_out_bytes += self._take()[1]
+        if self._writer is None or not self._writer.is_alive():
+            self._writer = start_background_thread(self._store_later)
+
+    def close(self, timeout_seconds: float = _EXIT_SECONDS) -> None:
+        """Store the rest, if storage accepts it within ``timeout_seconds``."""
+        self._is_closing = True
+        if self._writer is not None and not self._writer.join(timeout_seconds):
+            return
+        if self._pending and (last := start_background_thread(self._store_pending)) is not None:
+            last.join(timeout_seconds)
+
+    def _take(self) -> tuple[str, int]:
+        try:
+            text = self._pending.popleft()
+        except IndexError:  # the other thread took it
+            return "", 0
+        self._pending_bytes -= len(text)
+        return text, len(text)
+
+    def _store_later(self) -> None:
+        due_at = self._clock() + self._interval_seconds
+        self._interval_seconds = min(2 * self._interval_seconds, self._longest_seconds)
+        while not self._is_closing and self._clock() < due_at:
+            time.sleep(_POLL_SECONDS)
+        self._store_pending()
+
+    def _store_pending(self) -> None:
+        text = "".join([self._take()[0] for _ in range(len(self._pending))])
+        if self._left_out_bytes:
+            text, self._left_out_bytes = f"… {self._left_out_bytes} bytes were not stored in time …\n{text}", 0
+        self._chunk += self._blank(text).encode(errors="replace")
+        try:
+            if self._number < 0:  # another process of the attempt may have stored some, such as before a restart
+                before = list_output_chunks(self._store, self._layout, self._step, self._attempt)
+                self._number = before[-1].number + 1 if before else 0
+            while len(self._chunk) >= CHUNK_BYTES:
+                end = self._chunk.rfind(b"\n", 0, CHUNK_BYTES) + 1 or CHUNK_BYTES
+                self._store_version(bytes(self._chunk[:end]))
+                del self._chunk[:end]
+                self._begin_next_chunk()
+            if self._chunk:
+                self._store_version(bytes(self._chunk))
+        except TiphysError:  # kept for the next time, within bounds
+            del self._chunk[:-MAX_PENDING_BYTES]
+
+    def _blank(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, _BLANK)
+        return text
+
+    def _store_version(self, data: bytes) -> None:
+        self._version += 1
+        key = chunk_key(self._layout, self._step, self._attempt, self._number, self._version)
+        with contextlib.suppress(ObjectExistsError):  # the reply of an earlier try was lost
+            self._store.create(key, data)
+        before, self._stored_key = self._stored_key, key
+        if before:
+            self._store.delete(before)
+
+    def _begin_next_chunk(self) -> None:
+        if self._number >= HEAD_CHUNKS:
+            self._full_keys.append(self._stored_key)
+        self._number, self._version, self._stored_key = self._number + 1, 0, ""
+        if len(self._full_keys) > MAX_CHUNKS - HEAD_CHUNKS:
+            self._store.delete(self._full_keys.popleft())
+
+
+def find_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Values of variables whose names suggest secrets, if they are long enough not to be ordinary words."""
+    return tuple(
+        value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET_CHARACTERS
+    )
+
+
+_opened: list[OutputCopy] = []
+"""The copy of this process, which has one output however many sessions it opens."""
+
+
+def copy_output(store: Store, run: str, step: str, attempt: int, environ: Mapping[str, str]) -> None:
+    """Copy what this process prints until it exits, unless `environment.OUTPUT_COPY` is ``off``.
+
+    ``environ`` must be the environment of this process: with another one, the output is not that of the attempt.
+    """
+    if _opened or environ is not os.environ or environ.get(environment.OUTPUT_COPY) == "off":
+        return
+    copy = OutputCopy(store, run, step, attempt, find_secrets(environ))
+    _opened.append(copy)
+    for stream in (sys.stdout, sys.stderr):
+        tee_stream(copy, stream)
+    atexit.register(copy.close)  # after the traceback of an error was printed
+
+
+def tee_stream(copy: OutputCopy, stream: Any) -> None:
+    """Have all text that is written to ``stream`` also written to ``copy``.
+
+    The stream stays the same object, because handlers of `logging` hold it. A stream that takes no attribute, such as
+    None in a process without output, is left alone.
+    """
+    original = getattr(stream, "write", None)
+    if original is None:
+        return
+
+    def write(text: str) -> int:
+        written: int = original(text)
+        copy.write(text)
+        return written
+
+    with contextlib.suppress(AttributeError):
+        stream.write = write
