@@ -109,10 +109,10 @@ def find_workflows(
         require_same_cluster(last, submitter.cluster, run)
         return submitter
     refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} runs on this machine")
-    return _find_local_workflows(last, run)
+    return find_local_workflows(last, run)
 
 
-def _find_local_workflows(last: Submission, run: str) -> LocalWorkflows:
+def find_local_workflows(last: Submission, run: str) -> LocalWorkflows:
     """The state folder that holds the Workflow of a submission to a local engine.
 
     Raises:

@@ -6,6 +6,7 @@ content security policy forbids it, so text in a record cannot make a browser ru
 or fetch anything.
 """
 
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import cache
@@ -31,6 +32,7 @@ from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_s
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
+from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_run_view
@@ -69,6 +71,7 @@ def build_app(
     submitter: Submitter | None = None,
     allowed_hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]", "testserver"),
     index: RunIndex | None = None,
+    find_logs: AttemptLogs | None = None,
     clock: Callable[[], datetime] = utc_now,
 ) -> Starlette:
     """The application.
@@ -79,13 +82,15 @@ def build_app(
         allowed_hosts: Names by which the pages may be asked for, so that no page of another site can read them by a
             name of its own (DNS rebinding); ``*`` allows all.
         index: The runs; None: read by an index that has not been started.
+        find_logs: Finds the logs of attempts; None: none are found.
         clock: Time of day.
     """
-    pages = _Pages(store, submitter, index or RunIndex(store, submitter), clock)
+    pages = _Pages(store, submitter, index or RunIndex(store, submitter), find_logs or (lambda *_: ()), clock)
     return Starlette(
         routes=[
             Route("/", pages.home),
             Route("/runs/{run}", pages.run),
+            Route("/runs/{run}/logs/{step}", pages.logs),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/{chart}.svg", pages.chart),
             Mount("/static", _OwnFiles(packages=[("hera_pipelines.ui", "static")])),
@@ -111,12 +116,18 @@ class _Pages:
     """Answers requests. Storage is read in threads, each page within `_PAGE_SECONDS`."""
 
     def __init__(
-        self, store: Store, submitter: Submitter | None, index: RunIndex, clock: Callable[[], datetime]
+        self,
+        store: Store,
+        submitter: Submitter | None,
+        index: RunIndex,
+        find_logs: AttemptLogs,
+        clock: Callable[[], datetime],
     ) -> None:
         self._store = RecordCache(store)
         self._usages = UsageReader(self._store, clock)
         self._submitter = submitter
         self._index = index
+        self._find_logs = find_logs
         self._clock = clock
 
     async def home(self, request: Request) -> Response:
@@ -133,6 +144,14 @@ class _Pages:
             shows_all = "all" in request.query_params
             view = await _in_thread(lambda: self._read_run_view(run, number, shows_all))
             return self._page("run.html.jinja", view=view, box_width=BOX_WIDTH, box_height=BOX_HEIGHT)
+
+        return await self._within_limits(answer)
+
+    async def logs(self, request: Request) -> Response:
+        async def answer() -> Response:
+            run, step, number = *request.path_params.values(), _read_number(request, "attempt")
+            view = await _in_thread(lambda: read_log_view(self._store, self._find_logs, run, step, number))
+            return self._page("log.html.jinja", view=view)
 
         return await self._within_limits(answer)
 
@@ -211,5 +230,5 @@ def _load_template(name: str) -> Any:
         "clock": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S UTC"),
         "words": lambda text: text.replace("_", " "),
     }
-    environment.globals["age"] = lambda now, moment: format_age(now - moment)
+    environment.globals |= {"age": lambda now, moment: format_age(now - moment), "quote": shlex.quote}
     return environment.get_template(name)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.hostile import write_full_run
-from support.lineage import RUN
+from support.lineage import RUN, STEP
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
@@ -35,6 +35,7 @@ PAGES = (
     "/runs/running",
     f"/runs/{RUN}",
     "/runs/running?submission=1",
+    f"/runs/{RUN}/logs/{STEP}?attempt=1",
     "/absent",
 )
 
@@ -58,7 +59,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     History(store, start_run(store, submitter, PIPELINE, "running").run).opened("prepare")
     index = RunIndex(store, submitter)
     index.refresh()
-    with AppServer(build_app(store, submitter, index=index)) as server:
+    lines = [f"step {number}: loss {1 / number:.4f} {'x' * 200}" for number in range(1, 200)]
+    with AppServer(
+        build_app(store, submitter, index=index, find_logs=lambda *_: [("fit-pod", "pod in ml", lines)])
+    ) as server:
         yield Site(server.url, store, submitter)
 
 

@@ -15,17 +15,14 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import anyio
-import httpx
 import pytest
-from starlette.applications import Starlette
 from support.compiled import History, gated, pipeline_of
 from support.hostile import HOSTILE, control_characters, write_full_run
 from support.lineage import RUN, STEP, claim_of, end_of, write_run
+from support.pages import Pages, Texts
 from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
@@ -42,44 +39,6 @@ from tiphys.records import AttemptClaim, Cause, SubmissionEnd
 from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("report", depends="fit"))
-
-
-class Texts(HTMLParser):
-    """Texts and elements of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", "".join(self.texts))
-
-
-class Pages:
-    """Asks the application without a server."""
-
-    def __init__(self, app: Starlette) -> None:
-        self._app = app
-
-    def get(self, path: str, host: str = "localhost:8321") -> httpx.Response:
-        return self.request("GET", path, host)
-
-    def request(self, method: str, path: str, host: str = "localhost:8321") -> httpx.Response:
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, path, headers={"Host": host})
-
-        return anyio.run(ask)
 
 
 @pytest.fixture

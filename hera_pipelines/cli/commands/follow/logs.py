@@ -14,7 +14,7 @@ from hera_pipelines.cli.shared_options import (
     existing_store,
     parse_run_step,
 )
-from hera_pipelines.cli.target import find_workflows, is_on_cluster
+from hera_pipelines.cli.target import find_workflows
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.lineage.step_names import selects_step
@@ -22,6 +22,7 @@ from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_sub
 
 if TYPE_CHECKING:
     from hera_pipelines.cli.commands.follow.pod_logs import PodLog, PodLogs
+    from tiphys.kube import KubeApi
 
 EXAMPLES = """\b
 Examples:
@@ -137,16 +138,21 @@ def _open_pod_logs(
     submission: Submission,
     cluster_options: ClusterOptions,
 ) -> "PodLogs":
-    from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, LocalPodLogs
+    from hera_pipelines.cli.commands.follow.pod_logs import choose_pod_logs
 
     screen: Screen = command.obj
-    if is_on_cluster(submission):
+
+    def connect() -> "KubeApi":
         api = cluster_options.connect()
         command.call_on_close(api.close)
-        return ClusterPodLogs(store, api)
-    workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
-    assert isinstance(workflows, LocalWorkflows)
-    return LocalPodLogs(store, workflows)
+        return api
+
+    def find_engine() -> LocalWorkflows:
+        workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
+        assert isinstance(workflows, LocalWorkflows)
+        return workflows
+
+    return choose_pod_logs(store, submission, connect, find_engine)
 
 
 def _print_log(screen: Screen, title: str, log: "PodLog", *, flush: bool = False) -> None:

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +15,7 @@ from tiphys_plugin.attempts.pods import list_attempt_pods, read_submission_bound
 from tiphys_plugin.cluster.interface import Cluster, DirectoryCluster, PodStatus
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
+from hera_pipelines.cli.target import is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.local.pods.pod_files import pod_log_path
 from tiphys.errors import NotFoundError, UsageError
@@ -20,7 +23,7 @@ from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.records import AttemptClaim
-from tiphys.store import RunLayout, Store
+from tiphys.store import RunLayout, Store, Submission
 from tiphys.store.program_output import list_output_chunks, read_program_output
 
 _MAIN_CONTAINER = "main"
@@ -45,14 +48,36 @@ class PodLog(NamedTuple):
 class PodLogs(Protocol):
     """Where the output of attempts is."""
 
-    def find(self, claim: AttemptClaim, tail: int | None, follow: bool) -> Iterator[PodLog]:
+    def find(
+        self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
+    ) -> Iterator[PodLog]:
         """The logs of the pods of an attempt, in the order of their start.
 
         Args:
             claim: The attempt.
             tail: Number of the last lines; None for all.
             follow: Whether to go on until the pods end.
+            max_bytes: Most bytes to read of a file, from its end, or of the last lines of a pod; None for all.
         """
+
+
+def choose_pod_logs(
+    store: Store,
+    submission: Submission,
+    connect: Callable[[], KubeApi],
+    find_workflows: Callable[[], LocalWorkflows],
+) -> PodLogs:
+    """Where the output of the attempts of a submission is: on its cluster, or in the files of its engine.
+
+    Args:
+        store: The store of the run.
+        submission: The submission.
+        connect: Connects to its cluster.
+        find_workflows: Finds the state folder of its engine.
+    """
+    if is_on_cluster(submission):
+        return ClusterPodLogs(store, connect())
+    return LocalPodLogs(store, find_workflows())
 
 
 class LocalPodLogs:
@@ -63,14 +88,20 @@ class LocalPodLogs:
         self._state = workflows.state
         self._cluster = DirectoryCluster(workflows.state / "cluster")
 
-    def find(self, claim: AttemptClaim, tail: int | None, follow: bool) -> Iterator[PodLog]:
+    def find(
+        self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
+    ) -> Iterator[PodLog]:
         for pod in list_attempt_pods(self._store, self._cluster, claim):
             path = pod_log_path(self._state, pod.name)
             if path.exists():
-                yield PodLog(pod.name, str(path), self._read(claim, pod, path, tail, follow))
+                yield PodLog(pod.name, str(path), self._read(claim, pod, path, tail, follow, max_bytes))
 
-    def _read(self, claim: AttemptClaim, pod: PodStatus, path: Path, tail: int | None, follow: bool) -> Iterator[str]:
-        with path.open(encoding="utf-8", errors="replace") as log:
+    def _read(
+        self, claim: AttemptClaim, pod: PodStatus, path: Path, tail: int | None, follow: bool, max_bytes: int | None
+    ) -> Iterator[str]:
+        with path.open("rb") as file, TextIOWrapper(file, encoding="utf-8", errors="replace") as log:
+            if max_bytes is not None:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
             yield from deque(log, tail)
             while follow:
                 has_ended = self._has_ended(claim, pod.name)
@@ -92,16 +123,18 @@ class ClusterPodLogs:
         self._api = api
         self._cluster: Cluster = KubernetesCluster(api, None, identify_cluster(api))
 
-    def find(self, claim: AttemptClaim, tail: int | None, follow: bool) -> Iterator[PodLog]:
+    def find(
+        self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
+    ) -> Iterator[PodLog]:
         found = False
         for pod in list_attempt_pods(self._store, self._cluster, claim):
-            if (lines := self._read_pod(pod, tail, follow)) is not None:
+            if (lines := self._read_pod(pod, tail, follow, max_bytes)) is not None:
                 found = True
                 yield PodLog(pod.name, f"pod in {pod.namespace}", lines)
         if not found:
-            yield from self._find_archived(claim, tail)
+            yield from self._find_archived(claim, tail, max_bytes)
 
-    def _read_pod(self, pod: PodStatus, tail: int | None, follow: bool) -> Iterator[str] | None:
+    def _read_pod(self, pod: PodStatus, tail: int | None, follow: bool, max_bytes: int | None) -> Iterator[str] | None:
         manifest = self._api.get(PODS, pod.namespace, pod.name)
         if manifest is None:
             return None
@@ -109,6 +142,7 @@ class ClusterPodLogs:
             "container": _program_container(manifest),
             "tailLines": "" if tail is None else str(tail if follow else tail + _EXECUTOR_LINES),
             "follow": "true" if follow else "",
+            **({} if max_bytes is None else {"limitBytes": str(max_bytes)}),
         }
         try:
             lines = self._api.read_lines(PODS.object_path(pod.namespace, pod.name, "log"), query)
@@ -117,7 +151,7 @@ class ClusterPodLogs:
         of_program = (line for line in lines if _EXECUTOR_MARK not in line)
         return of_program if follow else iter(deque(of_program, tail))
 
-    def _find_archived(self, claim: AttemptClaim, tail: int | None) -> Iterator[PodLog]:
+    def _find_archived(self, claim: AttemptClaim, tail: int | None, max_bytes: int | None) -> Iterator[PodLog]:
         bound = read_submission_bound(self._store, self._cluster, claim)
         workflow = self._api.get(WORKFLOWS, bound.namespace, bound.workflow_name)
         prefix = attempt_node_name(claim.node) or claim.instance
@@ -125,8 +159,16 @@ class ClusterPodLogs:
             key = _archived_log_key(node) if str(node.get("name", "")).startswith(f"{prefix}.run") else ""
             stored = self._store.from_artifact_key(key) if key else None
             if stored is not None:
-                text = self._store.read(stored).decode(errors="replace")
+                text = self._read_archived(stored, max_bytes).decode(errors="replace")
                 yield PodLog(node["id"], f"archived by Argo as {stored}", iter(deque(text.splitlines(True), tail)))
+
+    def _read_archived(self, key: str, max_bytes: int | None) -> bytes:
+        if max_bytes is None:
+            return self._store.read(key)
+        end = b""
+        for chunk in self._store.chunks(key):
+            end = (end + chunk)[-max_bytes:]
+        return end
 
 
 class StoredLogs:

@@ -58,13 +58,16 @@ def ui(
     gone. They only read. They have no login: beyond this machine, put a proxy in
     front that asks who it is. Prints the address; Ctrl-C ends it.
     """
+    from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader
     from hera_pipelines.ui.app import build_app
     from hera_pipelines.ui.run_index import RunIndex
     from tiphys.service.http_server import AppServer
 
     screen: Screen = command.obj
     store = existing_store(screen, url)
-    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    options = ClusterOptions(kubeconfig, context, None, argo_server)
+    submitter = choose_submitter(command, cluster, options, screen.note)
+    find_logs = AttemptLogReader(store, options.connect if cluster else None)
     index = RunIndex(store, submitter)
     allowed: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ()))
     if warning := describe_reach(host, store.url):
@@ -72,7 +75,7 @@ def ui(
         allowed = ("*",)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with AppServer(build_app(store, submitter, allowed, index), host, port) as server:
+    with AppServer(build_app(store, submitter, allowed, index, find_logs), host, port) as server:
         index.start()
         try:
             screen.write(f"{server.url}/")

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 from hera.workflows import DAG
+from support.compiled import History, gated, pipeline_of
+from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.cli.app import main
+from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.store import DirectoryStore
+from tiphys.errors import UsageError
+from tiphys.store import DirectoryStore, read_step_attempts, read_submissions
 
 RUN = "spoken-1"
 
@@ -74,3 +78,31 @@ def test_output_that_is_lost_is_said_to_be(finished: Path, tmp_path: Path, capsy
         shutil.move(moved, finished / "state" / "logs")
     assert (code, out) == (3, "")
     assert f"{RUN}/first attempt 1: its pods are gone" in err
+
+
+def test_the_pages_read_the_end_of_the_same_file(finished: Path) -> None:
+    store = DirectoryStore(finished / "store")
+    [attempt], [submission] = read_step_attempts(store, RUN, "first"), read_submissions(store, RUN)
+
+    def read(max_lines: int, max_bytes: int) -> list[str]:
+        [log] = AttemptLogReader(store, None)(attempt, submission, max_lines, max_bytes)
+        assert log.source.startswith(str(finished / "state"))
+        return list(log.lines)
+
+    assert read(9, 1 << 20) == ["one\n", "two\x1b[31m\n"]
+    assert read(1, 1 << 20) == ["two\x1b[31m\n"]
+    assert read(9, 6) == ["\x1b[31m\n"]
+
+
+def test_the_pages_ask_no_cluster_unless_they_may(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    run = start_run(
+        store,
+        FakeSubmitter(tmp_path / "cluster", "kubernetes:east"),
+        pipeline_of(gated("fit")),
+        RUN,
+    ).run
+    History(store, run).opened("fit")
+    [attempt], [submission] = read_step_attempts(store, run, "fit"), read_submissions(store, run)
+    with pytest.raises(UsageError, match="known to kubernetes:east, which these pages do not ask"):
+        list(AttemptLogReader(store, None)(attempt, submission, 1, 1))

@@ -66,10 +66,12 @@ class Here:
     def set_status(self, status: dict[str, Any]) -> None:
         self.api.patch(WORKFLOWS, "ml", RUN, {"status": status})
 
-    def found(self, tail: int | None = None, follow: bool = False) -> list[tuple[str, list[str]]]:
+    def found(
+        self, tail: int | None = None, follow: bool = False, max_bytes: int | None = None
+    ) -> list[tuple[str, list[str]]]:
         [attempt] = read_step_attempts(self.store, RUN, "fit")
         logs = ClusterPodLogs(self.store, self.api)
-        return [(log.source, list(log.lines)) for log in logs.find(attempt.claim, tail, follow)]
+        return [(log.source, list(log.lines)) for log in logs.find(attempt.claim, tail, follow, max_bytes)]
 
 
 @pytest.fixture
@@ -104,6 +106,15 @@ def test_a_pod_that_is_followed_tells_all_that_comes(here: Here) -> None:
     here.add_pod()
     assert here.found(follow=True) == [("pod in ml", ["one\n", "two\n"])]
     assert here.asked[0]["follow"] == "true"
+
+
+def test_of_a_large_log_only_the_end_is_read(here: Here) -> None:
+    here.store.create("data/argo/fit/main.log", b"kept\nlonger\n")
+    here.set_status({"nodes": archived(here.store.artifact_key("data/argo/fit/main.log"))})
+    assert [lines for _, lines in here.found(max_bytes=8)] == [["\n", "longer\n"]]
+    here.add_pod()
+    here.found(tail=9, max_bytes=8)
+    assert here.asked[0]["limitBytes"] == "8"
 
 
 @pytest.mark.parametrize("compressed", [False, True])
