@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from support.chart import CI_VALUES, named, render
+from support.chart import CI_VALUES, dashboard_expressions, named, render
 
 TENANTS = next(file for file in CI_VALUES if file.stem == "tenants-values")
 HERE = 'namespace="system", service="ours-pods"'
@@ -147,3 +147,11 @@ def test_alerts_link_to_their_runbooks_where_these_are() -> None:
     found = render("prometheusRule.runbooks=https://wiki.example.com/runbooks", file=TENANTS)
     for rule in named(found, "PrometheusRule", "ours")["spec"]["groups"][0]["rules"]:
         assert rule["annotations"]["runbook_url"] == f"https://wiki.example.com/runbooks#{rule['alert'].lower()}"
+
+
+def test_every_query_of_a_dashboard_is_one(tmp_path: Path) -> None:
+    recorded = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(dashboard_expressions())]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
+    assert recorded
+    assert done.returncode == 0, done.stdout + done.stderr

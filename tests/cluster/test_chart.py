@@ -470,8 +470,9 @@ def test_monitoring_finds_what_it_watches() -> None:
     trainings = named(render("trainingMonitor.enabled=true", file=TENANTS), "PodMonitor", "ours-trainings")["spec"]
     assert trainings["namespaceSelector"]["matchNames"] == ["team-a", "team-b"]
     assert [one["port"] for one in trainings["podMetricsEndpoints"]] == [METRICS_PORT]
-    dashboard = named(objects, "ConfigMap", "ours-dashboard")
-    assert json.loads(dashboard["data"]["tiphys.json"]) == json.loads((CHART / "dashboards/tiphys.json").read_text())
+    dashboards = named(objects, "ConfigMap", "ours-dashboard")["data"]
+    files = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: json.loads(text) for name, text in dashboards.items()} == files
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])

@@ -1,5 +1,6 @@
 """The chart as `helm` renders it: documents to look at, or the sentence with which it refuses."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "tiphys"
 CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 MINIMAL = ("store.url=s3://ml-runs/tiphys", "image.repository=registry.example.com/tiphys")
 
 Object = dict[str, Any]
@@ -20,6 +22,13 @@ Object = dict[str, Any]
 
 class Refused(Exception):  # noqa: N818  what helm says, not a failure of the test
     """Helm did not render the chart; the text is its own."""
+
+
+def dashboard_expressions() -> Iterator[str]:
+    """The queries of all panels, with a value in the place of Grafana's variables."""
+    for file in DASHBOARDS:
+        for panel in json.loads(file.read_text())["panels"]:
+            yield from (target["expr"].replace("$run", "digits-.*") for target in panel["targets"])
 
 
 def find_helm() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support import chart_values
-from support.chart import CHART, CI_VALUES, ROOT
+from support.chart import CHART, CI_VALUES, DASHBOARDS, ROOT, dashboard_expressions
 
 import tiphys
 
@@ -63,8 +63,7 @@ def test_the_schema_lets_no_typo_pass() -> None:
 
 def test_alerts_and_dashboard_use_only_metrics_that_exist() -> None:
     used = set(_METRIC.findall((CHART / "templates" / "alerts.yaml").read_text()))
-    for panel in _dashboard()["panels"]:
-        used |= {name for target in panel["targets"] for name in _METRIC.findall(target["expr"])}
+    used |= {name for expression in dashboard_expressions() for name in _METRIC.findall(expression)}
     declared = {name for file in _sources() for name in _DECLARED.findall(file.read_text())}
     assert used
     assert {_SUFFIX.sub("", name) for name in used} <= {_SUFFIX.sub("", name) for name in declared}
@@ -76,8 +75,9 @@ def test_every_alert_has_a_runbook_and_the_other_way_round() -> None:
     assert sorted(pages) == sorted(alerts)
 
 
-def test_the_dashboard_asks_questions_of_a_chosen_data_source() -> None:
-    panels = _dashboard()["panels"]
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_a_dashboard_asks_questions_of_a_chosen_data_source(file: Path) -> None:
+    panels = json.loads(file.read_text())["panels"]
     assert all(panel["title"].endswith("?") for panel in panels)
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert {target["datasource"]["uid"] for panel in panels for target in panel["targets"]} == {"${datasource}"}
@@ -90,11 +90,6 @@ def test_values_for_the_tests_say_why_they_are_there(file: Path) -> None:
 
 def _schema() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-    return loaded
-
-
-def _dashboard() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((CHART / "dashboards" / "tiphys.json").read_text())
     return loaded
 
 
