@@ -86,8 +86,8 @@ bench-ui: setup  ## measure the web pages over a thousand runs; writes tests/ben
 bench-cli: setup  ## measure what the start of a command costs; writes tests/bench/reports/cli.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cli $(if $(QUICK),--quick)
 
-bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.json (QUICK=1: no cluster, no report)
-	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.quota $(if $(QUICK),--quick)
+bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.json (QUICK=1: no cluster, no report; ONLY="core cluster": parts)
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.quota $(if $(QUICK),--quick) $(addprefix --only ,$(ONLY))
 
 bench-resume: setup  ## measure recoveries: plans, goodput under faults; writes tests/bench/reports/resume.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.resume $(if $(QUICK),--quick)

@@ -6,13 +6,15 @@ none). Promises about waiting and sharing are measured in virtual time, by repla
 service's own rules, a published trace of tasks is placed on its nodes, one of
 trainings is replayed, and many processes ask one ledger file while some of them
 are killed. The report goes to ``tests/bench/reports/quota.json``. What needs a
-published trace is measured where ``TIPHYS_TRACES`` names the folder of both.
+published trace is measured where ``TIPHYS_TRACES`` names the folder of both. Each part is
+in the report as soon as it is measured; ``--only`` measures one again.
 """
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ SIZES = ((1_000, 1_000, 1000), (10_000, 1_000, 100), (1_000, 10_000, 100), (10_0
 """Waiting requests, nodes, and decisions that are timed."""
 QUICK_SIZES = ((1_000, 1_000, 400),)
 HORIZON_SECONDS = 20_000.0
-CAMPAIGNS = ((2, 10_000), (16, 60_000), (64, 40_000))
+CAMPAIGNS = ((2, 20_000), (16, 130_000), (64, 60_000))
 """Processes on one ledger file, and what they ask together."""
 QUICK_CAMPAIGNS = ((8, 3_000),)
 LOADS = ((1.0, 2.0, 4.0, 8.0), 300)
@@ -71,66 +73,86 @@ def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
     set_gc_thresholds()  # as the service does
+    chosen = options.only or [name for name in PARTS if not (options.quick and name == "cluster")]
+    report: dict[str, Any] = page.read_report("quota")
+    report |= {"machine": machine(), "settings": settings(options.quick)}
     probe = NoiseProbe()
-    report: dict[str, Any] = {"machine": machine(), "settings": settings(options.quick)}
-    report |= virtual(options.quick)
-    report["core"] = {}
-    for waiting, nodes, samples in QUICK_SIZES if options.quick else SIZES:
-        report["core"][f"{waiting} on {nodes}"] = found = decisions(nodes, waiting, samples, SEED)
-        say(f"decisions: {json.dumps(found)}")
-    report["placement"] = {str(nodes): speed(nodes, SEED) for nodes in FLEETS}
-    say(f"placements: {json.dumps(report['placement'])}")
-    report["campaigns"] = {}
-    for processes, requests in QUICK_CAMPAIGNS if options.quick else CAMPAIGNS:
-        report["campaigns"][str(processes)] = found = campaign(requests, processes, SEED)
-        say(f"campaign: {json.dumps(found)}")
-    if not options.quick:
-        with place() as here:
-            report["cluster"] = admissions(here.api, here.cluster.kubeconfig)
-        say(f"on a cluster: {json.dumps(report['cluster'])}")
-    report["noise"] = probe.report()
-    if not options.quick:
-        page.publish("quota", report)
-    found, aims = values(report), QUICK_AIMS if options.quick else AIMS
-    print(*verdicts(found, aims), describe_noise(report["noise"], report["machine"]["cores"]), sep="\n")  # noqa: T201
-    print(number_line(found, AIMS))  # noqa: T201  the result
+    for part, found in measure(chosen, options.quick):
+        report |= found
+        report["noise"] = probe.report()
+        if not options.quick:
+            report["measured"] = {**report.get("measured", {}), part: report["noise"]}
+            page.publish("quota", report)
+    values_found, aims = values(report), QUICK_AIMS if options.quick else AIMS
+    noise = describe_noise(report["noise"], report["machine"]["cores"])
+    print(*verdicts(values_found, aims), noise, sep="\n")  # noqa: T201  the result
+    print(number_line(values_found, AIMS))  # noqa: T201  the result
     return 0
 
 
-def virtual(quick: bool) -> dict[str, Any]:
-    """All that no clock is needed for: the longest of these replays has a process of its own meanwhile."""
-    found: dict[str, Any] = {}
+def measure(chosen: Sequence[str], quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The keys of the report that each chosen part has; the longest part has a process of its own meanwhile."""
+    missing = absent(os.environ) or attained.absent(os.environ)
+    if missing is not None:
+        say(missing)
     with ProcessPoolExecutor(max_workers=1) as other:
-        if (why := attained.absent(os.environ)) is None:
-            trace = Path(os.environ[FOLDER]) / attained.TRACE
-            unknown = other.submit(attained.attained, trace, () if quick else attained.OTHER_SAVES)
-            third = other.submit(attained.attained, trace.with_name("muri_trace3.csv"))
-            found["frontier"] = order.frontier([trace.with_name(name) for name in attained.TRACES])
-            say(f"backfill: {json.dumps(found['frontier'])}")
-            if not quick:
-                FRONTIER_PICTURE.write_text(render_frontier(found["frontier"]))
-        else:
-            say(why)
-        found["gang_in_stream"] = order.gang_in_stream(SEED, QUICK_HOURS)
-        say(f"a gang in a stream of preemptible jobs, seed {SEED}: {json.dumps(found['gang_in_stream'])}")
-        found["families"] = order.families(*(QUICK_FAMILIES if quick else FAMILIES))
-        say(f"families of jobs, by seed: {json.dumps(found['families'])}")
-        found["starvation"] = starvation()
-        say(f"starvation: {json.dumps(found['starvation'])}")
-        found["fairness"] = fairness(QUICK_HOURS if quick else HOURS)
-        say(f"fairness: {json.dumps(found['fairness'])}")
-        found["preemption"] = preemption(*QUICK_LOADS, SEED) if quick else preemption(*LOADS, SEED, OTHER_SAVES)
-        say(f"preemption: {json.dumps(found['preemption'])}")
-        if (nothing := absent(os.environ)) is None:
-            found["allocation"] = allocation(Path(os.environ[FOLDER]), QUICK_SEEDS if quick else SEEDS)
-            say(f"allocation: {json.dumps(found['allocation'])}")
-        else:
-            say(nothing)
-        if why is None:
-            found["attained"], found["attained_trace3"] = unknown.result(), third.result()
-            say(f"the same on trace 3: {json.dumps(found['attained_trace3'])}")
-            say(f"trainings of unknown duration: {json.dumps(found['attained'])}")
-    return found
+        replays = other.submit(attained_service, quick) if "attained" in chosen and missing is None else None
+        for part in chosen:
+            if part != "attained" and (missing is None or part not in OF_TRACES):
+                found = PARTS[part](quick)
+                say(f"{part}: {json.dumps(found)}")
+                yield part, found
+        if replays is not None:
+            say(f"attained: {json.dumps(replays.result())}")
+            yield "attained", replays.result()
+
+
+def attained_service(quick: bool) -> dict[str, Any]:
+    """Two published traces of trainings of unknown duration."""
+    trace = Path(os.environ[FOLDER]) / attained.TRACE
+    return {
+        "attained": attained.attained(trace, () if quick else attained.OTHER_SAVES),
+        "attained_trace3": attained.attained(trace.with_name("muri_trace3.csv")),
+    }
+
+
+def frontier(quick: bool) -> dict[str, Any]:
+    """What a bound on overtaking costs."""
+    found = order.frontier([Path(os.environ[FOLDER]) / name for name in attained.TRACES])
+    if not quick:
+        FRONTIER_PICTURE.write_text(render_frontier(found))
+    return {"frontier": found}
+
+
+def core(quick: bool) -> dict[str, Any]:
+    """Decisions in memory."""
+    return {
+        "core": {
+            f"{waiting} on {nodes}": decisions(nodes, waiting, samples, SEED)
+            for waiting, nodes, samples in (QUICK_SIZES if quick else SIZES)
+        }
+    }
+
+
+def campaigns(quick: bool) -> dict[str, Any]:
+    """Many processes on one ledger, some of which are killed."""
+    return {
+        "campaigns": {
+            str(processes): campaign(requests, processes, SEED)
+            for processes, requests in (QUICK_CAMPAIGNS if quick else CAMPAIGNS)
+        }
+    }
+
+
+def cluster(_: bool) -> dict[str, Any]:
+    """Admissions through a real API server."""
+    with place() as here:
+        return {"cluster": admissions(here.api, here.cluster.kubeconfig)}
+
+
+def high_priority(quick: bool) -> dict[str, Any]:
+    """What preemption costs, and how long a request of high priority waits."""
+    return {"preemption": preemption(*QUICK_LOADS, SEED) if quick else preemption(*LOADS, SEED, OTHER_SAVES)}
 
 
 def starvation() -> dict[str, Any]:
@@ -171,9 +193,28 @@ def settings(quick: bool) -> dict[str, Any]:
     }
 
 
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "attained": attained_service,
+    "frontier": frontier,
+    "gang": lambda quick: {"gang_in_stream": order.gang_in_stream(SEED, QUICK_HOURS)},
+    "families": lambda quick: {"families": order.families(*(QUICK_FAMILIES if quick else FAMILIES))},
+    "starvation": lambda quick: {"starvation": starvation()},
+    "fairness": lambda quick: {"fairness": fairness(QUICK_HOURS if quick else HOURS)},
+    "preemption": high_priority,
+    "allocation": lambda quick: {"allocation": allocation(Path(os.environ[FOLDER]), QUICK_SEEDS if quick else SEEDS)},
+    "core": core,
+    "placement": lambda quick: {"placement": {str(nodes): speed(nodes, SEED) for nodes in FLEETS}},
+    "campaigns": campaigns,
+    "cluster": cluster,
+}
+OF_TRACES = frozenset({"attained", "frontier", "allocation"})
+"""Parts that need published traces."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.quota", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything; writes no report")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="only this part; may be repeated")
     return parser
 
 

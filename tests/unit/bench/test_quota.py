@@ -45,7 +45,11 @@ def test_the_last_line_holds_what_is_compared() -> None:
         "families": {"overloaded_ratio": 0.7, "worst_ratio": 1.1, "jobs": 400},
         "gang_in_stream": {"over_promised": 0.8, "jobs": 100},
         "fairness": {"jain": 0.998},
-        "allocation": {"best-fit": {"allocated_percent": 93.9}, "fragmentation": {"allocated_percent": 95.26}},
+        "allocation": {
+            "best-fit": {"allocated_percent": 93.9},
+            "fragmentation": {"allocated_percent": 95.26},
+            "typed": {"best-fit": {"allocated_percent": 80.5}, "fragmentation": {"allocated_percent": 87.9}},
+        },
         "campaigns": {
             "2": {"over_admissions": 0, "double_grants": 1, "leaks": 0},
             "64": {"over_admissions": 0, "double_grants": 2, "leaks": 0},
@@ -55,7 +59,7 @@ def test_the_last_line_holds_what_is_compared() -> None:
     assert number_line(values(report), AIMS) == (
         "tiresias_ratio=0.66 fifo_ratio=0.4 tiresias_ratio_3=0.9 fifo_ratio_3=0.7 backfill_ratio_1=1.2 "
         "backfill_ratio_3=1.3 families_ratio=0.7 families_worst=1.1 gang_over_promised=0.8 "
-        "bestfit_alloc=93.9 fgd_alloc=95.26 decision_over_scan=1.6 "
+        "bestfit_alloc=93.9 fgd_alloc=95.26 bestfit_alloc_typed=80.5 fgd_alloc_typed=87.9 decision_over_scan=1.6 "
         "decision_p99_over_scan=12 ledger_per_second_1=110 ledger_per_second_3=160 "
         "ledger_p99_ms_1=900 ledger_bytes_1=2000 high_priority_wait_ratio=0.9 "
         "preempt_loss_ratio=0.04 over_admissions=0 leaks=0 double_grants=3 skip_wait_ratio=0.0133 jain=0.998"
