@@ -1,4 +1,4 @@
-"""The web application over a store: routes, limits and headers. It only reads.
+"""The web application over a store: routes, limits and headers. It only reads, unless it is given actions.
 
 The pages need no script; with one they convert times to the reader's zone, copy
 commands, and follow a run that goes on. Nothing is loaded from elsewhere, and the
@@ -24,19 +24,21 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
+from tiphys_controller.plan.drift import format_drift
 from tiphys_controller.runs import RunPhase
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_svg
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
+from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
 from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_run_view
-from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.quantities import format_bytes
@@ -53,13 +55,15 @@ _PICTURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # A form that a page without a referrer sends would say that it comes from nowhere (Fetch, "append Origin").
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _STATUS: tuple[tuple[type[TiphysError], int, str], ...] = (
     (NotFoundError, 404, "Not found"),
     (UsageError, 400, "This cannot be shown"),
+    (ConflictError, 409, "This was refused"),
     (IntegrityError, 422, "A record is damaged"),
     (StoreError, 503, "The store does not answer"),
 )
@@ -72,6 +76,7 @@ def build_app(
     allowed_hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]", "testserver"),
     index: RunIndex | None = None,
     find_logs: AttemptLogs | None = None,
+    actions: ActionRoutes | None = None,
     clock: Callable[[], datetime] = utc_now,
 ) -> Starlette:
     """The application.
@@ -83,13 +88,15 @@ def build_app(
             name of its own (DNS rebinding); ``*`` allows all.
         index: The runs; None: read by an index that has not been started.
         find_logs: Finds the logs of attempts; None: none are found.
+        actions: Lets visitors resume, fork and stop runs; None: the pages only read.
         clock: Time of day.
     """
-    pages = _Pages(store, submitter, index or RunIndex(store, submitter), find_logs or (lambda *_: ()), clock)
+    pages = _Pages(store, submitter, index or RunIndex(store, submitter), find_logs or (lambda *_: ()), actions, clock)
     return Starlette(
         routes=[
             Route("/", pages.home),
             Route("/runs/{run}", pages.run),
+            *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/{chart}.svg", pages.chart),
@@ -121,6 +128,7 @@ class _Pages:
         submitter: Submitter | None,
         index: RunIndex,
         find_logs: AttemptLogs,
+        actions: ActionRoutes | None,
         clock: Callable[[], datetime],
     ) -> None:
         self._store = RecordCache(store)
@@ -128,39 +136,44 @@ class _Pages:
         self._submitter = submitter
         self._index = index
         self._find_logs = find_logs
+        self._actions = actions
         self._clock = clock
 
     async def home(self, request: Request) -> Response:
         async def answer() -> Response:
             chosen = HomeFilter.from_query(request.query_params)
             view = read_home_view(self._index, chosen)
-            return self._page("home.html.jinja", view=view, chosen=chosen, phases=list(RunPhase))
+            return self.render("home.html.jinja", view=view, chosen=chosen, phases=list(RunPhase))
 
-        return await self._within_limits(answer)
+        return await self.within_limits(answer)
 
     async def run(self, request: Request) -> Response:
         async def answer() -> Response:
             number, run = _read_number(request, "submission"), request.path_params["run"]
             shows_all = "all" in request.query_params
             view = await _in_thread(lambda: self._read_run_view(run, number, shows_all))
-            return self._page("run.html.jinja", view=view, box_width=BOX_WIDTH, box_height=BOX_HEIGHT)
+            offer = None
+            if (actions := self._actions) is not None:
+                offer = await _in_thread(lambda: actions.describe_offer(request, view.detail))
+            sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT}
+            return self.render("run.html.jinja", view=view, offer=offer, **sizes)
 
-        return await self._within_limits(answer)
+        return await self.within_limits(answer)
 
     async def logs(self, request: Request) -> Response:
         async def answer() -> Response:
             run, step, number = *request.path_params.values(), _read_number(request, "attempt")
             view = await _in_thread(lambda: read_log_view(self._store, self._find_logs, run, step, number))
-            return self._page("log.html.jinja", view=view)
+            return self.render("log.html.jinja", view=view)
 
-        return await self._within_limits(answer)
+        return await self.within_limits(answer)
 
     async def lineage(self, request: Request) -> Response:
         async def answer() -> Response:
             run = request.path_params["run"]
             return _picture(await _in_thread(lambda: self._draw_lineage(run)))
 
-        return await self._within_limits(answer)
+        return await self.within_limits(answer)
 
     async def chart(self, request: Request) -> Response:
         async def answer() -> Response:
@@ -168,10 +181,10 @@ class _Pages:
             draw = find_chart(name)
             return _picture(await _in_thread(lambda: render_chart_svg(draw(self._usages.measure(run).steps))))
 
-        return await self._within_limits(answer)
+        return await self.within_limits(answer)
 
     async def nothing(self, request: Request) -> Response:
-        return self._error(404, "Not found", f"there is no page {request.url.path}")
+        return self.render_error(404, "Not found", f"there is no page {request.url.path}")
 
     def _read_run_view(self, run: str, number: int | None, shows_all: bool) -> RunView:
         return read_run_view(self._store, run, self._usages, self._submitter, number, shows_all, self._clock())
@@ -179,24 +192,28 @@ class _Pages:
     def _draw_lineage(self, run: str) -> str:
         return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(read_lineage_tree(self._store, run)))
 
-    async def _within_limits(self, answer: Callable[[], Awaitable[Response]]) -> Response:
+    async def within_limits(self, answer: Callable[[], Awaitable[Response]], seconds: float | None = None) -> Response:
+        """The answer, or the page of the error that it raises; None: within `_PAGE_SECONDS`."""
+        limit = _PAGE_SECONDS if seconds is None else seconds
         try:
-            with anyio.fail_after(_PAGE_SECONDS):
+            with anyio.fail_after(limit):
                 return await answer()
         except TimeoutError:
-            return self._error(503, "The store is slow", f"it did not answer within {_PAGE_SECONDS:g} s; load again")
+            return self.render_error(503, "The store is slow", f"it did not answer within {limit:g} s; load again")
         except TiphysError as error:
             status, title = next(
                 ((code, words) for kind, code, words in _STATUS if isinstance(error, kind)), (500, "This went wrong")
             )
-            return self._error(status, title, str(error))
+            return self.render_error(status, title, str(error))
 
-    def _page(self, template: str, status: int = 200, **values: Any) -> Response:
+    def render(self, template: str, status: int = 200, **values: Any) -> Response:
+        """A page."""
         text = _load_template(template).render(store=self._store.url, now=self._clock(), **values)
         return HTMLResponse(text, status, _HEADERS)
 
-    def _error(self, status: int, title: str, message: str) -> Response:
-        return self._page("error.html.jinja", status, title=title, message=message)
+    def render_error(self, status: int, title: str, message: str) -> Response:
+        """The page of an error."""
+        return self.render("error.html.jinja", status, title=title, message=message)
 
 
 def _picture(svg: str) -> Response:
@@ -231,4 +248,5 @@ def _load_template(name: str) -> Any:
         "words": lambda text: text.replace("_", " "),
     }
     environment.globals |= {"age": lambda now, moment: format_age(now - moment), "quote": shlex.quote}
+    environment.globals["format_drift"] = format_drift
     return environment.get_template(name)

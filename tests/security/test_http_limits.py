@@ -285,3 +285,13 @@ class TestBodiesThatAreNotRead:
             connection.sendall(request_head("/refuse", f"Content-Length: {1 << 40}"))
 
             send_until_reset(connection, b"x" * (1 << 16))
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+def test_no_caller_chooses_the_address_that_it_seems_to_call_from(name: str) -> None:
+    async def read_address(request: Request) -> Response:
+        return PlainTextResponse(request.client.host if request.client else "")
+
+    with AppServer(Starlette(routes=[Route("/", read_address)])) as server:
+        answer = httpx.get(server.url, headers={name: "for=10.0.0.7" if name == "Forwarded" else "10.0.0.7"})
+    assert answer.text == "127.0.0.1"

@@ -134,6 +134,8 @@ class AppServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            # A caller on this machine could otherwise choose the address that it seems to call from.
+            proxy_headers=False,
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=_DRAIN_SECONDS,

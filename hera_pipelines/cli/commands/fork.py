@@ -8,11 +8,13 @@ from tiphys_controller import ForkResult, StartResult, Submitter, WorkflowChange
 
 from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
 from hera_pipelines.cli.commands.resume import show_plan
+from hera_pipelines.cli.detach import detach
 from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
 from hera_pipelines.cli.progress.local import (
     ALREADY_STARTED_MESSAGE,
     CodeOption,
     EngineOptions,
+    LocalDetachOption,
     LocalSubmission,
     PortOption,
     QueuesOption,
@@ -57,8 +59,6 @@ Examples:
   tiphys fork digits-7xk2p -p lr=0.3 --idempotency-key sweep-17
 """
 
-_ONLY_CLUSTER = {**CLUSTER_OPTIONS, "detach": "--detach"}
-
 
 def fork(
     command: typer.Context,
@@ -87,9 +87,7 @@ def fork(
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Submit to the cluster and exit without showing progress.")
-    ] = False,
+    in_background: LocalDetachOption = False,
 ) -> None:
     """Start a new run from the results of another run.
 
@@ -121,13 +119,15 @@ def fork(
         refuse_options(
             command, ENGINE_OPTIONS, "this is for the local engine, and the fork runs on a cluster; see --local"
         )
-        _fork_on_cluster(screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), detach, last)
+        _fork_on_cluster(
+            screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), in_background, last
+        )
     else:
         refuse_options(
-            command, _ONLY_CLUSTER, f"this is for a cluster, and run {run} ran on this machine; see --cluster"
+            command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} ran on this machine; see --cluster"
         )
         folder = code or (file.parent if file else read_code_folder(run_store, run))
-        _fork_locally(screen, request, EngineOptions(state, queues, plugin_port, speed, folder))
+        _fork_locally(screen, request, EngineOptions(state, queues, plugin_port, speed, folder), in_background)
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,15 @@ class _ForkRequest:
         )
 
 
-def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions) -> None:
+def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions, in_background: bool) -> None:
+    detachment = detach() if in_background else None
     with open_local_session(request.store, options) as (session, observer):
         started = _show_fork(screen, request.start(session, "default"))
         if started is not None and started.created:
             submission = LocalSubmission(
                 started.run, started.workflow_name, request.store, options.state, request.store_arguments
             )
-            run_to_end(screen, session, observer, submission)
+            run_to_end(screen, session, observer, submission, detachment)
 
 
 def _fork_on_cluster(

@@ -1,15 +1,22 @@
 """``tiphys ui`` as a process: it prints its address, answers, and ends when it is asked to."""
 
+import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
+from support import tiny
+from support.pages import form_fields
 
 from hera_pipelines.cli.commands.follow.ui import describe_reach
 
 from .conftest import Finished, begin, invoke
+from .test_detach import started
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -35,6 +42,51 @@ def test_what_cannot_be_served_is_refused(finished: Finished, tmp_path: Path) ->
     assert str(port) in busy.error
     assert missing.code == 3
     assert "absent" in missing.error
+
+
+def test_a_run_is_stopped_resumed_and_forked_from_its_page(tmp_path: Path) -> None:
+    code = started(tmp_path)
+    with begin(["ui", "--port", "0", "--actions"], tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        token = next(line for line in process.stderr if "token" in line).rpartition(" ")[2].strip()
+        url = process.stdout.readline().strip()
+        with httpx.Client(base_url=url, headers={"Origin": url.rstrip("/")}, timeout=120) as client:
+            assert client.post("sign-in", data={"token": token}).status_code == 303
+
+            def confirm(action: str, query: str = "") -> str:
+                plan = client.get(f"runs/r/{action}{query}")
+                answer = client.post(f"runs/r/{action}", data=form_fields(plan.text))
+                assert answer.status_code == 303, answer.text
+                return answer.headers["Location"]
+
+            assert confirm("stop") == "/runs/r"
+            assert invoke(["attach", "r"], tmp_path).code == 130
+            tiny.let_go(code)
+            assert confirm("resume") == "/runs/r"
+            resumed = invoke(["attach", "r"], tmp_path)
+            assert confirm("fork", "?name=longer&parameter.steps=25") == "/runs/longer"
+            forked = invoke(["attach", "longer"], tmp_path)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+
+    assert (process.returncode, resumed.code, forked.code) == (0, 0, 0)
+    events = invoke(["events", "r"], tmp_path).out
+    for action in ("stop", "resume", "fork"):
+        assert f"{action} requested on a web page by holder of the token, from 127.0.0.1" in events
+    assert "steps=25" in invoke(["get", "longer"], tmp_path).out
+
+
+def test_a_token_of_the_environment_is_not_printed_and_a_short_one_is_refused(
+    finished: Finished, tmp_path: Path
+) -> None:
+    line = [sys.executable, "-m", "hera_pipelines.cli", "ui", str(finished.store), "--port", "0", "--actions"]
+    answer = subprocess.run(
+        line, cwd=tmp_path, env={**os.environ, "TIPHYS_UI_TOKEN": "short"}, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 2
+    assert "the token of the pages has 5 characters" in answer.stderr
+    assert invoke(["ui", finished.store, "--trusted-proxy", "10.0.0.7"], tmp_path).code == 2
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """``tiphys ui``: serves web pages over a store."""
 
 import ipaddress
+import os
+import secrets
 import signal
 import threading
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,13 +19,20 @@ from hera_pipelines.cli.shared_options import (
     KubeconfigOption,
     existing_store,
 )
+from tiphys.errors import UsageError
 
+if TYPE_CHECKING:
+    from hera_pipelines.ui.page_access import PageAccess
+
+TOKEN_VARIABLE = "TIPHYS_UI_TOKEN"  # noqa: S105  the name of a variable
 EXAMPLES = """\b
 Examples:
   tiphys ui
   tiphys ui s3://ml-runs/tiphys
   tiphys ui s3://ml-runs/tiphys --cluster
   tiphys ui /mnt/runs --host 0.0.0.0 --port 8080
+  tiphys ui s3://ml-runs/tiphys --cluster --actions
+  tiphys ui s3://ml-runs/tiphys --cluster --actions --trusted-proxy 10.0.0.7 --allow-host runs.example.org
 """
 
 
@@ -47,6 +57,26 @@ def ui(
             show_default=False,
         ),
     ] = None,
+    actions: Annotated[
+        bool,
+        typer.Option(
+            "--actions",
+            help="Let visitors resume, fork and stop runs. They sign in with the token of the variable "
+            f"{TOKEN_VARIABLE}, or with a new one that is printed.",
+        ),
+    ] = False,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="Address or network of a proxy that names the visitors, instead of a token; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    identity_header: Annotated[
+        str, typer.Option("--identity-header", metavar="NAME", help="Header in which the proxy names the visitor.")
+    ] = "X-Forwarded-User",
     cluster: AskClusterOption = False,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -55,10 +85,12 @@ def ui(
     """Show the runs of a store as web pages.
 
     The pages need nothing but the store, so they also show runs whose cluster is
-    gone. They only read. They have no login: beyond this machine, put a proxy in
-    front that asks who it is. Prints the address; Ctrl-C ends it.
+    gone. They only read, unless --actions is given. Reading needs no login: beyond
+    this machine, put a proxy in front that asks who it is. Prints the address;
+    Ctrl-C ends it.
     """
-    from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader
+    from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader, CommandActions
+    from hera_pipelines.ui.action_routes import ActionRoutes
     from hera_pipelines.ui.app import build_app
     from hera_pipelines.ui.run_index import RunIndex
     from tiphys.service.http_server import AppServer
@@ -73,9 +105,16 @@ def ui(
     if warning := describe_reach(host, store.url):
         screen.note(warning)
         allowed = ("*",)
+    if trusted_proxy and not actions:
+        raise UsageError("--trusted-proxy names who may act; add --actions")
+    routes = None
+    if actions:
+        backend = CommandActions(store, submitter, options if cluster else None)
+        access = _open_access(screen, trusted_proxy or (), identity_header)
+        routes = ActionRoutes(store, backend, access, submitter)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with AppServer(build_app(store, submitter, allowed, index, find_logs), host, port) as server:
+    with AppServer(build_app(store, submitter, allowed, index, find_logs, routes), host, port) as server:
         index.start()
         try:
             screen.write(f"{server.url}/")
@@ -86,6 +125,17 @@ def ui(
             pass
         finally:
             index.stop()
+
+
+def _open_access(screen: Screen, trusted_proxies: Sequence[str], identity_header: str) -> "PageAccess":
+    """Who may act: who types the token of the environment or a new one, or whom a proxy names."""
+    from hera_pipelines.ui.page_access import PageAccess
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token and not trusted_proxies:
+        token = secrets.token_urlsafe(24)
+        screen.note(f"token to sign in with: {token}")
+    return PageAccess(token, trusted_proxies, identity_header)
 
 
 def describe_reach(host: str, url: str) -> str:
