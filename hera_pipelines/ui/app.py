@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -96,6 +96,7 @@ def build_app(
         routes=[
             Route("/", pages.home),
             Route("/runs/{run}", pages.run),
+            Route("/workflows/{workflow}", pages.workflow),
             *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
             Route("/runs/{run}/lineage.svg", pages.lineage),
@@ -159,6 +160,12 @@ class _Pages:
             return self.render("run.html.jinja", view=view, offer=offer, **sizes)
 
         return await self.within_limits(answer)
+
+    async def workflow(self, request: Request) -> Response:
+        """The page of the run of a Workflow, to which Argo's pages can link; the first Workflow has the run's name."""
+        run, number = self._index.find_workflow(name := request.path_params["workflow"]) or (name, 0)
+        suffix = f"?submission={number}" if number else ""
+        return RedirectResponse(f"/runs/{quote(run, safe='')}{suffix}", 303, _HEADERS)
 
     async def logs(self, request: Request) -> Response:
         async def answer() -> Response:

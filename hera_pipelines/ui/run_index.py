@@ -31,6 +31,8 @@ class SubmissionSpan:
     began_at: datetime
     ended_at: datetime | None
     status: str
+    workflow: str = ""
+    """Name of the Workflow; empty while it is not known."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,17 @@ class RunIndex:
         """The runs that were read so far, in no order."""
         return list(self._runs.values())
 
+    def find_workflow(self, name: str) -> tuple[str, int] | None:
+        """Run and submission of the newest Workflow of this name, of those that were read so far."""
+        found = (
+            (span.began_at, indexed.summary.run, number)
+            for indexed in self.runs
+            for number, span in enumerate(indexed.submissions, 1)
+            if span.workflow == name
+        )
+        newest = max(found, default=None)
+        return None if newest is None else newest[1:]
+
     def refresh(self) -> None:
         """Read what may have changed.
 
@@ -128,4 +141,5 @@ class RunIndex:
     def _read_spans(self, name: str) -> Iterator[SubmissionSpan]:
         for one in read_submissions(self._store, name, []):
             ended_at = one.end.written_at if one.end else None
-            yield SubmissionSpan(one.claim.written_at, ended_at, one.end.status if one.end else "")
+            workflow = one.binding.workflow_name if one.binding else ""
+            yield SubmissionSpan(one.claim.written_at, ended_at, one.end.status if one.end else "", workflow)

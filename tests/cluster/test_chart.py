@@ -561,6 +561,15 @@ def test_the_notes_begin_with_what_costs_most_time() -> None:
     assert "argo submit -n system" in notes
 
 
+def test_the_notes_say_how_argo_links_to_the_pages_of_a_run() -> None:
+    assert "workflow-controller-configmap has" not in _notes("--values", SIDECAR)
+    notes = _notes("--values", SIDECAR, "--set", "ui.url=https://tiphys.example.com/")
+    links = yaml.safe_load(notes.partition("links: |\n")[2].partition("\n\n")[0])
+    assert links == [
+        {"name": "Tiphys", "scope": "workflow", "url": "https://tiphys.example.com/workflows/${metadata.name}"}
+    ]
+
+
 def test_the_notes_of_agent_mode_say_what_it_means_for_others() -> None:
     notes = _notes("--values", AGENT)
     assert "disableAgentPodCreation" in notes

@@ -36,7 +36,7 @@ from hera_pipelines.ui.run_page import CauseCost, write_copy_command
 from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import AttemptClaim, Cause, SubmissionEnd
-from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store
+from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store, read_submissions
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("report", depends="fit"))
 
@@ -152,6 +152,20 @@ def test_a_submission_shows_its_own_attempts(store: Store, submitter: FakeSubmit
 
     assert missing.status_code == 404
     assert "has no submission 7; it has 1" in Texts(missing.text).text
+
+
+def test_a_workflow_leads_to_its_run(store: Store, submitter: FakeSubmitter, index: RunIndex, pages: Pages) -> None:
+    run = failed_run(store, submitter)
+    index.refresh()
+    [submission] = read_submissions(store, run)
+    assert submission.binding is not None
+
+    known = pages.get(f"/workflows/{submission.binding.workflow_name}")
+    unknown = pages.get("/workflows/a%2Fb%0d%0aX: 1")
+
+    assert (known.status_code, known.headers["Location"]) == (303, f"/runs/{run}?submission=1")
+    assert unknown.status_code in (303, 404)
+    assert "x" not in unknown.headers
 
 
 def test_only_the_newest_attempts_are_shown_unless_all_are_asked_for(
