@@ -33,6 +33,7 @@ from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_s
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
+from hera_pipelines.ui.gpu_page import GpuSource, SharedReader, WaitingRow
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
 from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.record_cache import RecordCache
@@ -77,6 +78,7 @@ def build_app(
     index: RunIndex | None = None,
     find_logs: AttemptLogs | None = None,
     actions: ActionRoutes | None = None,
+    gpus: GpuSource | None = None,
     clock: Callable[[], datetime] = utc_now,
 ) -> Starlette:
     """The application.
@@ -89,9 +91,12 @@ def build_app(
         index: The runs; None: read by an index that has not been started.
         find_logs: Finds the logs of attempts; None: none are found.
         actions: Lets visitors resume, fork and stop runs; None: the pages only read.
+        gpus: Reads queues and nodes; None: there are no pages of them.
         clock: Time of day.
     """
-    pages = _Pages(store, submitter, index or RunIndex(store, submitter), find_logs or (lambda *_: ()), actions, clock)
+    pages = _Pages(
+        store, submitter, index or RunIndex(store, submitter), find_logs or (lambda *_: ()), actions, gpus, clock
+    )
     return Starlette(
         routes=[
             Route("/", pages.home),
@@ -101,6 +106,8 @@ def build_app(
             Route("/runs/{run}/logs/{step}", pages.logs),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/{chart}.svg", pages.chart),
+            *([Route("/queues", pages.queues)] if gpus is not None else []),
+            *([Route("/nodes", pages.nodes)] if gpus is not None and gpus.has_nodes else []),
             Mount("/static", _OwnFiles(packages=[("hera_pipelines.ui", "static")])),
             Route("/{path:path}", pages.nothing),
         ],
@@ -130,6 +137,7 @@ class _Pages:
         index: RunIndex,
         find_logs: AttemptLogs,
         actions: ActionRoutes | None,
+        gpus: GpuSource | None,
         clock: Callable[[], datetime],
     ) -> None:
         self._store = RecordCache(store)
@@ -138,6 +146,8 @@ class _Pages:
         self._index = index
         self._find_logs = find_logs
         self._actions = actions
+        self._queues = SharedReader(gpus.read_queues) if gpus is not None else None
+        self._nodes = SharedReader(gpus.read_nodes) if gpus is not None and gpus.has_nodes else None
         self._clock = clock
 
     async def home(self, request: Request) -> Response:
@@ -156,8 +166,9 @@ class _Pages:
             offer = None
             if (actions := self._actions) is not None:
                 offer = await _in_thread(lambda: actions.describe_offer(request, view.detail))
+            waiting = await _in_thread(lambda: self._find_waiting(view))
             sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT}
-            return self.render("run.html.jinja", view=view, offer=offer, **sizes)
+            return self.render("run.html.jinja", view=view, offer=offer, waiting=waiting, **sizes)
 
         return await self.within_limits(answer)
 
@@ -190,11 +201,36 @@ class _Pages:
 
         return await self.within_limits(answer)
 
+    async def queues(self, request: Request) -> Response:
+        async def answer() -> Response:
+            assert self._queues is not None
+            chosen, view = request.query_params.get("queue", ""), await _in_thread(self._queues.read)
+            known = {one.summary.run for one in self._index.runs}
+            return self.render("queues.html.jinja", view=view.only(chosen), chosen=chosen, known_runs=known)
+
+        return await self.within_limits(answer)
+
+    async def nodes(self, _: Request) -> Response:
+        async def answer() -> Response:
+            assert self._nodes is not None
+            return self.render("nodes.html.jinja", view=await _in_thread(self._nodes.read))
+
+        return await self.within_limits(answer)
+
     async def nothing(self, request: Request) -> Response:
         return self.render_error(404, "Not found", f"there is no page {request.url.path}")
 
     def _read_run_view(self, run: str, number: int | None, shows_all: bool) -> RunView:
         return read_run_view(self._store, run, self._usages, self._submitter, number, shows_all, self._clock())
+
+    def _find_waiting(self, view: RunView) -> list[WaitingRow]:
+        """Requests of a run that wait for GPUs; none if the ledger does not answer, which its own page says."""
+        if self._queues is None or not view.is_live:
+            return []
+        try:
+            return [one for one in self._queues.read().waiting if one.run == view.detail.summary.run]
+        except TiphysError:
+            return []
 
     def _draw_lineage(self, run: str) -> str:
         return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(read_lineage_tree(self._store, run)))
@@ -215,7 +251,8 @@ class _Pages:
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
         """A page."""
-        text = _load_template(template).render(store=self._store.url, now=self._clock(), **values)
+        places = {"shows_queues": self._queues is not None, "shows_nodes": self._nodes is not None}
+        text = _load_template(template).render(store=self._store.url, now=self._clock(), **places, **values)
         return HTMLResponse(text, status, _HEADERS)
 
     def render_error(self, status: int, title: str, message: str) -> Response:

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.compiled import History, gated, pipeline_of
+from support.gpu_pages import SINCE, FakeGpus, view_of, waiting
 from support.hostile import write_full_run
 from support.lineage import RUN, STEP
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app
+from hera_pipelines.ui.gpu_page import NodeRow, NodesView
 from hera_pipelines.ui.run_index import RunIndex
 from tiphys.records import Cause
 from tiphys.service.http_server import AppServer
@@ -36,6 +38,8 @@ PAGES = (
     f"/runs/{RUN}",
     "/runs/running?submission=1",
     f"/runs/{RUN}/logs/{STEP}?attempt=1",
+    "/queues",
+    "/nodes",
     "/absent",
 )
 
@@ -60,9 +64,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     index = RunIndex(store, submitter)
     index.refresh()
     lines = [f"step {number}: loss {1 / number:.4f} {'x' * 200}" for number in range(1, 200)]
-    with AppServer(
-        build_app(store, submitter, index=index, find_logs=lambda *_: [("fit-pod", "pod in ml", lines)])
-    ) as server:
+    evidence = (("condition GpuMemWatch", "a double bit error", SINCE),)
+    nodes = NodesView("namespace ml", (NodeRow("n1", "A100", 8, 4, 3, 1, "r1", "unhealthy", evidence),), ())
+    gpus = FakeGpus(view_of(waiting(), waiting("running")), nodes)
+    app = build_app(store, submitter, index=index, find_logs=lambda *_: [("fit-pod", "pod in ml", lines)], gpus=gpus)
+    with AppServer(app) as server:
         yield Site(server.url, store, submitter)
 
 
@@ -155,3 +161,14 @@ def test_a_page_follows_a_run_until_it_ends(open_page: Callable[..., Any], site:
     site.submitter.end(started.workflow_name)
     page.wait_for_selector(".badge.failed", timeout=120_000)
     page.wait_for_function("!document.getElementById('main').dataset.follow", timeout=120_000)
+
+
+def test_queues_are_reached_by_keyboard_from_every_page(open_page: Callable[..., Any]) -> None:
+    page = open_page("/runs/failed")
+    page.focus("nav.places a:has-text('Queues')")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/queues")
+    page.click("a:has-text('spare')")
+    page.wait_for_url("**/queues?queue=spare")
+    assert "run-7" in page.inner_text("main")
+    assert "Nothing waits." in page.inner_text("main")

@@ -63,7 +63,7 @@ def find_kueue(api: "KubeApi", ledger: "Object | None") -> KueueView | None:
 
 def show_kueue_queues(screen: Screen, kueue: KueueView, output: Format) -> None:
     """The LocalQueues with leases and pending requests of Tiphys, for ``tiphys queues show``."""
-    rows = list(_queue_rows(kueue.ledger_state))
+    rows = list(count_queue_gpus(kueue.ledger_state))
     if output is not Format.TABLE:
         fields = ("namespace", "name", "held", "waiting")
         queues = [dict(zip(fields, row, strict=True)) for row in rows]
@@ -74,7 +74,7 @@ def show_kueue_queues(screen: Screen, kueue: KueueView, output: Format) -> None:
     screen.note(QUOTA_NOTE)
 
 
-def _queue_rows(ledger_state: LedgerState) -> Iterator[tuple[str, str, int, int]]:
+def count_queue_gpus(ledger_state: LedgerState) -> Iterator[tuple[str, str, int, int]]:
     """Namespace, LocalQueue, held and awaited GPUs."""
     held, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for counted, requests in ((held, ledger_state.leases), (waiting, ledger_state.pending)):

@@ -5,7 +5,7 @@ them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,10 +122,9 @@ def nodes(
             "the queues ignore the nodes of the cluster; `cluster_nodes: {}` in the queue file makes them use the "
             "nodes as they are listed here"
         )
-    settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
-    flavors = rules.flavor_set if isinstance(rules, Queues) else FlavorSet(())
+    settings, flavors = read_node_settings(rules)
     slow = observe_slow_gangs(store, ledger_state.leases, utc_now())
-    observed, held = _observe_nodes(api, settings, flavors, slow), _held_gpus(ledger_state)
+    observed, held = observe_cluster_nodes(api, settings, flavors, slow), count_held_gpus(ledger_state)
     if output is not Format.TABLE:
         documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
@@ -155,23 +154,24 @@ def uncordon(
     _set_unschedulable(command, node, context, kubeconfig, unschedulable=False)
 
 
-def apply_cluster_nodes(api: "KubeApi", rules: QueueRules, screen: Screen) -> QueueRules:
-    """Add the cluster's nodes to the queues, as a service does; without permission to read nodes, print a note."""
+def apply_cluster_nodes(api: "KubeApi", rules: QueueRules, note: Callable[[str], object]) -> QueueRules:
+    """Add the cluster's nodes to the queues, as a service does; without permission to read nodes, ``note`` says so."""
     if not isinstance(rules, Queues) or rules.cluster_nodes is None:
         return rules
     try:
         return rules.with_nodes(
-            [observed.node for observed in _observe_nodes(api, rules.cluster_nodes, rules.flavor_set)],
+            [observed.node for observed in observe_cluster_nodes(api, rules.cluster_nodes, rules.flavor_set)],
             are_current=True,
         )
     except ForbiddenError as error:
-        screen.note(f"nodes are not considered, because this account may not read them: {error}")
+        note(f"nodes are not considered, because this account may not read them: {error}")
         return rules.without_nodes
 
 
-def _observe_nodes(
+def observe_cluster_nodes(
     api: "KubeApi", settings: ClusterNodes, flavors: FlavorSet, slow: SlowGangs = ()
 ) -> "list[ObservedNode]":
+    """The nodes with GPUs, with the evidence of their pods and of slow ranks."""
     from tiphys_plugin.nodes.node import observe_nodes
 
     from tiphys.kube.resources import NODES, PODS
@@ -182,7 +182,13 @@ def _observe_nodes(
     )
 
 
-def _held_gpus(ledger_state: LedgerState) -> Counter[str]:
+def read_node_settings(rules: QueueRules) -> tuple[ClusterNodes, FlavorSet]:
+    """How the queues read the nodes of a cluster, and their flavors; the defaults if they do not read them."""
+    settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
+    return settings, rules.flavor_set if isinstance(rules, Queues) else FlavorSet(())
+
+
+def count_held_gpus(ledger_state: LedgerState) -> Counter[str]:
     """Number of GPUs that leases hold, by node."""
     held: Counter[str] = Counter()
     for lease in ledger_state.leases:
@@ -215,7 +221,8 @@ def _find_node(host: str, observed_nodes: "Iterable[ObservedNode]") -> "Observed
     raise NotFoundError(f"there is no node {host} with GPUs; `tiphys nodes` lists the nodes")
 
 
-def _node_status(observed: "ObservedNode") -> str:
+def describe_node_status(observed: "ObservedNode") -> str:
+    """State of a node in a word."""
     if observed.verdict.is_departing:
         return "leaving"
     return (
@@ -225,17 +232,25 @@ def _node_status(observed: "ObservedNode") -> str:
     )
 
 
+def count_free_gpus(observed: "ObservedNode", held: int, flavors: FlavorSet) -> int:
+    """GPUs that new pods could get; ``held`` are those of leases."""
+    node = observed.node
+    is_closed = node.cordoned or not flavors.gpu_kind_of(node)
+    return 0 if is_closed else max(0, node.gpus - held - node.foreign_gpus)
+
+
 def _node_row(observed: "ObservedNode", held: int, flavors: FlavorSet) -> Sequence[str | Text]:
     node, flavor = observed.node, flavors.gpu_kind_of(observed.node)
-    free = 0 if node.cordoned or not flavor else max(0, node.gpus - held - node.foreign_gpus)
-    gpu_counts = (str(number) for number in (node.gpus, held, node.foreign_gpus, free))
+    gpu_counts = (
+        str(number) for number in (node.gpus, held, node.foreign_gpus, count_free_gpus(observed, held, flavors))
+    )
     topology = (text or "-" for text in (node.block, node.rack, node.nvlink_domain))
     return (
         node.name,
         flavor or f"{node.gpu_type}, no flavor",
         *gpu_counts,
         *topology,
-        Text(_node_status(observed), style=_NODE_STYLES[observed.verdict.state]),
+        Text(describe_node_status(observed), style=_NODE_STYLES[observed.verdict.state]),
         observed.verdict.message,
     )
 

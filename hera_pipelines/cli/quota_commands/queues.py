@@ -270,14 +270,16 @@ def _warn_refused(screen: Screen, declared: Queues, ledger_state: LedgerState) -
 
 
 def _queue_rows(rules: QueueRules, ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
-    policies = {queue.name: _queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
+    policies = (
+        {queue.name: describe_queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
+    )
     for usage in compute_queue_usage(rules, ledger_state):
         held = Text(str(usage.held), style="bold red" if usage.quota is not None and usage.is_over_limit else "")
         quota, max_gpus = (_NONE if number is None else str(number) for number in (usage.quota, usage.max_gpus))
         yield usage.queue, usage.gpu_type, quota, max_gpus, held, str(usage.pending), policies.get(usage.queue, "")
 
 
-def _queue_policies(queue: Queue) -> str:
+def describe_queue_policies(queue: Queue) -> str:
     """Non-default policies of a queue, as short phrases."""
     phrases = {
         f"only for {', '.join(queue.namespaces or ())}": queue.namespaces is not None,

@@ -182,7 +182,7 @@ def why(
     else:
         place = f"GPULedger {api.namespace}/{name}"
         rules, ledger_state = parse_ledger(existing_ledger(api, name))
-        rules = apply_cluster_nodes(api, rules, screen)
+        rules = apply_cluster_nodes(api, rules, screen.note)
         share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
     leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
@@ -201,7 +201,7 @@ def why(
         explanations = [
             _PendingExplanation(
                 pending,
-                _decide_pending(rules, ledger_state, pending, now),
+                decide_waiting_request(rules, ledger_state, pending, now),
                 preview_preemption(rules, ledger_state, pending, lost, now),
             )
             for pending in waiting
@@ -263,7 +263,10 @@ def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
     return request.run == run and (selects_step(step, request.step) or step == request.step_name)
 
 
-def _decide_pending(rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime) -> Admission:
+def decide_waiting_request(
+    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime
+) -> Admission:
+    """What the service would decide now on a pending request of the ledger."""
     others = tuple(
         other for other in select_active(rules, ledger_state.pending, now, FORGET_AFTER) if other is not pending
     )

@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from hera_pipelines.cli.commands.runs import AskClusterOption, choose_submitter
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
+    DEFAULT_STATE,
     ArgoServerOption,
     ClusterOptions,
     ContextOption,
@@ -22,6 +24,7 @@ from hera_pipelines.cli.shared_options import (
 from tiphys.errors import UsageError
 
 if TYPE_CHECKING:
+    from hera_pipelines.ui.gpu_page import GpuSource
     from hera_pipelines.ui.page_access import PageAccess
 
 TOKEN_VARIABLE = "TIPHYS_UI_TOKEN"  # noqa: S105  the name of a variable
@@ -77,6 +80,23 @@ def ui(
     identity_header: Annotated[
         str, typer.Option("--identity-header", metavar="NAME", help="Header in which the proxy names the visitor.")
     ] = "X-Forwarded-User",
+    queues: Annotated[
+        Path | None,
+        typer.Option("--queues", metavar="FILE", help="Queue file of the engine on this machine, for its page."),
+    ] = None,
+    ledger: Annotated[
+        str, typer.Option("--ledger", metavar="NAME", help="Name of the GPULedger object of the cluster.")
+    ] = "default",
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            help="Namespace that Tiphys is installed in, for queues and nodes. Default: that of the context.",
+            show_default=False,
+        ),
+    ] = None,
     cluster: AskClusterOption = False,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -89,6 +109,7 @@ def ui(
     this machine, put a proxy in front that asks who it is. Prints the address;
     Ctrl-C ends it.
     """
+    from hera_pipelines.cli.commands.follow.page_gpus import ClusterGpus, LocalGpus
     from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader, CommandActions
     from hera_pipelines.ui.action_routes import ActionRoutes
     from hera_pipelines.ui.app import build_app
@@ -112,9 +133,14 @@ def ui(
         backend = CommandActions(store, submitter, options if cluster else None)
         access = _open_access(screen, trusted_proxy or (), identity_header)
         routes = ActionRoutes(store, backend, access, submitter)
+    gpus: GpuSource | None = None
+    if cluster:
+        gpus = ClusterGpus(ClusterOptions(kubeconfig, context, namespace, None).connect, ledger)
+    elif (file := DEFAULT_STATE / "ledger.db").exists():
+        gpus = LocalGpus(file, queues)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with AppServer(build_app(store, submitter, allowed, index, find_logs, routes), host, port) as server:
+    with AppServer(build_app(store, submitter, allowed, index, find_logs, routes, gpus), host, port) as server:
         index.start()
         try:
             screen.write(f"{server.url}/")

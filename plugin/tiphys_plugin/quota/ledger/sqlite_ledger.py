@@ -251,6 +251,28 @@ def migrate_schema(connection: sqlite3.Connection, path: Path) -> None:
 _Answer = TypeVar("_Answer")
 
 
+def read_ledger_file(path: Path) -> LedgerState:
+    """The state of the ledger in a file, which is neither locked nor changed.
+
+    Raises:
+        StoreError: it cannot be read, or another version of Tiphys wrote it.
+    """
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        ) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version != len(_MIGRATIONS):
+                raise StoreError(
+                    f"the GPU ledger {path} has format {version}, and this Tiphys reads {len(_MIGRATIONS)}; it is "
+                    "converted when the newer version next uses it"
+                )
+            connection.execute("BEGIN")  # one snapshot of all tables
+            return load_state(connection)
+    except sqlite3.Error as error:
+        raise StoreError(f"the GPU ledger {path} cannot be read: {error}") from error
+
+
 class SqliteLedger(BaseLedger):
     """`AdmissionBackend` in one file.
 

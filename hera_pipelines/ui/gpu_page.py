@@ -1,0 +1,162 @@
+"""What the pages of queues and nodes show, and how often it is read.
+
+The pages render what ``tiphys queues``, ``tiphys why`` and ``tiphys nodes`` print.
+Whoever serves them reads the ledger, because the store does not hold it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+MAX_REQUESTS = 50
+"""Most requests that wait, and most that hold GPUs, on a page."""
+_SHARED_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """GPUs of one type or flavor of a queue; ``*`` are all types that the queue does not name."""
+
+    queue: str
+    gpu_type: str
+    quota: int | None
+    """None if the queue declares none."""
+    most: int | None
+    """Most GPUs that it may hold if its cohort lends enough; None if unknown."""
+    held: int
+    borrowed: int
+    waiting: int
+    is_over_limit: bool
+    policies: str
+
+
+@dataclass(frozen=True)
+class HolderRow:
+    """A request that holds GPUs."""
+
+    gpus: str
+    queue: str
+    namespace: str
+    run: str
+    step: str
+    attempt: int
+    since: datetime
+    nodes: tuple[str, ...]
+    eviction: str
+    """What is said about its preemption; empty if it is not preempted."""
+
+
+@dataclass(frozen=True)
+class WaitingRow:
+    """A request that waits for GPUs, with what the ledger would answer it now."""
+
+    gpus: str
+    queue: str
+    namespace: str
+    run: str
+    step: str
+    attempt: int
+    since: datetime
+    position: int | None
+    """Its place in the line; None if it is not deferred, or not known."""
+    reasons: tuple[tuple[str, str], ...]
+    """Each a name and a sentence."""
+    expected_start: datetime | None
+    preemption: tuple[str, ...]
+    """What would be preempted for it, or why nothing would."""
+
+
+@dataclass(frozen=True)
+class QueuesView:
+    """The ledger at one moment."""
+
+    place: str
+    """Which ledger this is, in words."""
+    queues: tuple[QueueRow, ...]
+    holders: tuple[HolderRow, ...]
+    waiting: tuple[WaitingRow, ...]
+    hidden_holders: int
+    hidden_waiting: int
+    notes: tuple[str, ...]
+
+    def only(self, queue: str) -> "QueuesView":
+        """The requests of one queue; all for an empty name."""
+        if not queue:
+            return self
+        return QueuesView(
+            self.place,
+            self.queues,
+            tuple(one for one in self.holders if one.queue == queue),
+            tuple(one for one in self.waiting if one.queue == queue),
+            self.hidden_holders,
+            self.hidden_waiting,
+            self.notes,
+        )
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node with GPUs."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    held: int
+    others: int
+    """GPUs that pods without a lease use."""
+    free: int
+    topology: str
+    status: str
+    evidence: tuple[tuple[str, str, datetime | None], ...]
+    """Source, sentence and time of each piece of evidence against it."""
+
+
+@dataclass(frozen=True)
+class NodesView:
+    """The nodes at one moment."""
+
+    place: str
+    nodes: tuple[NodeRow, ...]
+    notes: tuple[str, ...]
+
+
+class GpuSource(Protocol):
+    """Reads the ledger, and the nodes where there are any. The readers raise `TiphysError`."""
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether `read_nodes` can answer."""
+
+    def read_queues(self) -> QueuesView:
+        """The ledger now."""
+
+    def read_nodes(self) -> NodesView:
+        """The nodes now."""
+
+
+_View = TypeVar("_View")
+
+
+class SharedReader(Generic[_View]):
+    """Reads at most every few seconds, however many visitors look. Thread-safe.
+
+    Args:
+        read: Reads the view.
+        monotonic: Monotonic clock in seconds.
+    """
+
+    def __init__(self, read: Callable[[], _View], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._read = read
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._newest: tuple[float, _View] | None = None
+
+    def read(self) -> _View:
+        """The view as it was at most `_SHARED_SECONDS` ago."""
+        with self._lock:
+            if self._newest is None or self._monotonic() - self._newest[0] >= _SHARED_SECONDS:
+                self._newest = self._monotonic(), self._read()
+            return self._newest[1]

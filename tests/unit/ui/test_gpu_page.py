@@ -1,0 +1,126 @@
+"""The pages of queues and nodes: quota, who holds and waits and why, the health of nodes, and what they refuse."""
+
+from html import escape
+from pathlib import Path
+
+import pytest
+from support.compiled import gated, pipeline_of
+from support.gpu_pages import RUN, SINCE, FakeGpus, view_of, waiting
+from support.hostile import HOSTILE, control_characters
+from support.pages import Pages, Texts
+from support.submitter import FakeSubmitter
+from tiphys_controller import start_run
+
+from hera_pipelines.ui.app import build_app
+from hera_pipelines.ui.gpu_page import NodeRow, NodesView, SharedReader
+from hera_pipelines.ui.run_index import RunIndex
+from tiphys.store import DirectoryStore, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return DirectoryStore(tmp_path / "store")
+
+
+def test_queues_with_what_they_hold_and_why_a_request_waits(store: Store) -> None:
+    page = Pages(build_app(store, gpus=FakeGpus(view_of(waiting())))).get("/queues").text
+    text = Texts(page).text
+    assert "research A100 8 12 10 2 4 reclaims" in text
+    assert "6 above its limit" in text
+    assert "4 A100research" in text
+    assert "WaitingForQuota: 8 of 8 are held" in text
+    assert "run-7/fit would go" in text
+    assert "preempted at 10:00" in text
+    assert "7 later requests wait, too" in text
+    assert 'data-follow="5"' in page
+
+
+def test_only_the_requests_of_a_queue_are_shown_on_demand(store: Store) -> None:
+    pages = Pages(build_app(store, gpus=FakeGpus(view_of(waiting(), waiting("other-1", "spare")))))
+    assert "other-1" in Texts(pages.get("/queues").text).text
+    chosen = Texts(pages.get("/queues?queue=research").text).text
+    assert "other-1" not in chosen
+    assert RUN in chosen
+
+
+def test_a_run_is_linked_if_the_store_has_it(store: Store, tmp_path: Path) -> None:
+    start_run(store, FakeSubmitter(tmp_path / "cluster"), pipeline_of(gated("fit")), RUN)
+    index = RunIndex(store)
+    index.refresh()
+    page = Pages(build_app(store, index=index, gpus=FakeGpus(view_of(waiting())))).get("/queues").text
+    assert f'href="/runs/{RUN}"' in page
+    assert 'href="/runs/run-7"' not in page
+
+
+def test_the_page_of_a_run_says_why_it_waits(store: Store, tmp_path: Path) -> None:
+    submitter = FakeSubmitter(tmp_path / "cluster")
+    started = start_run(store, submitter, pipeline_of(gated("fit")), RUN)
+    gpus = FakeGpus(view_of(waiting(), waiting("other-1", sentence="of another run")))
+    pages = Pages(build_app(store, submitter, gpus=gpus))
+
+    text = Texts(pages.get(f"/runs/{RUN}").text).text
+    assert "fit waits for 4 A100 of queue research, at position 2; WaitingForQuota: 8 of 8 are held." in text
+    assert "of another run" not in text
+
+    submitter.end(started.workflow_name)
+    assert "waits for 4 A100" not in Texts(pages.get(f"/runs/{RUN}").text).text
+
+
+def test_a_ledger_that_does_not_answer_costs_only_its_own_page(store: Store, tmp_path: Path) -> None:
+    submitter = FakeSubmitter(tmp_path / "cluster")
+    start_run(store, submitter, pipeline_of(gated("fit")), RUN)
+    pages = Pages(build_app(store, submitter, gpus=FakeGpus()))
+    assert pages.get("/queues").status_code == 503
+    assert "the API server is away" in Texts(pages.get("/queues").text).text
+    assert pages.get(f"/runs/{RUN}").status_code == 200
+
+
+def test_nodes_with_their_evidence(store: Store) -> None:
+    evidence = (("condition GpuMemWatch", "a double bit error", SINCE), ("taint spot", "", None))
+    rows = (
+        NodeRow("n1", "A100", 8, 4, 3, 1, "r1", "healthy", ()),
+        NodeRow("n2", "A100", 8, 0, 0, 0, "", "unhealthy", evidence),
+    )
+    gpus = FakeGpus(view_of(), NodesView("namespace ml", rows, ()))
+    text = Texts(Pages(build_app(store, gpus=gpus)).get("/nodes").text).text
+    assert "n1r1 8 A100 4 3 1 healthy" in text
+    assert "condition GpuMemWatch: a double bit error," in text
+    assert "taint spot" in text
+
+
+def test_only_pages_that_can_be_shown_are_offered(store: Store) -> None:
+    nodes = NodesView("namespace ml", (), ())
+    for gpus, queues_status, nodes_status in (
+        (None, 404, 404),
+        (FakeGpus(view_of()), 200, 404),
+        (FakeGpus(view_of(), nodes), 200, 200),
+    ):
+        pages = Pages(build_app(store, gpus=gpus))
+        assert [pages.get(path).status_code for path in ("/queues", "/nodes")] == [queues_status, nodes_status]
+        home = pages.get("/").text
+        assert [f'href="{path}"' in home for path in ("/queues", "/nodes")] == [
+            queues_status == 200,
+            nodes_status == 200,
+        ]
+
+
+def test_names_made_of_html_stay_text(store: Store) -> None:
+    text = f"<script>alert(1)</script>{HOSTILE}"
+    node = NodeRow(text, text, 8, 0, 0, 8, text, text, ((text, text, None),))
+    gpus = FakeGpus(view_of(waiting(text, text, text), text=text), NodesView(text, (node,), (text,)))
+    pages = Pages(build_app(store, gpus=gpus))
+    for path in ("/queues", "/nodes", f"/queues?queue={escape('<script>')}"):
+        page = pages.get(path).text
+        assert page.count("<script") == 1
+        assert not control_characters(page)
+
+
+def test_many_visitors_read_the_ledger_once_in_a_while() -> None:
+    now, gpus = [0.0], FakeGpus(view_of())
+    reader = SharedReader(gpus.read_queues, lambda: now[0])
+    for _ in range(5):
+        reader.read()
+    assert gpus.reads == 1
+    now[0] = 60.0
+    reader.read()
+    assert gpus.reads == 2
