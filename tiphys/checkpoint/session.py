@@ -234,9 +234,7 @@ def session(
     except StoreError as error:
         log_message(str(error))
         raise SystemExit(EX_UNAVAILABLE) from error
-    if rank_info.rank == 0:
-        copy_output(run_store, settings.run, settings.step, settings.attempt, environ)
-    return TrackedSession(
+    tracked = TrackedSession(
         settings,
         run_store=run_store,
         store=store,
@@ -247,3 +245,7 @@ def session(
         rank_info=rank_info,
         sharded=sharded,
     )
+    if rank_info.rank == 0:
+        run, step, attempt = settings.run, settings.step, settings.attempt
+        copy_output(run_store, run, step, attempt, environ, lambda: tracked.should_stop)
+    return tracked

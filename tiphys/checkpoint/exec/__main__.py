@@ -54,7 +54,7 @@ def _run_wrapped(options: ExecOptions, settings: CheckpointSettings) -> int:
             return runner.run(os.environ)
         finally:
             if output is not None:
-                output.close()
+                output.close(hurried=stop_signal.is_requested)
             metrics.close()
 
 

@@ -58,11 +58,12 @@ class ProgramOutput:
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)
 
-    def close(self) -> None:
-        """Store the rest of the output, if storage accepts it in time."""
+    def close(self, *, hurried: bool) -> None:
+        """Store the rest of the output, if storage accepts it in time; ``hurried`` after SIGTERM."""
         self.release()
-        self.join()
-        self._copy.close()
+        if not hurried:
+            self.join()
+        self._copy.close_for_exit(hurried=hurried)
 
     def _pass_on(self, stream: int, read_end: int) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -10,6 +10,7 @@ under ``tiphys-exec`` through the pipes of the program. Values of variables whos
 names suggest secrets are blanked.
 """
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -35,8 +36,10 @@ MAX_CHUNKS = 256
 """Chunks that are kept of an attempt, together 16 MiB: the head, and the newest others."""
 _FIRST_SECONDS = 1.0
 _INTERVAL_SECONDS = 10.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 _EXIT_SECONDS = 3.0
+_HURRIED_EXIT_SECONDS = 0.4
+"""After SIGTERM, when a part of the second that is left of the grace period has to do."""
 _SECRET_NAME = re.compile(r"secret|token|passw|credential|private|api_?key|access_?key", re.IGNORECASE)
 _MIN_SECRET_CHARACTERS = 8
 """Shorter values would blank ordinary words."""
@@ -83,6 +86,7 @@ class OutputCopy:
         self._stored_key = ""
         self._full_keys: deque[str] = deque()
         self._writer: BackgroundThread | None = None
+        self._starting = _thread.allocate_lock()
         self._is_closing = False
 
     def write(self, text: str) -> None:
@@ -93,16 +97,27 @@ class OutputCopy:
         self._pending_bytes += len(text)
         while self._pending_bytes > MAX_PENDING_BYTES and self._pending:
             self._left_out_bytes += self._take()[1]
-        if self._writer is None or not self._writer.is_alive():
-            self._writer = start_background_thread(self._store_later)
+        if self._starting.acquire(blocking=False):  # else another thread of the program is starting the writer
+            try:
+                if not self._is_closing and (self._writer is None or not self._writer.is_alive()):
+                    self._writer = start_background_thread(self._store_later)
+            finally:
+                self._starting.release()
 
     def close(self, timeout_seconds: float = _EXIT_SECONDS) -> None:
         """Store the rest, if storage accepts it within ``timeout_seconds``."""
+        deadline = self._clock() + timeout_seconds
         self._is_closing = True
-        if self._writer is not None and not self._writer.join(timeout_seconds):
+        with self._starting:
+            writer = self._writer
+        if writer is not None and not writer.join(timeout_seconds):
             return
         if self._pending and (last := start_background_thread(self._store_pending)) is not None:
-            last.join(timeout_seconds)
+            last.join(max(0.0, deadline - self._clock()))
+
+    def close_for_exit(self, *, hurried: bool) -> None:
+        """`close` at the end of the process; ``hurried`` if SIGTERM asked for that."""
+        self.close(_HURRIED_EXIT_SECONDS if hurried else _EXIT_SECONDS)
 
     def _take(self) -> tuple[str, int]:
         try:
@@ -149,7 +164,7 @@ class OutputCopy:
         with contextlib.suppress(ObjectExistsError):  # the reply of an earlier try was lost
             self._store.create(key, data)
         before, self._stored_key = self._stored_key, key
-        if before:
+        if before and not self._is_closing:  # readers take the newest version, and time is short
             self._store.delete(before)
 
     def _begin_next_chunk(self) -> None:
@@ -171,10 +186,18 @@ _opened: list[OutputCopy] = []
 """The copy of this process, which has one output however many sessions it opens."""
 
 
-def copy_output(store: Store, run: str, step: str, attempt: int, environ: Mapping[str, str]) -> None:
+def copy_output(
+    store: Store,
+    run: str,
+    step: str,
+    attempt: int,
+    environ: Mapping[str, str],
+    is_hurried: Callable[[], bool] = lambda: False,
+) -> None:
     """Copy what this process prints until it exits, unless `environment.OUTPUT_COPY` is ``off``.
 
     ``environ`` must be the environment of this process: with another one, the output is not that of the attempt.
+    ``is_hurried`` says whether SIGTERM has asked the process to end.
     """
     if _opened or environ is not os.environ or environ.get(environment.OUTPUT_COPY) == "off":
         return
@@ -182,7 +205,8 @@ def copy_output(store: Store, run: str, step: str, attempt: int, environ: Mappin
     _opened.append(copy)
     for stream in (sys.stdout, sys.stderr):
         tee_stream(copy, stream)
-    atexit.register(copy.close)  # after the traceback of an error was printed
+    # After the traceback of an error was printed.
+    atexit.register(lambda: copy.close_for_exit(hurried=is_hurried()))
 
 
 def tee_stream(copy: OutputCopy, stream: Any) -> None:

@@ -16,6 +16,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,8 +58,7 @@ def test_a_chunk_grows_and_has_one_version(store: DirectoryStore) -> None:
     copy = copy_to(store)
     write_and_wait(copy, "one\n")
     write_and_wait(copy, "two\nthr")
-    copy.write("ee\n")
-    copy.close(PATIENCE_SECONDS)
+    write_and_wait(copy, "ee\n")
     assert stored(store) == "one\ntwo\nthree\n"
     assert len(list(store.list(LAYOUT.program_output(STEP, 1)))) == 1
 
@@ -147,6 +149,36 @@ def test_a_reply_that_was_lost_stores_nothing_twice(store: DirectoryStore, monke
     write_and_wait(copy, "two\n")
     assert not lost
     assert stored(store) == "one\ntwo\n"
+
+
+def test_threads_that_print_at_once_have_one_writer(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_copy, "_FIRST_SECONDS", 3600.0)
+    started: list[object] = []
+    start = output_copy.start_background_thread
+
+    def count(work: Callable[[], object]) -> object:
+        started.append(work)
+        return start(work)
+
+    monkeypatch.setattr(output_copy, "start_background_thread", count)
+    copy = copy_to(store, interval_seconds=3600.0)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: copy.write(f"{number}\n"), range(400)))
+    assert len(started) == 1
+    copy.close(PATIENCE_SECONDS)
+    assert sorted(map(int, stored(store).split())) == list(range(400))
+
+
+def test_after_sigterm_the_end_does_not_wait_for_storage(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(store, "create", lambda *_, **__: answers.wait(PATIENCE_SECONDS))
+    copy = copy_to(store)
+    copy.write("last\n")
+    copy.close_for_exit(hurried=True)  # returns although storage does not answer
+    assert not answers.is_set()
+    answers.set()
 
 
 def test_secrets_are_blanked_also_if_they_come_in_parts(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
