@@ -28,7 +28,10 @@ from support.polling import until
 from .conftest import begin, invoke
 from .test_detach import started
 
-pytestmark = pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+pytestmark = [
+    pytest.mark.heavy,  # its port is free only while no other test takes it
+    pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed"),
+]
 
 PAGE = Path(__file__).parents[3] / "docs" / "ui.md"
 PERSON = "ada@example.org"
