@@ -122,10 +122,13 @@ sbom: $(filter .tools/bin/uv,$(UV))  ## list the packages of the images and of t
 	@$(SBOM) --extra all --output-file $(SBOM_DIR)/desk.cdx.json
 	@ls $(SBOM_DIR)/*
 
+dist: setup  ## package a release in dist/: wheel, source archive, chart, SBOMs, SHA256SUMS; the same commit gives the same bytes
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m runner.dist
+
 audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the database of vulnerabilities, where it can be reached
 	@UV="$(UV)" .ci/audit
 
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test test-ui screenshots bench-ui fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test test-ui screenshots bench-ui fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
