@@ -51,7 +51,13 @@ class Site(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def lines() -> list[str]:
+    """The log of every attempt."""
+    return [f"step {number}: loss {1 / number:.4f} {'x' * 200}" for number in range(1, 200)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator[Site]:
     folder: Path = tmp_path_factory.mktemp("site")
     store, submitter = DirectoryStore(folder / "store"), FakeSubmitter(folder / "cluster")
     write_full_run(store)
@@ -63,7 +69,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     History(store, start_run(store, submitter, PIPELINE, "running").run).opened("prepare")
     index = RunIndex(store, submitter)
     index.refresh()
-    lines = [f"step {number}: loss {1 / number:.4f} {'x' * 200}" for number in range(1, 200)]
     evidence = (("condition GpuMemWatch", "a double bit error", SINCE),)
     nodes = NodesView("namespace ml", (NodeRow("n1", "A100", 8, 4, 3, 1, "r1", "unhealthy", evidence),), ())
     gpus = FakeGpus(view_of(waiting(), waiting("running")), nodes)
@@ -172,3 +177,24 @@ def test_queues_are_reached_by_keyboard_from_every_page(open_page: Callable[...,
     page.wait_for_url("**/queues?queue=spare")
     assert "run-7" in page.inner_text("main")
     assert "Nothing waits." in page.inner_text("main")
+
+
+def test_a_log_begins_at_its_end_and_stays_where_it_is_read(
+    open_page: Callable[..., Any], site: Site, lines: list[str]
+) -> None:
+    start_run(site.store, site.submitter, PIPELINE, "spoken")
+    History(site.store, "spoken").opened("prepare")
+    page = open_page("/runs/spoken/logs/prepare")
+    at_end = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 4"
+    assert page.eval_on_selector("pre.log", at_end)
+
+    lines.append("the newest line")
+    page.wait_for_selector("text=the newest line", timeout=120_000)
+    assert page.eval_on_selector("pre.log", at_end)
+
+    page.focus("pre.log")
+    page.eval_on_selector("pre.log", "log => { log.scrollTop = 40; }")
+    lines.append("and another")
+    page.wait_for_selector("text=and another", timeout=120_000)
+    assert page.eval_on_selector("pre.log", "log => log.scrollTop") == 40
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Output of fit-pod"

@@ -21,9 +21,38 @@ const copyButtons = (root) => {
   }
 };
 
+// The newest lines of a log are at its end.
+const showEndsOfLogs = (root) => {
+  for (const log of root.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
+};
+
 const enhance = (root) => {
   localTimes(root);
   copyButtons(root);
+};
+
+// What an element is called, to find it again in the page that takes its place.
+const nameOf = (element) =>
+  element.id || element.getAttribute("aria-label") || element.getAttribute("href") || element.textContent;
+
+// Exchanges the content of the page; what was scrolled or in focus stays so.
+const exchange = (main, fresh) => {
+  const scrolled = new Map();
+  for (const part of main.querySelectorAll(".scroll")) {
+    const atEnd = part.scrollTop > 0 && part.scrollTop + part.clientHeight >= part.scrollHeight - 4;
+    scrolled.set(nameOf(part), { left: part.scrollLeft, top: atEnd ? Infinity : part.scrollTop });
+  }
+  const focused = main.contains(document.activeElement) ? document.activeElement : null;
+  main.replaceWith(fresh);
+  for (const part of fresh.querySelectorAll(".scroll")) {
+    const before = scrolled.get(nameOf(part));
+    if (!before) continue;
+    part.scrollLeft = before.left;
+    part.scrollTop = Math.min(before.top, part.scrollHeight);
+  }
+  if (!focused) return;
+  const same = [...fresh.querySelectorAll(focused.tagName)].find((one) => nameOf(one) === nameOf(focused));
+  if (same) same.focus({ preventScroll: true });
 };
 
 // What a page shows, without ages, which grow on every page.
@@ -52,11 +81,12 @@ const follow = async (known) => {
   if (content !== known) {
     for (const image of fresh.querySelectorAll("img.picture")) image.src += `?at=${Date.now()}`;
     enhance(fresh);
-    main.replaceWith(fresh);
+    exchange(main, fresh);
   }
   return follow(content);
 };
 
 const first = contentOf(document.getElementById("main"));
 enhance(document);
+showEndsOfLogs(document);
 follow(first);

@@ -125,6 +125,8 @@ def ui(
     allowed: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ()))
     if warning := describe_reach(host, store.url):
         screen.note(warning)
+        if actions and not trusted_proxy:
+            screen.note("warning: the token crosses the network as it is typed; put a proxy with TLS in front")
         allowed = ("*",)
     if trusted_proxy and not actions:
         raise UsageError("--trusted-proxy names who may act; add --actions")
