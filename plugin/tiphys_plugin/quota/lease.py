@@ -207,6 +207,11 @@ class LeaseRequest:
         return (self.uid, self.step)
 
     @property
+    def most_gpus(self) -> int:
+        """GPUs with all the members that an elastic gang can have; of other requests those that they ask for."""
+        return self.gpus // self.members * (self.max_members or self.members)
+
+    @property
     def larger_sizes(self) -> "Iterator[LeaseRequest]":
         """The same request with more members, up to ``max_members``, the largest first."""
         for members in range(self.max_members or self.members, self.members, -1):

@@ -6,7 +6,6 @@ Without a queue file every queue name is accepted and nothing is limited.
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -83,8 +82,9 @@ class Queue(BaseModel):
 
     With ``order: attained``, the request with the least attained service goes first
     within one priority, by levels that begin at ``attained_gpu_hours`` (J. Gu et al.,
-    "Tiresias", NSDI 2019). Within a level the order is that of the first request, and a
-    training with more GPUs counts as later (`yield_seconds`). With ``preempts_longer`` a
+    "Tiresias", NSDI 2019), and beyond the last one by time slices. Within a level the order
+    is that of the first request, and a training with more GPUs counts as later
+    (`yield_seconds`). With ``preempts_longer`` a
     pending request preempts trainings of its queue that have reached a higher level.
 
     ``backfill: bounded`` lets requests of the same priority behind a blocked one start
@@ -173,15 +173,11 @@ class Queue(BaseModel):
         """Whether a request of the namespace with this priority may use the queue."""
         return self.is_usable_by(namespace) and (self.max_priority is None or priority <= self.max_priority)
 
-    def attained_level(self, gpu_seconds: float) -> int:
-        """Level of a training with this attained service; 0 for every training of a queue with ``order: arrival``."""
-        return bisect_right(self.attained_gpu_hours, gpu_seconds / 3600) if self.order == "attained" else 0
-
     def yield_seconds(self, level: int, gpus: int) -> float:
         """How much later than it did a training of this level counts as having asked; 0 with ``order: arrival``."""
         if self.order != "attained":
             return 0.0
-        ends_at = [*self.attained_gpu_hours, 10 * self.attained_gpu_hours[-1]][level]
+        ends_at = [*self.attained_gpu_hours, 10 * self.attained_gpu_hours[-1]][min(level, len(self.attained_gpu_hours))]
         return _HOURS_PER_GPU * ends_at * 3600 * gpus
 
     def guaranteed_quota(self, pool: str) -> int:

@@ -38,6 +38,7 @@ from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import evaluate_request
 from tiphys_plugin.quota.scheduler.cycle_result import RankedRequest, RequestOutcome
+from tiphys_plugin.quota.scheduler.fair_share import attained_level
 from tiphys_plugin.quota.scheduler.pools import RequestShape, build_gang_request, request_shape
 from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.quota.scheduler.snapshot import RecentResults
@@ -443,7 +444,10 @@ def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) 
         return DeferralReason(AdmissionReason.BEHIND_HIGHER_PRIORITY, f"{behind}, priority {first.request.priority})")
     first_attained, own_attained = first.request.attained, pending.request.attained
     is_same_queue = first.request.queue == queue.name
-    if is_same_queue and queue.attained_level(first_attained) < queue.attained_level(own_attained):
+    first_level, own_level = (
+        attained_level(queue, one.attained, one.most_gpus) for one in (first.request, pending.request)
+    )
+    if is_same_queue and first_level < own_level:
         hours = f"{first_attained / 3600:.1f} GPU-hours so far, and this one {own_attained / 3600:.1f}"
         return DeferralReason(AdmissionReason.BEHIND_LESS_ATTAINED, f"{behind}, which has had {hours})")
     if first.arrival < pending.arrival:

@@ -14,10 +14,12 @@ has had is a fair estimate of the time that it still needs (J. Gu et al.,
 """
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease
 from tiphys_plugin.quota.queues import Queue, QueueRules, Queues
@@ -122,6 +124,28 @@ def attained_gpu_seconds(lease: Lease, now: datetime) -> float:
     return lease.request.attained + held_gpu_seconds(lease, now)
 
 
+TIME_SLICE_HOURS = 48.0
+"""Hours of run time that trainings beyond the last level get in turn. Without turns a gang would wait there until every
+long training has ended; a save and a restart of some minutes are little beside two days."""
+
+
+def attained_level(queue: Queue, gpu_seconds: float, gpus: int) -> int:
+    """Level of a training on ``gpus`` GPUs with this attained service; 0 in a queue with ``order: arrival``.
+
+    Beyond the last of ``attained_gpu_hours`` each `TIME_SLICE_HOURS` of run time are one more level.
+    """
+    if queue.order != "attained":
+        return 0
+    gpu_hours, levels = gpu_seconds / 3600, queue.attained_gpu_hours
+    return bisect_right(levels, gpu_hours) + int(max(0.0, gpu_hours - levels[-1]) / (gpus * TIME_SLICE_HOURS))
+
+
+def level_ends(queue: Queue, gpus: int) -> Iterator[float]:
+    """Attained GPU-seconds at which a training on ``gpus`` GPUs reaches its next levels, without an end."""
+    yield from (3600 * hours for hours in queue.attained_gpu_hours)
+    yield from (3600 * (queue.attained_gpu_hours[-1] + number * gpus * TIME_SLICE_HOURS) for number in count(1))
+
+
 def attained_level_of(queue: Queue, lease: Lease, now: datetime) -> int:
     """The level of attained service of a lease of ``queue``. It never falls, also across attempts."""
-    return queue.attained_level(attained_gpu_seconds(lease, now))
+    return attained_level(queue, attained_gpu_seconds(lease, now), lease.request.most_gpus)

@@ -9,12 +9,12 @@ preempts the other at most once in a level.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import Queue, QueueRules, Queues
+from tiphys_plugin.quota.queues import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queue, QueueRules, Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+from tiphys_plugin.quota.scheduler.fair_share import attained_level, attained_level_of
 
 QueuePosition = tuple[int, int, float, int]
 """Negated priority, level of attained service, seniority, arrival; the smallest position is served first."""
@@ -31,19 +31,27 @@ def queue_position(queue: Queue | None, pending: PendingRequest) -> QueuePositio
 def is_behind(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime) -> bool:
     """Whether ``pending`` may preempt ``lease`` of the same queue because it goes first.
 
-    A lease of a higher level is behind. One of the same level is behind if it started while ``pending`` waited, and
-    would not go first if both were pending.
+    Nothing is, until ``pending`` has waited for as long as trainings are protected, twenty minutes at most: meanwhile
+    one may end by itself, and each preemption costs a save and a restart. Then a lease of a higher level is behind.
+    One of the same level is behind if it started while ``pending`` waited, and would not go first if both were pending.
     """
     request = pending.request
     if lease.preemption is not None or lease.request.priority > request.priority:
         return False
-    level, own_level = attained_level_of(queue, lease, now), queue.attained_level(request.attained)
+    if now < patience_ends_at(queue, pending):
+        return False
+    level, own_level = attained_level_of(queue, lease, now), attained_level(queue, request.attained, request.most_gpus)
     if level != own_level:
         return level > own_level and queue.preempts_longer
     if not queue.is_backfill_preemptible or lease.granted_at <= pending.since:
         return False
     theirs = _seniority(queue, lease.request, level, lease.granted_at)
     return theirs > _seniority(queue, request, level, pending.since)
+
+
+def patience_ends_at(queue: Queue, pending: PendingRequest) -> datetime:
+    """When ``pending`` may preempt by its position in ``queue``: at most `PREEMPTIBLE_MIN_RUNTIME_SECONDS` later."""
+    return pending.since + timedelta(seconds=min(queue.protected_seconds, PREEMPTIBLE_MIN_RUNTIME_SECONDS))
 
 
 def could_start_without_those_behind(
@@ -100,7 +108,7 @@ def _has_seniority(queue: Queue) -> bool:
 
 def _order_of(queue: Queue, request: LeaseRequest, since: datetime) -> tuple[int, int, float]:
     """The position of a request without its arrival number; ``since`` as in `_seniority`."""
-    level = queue.attained_level(request.attained)
+    level = attained_level(queue, request.attained, request.most_gpus)
     return -request.priority, level, _seniority(queue, request, level, since)
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import chain, count, islice
+from itertools import chain, count, islice, takewhile
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.state import LedgerState
@@ -20,8 +20,8 @@ from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
-from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds
-from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, request_of_lease
+from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds, level_ends
+from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, patience_ends_at, request_of_lease
 from tiphys_plugin.quota.simulation.jobs import (
     PreemptionCosts,
     RunningAttempt,
@@ -80,7 +80,7 @@ class SimulatedCluster:
 
     @property
     def next_wakeup(self) -> datetime | None:
-        """When a running job next reaches a level of attained service, or the end of its protection."""
+        """When a job next reaches a level of attained service, the end of its protection, or that of its patience."""
         return self._wakeups[0][0] if self._wakeups else None
 
     def job_of(self, one: PendingRequest) -> TraceJob:
@@ -88,7 +88,7 @@ class SimulatedCluster:
 
     def submit_job(self, number: int, job: TraceJob, now: datetime) -> PendingRequest:
         self._jobs[number], self._remaining_seconds[number], self._attempts[number] = job, job.held_seconds, []
-        return PendingRequest(build_lease_request(job, number), next(self._arrivals), since=now, seen_at=now)
+        return self._wait(build_lease_request(job, number), now)
 
     def start(self, assignment: PoolAssignment, now: datetime) -> bool:
         """Start an attempt; returns whether it is the first attempt of its job."""
@@ -112,7 +112,7 @@ class SimulatedCluster:
             ended = self._pop_ended(heapq.heappop(self._ends), now)
             if ended is not None and (next_request := self._finish_attempt(ended, now)) is not None:
                 yield next_request
-        while self._wakeups and (self._wakeups[0][0] <= now or self._wakeups[0][2] not in self._running):
+        while self._wakeups and (self._wakeups[0][0] <= now or self._is_stale(self._wakeups[0][2])):
             heapq.heappop(self._wakeups)
 
     def preempt(self, leases: Sequence[Lease], preemptor: PendingRequest, now: datetime) -> None:
@@ -162,7 +162,15 @@ class SimulatedCluster:
         preemptor_uid = ended.lease.preemption.uid
         if all(one.preemption is None or one.preemption.uid != preemptor_uid for one in self.ledger_state.leases):
             self._keep_for_preemptor(preemptor_uid, now)
-        return PendingRequest(self._build_next_request(ended, job, now), next(self._arrivals), since=now, seen_at=now)
+        return self._wait(self._build_next_request(ended, job, now), now)
+
+    def _wait(self, request: LeaseRequest, now: datetime) -> PendingRequest:
+        """A request that begins to wait, and the wakeup at which it may preempt."""
+        pending = PendingRequest(request, next(self._arrivals), since=now, seen_at=now)
+        queue = self._queues.find(request.queue)
+        if queue is not None and queue.preempts and (at := patience_ends_at(queue, pending)) > now:
+            heapq.heappush(self._wakeups, (at, next(self._serials), ""))
+        return pending
 
     def _keep_for_preemptor(self, uid: str, now: datetime) -> None:
         """As the ledger keeps the freed GPUs for a preemptor that is still pending."""
@@ -192,6 +200,10 @@ class SimulatedCluster:
             ),
         )
 
+    def _is_stale(self, lease_id: str) -> bool:
+        """Whether a wakeup was for a lease that has ended; those for requests have no lease."""
+        return bool(lease_id) and lease_id not in self._running
+
     def _find_wakeups(self, lease: Lease) -> Iterator[datetime]:
         queue, request = self._queues.find(lease.request.queue), lease.request
         if queue is None:
@@ -199,11 +211,12 @@ class SimulatedCluster:
         if queue.protected_seconds:
             yield lease.granted_at + timedelta(seconds=queue.protected_seconds)
         if queue.preempts_longer:
-            thresholds = (3600 * hours - request.attained for hours in queue.attained_gpu_hours)
+            most = request.attained + request.gpus * self._remaining_seconds[int(request.uid)]
+            thresholds = takewhile(lambda reached: reached < most, level_ends(queue, request.most_gpus))
             yield from (
-                add_seconds_rounded_up(lease.granted_at, seconds / request.gpus)
-                for seconds in thresholds
-                if seconds > 0
+                add_seconds_rounded_up(lease.granted_at, (reached - request.attained) / request.gpus)
+                for reached in thresholds
+                if reached > request.attained
             )
 
 

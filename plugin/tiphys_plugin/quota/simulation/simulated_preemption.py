@@ -7,6 +7,7 @@ from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.preemption.victims import VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState
+from tiphys_plugin.quota.scheduler.fair_share import attained_level
 from tiphys_plugin.quota.scheduler.queue_order import is_behind
 from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, SimulatedCluster
 
@@ -95,5 +96,5 @@ def _preemptor_shape(queue: Queue, preemptor: PendingRequest) -> tuple[object, .
     request = preemptor.request
     if not queue.is_backfill_preemptible:
         return request.type_text, request.spot
-    level = queue.attained_level(request.attained)
+    level = attained_level(queue, request.attained, request.most_gpus)
     return request.type_text, request.spot, request.gpus, request.members, request.seconds, request.priority, level

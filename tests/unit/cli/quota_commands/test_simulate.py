@@ -203,7 +203,7 @@ def test_the_page_shows_what_happens(desk):
 
 
 ATTAINED = 'queues: [{name: research, gpus: {"*": 4}, order: attained, preempts_longer: true}]'
-LONG_AND_SHORT = "submit_seconds,duration_seconds,gpus,queue\n0,36000,4,research\n7500,600,4,research\n"
+LONG_AND_SHORT = "submit_seconds,duration_seconds,gpus,queue\n0,36000,4,research\n6300,600,4,research\n"
 
 
 def test_trainings_that_go_are_counted_with_what_it_cost(desk):
@@ -213,7 +213,7 @@ def test_trainings_that_go_are_counted_with_what_it_cost(desk):
     assert code == 0
     header, line, _ = [cells(row) for row in out.splitlines()]
     row = dict(zip(header, line, strict=True))
-    assert (row["PREEMPTED"], row["LOST"], row["MAX"]) == ("1", "1", "1m 40s")
+    assert (row["PREEMPTED"], row["LOST"], row["MAX"]) == ("1", "1", "21m 40s")
     found = desk.document("--checkpoint-every", "30m")
     assert found["costs"]["checkpoint_every_seconds"] == 1800
     assert found["replays"][0]["total"]["lost_gpu_hours"] == pytest.approx(4 * (30 + 60) / 3600)

@@ -1,10 +1,12 @@
 """Queue files: what they may say, and what is answered to one that is wrong."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.queues import Queue
+from tiphys_plugin.quota.scheduler.fair_share import attained_level, level_ends
 
 from tiphys.errors import UsageError
 
@@ -96,9 +98,19 @@ def test_missing_file_is_named(tmp_path):
 def test_level_is_told_by_the_gpu_hours_at_which_the_next_one_begins():
     queue = Queue(name="a", gpus={}, order="attained", attained_gpu_hours=(1, 8))
     hours = (0, 0.99, 1, 7.9, 8, 1000)
-    assert [queue.attained_level(3600 * one) for one in hours] == [0, 0, 1, 1, 2, 2]
-    assert Queue(name="a", gpus={}).attained_level(1e9) == 0
+    assert [attained_level(queue, 3600 * one, 1000) for one in hours] == [0, 0, 1, 1, 2, 2]
+    assert attained_level(Queue(name="a", gpus={}), 1e9, 1) == 0
     assert Queue.model_validate(queue.model_dump()) == queue
+
+
+def test_beyond_the_last_level_each_time_slice_is_one():
+    queue = Queue(name="a", gpus={}, order="attained", attained_gpu_hours=(1, 8))
+    hours = (8, 8 + 2 * 47.9, 8 + 2 * 48, 8 + 2 * 96)
+    assert [attained_level(queue, 3600 * one, 2) for one in hours] == [2, 2, 3, 4]
+    assert [queue.yield_seconds(level, 2) for level in (2, 3, 40)] == [queue.yield_seconds(2, 2)] * 3
+    reached = list(islice(level_ends(queue, 2), 4))
+    assert reached == [3600 * one for one in (1, 8, 8 + 2 * 48, 8 + 2 * 96)]
+    assert [attained_level(queue, one, 2) for one in reached] == [1, 2, 3, 4]
 
 
 def test_the_flavors_of_the_documentation_are_read(tmp_path):

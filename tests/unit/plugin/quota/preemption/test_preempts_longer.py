@@ -78,12 +78,22 @@ def test_a_higher_priority_takes_from_a_higher_level_without_any_other_right():
 
 
 def test_the_shortest_time_of_the_queue_protects():
-    found = chosen(rules(min_runtime_seconds=7200), (ran(HOUR, "a"), ran(HOUR, "b")))
+    patient = replace(NEW, since=NOW - timedelta(hours=2))
+    found = chosen(rules(min_runtime_seconds=7200), (ran(HOUR, "a"), ran(HOUR, "b")), patient)
     assert isinstance(found, NoVictims)
     assert found.reason is AdmissionReason.MIN_RUNTIME_PROTECTED
     by_default = rules(min_runtime_seconds=None)
     leases = (ran(PREEMPTIBLE_MIN_RUNTIME_SECONDS - 1, "a"), ran(PREEMPTIBLE_MIN_RUNTIME_SECONDS, "b"))
-    assert names(chosen(by_default, leases)) == ["b"], "at 4 GPUs both have had more than an hour"
+    waited = replace(NEW, since=NOW - timedelta(seconds=PREEMPTIBLE_MIN_RUNTIME_SECONDS))
+    assert names(chosen(by_default, leases, waited)) == ["b"], "at 4 GPUs both have had more than an hour"
+
+
+def test_who_has_waited_for_less_than_a_preemption_costs_has_nobody_go():
+    leases = (ran(HOUR, "a"), ran(HOUR, "b"))
+    for seconds, goes in ((PREEMPTIBLE_MIN_RUNTIME_SECONDS - 1, False), (PREEMPTIBLE_MIN_RUNTIME_SECONDS, True)):
+        waited = replace(NEW, since=NOW - timedelta(seconds=seconds))
+        found = chosen(rules(min_runtime_seconds=None), leases, waited)
+        assert isinstance(found, VictimSelection) is goes
 
 
 def test_who_is_not_next_has_nobody_go():

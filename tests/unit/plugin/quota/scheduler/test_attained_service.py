@@ -5,6 +5,7 @@
 | higher priority                         | whatever it had    |
 | of the same: lower level of GPU time    | whoever came first |
 | of the same level                       | who began first    |
+| beyond the last, fewer slices of 48 h   | whoever came first |
 | of the same, neither has begun          | who came first     |
 """
 
@@ -55,7 +56,8 @@ def first(rules: Queues, *line) -> str:
     [
         ({"attained": 2 * HOUR}, {"attained": 0.9 * HOUR}, "later"),
         ({"attained": 7 * HOUR}, {"attained": 2 * HOUR}, "earlier"),
-        ({"attained": 900 * HOUR}, {"attained": 9 * HOUR}, "earlier"),
+        ({"attained": 300 * HOUR}, {"attained": 9 * HOUR}, "earlier"),
+        ({"attained": 900 * HOUR}, {"attained": 9 * HOUR}, "later"),
         ({"attained": 900 * HOUR, "priority": 1}, {}, "earlier"),
         ({"attained": 3 * HOUR, "first_start": 200.0}, {"attained": 5 * HOUR, "first_start": 100.0}, "later"),
         ({}, {"attained": 60, "first_start": 100.0}, "later"),

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+from tiphys_plugin.quota.scheduler.fair_share import attained_level, attained_level_of
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, SimulatedAttempt, SimulatedRun, TraceJob
 from tiphys_plugin.quota.simulation.prepare import spread_over_nodes
 from tiphys_plugin.quota.simulation.replay import replay_jobs
@@ -161,7 +161,7 @@ class Recorded(SimulatedCluster):
         for lease in leases:
             asked, own = lease.request, preemptor.request
             queue = self._queues.find(asked.queue)
-            first = (own.uid, own.priority, self._queues.find(own.queue).attained_level(own.attained))
+            first = (own.uid, own.priority, attained_level(self._queues.find(own.queue), own.attained, own.most_gpus))
             other = (asked.uid, asked.priority, attained_level_of(queue, lease, now))
             self.seen.append((first, other, own.queue == asked.queue))
         super().preempt(leases, preemptor, now)
