@@ -51,6 +51,7 @@ class Capacity:
         self._held: Counter[tuple[str, str]] = Counter()
         self._borrowed: Counter[tuple[str, str]] = Counter()
         self._held_by_kind: Counter[str | None] = Counter(queues.foreign_gpus)
+        self._held_in_total = self._held_by_kind.total()
         self._held_gpus_cache: dict[tuple[str, str | None, str], HeldGpus] = {}
         self._free_capacity = None if queues.node_inventory is None else ClusterFreeCapacity(queues.node_inventory)
         gpus_by_key: Counter[tuple[str, str | None, str]] = Counter()
@@ -67,7 +68,7 @@ class Capacity:
         twin = Capacity.__new__(Capacity)
         twin.queues, twin._held_gpus_cache = self.queues, self._held_gpus_cache
         twin._held, twin._borrowed = self._held.copy(), self._borrowed.copy()
-        twin._held_by_kind = self._held_by_kind.copy()
+        twin._held_by_kind, twin._held_in_total = self._held_by_kind.copy(), self._held_in_total
         twin._free_capacity = None if self._free_capacity is None else self._free_capacity.copy()
         return twin
 
@@ -138,9 +139,12 @@ class Capacity:
         """Free GPUs of a kind (None: of any kind) of which ``existing`` exist."""
         if self.queues.gpu_inventory is None:
             return math.inf
-        total_held = self._held_by_kind.total()
-        held = total_held if gpu_kind is None else self._held_by_kind[gpu_kind] + self._count_unattributed(gpu_kind)
-        return min(existing - held, self.queues.total_gpus - total_held)
+        held = (
+            self._held_in_total
+            if gpu_kind is None
+            else self._held_by_kind[gpu_kind] + self._count_unattributed(gpu_kind)
+        )
+        return min(existing - held, self.queues.total_gpus - self._held_in_total)
 
     def _count_unattributed(self, gpu_kind: str) -> int:
         """Held GPUs that may or may not be of a flavor, because theirs was removed, or declared after the grant."""
@@ -243,6 +247,7 @@ class Capacity:
 
     def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
         self._held_by_kind[held_gpus.gpu_type] += gpus
+        self._held_in_total += gpus
         before = self._held[held_gpus.queue, held_gpus.pool]
         self._held[held_gpus.queue, held_gpus.pool] = before + gpus
         if held_gpus.cohort is not None:
