@@ -18,6 +18,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.simulation.advice import QueueLoss, Settings, find_losses
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, Trace, TraceJob
 from tiphys_plugin.quota.simulation.prepare import (
     assign_by_quota,
@@ -199,6 +200,13 @@ def simulate(
         float, typer.Option("--restart-seconds", min=0, help="Seconds from a new grant of GPUs to training.")
     ] = PreemptionCosts.restart_seconds,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed for drawing queues.")] = 0,
+    advice: Annotated[
+        bool,
+        typer.Option(
+            "--advice/--no-advice",
+            help="Replay under policy skip too, and other settings for queues whose jobs complete later than there.",
+        ),
+    ] = True,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write an SVG picture of GPUs held and waited for.")
     ] = None,
@@ -211,24 +219,33 @@ def simulate(
     proportion to their quotas. A preempted job saves, waits for GPUs and continues
     from its last checkpoint, with the times of --checkpoint-every, --save-seconds
     and --restart-seconds.
+
+    If the jobs of a queue complete later on average than in a plain queue, which starts
+    any job that fits, this is said, with the settings of the queue file that would
+    change it on this trace.
     """
     screen: Screen = context.obj
     files = {path: load_queues(path) for path in (queues, against) if path is not None}
     job_trace = read_trace(trace)
     jobs = _prepare_jobs(job_trace, list(files.values()), queue, declare_durations, seed)
     costs = PreemptionCosts(_parse_checkpoint_interval(checkpoint_every), save_seconds, restart_seconds)
-    with _progress(screen, len(jobs) * len(files)) as advance:
-        replays = {
-            path: replay_jobs(
-                rules,
-                spread_over_nodes(jobs, rules),
-                POLICIES[policy],
-                advance,
-                costs if policy is PolicyName.TIPHYS else None,
-            )
-            for path, rules in files.items()
-        }
+
+    def replay(rules: Queues, policy: PolicyName, text: str) -> ReplayResult:
+        with _progress(screen, len(jobs), text) as advance:
+            own_costs = costs if policy is PolicyName.TIPHYS else None
+            return replay_jobs(rules, spread_over_nodes(jobs, rules), POLICIES[policy], advance, own_costs)
+
+    replays = {path: replay(rules, policy, f"replaying {path}") for path, rules in files.items()}
     outcomes = {path: measure_replay(one) for path, one in replays.items()}
+    losses: list[QueueLoss] = []
+    if advice and policy is PolicyName.TIPHYS and against is None:
+        plain = measure_replay(replay(files[queues], PolicyName.SKIP, "replaying a plain queue"))
+        losses = find_losses(
+            files[queues],
+            outcomes[queues],
+            plain,
+            lambda changed: measure_replay(replay(changed, policy, "trying other settings")),
+        )
     if output is Format.TABLE:
         _show_outcomes(screen, outcomes)
     else:
@@ -237,10 +254,13 @@ def simulate(
             "seed": seed,
             "costs": asdict(costs),
             "trace": _trace_document(trace, job_trace),
+            "losses": [{**_to_json_types(asdict(loss)), "factor": loss.factor} for loss in losses],
         }
         screen.document(_simulation_document(about, outcomes), output)
     for note in _notes(job_trace, jobs, outcomes, drawn=queue is None, seed=seed):
         screen.note(note)
+    for loss in losses:
+        screen.note(_describe_loss(loss))
     if plot:
         _write_picture(plot, f"{trace.name}, policy {policy.value}", jobs, replays)
         screen.note(f"wrote {plot}")
@@ -267,12 +287,12 @@ def _prepare_jobs(
 
 
 @contextmanager
-def _progress(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
+def _progress(screen: Screen, total: int, text: str) -> Iterator[Callable[[int], None]]:
     """Yield a callback for the number of jobs started or rejected since the last call."""
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     is_hidden = screen.quiet or not screen.err.is_terminal
     with Progress(*columns, console=screen.err, disable=is_hidden, transient=True) as progress:
-        task = progress.add_task("replaying", total=total)
+        task = progress.add_task(text, total=total)
         yield lambda count: progress.advance(task, count)
 
 
@@ -311,6 +331,34 @@ def _notes(
             yield f"{path}: {_format_count(count, 'job')} rejected: {reason}"
         if outcome.total.waiting:
             yield f"{path}: {_format_count(outcome.total.waiting, 'job')} never started: the queue is stopped"
+
+
+def _describe_loss(loss: QueueLoss) -> str:
+    described = (
+        f"queue {loss.queue}: its jobs complete {loss.factor:.2f} times as late on average as in a plain queue, which "
+        f"starts any job that fits (--policy skip): {format_duration(loss.completion_seconds)}, not "
+        f"{format_duration(loss.plain_completion_seconds)}"
+    )
+    if not loss.alternatives:
+        return f"{described}; no other setting that was tried makes it less without making all jobs wait longer"
+    better = (
+        f"with {_describe_settings(one.settings)} {format_duration(one.completion_seconds)}"
+        for one in loss.alternatives
+    )
+    return f"{described}; it would be: {', '.join(better)}"
+
+
+def _describe_settings(settings: Settings) -> str:
+    """Such as ``backfill: preemptible but no order``."""
+    given = ", ".join(
+        f"{name}: {f'{value:g}' if isinstance(value, float) else str(value).lower()}"
+        for name, value in settings.items()
+        if value is not None
+    )
+    left_out = " and no ".join(name for name, value in settings.items() if value is None)
+    if not given:
+        return f"no {left_out}"
+    return f"`{given}`" + (f" and no {left_out}" if left_out else "")
 
 
 def _write_picture(plot: Path, title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult]) -> None:

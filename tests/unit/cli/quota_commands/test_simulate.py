@@ -38,8 +38,8 @@ class Desk:
         (self.folder / name).write_text(text)
 
     def read(self) -> str:
-        """What was written to stdout since."""
-        return self._capsys.readouterr().out
+        """What was written since."""
+        return "".join(self._capsys.readouterr())
 
     def simulate(self, *arguments: str) -> tuple[int, str, str]:
         code = main(["simulate", "jobs.csv", "--queues", "queues.yaml", *arguments])
@@ -190,12 +190,12 @@ def test_a_picture_that_cannot_be_written_is_an_error(desk):
 
 def test_the_page_shows_what_happens(desk):
     page = PAGE.read_text()
-    desk.write("jobs.csv", *blocks(page, "csv"))
-    for name, text in zip(("queues.yaml", "proposed.yaml"), blocks(page, "yaml"), strict=True):
+    for name, text in zip(("jobs.csv", "night.csv"), blocks(page, "csv"), strict=True):
         desk.write(name, text)
-    (console,) = blocks(page, "console")
-    calls = [call.splitlines() for call in console.split("$ tiphys ")[1:]]
-    assert [len(shown) for shown in calls] == [5, 10]
+    for name, text in zip(("queues.yaml", "proposed.yaml", "lab.yaml"), blocks(page, "yaml"), strict=True):
+        desk.write(name, text)
+    calls = [call.splitlines() for console in blocks(page, "console") for call in console.split("$ tiphys ")[1:]]
+    assert [len(shown) for shown in calls] == [5, 10, 5]
     for command, *shown in calls:
         assert main(command.split()) == 0
         found = iter(desk.read().splitlines())
@@ -232,3 +232,33 @@ def test_an_interval_that_is_none_is_refused(desk, text):
     code, _, err = desk.simulate("--checkpoint-every", text)
     assert code == 2
     assert "--checkpoint-every" in err
+
+
+LOSES = (
+    "submit_seconds,duration_seconds,gpus,queue\n0,720000,3,research\n3600,3600,4,research\n"
+    "200000,3600,1,research\n210000,3600,1,research\n"
+)
+"""The line closes for the second job after two days, so the last ones wait beside an idle GPU."""
+
+
+def test_a_queue_that_loses_to_a_plain_one_is_told_with_what_would_change_it(desk):
+    desk.write("jobs.csv", LOSES)
+    code, _, err = desk.simulate()
+    assert code == 0
+    (note,) = [line for line in err.splitlines() if "plain queue" in line]
+    assert note.startswith("queue research: ")
+    assert "with `backfill_hours: 192`" in note
+    (loss,) = desk.document()["losses"]
+    assert loss["queue"] == "research"
+    assert loss["factor"] == pytest.approx(loss["completion_seconds"] / loss["plain_completion_seconds"])
+    assert {"backfill_hours": 192.0} in [one["settings"] for one in loss["alternatives"]]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--no-advice",), ("--policy", "skip"), ("--against", "larger.yaml"), ("--declare-durations",)]
+)
+def test_nothing_is_advised_where_nothing_is_lost_or_asked(desk, arguments):
+    desk.write("jobs.csv", LOSES)
+    code, _, err = desk.simulate(*arguments)
+    assert code == 0
+    assert "plain queue" not in err
