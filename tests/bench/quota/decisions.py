@@ -49,9 +49,8 @@ def decisions(nodes: int, waiting: int, samples: int, seed: int) -> dict[str, An
     for number, mine in enumerate(draw.choices(state.pending, k=samples)):
         if changed := number % CHANGE_EVERY == 0:
             state = replace(state, leases=(*state.leases[1:], replace(state.leases[0], id=f"next-{number}")))
-        rest = replace(state, pending=tuple(one for one in state.pending if one is not mine))
-        times.append(_cpu_seconds(partial(decide_admission, rest, mine.request, mine.arrival, NOW)))
-        scans.append(_cpu_seconds(partial(plain_scan, rest)))
+        times.append(_cpu_seconds(partial(decide_admission, state, mine.request, mine.arrival, NOW)))
+        scans.append(_cpu_seconds(partial(plain_scan, state)))
         after_a_change += times[-1:] if changed else []
     length = max(CHANGE_EVERY, samples // ROUNDS)
     rounds = [(times[n : n + length], mean(scans[n : n + length])) for n in range(0, samples, length)]

@@ -74,11 +74,35 @@ class EntryIndex(Generic[_Entry]):
         self._gpus[one.request.queue] -= one.request.gpus
 
 
+class LeaseIndex(EntryIndex[Lease]):
+    """Also finds a lease by its id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_id: dict[str, Lease] = {}
+
+    def find_by_id(self, leases: tuple[Lease, ...], lease_id: str) -> Lease | None:
+        with self._lock:
+            self._follow(leases)
+            return self._by_id.get(lease_id)
+
+    def _add(self, one: Lease) -> None:
+        super()._add(one)
+        self._by_id[one.id] = one
+
+    def _remove(self, one: Lease) -> None:
+        super()._remove(one)
+        del self._by_id[one.id]
+
+
 class PendingIndex(EntryIndex[PendingRequest]):
     """Also knows the pending requests that delay no others."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._active: tuple[PendingRequest, ...] = ()
+        self._selected_from: tuple[tuple[PendingRequest, ...], Collection[int]] = ((), ())
+        """The pending requests, and the arrival numbers of the inactive ones, of which ``_active`` are the rest."""
         self._rules: QueueRules = None
         self._refused: set[int] = set()
         """Arrival numbers of requests that their queues no longer accept."""
@@ -88,17 +112,23 @@ class PendingIndex(EntryIndex[PendingRequest]):
         """Arrival numbers of requests that were seen before ``_forgotten_before`` only."""
         self._forgotten_before = datetime.min.replace(tzinfo=UTC)
 
-    def find_inactive(
+    def select_active(
         self, rules: QueueRules, pending: tuple[PendingRequest, ...], now: datetime, forget_after: timedelta
-    ) -> Collection[int]:
-        """Arrival numbers of requests that were not repeated within ``forget_after``, or are no longer accepted."""
+    ) -> tuple[PendingRequest, ...]:
+        """The requests that were repeated within ``forget_after``, and that their queues still accept.
+
+        As long as these are the same, the tuple is the same object.
+        """
         with self._lock:
             if rules is not self._rules:
                 self._rules = rules
                 self._refused = {one.arrival for one in self._entries if _is_refused(rules, one)}
             self._follow(pending)
             self._forget(now - forget_after)
-            return self._forgotten | self._refused
+            selected_from, inactive = self._selected_from, self._forgotten | self._refused
+            if pending is not selected_from[0] or inactive != selected_from[1]:
+                self._selected_from, self._active = (pending, inactive), without_arrivals(pending, inactive)
+            return self._active
 
     def _forget(self, before: datetime) -> None:
         if before < self._forgotten_before or len(self._times) > 2 * len(self._entries) + _SPARE_TIMES:
@@ -124,7 +154,7 @@ class PendingIndex(EntryIndex[PendingRequest]):
         self._refused.discard(one.arrival)
 
 
-lease_index: EntryIndex[Lease] = EntryIndex()
+lease_index = LeaseIndex()
 pending_index = PendingIndex()
 
 

@@ -40,7 +40,10 @@ from tiphys_plugin.quota.queues import QueueRules
 
 
 class WriteBackoff:
-    """Random back-off after a write, at most as long as the last round of reading, deciding and writing.
+    """Random back-off after a write, so that the other services get their turns.
+
+    It is at most as long as the last round of reading, deciding and writing took, and as many such rounds longer as
+    others have written since the write before.
 
     Args:
         pause: Sleeps for a number of seconds.
@@ -51,19 +54,23 @@ class WriteBackoff:
         self._pause = pause
         self._clock = clock
         self._ended_at = float("-inf")
-        self._last_duration_seconds = 0.0
+        self._longest_seconds = 0.0
 
     def wait(self) -> None:
         """Sleep for the rest of a random back-off since the last write."""
         idle_seconds = self._clock() - self._ended_at
-        backoff_seconds = random.uniform(0, self._last_duration_seconds)  # noqa: S311  services must not keep in step
+        backoff_seconds = random.uniform(0, self._longest_seconds)  # noqa: S311  services must not keep in step
         if backoff_seconds > idle_seconds:
             self._pause(backoff_seconds - idle_seconds)
 
-    def record_write(self, duration_seconds: float) -> None:
-        """Note that a round of ``duration_seconds`` ended now with a successful write."""
+    def record_write(self, duration_seconds: float, others: int) -> None:
+        """Note that a round of ``duration_seconds`` ended now with a write, after ``others`` of other services."""
         self._ended_at = self._clock()
-        self._last_duration_seconds = duration_seconds
+        self._longest_seconds = duration_seconds * (1 + min(others, _MOST_OTHERS))
+
+
+_MOST_OTHERS = 4
+"""Writes of others that lengthen the back-off: a service that writes seldom does not wait for all since its last."""
 
 
 _Answer = TypeVar("_Answer")
@@ -139,7 +146,10 @@ class WriteBatcher:
 
 _log = structlog.get_logger()
 _MAX_TRIES = 16
-_MAX_BACKOFF_SECONDS = 0.5
+_TRIES_OF_ALL = 3
+"""Conflicts in a row after which a service decides on fewer requests together."""
+_RETRY_SECONDS = 0.02
+"""Longest pause after a conflict. The service that has won the conflict waits longer, see `WriteBackoff`."""
 _BATCH_WAIT_SECONDS = 15.0
 """Longest time that a call waits for the batch before it; Argo gives up on a call after 30 s."""
 
@@ -191,6 +201,8 @@ class KubernetesLedger(BaseLedger):
         self._run_in_background = run_in_background or _start_thread
         self._pause = pause
         self._backoff = WriteBackoff(pause)
+        self._last_entry = 0
+        """Number of the last entry of this service in the log."""
         self._rules = rules
         self._last_asked: dict[tuple[str, str, str], datetime] = {}
         self._seen_at_entered = clock()
@@ -247,8 +259,8 @@ class KubernetesLedger(BaseLedger):
     def _apply_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any]:
         """Apply ``writes`` in order, store the result, and return the answers.
 
-        After a conflict fewer of them are decided together: the less time a decision takes, the more likely no other
-        service has written meanwhile.
+        After several conflicts in a row fewer of them are decided together: the less time a decision takes, the more
+        likely no other service has written meanwhile.
         """
         answers: list[Any] = []
         size, failed_tries = len(writes), 0
@@ -260,10 +272,12 @@ class KubernetesLedger(BaseLedger):
                 answers += found
                 failed_tries, size = 0, 2 * size
                 continue
-            failed_tries, size = failed_tries + 1, max(1, size // 2)
+            failed_tries += 1
             if failed_tries == _MAX_TRIES:
                 raise StoreError(f"{self._ledger_object} was changed by others {_MAX_TRIES} times in a row; ask again")
-            self._pause(random.uniform(0, min(_MAX_BACKOFF_SECONDS, 0.01 * 2**failed_tries)))  # noqa: S311
+            if failed_tries >= _TRIES_OF_ALL:
+                size = max(1, size // 2)
+            self._pause(random.uniform(0, _RETRY_SECONDS))  # noqa: S311  services must not keep in step
         return answers
 
     def _try_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any] | None:
@@ -280,7 +294,9 @@ class KubernetesLedger(BaseLedger):
             return answers
         if not self._write(version, after):
             return None
-        self._backoff.record_write(time.monotonic() - began)
+        number = 0 if version.head is None else version.head.number
+        self._backoff.record_write(time.monotonic() - began, max(0, number - self._last_entry))
+        self._last_entry = number + 1
         return answers
 
     def _with_seen_at(self, state: LedgerState) -> LedgerState:

@@ -7,14 +7,16 @@ state, applies one transition, and stores the difference atomically; a
 transition without an effect returns an equal state.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import compress
+from itertools import compress, count
 from operator import attrgetter, not_
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, LedgerSnapshot, PendingRequest
+from tiphys_plugin.quota.ledger.entry_index import lease_index
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
@@ -22,6 +24,8 @@ from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage
 
 _lease_id = attrgetter("id")
+_granted_at = attrgetter("granted_at")
+_FEW = 16
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,14 @@ class LedgerState:
 
     def release(self, lease: str, rules: QueueRules, now: datetime) -> "LedgerState":
         """Release a lease; the same state if there is no such lease."""
-        found = self._find_lease(lease)
+        found = lease_index.find_by_id(self.leases, lease)
         return self if found is None else self._without_leases([found], rules, now)
 
     def shrink(
         self, lease: str, members: int, nodes: tuple[str, ...], rules: QueueRules, now: datetime
     ) -> "LedgerState":
         """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``."""
-        before = self._find_lease(lease)
+        before = lease_index.find_by_id(self.leases, lease)
         if before is None or not 0 < members < before.request.members:
             return self
         if before.nodes and (len(nodes) != members or Counter(nodes) - Counter(before.nodes)):
@@ -108,7 +112,7 @@ class LedgerState:
         released = replace(before, request=before.request.with_members(before.request.members - members))
         return replace(
             self._promise_freed_gpus([released], now),
-            leases=tuple(remaining if one is before else one for one in self.leases),
+            leases=tuple(remaining if one.id == before.id else one for one in self.leases),
             history=add_ended_usage(self.history, [released], rules, now),
         )
 
@@ -142,16 +146,12 @@ class LedgerState:
 
         return replace(self, pending=tuple(map(update, self.pending)))
 
-    def _find_lease(self, lease: str) -> Lease | None:
-        return next(compress(self.leases, map(lease.__eq__, map(_lease_id, self.leases))), None)
-
     def _without_leases(self, ended_leases: Sequence[Lease], rules: QueueRules, now: datetime) -> "LedgerState":
         if not ended_leases:
             return self
-        ended_ids = {one.id for one in ended_leases}
         return replace(
             self._promise_freed_gpus(ended_leases, now),
-            leases=tuple(compress(self.leases, map(not_, map(ended_ids.__contains__, map(_lease_id, self.leases))))),
+            leases=_without(self.leases, ended_leases),
             history=add_ended_usage(self.history, ended_leases, rules, now),
         )
 
@@ -177,3 +177,23 @@ class LedgerState:
             replace(one, seen_at=other.seen_at) != other or abs(one.seen_at - other.seen_at) >= refresh_after
             for one, other in zip(added, removed, strict=True)
         )
+
+
+def _without(leases: tuple[Lease, ...], ended: Sequence[Lease]) -> tuple[Lease, ...]:
+    """``leases`` without those that have the ids of ``ended``."""
+    if len(ended) > _FEW:
+        ended_ids = {one.id for one in ended}
+        return tuple(compress(leases, map(not_, map(ended_ids.__contains__, map(_lease_id, leases)))))
+    for one in ended:
+        if (index := _index_of(leases, one)) is not None:
+            leases = leases[:index] + leases[index + 1 :]
+    return leases
+
+
+def _index_of(leases: tuple[Lease, ...], lease: Lease) -> int | None:
+    """The place of the lease with this id. Leases are in order of their grants unless clocks of services differ."""
+    first = bisect_left(leases, lease.granted_at, key=_granted_at)
+    for index in range(first, min(first + _FEW, len(leases))):
+        if leases[index].id == lease.id:
+            return index
+    return next(compress(count(), map(lease.id.__eq__, map(_lease_id, leases))), None)

@@ -72,7 +72,6 @@ def _decide_and_record(
     pending = _find_or_create_pending(ledger_state, request, now)
     others = without_arrivals(ledger_state.pending, (pending.arrival,))
     active = select_active(rules, ledger_state.pending, now, forget_after)
-    active = others if active is ledger_state.pending else without_arrivals(active, (pending.arrival,))
     sized_request, admission = _decide_largest_fit(
         SchedulingState(rules, ledger_state.leases, active, ledger_state.history), pending, now
     )
@@ -119,8 +118,7 @@ def select_active(
 
     ``pending`` must be in order of arrival. If all are active, it is returned itself.
     """
-    requests = tuple(pending)
-    return without_arrivals(requests, pending_index.find_inactive(rules, requests, now, forget_after))
+    return pending_index.select_active(rules, tuple(pending), now, forget_after)
 
 
 def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Lease | None:
@@ -141,7 +139,9 @@ def _transfer_lease(ledger_state: LedgerState, lease: Lease, request: LeaseReque
     if current_request == lease.request:
         return ledger_state
     transferred = replace(lease, request=current_request)
-    return replace(ledger_state, leases=tuple(transferred if one is lease else one for one in ledger_state.leases))
+    return replace(
+        ledger_state, leases=tuple(transferred if one.id == lease.id else one for one in ledger_state.leases)
+    )
 
 
 def _find_or_create_pending(ledger_state: LedgerState, request: LeaseRequest, now: datetime) -> PendingRequest:

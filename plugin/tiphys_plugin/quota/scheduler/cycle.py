@@ -76,18 +76,20 @@ def evaluate_request(
     queues: Queues,
     leases: Sequence[Lease],
     history: Sequence[EndedUsage],
-    pending: Sequence[PendingRequest],
-    arrival: int,
+    pending: tuple[PendingRequest, ...],
+    own: PendingRequest,
     now: datetime,
 ) -> RequestOutcome:
-    """Evaluate the request with arrival number ``arrival``; its queue must exist and be able to serve it one day.
+    """Evaluate the request ``own``; its queue must exist and be able to serve it one day.
+
+    ``pending`` has the other requests, and may have an earlier version of it, in order of arrival.
 
     All requests within one second are evaluated as of the end of that second, so one cycle answers all of them. The
     result is never too optimistic: a lease that should end until then counts as one without a known end, and starts
     count from then on.
     """
-    derived, pending_queues = derive_state(queues, leases, history), get_pending_queues(queues, pending)
-    return _run_cycle(derived, pending_queues, ceil(now.timestamp())).outcome_of(arrival)
+    derived, pending_queues = derive_state(queues, leases, history), get_pending_queues(queues, pending, own)
+    return _run_cycle(derived, pending_queues, ceil(now.timestamp())).outcome_of(own.arrival)
 
 
 def select_admissible(

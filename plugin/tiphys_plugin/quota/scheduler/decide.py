@@ -12,11 +12,9 @@ A request without a GPU type may use any pool. Existing GPUs are a second limit,
 across queues, where an inventory is declared.
 """
 
-from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import attrgetter
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import (
@@ -36,6 +34,7 @@ from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, Que
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.cycle import evaluate_request
 from tiphys_plugin.quota.scheduler.cycle_result import RankedRequest, RequestOutcome
 from tiphys_plugin.quota.scheduler.fair_share import attained_level
@@ -73,7 +72,10 @@ def format_clock_time(moment: datetime) -> str:
 
 @dataclass(frozen=True)
 class SchedulingState:
-    """Input of a decision. ``leases`` and ``pending`` do not contain the request itself."""
+    """Input of a decision.
+
+    ``leases`` do not contain the request itself. ``pending``, in order of arrival, may have an earlier version of it.
+    """
 
     queues: QueueRules
     leases: tuple[Lease, ...] = ()
@@ -90,11 +92,11 @@ def decide_pending(state: SchedulingState, own: PendingRequest, now: datetime) -
     """Admit, defer or reject a pending request. `Admitted.lease` is left empty.
 
     Args:
-        state: State without the request.
+        state: State without the request, or with an earlier version of it.
         own: The request.
         now: Time of the decision.
     """
-    request, arrival = own.request, own.arrival
+    request = own.request
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
     if isinstance(state.queues, MisconfiguredQueues):
@@ -115,9 +117,8 @@ def decide_pending(state: SchedulingState, own: PendingRequest, now: datetime) -
     if queue.stopped:
         explanation = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _defer(state.pending, own, AdmissionReason.QUEUE_STOPPED, explanation, queue)
-    pending = list(_find_feasible(state.queues, state.pending))
-    insort(pending, own, key=attrgetter("arrival"))
-    outcome = evaluate_request(state.queues, state.leases, state.history, pending, arrival, now)
+    feasible = _find_feasible(state.queues, state.pending)
+    outcome = evaluate_request(state.queues, state.leases, state.history, feasible, own, now)
     if outcome.pool is not None:
         return Admitted(lease="", pool=outcome.pool, nodes=outcome.nodes)
     reasons = tuple(_explain_deferral(queue, own, outcome))
@@ -137,7 +138,7 @@ def _defer(
 ) -> Deferred:
     """A deferral without a scheduling cycle; the position counts the requests of the same queue."""
     position = queue_position(queue, own)
-    same_queue = [one for one in pending if one.request.queue == own.request.queue]
+    same_queue = [one for one in pending if one.request.queue == own.request.queue and one.arrival != own.arrival]
     ahead = [one for one in same_queue if queue_position(queue, one) < position]
     return Deferred(reason, message, len(ahead) + 1, (DeferralReason(reason, message),))
 
@@ -146,27 +147,38 @@ def _find_feasible(queues: Queues, pending: tuple[PendingRequest, ...]) -> tuple
     """The requests that the present nodes could serve; a request that waits for new nodes must not delay others."""
     if not queues.has_current_nodes:
         return pending
-    requests = [one.request for one in pending]
-    cached = _recent_infeasible.find(lambda one: one.queues is queues and one.requests == requests)
+    cached = _recent_feasible.find(lambda one: one.queues is queues and one.pending is pending)
     if cached is None:
-        cached = _recent_infeasible.remember(_InfeasibleRequests(queues, requests, _find_infeasible(queues, requests)))
-    if not cached.indexes:
-        return pending
-    return tuple(one for index, one in enumerate(pending) if index not in cached.indexes)
+        cached = _recent_feasible.remember(_drop_infeasible(queues, pending, _recent_feasible.newest))
+    return cached.feasible
 
 
-class _InfeasibleRequests(NamedTuple):
-    """Indexes of the requests that do not fit even on all present nodes without any leases."""
+class _FeasibleRequests(NamedTuple):
+    """The requests of ``pending`` that fit at least on all present nodes without any leases."""
 
     queues: Queues
-    requests: list[LeaseRequest]
-    indexes: frozenset[int]
+    pending: tuple[PendingRequest, ...]
+    infeasible: frozenset[int]
+    """Arrival numbers of the others."""
+    feasible: tuple[PendingRequest, ...]
 
 
-_recent_infeasible: RecentResults[_InfeasibleRequests] = RecentResults(2)
+_recent_feasible: RecentResults[_FeasibleRequests] = RecentResults(2)
 
 
-def _find_infeasible(queues: Queues, requests: Sequence[LeaseRequest]) -> frozenset[int]:
+def _drop_infeasible(
+    queues: Queues, pending: tuple[PendingRequest, ...], before: _FeasibleRequests | None
+) -> _FeasibleRequests:
+    """Look only at what is new since ``before``, if that was under the same queues."""
+    if before is None or before.queues is not queues:
+        before = _FeasibleRequests(queues, (), frozenset(), ())
+    removed, added = find_changes(before.pending, pending)
+    infeasible = before.infeasible - {one.arrival for one in removed} | _find_infeasible(queues, added)
+    feasible = tuple(one for one in pending if one.arrival not in infeasible) if infeasible else pending
+    return _FeasibleRequests(queues, pending, infeasible, feasible)
+
+
+def _find_infeasible(queues: Queues, pending: Iterable[PendingRequest]) -> frozenset[int]:
     infeasible_shapes: dict[RequestShape, bool] = {}
 
     def is_infeasible(request: LeaseRequest) -> bool:
@@ -176,7 +188,7 @@ def _find_infeasible(queues: Queues, requests: Sequence[LeaseRequest]) -> frozen
             infeasible_shapes[shape] = queue is not None and _find_rejection(queues, queue, request) is not None
         return infeasible_shapes[shape]
 
-    return frozenset(index for index, request in enumerate(requests) if is_infeasible(request))
+    return frozenset(one.arrival for one in pending if is_infeasible(one.request))
 
 
 def _reject_by_owner(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected:

@@ -79,6 +79,8 @@ class PendingQueues:
         self.queues = queues
         self.pending = tuple(pending)
         """The requests, in order of arrival."""
+        self._own: PendingRequest | None = None
+        """The one of `with_request`, which ``pending`` lacks, or has in an earlier version."""
         self._promises = sum(1 for one in pending if one.promised_at)
         self._groups_by_queue: dict[str, dict[GroupKey, list[PendingEntry]]] = {}
         for one in pending:
@@ -104,14 +106,16 @@ class PendingQueues:
 
     def entry_of(self, arrival: int) -> PendingEntry | None:
         """The entry of the request with this arrival number; None if its queue does not exist or is stopped."""
+        if self._own is not None and self._own.arrival == arrival:
+            return self._build_entry(self._own)
         index = bisect_left(self.pending, arrival, key=_arrival)
         return self._build_entry(self.pending[index])
 
     def find_changes(
-        self, pending: Sequence[PendingRequest]
+        self, pending: tuple[PendingRequest, ...]
     ) -> tuple[Sequence[PendingRequest], Sequence[PendingRequest]]:
         """The requests that are not among ``pending``, and those that are new there; ``seen_at`` may differ."""
-        removed, added = find_changes(self.pending, tuple(pending))
+        removed, added = find_changes(self.pending, pending)
         if not removed or not added:
             return removed, added
         before, after = {one.arrival: one for one in removed}, {one.arrival: one for one in added}
@@ -119,13 +123,22 @@ class PendingQueues:
         return [one for one in removed if one.arrival not in same], [one for one in added if one.arrival not in same]
 
     def with_changes(
-        self, pending: Sequence[PendingRequest], removed: Sequence[PendingRequest], added: Sequence[PendingRequest]
+        self, pending: tuple[PendingRequest, ...], removed: Sequence[PendingRequest], added: Sequence[PendingRequest]
     ) -> "PendingQueues | None":
         """The queues for the new ``pending`` requests; None if so much changed that a new sort is faster."""
-        if 4 * (len(added) + len(removed)) > len(self.pending):
-            return None
+        return None if 4 * (len(added) + len(removed)) > len(self.pending) else self._change(pending, removed, added)
+
+    def with_request(self, own: PendingRequest, earlier: Sequence[PendingRequest]) -> "PendingQueues":
+        """The queues with ``own`` in the place of its ``earlier`` version, if they have one."""
+        twin = self._change(self.pending, earlier, (own,))
+        twin._own = own
+        return twin
+
+    def _change(
+        self, pending: tuple[PendingRequest, ...], removed: Sequence[PendingRequest], added: Sequence[PendingRequest]
+    ) -> "PendingQueues":
         twin = PendingQueues(self.queues)
-        twin.pending = tuple(pending)
+        twin.pending = pending
         twin._promises = self._promises + sum(1 for one in added if one.promised_at)
         twin._promises -= sum(1 for one in removed if one.promised_at)
         twin._groups_by_queue = {name: groups.copy() for name, groups in self._groups_by_queue.items()}
@@ -173,21 +186,49 @@ def _remove_entry(entries: list[PendingEntry], entry: PendingEntry) -> None:
     del entries[bisect_left(entries, entry.position, key=_by_position)]
 
 
-def get_pending_queues(queues: Queues, pending: Sequence[PendingRequest]) -> PendingQueues:
-    """The sorted pending queues of ``pending``, cached for the last few calls. Their ``seen_at`` may be outdated."""
+def get_pending_queues(
+    queues: Queues, pending: tuple[PendingRequest, ...], own: PendingRequest | None = None
+) -> PendingQueues:
+    """The sorted pending queues of ``pending`` and ``own``, cached for the last few calls.
+
+    Their ``seen_at`` may be outdated. ``own`` takes the place of the request with its arrival number.
+    """
+    known = _get_known_queues(queues, pending)
+    if own is None:
+        return known
+    index = bisect_left(pending, own.arrival, key=_arrival)
+    earlier = pending[index : index + 1]
+    if not earlier or earlier[0].arrival != own.arrival:
+        earlier = ()
+    elif _is_same(own, earlier[0]):
+        return known
+    cached = _latest_with_own.find(lambda one: one.others is known and _is_same(own, one.own))
+    if cached is None:
+        cached = _latest_with_own.remember(_WithOwn(known, own, known.with_request(own, earlier)))
+    return cached.queues
+
+
+def _get_known_queues(queues: Queues, pending: tuple[PendingRequest, ...]) -> PendingQueues:
     updated: PendingQueues | None = None
     for known in _latest_queues.results:
         if known.queues is not queues:
             continue
         removed, added = known.find_changes(pending)
         if not removed and not added:
-            known.pending = tuple(pending)  # so that the next comparison finds fewer differences
+            known.pending = pending  # so that the next comparison finds fewer differences
             return known
         updated = updated or known.with_changes(pending, removed, added)
     return _latest_queues.remember(updated or PendingQueues(queues, pending))
 
 
+class _WithOwn(NamedTuple):
+    others: PendingQueues
+    own: PendingRequest
+    queues: PendingQueues
+
+
 _latest_queues: RecentResults[PendingQueues] = RecentResults(2)
+_latest_with_own: RecentResults[_WithOwn] = RecentResults(2)
 _arrival = attrgetter("arrival")
 _by_position = attrgetter("position")
 _granted_at = attrgetter("granted_at")
@@ -225,7 +266,9 @@ class DerivedState:
 
     def matches(self, queues: Queues, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> bool:
         """Whether this is the state derived from these queues, leases and history."""
-        return self.queues is queues and self.leases == tuple(leases) and self.history == tuple(history)
+        if self.queues is not queues or len(self.leases) != len(leases):
+            return False
+        return self.leases == tuple(leases) and self.history == tuple(history)
 
     def with_changes(self, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> "DerivedState | None":
         """The state for new leases and history; None if so much changed that a new computation is faster."""
@@ -281,7 +324,7 @@ class DerivedState:
         self.capacity.remove(held_gpus)
         of_queue = self._by_queue[lease.request.queue]
         first = bisect_left(of_queue, lease.granted_at, key=_granted_at)
-        del of_queue[next(index for index in range(first, len(of_queue)) if of_queue[index] is lease)]
+        del of_queue[next(index for index in range(first, len(of_queue)) if of_queue[index].id == lease.id)]
         if (end := latest_lease_end(lease)) is not None:
             ends = self._ends[held_gpus.quota_key]
             first = bisect_left(ends, end, key=end_time)

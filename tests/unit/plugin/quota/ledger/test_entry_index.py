@@ -4,9 +4,11 @@ import random
 from dataclasses import replace
 from datetime import timedelta
 
-from support.ledger import NOW, lease, waiting
-from tiphys_plugin.quota.lease import Lease, PendingRequest
+from support.ledger import NOW, ask, lease, waiting
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.ledger.entry_index import EntryIndex, PendingIndex, without_arrivals
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue
 from tiphys_plugin.quota.queues import Queues
 
 SEED = 20_261_123
@@ -46,12 +48,12 @@ def test_requests_that_delay_no_others_are_found_also_after_the_clock_was_put_ba
                 newcomer = waiting(1, number, namespace=draw.choice(["ml", "vision"]))
                 pending = (*pending, replace(newcomer, seen_at=now))
         rules = draw.choice([OWNED, OPEN])
-        expected = {
-            one.arrival
-            for one in pending
-            if now - one.seen_at > PATIENCE or (rules is OWNED and one.request.namespace != "ml")
-        }
-        assert set(index.find_inactive(rules, pending, now, PATIENCE)) == expected
+        expected = tuple(
+            one for one in pending if now - one.seen_at <= PATIENCE and (rules is OPEN or one.request.namespace == "ml")
+        )
+        active = index.select_active(rules, pending, now, PATIENCE)
+        assert active == expected
+        assert index.select_active(rules, pending, now, PATIENCE) is active
     assert pending
 
 
@@ -59,3 +61,30 @@ def test_requests_are_left_out_by_their_arrival_numbers():
     pending = tuple(waiting(1, number) for number in range(1, 201))
     for arrivals in ({1}, {200, 7}, {201}, set(range(5, 150))):
         assert without_arrivals(pending, arrivals) == tuple(one for one in pending if one.arrival not in arrivals)
+
+
+def read_anew(state: LedgerState) -> LedgerState:
+    """The same state as a service has it after it has loaded a snapshot: other objects."""
+    return LedgerState(tuple(replace(one) for one in state.leases), tuple(replace(one) for one in state.pending))
+
+
+def test_a_state_that_was_read_anew_changes_like_the_one_before():
+    rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 800}}]})
+    leases = tuple(replace(lease(2, f"u{number}", members=2), id=f"lease-{number}") for number in range(600))
+    state = LedgerState(leases)
+
+    def decide(one: LedgerState, request: LeaseRequest) -> LedgerState:
+        return admit_or_queue(one, rules, request, NOW, "another", PATIENCE)[0]
+
+    decide(state, ask(1, "first"))
+    again = read_anew(state)
+    with_one_more = decide(again, ask(1, "second"))
+    decide(with_one_more, ask(1, "third"))
+    shorter = with_one_more.release("lease-7", rules, NOW)
+    decide(shorter, ask(1, "fourth"))
+    assert [one.id for one in shorter.leases] == [one.id for one in with_one_more.leases if one.id != "lease-7"]
+    retry = replace(leases[9].request, node_hash="0" * 10)
+    moved = decide(again, retry)
+    assert next(one for one in moved.leases if one.id == "lease-9").request.node_hash == retry.node_hash
+    smaller = again.shrink("lease-11", 1, (), rules, NOW)
+    assert next(one for one in smaller.leases if one.id == "lease-11").request.members == 1

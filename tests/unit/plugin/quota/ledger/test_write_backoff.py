@@ -23,7 +23,7 @@ class Site:
     def service(self, name: str, took: float, *, leaves_gaps: bool) -> Iterator[float]:
         """Read, decide and write for ever; it yields how long each takes."""
         waits: list[float] = []
-        gaps, lost = WriteBackoff(waits.append, lambda: self.now), 0
+        gaps, lost, own = WriteBackoff(waits.append, lambda: self.now), 0, 0
         while True:
             if leaves_gaps:
                 gaps.wait()
@@ -34,7 +34,8 @@ class Site:
             if self.version == read:
                 self.version += 1
                 self.written[name] += 1
-                gaps.record_write(took)
+                gaps.record_write(took, read - own)
+                own = self.version
                 lost = 0
             else:
                 lost += 1
@@ -65,18 +66,30 @@ def test_with_gaps_it_does_again_and_again() -> None:
     assert site.longest_in_vain < 16, "as often as a service tries"
 
 
+def test_three_get_their_turns_in_equal_parts() -> None:
+    site = Site()
+    site.run(*(site.service(name, 0.04, leaves_gaps=True) for name in "abc"))
+    assert min(site.written.values()) > 0.2 * site.version
+    assert site.longest_in_vain < 16
+
+
 def test_who_writes_seldom_waits_for_nobody() -> None:
     waits: list[float] = []
     now = 0.0
     gaps = WriteBackoff(waits.append, lambda: now)
     gaps.wait()
     for _ in range(20):
-        gaps.record_write(0.04)
+        gaps.record_write(0.04, 0)
         now += 0.04
         gaps.wait()
     assert not waits
     for _ in range(20):
-        gaps.record_write(0.04)
+        gaps.record_write(0.04, 0)
         gaps.wait()
     assert waits
     assert max(waits) <= 0.04
+    waits.clear()
+    for _ in range(40):
+        gaps.record_write(0.04, 1000)
+        gaps.wait()
+    assert 0.1 < max(waits) <= 0.2, "others make it wait longer, within a bound"

@@ -61,11 +61,11 @@ def test_one_write_serves_all_who_came_while_another_wrote():
     assert sorted(answer.position for answer in others if isinstance(answer, Deferred)) == list(range(1, MANY - 6))
 
 
-def test_after_a_conflict_fewer_are_decided_together_and_all_get_their_answer():
+def test_after_conflicts_fewer_are_decided_together_and_all_get_their_answer():
     api = ledger_api(queues(research={"A100": 8}))
     ledger = KubernetesLedger(api, "tiphys", pause=lambda _: None)
     gate = Gate(api)
-    sizes, write, conflicts = [], ledger._ledger_object.write, ["", "conflict", "conflict"]
+    sizes, write, conflicts = [], ledger._ledger_object.write, ["", *4 * ["conflict"]]
 
     def counted(version, state):
         sizes.append(len(state.leases) + len(state.pending) - len(version.state.leases) - len(version.state.pending))
@@ -75,7 +75,7 @@ def test_after_a_conflict_fewer_are_decided_together_and_all_get_their_answer():
 
     ledger._ledger_object.write = counted
     _, others = all_at_once(ledger, gate)
-    assert sizes == [1, 20, 10, 5, 10, 5]
+    assert sizes == [1, 20, 20, 20, 10, 5, 10, 5]
     assert sum(isinstance(answer, Admitted) for answer in others) == 7
     assert len(ledger.snapshot().leases) == 8
 

@@ -63,12 +63,27 @@ def test_pending_queues_are_updated_by_added_removed_and_changed_requests():
         for _ in range(min(len(line), source.choice([0, 1, 2, 4]))):
             line.pop(source.randrange(len(line)))
         line = [changed(source, one) if source.random() < 0.02 else one for one in line]
-        kept = get_pending_queues(RULES, line)
+        kept = get_pending_queues(RULES, tuple(line))
         assert shown(kept) == shown(PendingQueues(RULES, line))
         assert kept.has_promises == any(one.promised_at for one in line)
 
 
 def test_a_later_seen_at_changes_no_pending_queue():
-    line = [waiting(1, number, queue="a") for number in range(1, 6)]
+    line = tuple(waiting(1, number, queue="a") for number in range(1, 6))
+    later = tuple(replace(one, seen_at=one.seen_at + timedelta(seconds=5)) for one in line)
     kept = get_pending_queues(RULES, line)
-    assert get_pending_queues(RULES, [replace(one, seen_at=one.seen_at + timedelta(seconds=5)) for one in line]) is kept
+    assert get_pending_queues(RULES, later) is kept
+    assert get_pending_queues(RULES, line, later[2]) is kept
+
+
+def test_the_request_itself_is_added_or_takes_the_place_of_its_earlier_version():
+    source = random.Random(20_261_123)
+    line = tuple(newcomer(source, number) for number in range(1, 41))
+    for own in source.sample(line, 20):
+        others = tuple(one for one in line if one is not own)
+        again = changed(source, own)
+        now = tuple(again if one is own else one for one in line)
+        for pending in (line, others):
+            assert shown(get_pending_queues(RULES, pending, again)) == shown(PendingQueues(RULES, now))
+        known = get_pending_queues(RULES, others, again)
+        assert get_pending_queues(RULES, others, again) is known
