@@ -396,7 +396,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self) -> None:
         kube = self.server.kube
         query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        if len(sent := self.rfile.read(length)) < length:  # whoever sent it was killed
+            self.close_connection = True
+            return None
         token = self.headers.get("Authorization", "").partition(" ")[2].strip()
         request = _request(self.command, self.path, query, kube.tokens.get(token, ""))
         watch_round = kube.watch_round  # before anything else, so that no watch slips past a drop

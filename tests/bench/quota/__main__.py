@@ -29,6 +29,7 @@ from bench.quota.campaign import campaign
 from bench.quota.cluster import admissions
 from bench.quota.decisions import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota.frontier_svg import FRONTIER_PICTURE, render_frontier
+from bench.quota.log_campaign import log_campaign
 from bench.quota.placement import FOLDER, absent, allocation, speed
 from bench.quota.preemption import OTHER_SAVES, preemption
 from bench.quota.report import AIMS, QUICK_AIMS, values
@@ -55,6 +56,8 @@ HORIZON_SECONDS = 20_000.0
 CAMPAIGNS = ((2, 20_000), (16, 130_000), (64, 60_000))
 """Processes on one ledger file, and what they ask together."""
 QUICK_CAMPAIGNS = ((8, 3_000),)
+LOG_CAMPAIGN, QUICK_LOG_CAMPAIGN = (8, 8_000), (4, 200)
+"""The same for services on one ledger of the cluster, whose log is damaged."""
 LOADS = ((1.0, 2.0, 4.0, 8.0), 300)
 QUICK_LOADS = ((1.0, 4.0), 100)
 """What jobs of no priority ask for, as a multiple of all GPUs, and how many of high priority come."""
@@ -136,11 +139,13 @@ def core(quick: bool) -> dict[str, Any]:
 
 def campaigns(quick: bool) -> dict[str, Any]:
     """Many processes on one ledger, some of which are killed."""
+    log_processes, log_requests = QUICK_LOG_CAMPAIGN if quick else LOG_CAMPAIGN
     return {
         "campaigns": {
             str(processes): campaign(requests, processes, SEED)
             for processes, requests in (QUICK_CAMPAIGNS if quick else CAMPAIGNS)
         }
+        | {"log": log_campaign(log_requests, log_processes, SEED)}
     }
 
 

@@ -1,31 +1,38 @@
 """A process of the campaign: ``python -m bench.quota.asker LEDGER NAME FOLDER``; asks until it is told to end.
 
-How far it is stands in a file, since it may be killed at any moment.
+LEDGER is a file, or the URL of an API server. How far it is stands in a file, since it may be killed at any moment.
 """
 
 import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bench.quota.rules import RULES
 from support.ledger import ask
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, LedgerLostError, PendingRequest
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from urllib3 import PoolManager
 
 from tiphys.errors import StoreError
+from tiphys.kube import KubeApi
 
 TELL_EVERY = 20
 _MOST_HELD = 2
 _GIVES_BACK = 0.2
+_RECOVER_SECONDS = 0.05
+NAMESPACE = "tiphys"
+AskedLedger = SqliteLedger | KubernetesLedger
 
 
-def main(path: Path, name: str, folder: Path) -> None:
+def main(address: str, name: str, folder: Path) -> None:
     told_to_end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
-    asker = _Asker(SqliteLedger(path, RULES), name)
+    asker = _Asker(_open(address), name)
     while not told_to_end.is_set():
         asker.move()
         if asker.requests % TELL_EVERY == 0:
@@ -34,8 +41,29 @@ def main(path: Path, name: str, folder: Path) -> None:
     (folder / name).write_text(asker.told)
 
 
+def _open(address: str) -> AskedLedger:
+    if address.startswith("http"):
+        return KubernetesLedger(KubeApi(address, PoolManager(), NAMESPACE), NAMESPACE)
+    return SqliteLedger(Path(address), RULES)
+
+
+def recover(ledger: AskedLedger) -> bool:
+    """Whether another service has healed the damaged log, which is asked for it.
+
+    No lease is recorded again: the campaign damages only what others still know.
+    """
+    if not isinstance(ledger, KubernetesLedger):
+        return True
+    try:
+        ledger.begin_recovery()
+    except StoreError:
+        return False
+    ledger.end_recovery()
+    return True
+
+
 class _Asker:
-    def __init__(self, ledger: SqliteLedger, name: str) -> None:
+    def __init__(self, ledger: AskedLedger, name: str) -> None:
         self._ledger = ledger
         self._name = name
         self._draw = random.Random(name)
@@ -43,6 +71,7 @@ class _Asker:
         self.requests = 0
         self.doubles = 0
         self.unanswered = 0
+        self.lost = 0
 
     def move(self) -> None:
         request = self._next()
@@ -59,7 +88,7 @@ class _Asker:
 
     @property
     def told(self) -> str:
-        return f"{self.requests} {self.doubles} {self.unanswered}"
+        return f"{self.requests} {self.doubles} {self.unanswered} {self.lost}"
 
     def leave(self) -> None:
         for lease in self._held:
@@ -69,10 +98,18 @@ class _Asker:
         while True:
             try:
                 change()
-            except StoreError:
-                self.unanswered += 1
+            except StoreError as error:
+                self._take_up(error)
             else:
                 return
+
+    def _take_up(self, error: StoreError) -> None:
+        """Note an error, and go on as a service does."""
+        self.unanswered += 1
+        if isinstance(error, LedgerLostError):
+            self.lost += 1
+            while not recover(self._ledger):
+                time.sleep(_RECOVER_SECONDS)
 
     def _next(self) -> LeaseRequest:
         queue = self._draw.choice(["one", "two"])
@@ -85,8 +122,8 @@ class _Asker:
             self.requests += 1
             try:
                 return self._ledger.request(request)
-            except StoreError:
-                self.unanswered += 1
+            except StoreError as error:
+                self._take_up(error)
 
 
 def owner(one: Lease | PendingRequest) -> str:
@@ -95,4 +132,4 @@ def owner(one: Lease | PendingRequest) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

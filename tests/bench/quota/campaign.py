@@ -12,19 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.progress import say
-from bench.quota.asker import owner
+from bench.quota.asker import AskedLedger, owner, recover
 from bench.quota.rules import RULES, within_limits
+from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
 
-_CHECK_EVERY = timedelta(milliseconds=200)
+CHECK_EVERY = timedelta(milliseconds=200)
 _KILL_SECONDS = (0.1, 1.0)
 _LOOK_SECONDS = 0.02
 _TELL_SECONDS = 20.0
@@ -33,58 +35,89 @@ _TELL_SECONDS = 20.0
 def campaign(requests: int, processes: int, seed: int) -> dict[str, Any]:
     """Counts of what must not be: GPUs beyond a limit, second leases, leases that nobody gets back."""
     with tempfile.TemporaryDirectory() as folder:
-        askers = _Askers(Path(folder), random.Random(seed))
+        path = Path(folder) / "ledger.db"
+        ledger = SqliteLedger(path, RULES, check_every=CHECK_EVERY)
         try:
-            began = time.monotonic()
-            askers.run(requests, processes)
-            seconds = time.monotonic() - began
-            askers.end_all()
-            askers.sweep()
-            leaks = len(askers.ledger.snapshot().leases)
+            return run(Askers(Path(folder), str(path), ledger, random.Random(seed)), requests, processes)
         finally:
-            askers.close()
-        done, doubles, unanswered = askers.told()
+            ledger.close()
+
+
+def run(askers: "Askers", requests: int, processes: int, hurt: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Have ``processes`` make so many requests, and call ``hurt`` all the time meanwhile."""
+    try:
+        began = time.monotonic()
+        askers.run(requests, processes, hurt)
+        seconds = time.monotonic() - began
+        _insist(askers, askers.count_leases)  # the damage is healed as long as the others live
+        askers.end_all()
+        leaks = _insist(askers, askers.count_leases)
+    finally:
+        askers.close()
+    told = askers.told()
     return {
-        "requests": done,
+        "requests": told.requests,
         "processes": processes,
         "kills": askers.kills,
         "swept": askers.swept,
         "looks": askers.looks,
         "over_admissions": askers.over,
-        "double_grants": doubles,
+        "double_grants": told.doubles,
         "leaks": leaks,
-        "unanswered": unanswered,
-        "per_second": round(done / seconds, 1),
+        "unanswered": told.unanswered,
+        "lost": told.lost,
+        "per_second": round(told.requests / seconds, 1),
     }
 
 
-class _Askers:
-    def __init__(self, folder: Path, draw: random.Random) -> None:
-        self._path = folder / "ledger.db"
+def _insist(askers: "Askers", call: Callable[[], int]) -> int:
+    """Call until there is an answer: some of the last faults may still be to come."""
+    while True:
+        with askers.noting_faults():
+            return call()
+        time.sleep(_LOOK_SECONDS)
+
+
+class Told(NamedTuple):
+    """What the processes have told: second leases for one request, calls without an answer, and damaged ledgers met."""
+
+    requests: int
+    doubles: int
+    unanswered: int
+    lost: int
+
+
+class Askers:
+    """The processes; ``address`` is that of ``ledger`` for them."""
+
+    def __init__(self, folder: Path, address: str, ledger: AskedLedger, draw: random.Random) -> None:
+        self._address = address
         self._counts = folder / "counts"
         self._counts.mkdir()
         self._draw = draw
         self._numbers = count()
         self._living: dict[str, subprocess.Popen[bytes]] = {}
-        self.ledger = SqliteLedger(self._path, RULES, check_every=_CHECK_EVERY)
+        self.ledger = ledger
         self.kills = self.swept = self.looks = self.over = 0
 
-    def run(self, requests: int, processes: int) -> None:
+    def run(self, requests: int, processes: int, hurt: Callable[[], object]) -> None:
         kill_at = tell_at = time.monotonic()
-        while (done := self.told()[0]) < requests:
+        while (done := self.told().requests) < requests:
             self._check()
             while len(self._living) < processes:
                 self._begin()
             now = time.monotonic()
             if now >= kill_at:
-                self._kill()
+                with self.noting_faults():
+                    self._kill()
                 kill_at = now + self._draw.uniform(*_KILL_SECONDS)
             if now >= tell_at:
                 say(f"{done} of {requests} requests, {self.kills} kills")
                 tell_at = now + _TELL_SECONDS
-            self._look()
-            with contextlib.suppress(StoreError):  # the file is busy; the next turn sweeps
+            with self.noting_faults():
+                self._look()
                 self.sweep()
+            hurt()
             time.sleep(_LOOK_SECONDS)
 
     def sweep(self) -> None:
@@ -94,12 +127,25 @@ class _Askers:
             if owner(one) not in self._living:
                 self.ledger.withdraw(one.request.uid)
 
-    def told(self) -> tuple[int, int, int]:
-        """Requests, second leases for one request, and calls without an answer, as the processes have told."""
+    @contextlib.contextmanager
+    def noting_faults(self) -> Iterator[None]:
+        """The ledger may be busy or damaged: the next turn does what this one could not do."""
+        try:
+            yield
+        except LedgerLostError:
+            recover(self.ledger)
+        except StoreError:
+            pass
+
+    def count_leases(self) -> int:
+        """Leases that remain after a sweep."""
+        self.sweep()
+        return len(self.ledger.snapshot().leases)
+
+    def told(self) -> Told:
         texts = [file.read_text().split() for file in self._counts.iterdir()]
-        numbers = [tuple(map(int, one)) for one in texts if len(one) == 3]
-        done, doubles, unanswered = (sum(one[place] for one in numbers) for place in range(3))
-        return done, doubles, unanswered
+        numbers = [tuple(map(int, one)) for one in texts if len(one) == len(Told._fields)]
+        return Told(*(sum(one[place] for one in numbers) for place in range(len(Told._fields))))
 
     def end_all(self) -> None:
         """Have the living give back what they hold, and end."""
@@ -110,17 +156,16 @@ class _Askers:
             if code not in (0, -signal.SIGTERM):  # the latter had not begun to ask
                 raise RuntimeError(f"process {name} of the campaign ended with {code}")
         self._living.clear()
-        time.sleep(_CHECK_EVERY.total_seconds())
+        time.sleep(CHECK_EVERY.total_seconds())
 
     def close(self) -> None:
         for process in self._living.values():
             process.kill()
             process.wait()
-        self.ledger.close()
 
     def _begin(self) -> None:
         name = f"p{next(self._numbers)}"
-        command = [sys.executable, "-m", "bench.quota.asker", str(self._path), name, str(self._counts)]
+        command = [sys.executable, "-m", "bench.quota.asker", self._address, name, str(self._counts)]
         self._living[name] = subprocess.Popen(command)
 
     def _check(self) -> None:
@@ -143,5 +188,6 @@ class _Askers:
         self.kills += 1
 
     def _look(self) -> None:
+        found = self.ledger.snapshot().leases
         self.looks += 1
-        self.over += not within_limits(self.ledger.snapshot().leases)
+        self.over += not within_limits(found)

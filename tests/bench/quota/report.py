@@ -110,6 +110,18 @@ def values(report: Mapping[str, Any]) -> dict[str, Measured]:
     }
 
 
+def _describe_log(campaigns: Mapping[str, Any]) -> str:
+    """What happened to the ledger of the cluster in its campaign; empty in reports without it."""
+    if (found := campaigns.get("log")) is None:
+        return ""
+    damages = sum(times for kind, times in found["faults"].items() if " to " not in kind)
+    faults = sum(found["faults"].values()) - damages
+    return (
+        f"; {found['requests']:,} of these by services on a ledger of the cluster, with {faults} lost, refused or "
+        f"broken answers, and {damages} times a part of its log deleted, cut or emptied"
+    )
+
+
 def block(report: Mapping[str, Any]) -> list[str]:
     """Markdown of the committed report."""
     core, campaigns = report["core"]["1000 on 1000"], report["campaigns"].values()
@@ -120,7 +132,8 @@ def block(report: Mapping[str, Any]) -> list[str]:
         *rows(WORDS, values(report), AIMS),
         "",
         f"GPUs idle while a victim saves, so preemption loses more with longer saves: {losses}. "
-        f"The processes made {asked:,} requests and met {kills} kills. On the machine of the report, "
-        f"{report['machine']['cores']} cores of {report['machine']['cpu']}, {core['per_second']:.0f} decisions per "
-        f"second are made, with a p99 of {core['p99_ms']:.3g} ms; other machines make more or fewer.",
+        f"The processes made {asked:,} requests and met {kills} kills{_describe_log(report['campaigns'])}. "
+        f"On the machine of the report, {report['machine']['cores']} cores of {report['machine']['cpu']}, "
+        f"{core['per_second']:.0f} decisions per second are made, with a p99 of {core['p99_ms']:.3g} ms; other "
+        "machines make more or fewer.",
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from bench.aims import number_line
+from bench.quota import log_campaign
 from bench.quota.campaign import campaign
 from bench.quota.cluster import admissions
 from bench.quota.decisions import decisions
@@ -89,6 +90,15 @@ def test_a_campaign_asks_kills_and_sweeps_up(monkeypatch: pytest.MonkeyPatch) ->
     found = campaign(requests=200, processes=2, seed=1)
     assert found["requests"] >= 200
     assert found["looks"] > 0
+    assert (found["over_admissions"], found["double_grants"], found["leaks"]) == (0, 0, 0)
+
+
+def test_a_campaign_damages_the_log_of_a_ledger_and_nothing_is_granted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setattr(log_campaign, "_DAMAGE_SECONDS", (0.1, 0.3))
+    found = log_campaign.log_campaign(requests=200, processes=2, seed=1)
+    assert found["requests"] >= 200
+    assert found["faults"].keys() & set(log_campaign.DAMAGES)
     assert (found["over_admissions"], found["double_grants"], found["leaks"]) == (0, 0, 0)
 
 
