@@ -30,6 +30,7 @@ from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_svg
+from hera_pipelines.draw.metric_plots import lay_out_metrics, render_metrics_svg
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
@@ -105,6 +106,7 @@ def build_app(
             *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
             Route("/runs/{run}/lineage.svg", pages.lineage),
+            Route("/runs/{run}/metrics.svg", pages.metrics),
             Route("/runs/{run}/{chart}.svg", pages.chart),
             *([Route("/queues", pages.queues)] if gpus is not None else []),
             *([Route("/nodes", pages.nodes)] if gpus is not None and gpus.has_nodes else []),
@@ -193,6 +195,13 @@ class _Pages:
 
         return await self.within_limits(answer)
 
+    async def metrics(self, request: Request) -> Response:
+        async def answer() -> Response:
+            run = request.path_params["run"]
+            return _picture(await _in_thread(lambda: self._draw_metrics(run)))
+
+        return await self.within_limits(answer)
+
     async def chart(self, request: Request) -> Response:
         async def answer() -> Response:
             run, name = request.path_params["run"], request.path_params["chart"]
@@ -234,6 +243,9 @@ class _Pages:
 
     def _draw_lineage(self, run: str) -> str:
         return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(read_lineage_tree(self._store, run)))
+
+    def _draw_metrics(self, run: str) -> str:
+        return render_metrics_svg(f"Metrics of {run}", lay_out_metrics(read_lineage_tree(self._store, run)))
 
     async def within_limits(self, answer: Callable[[], Awaitable[Response]], seconds: float | None = None) -> Response:
         """The answer, or the page of the error that it raises; None: within `_PAGE_SECONDS`."""

@@ -31,7 +31,7 @@ REPORT = Path(__file__).parent / "reports" / "ui.json"
 RUNS, ATTEMPTS, CHECKPOINTS = 1000, 500, 20
 ROUNDS, QUICK_ROUNDS = 10, 3
 PATHS = {"home": "/", "home_page_20": "/?page=20", "run": f"/runs/{RUN}", "run_all": f"/runs/{RUN}?all=1"}
-PICTURES = {"times": f"/runs/{RUN}/times.svg", "lineage": f"/runs/{RUN}/lineage.svg"}
+PICTURES = {name: f"/runs/{RUN}/{name}.svg" for name in ("times", "lineage", "metrics")}
 AIMS = {
     **{f"{name}_ms": Aim("≤", 300) for name in ("home", "home_page_20", "run")},
     **{f"{name}_kb": Aim("≤", 200) for name in ("home", "home_page_20", "run")},

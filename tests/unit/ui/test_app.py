@@ -214,6 +214,7 @@ def test_a_damaged_record_costs_only_what_it_held(store: Store, submitter: FakeS
     [
         ("/runs/absent", 404, "absent"),
         ("/runs/absent/lineage.svg", 404, "absent"),
+        ("/runs/absent/metrics.svg", 404, "absent"),
         ("/runs/absent/weather.svg", 404, "there is no picture weather"),
         ("/runs/..%2f..%2fetc%2fpasswd", 404, "there is no page"),
         ("/nothing", 404, "there is no page /nothing"),
@@ -248,7 +249,7 @@ def test_a_page_loads_nothing_from_elsewhere_and_holds_no_script(store: Store, p
         assert "http" not in pages.get(f"/static/{name}").text.replace("http://www.w3.org/2000/svg", "")
 
 
-@pytest.mark.parametrize("picture", ["lineage", "times", "recoveries"])
+@pytest.mark.parametrize("picture", ["lineage", "times", "recoveries", "metrics"])
 def test_a_picture_is_well_formed_and_may_do_nothing(store: Store, pages: Pages, picture: str) -> None:
     write_full_run(store)
     answer = pages.get(f"/runs/{RUN}/{picture}.svg")
