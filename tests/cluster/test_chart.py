@@ -92,7 +92,7 @@ def test_every_pod_meets_the_restricted_standard(file: Path) -> None:
 @FORMS
 def test_only_pods_that_call_the_api_server_hold_a_token(file: Path) -> None:
     holders = {name for name, spec in pod_specs(render(file=file)) if spec["automountServiceAccountToken"]}
-    assert holders == {"ours-plugin", "ours-controller"}
+    assert holders - {"ours-ui-team-a", "ours-ui-team-b"} == {"ours-plugin", "ours-controller"}
 
 
 @FORMS
@@ -145,7 +145,8 @@ def test_the_whole_cluster_is_read_only_if_asked_for() -> None:
     assert role["rules"] == [reviews]
     found = {role["metadata"]["name"]: role["rules"] for role in of_kind(render(file=TENANTS), "ClusterRole")}
     nodes = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}
-    assert found == {"system-ours-plugin-reviews": [reviews], "system-ours-plugin-nodes": [nodes]}
+    pages = {"system-ours-ui-nodes": [{**nodes, "verbs": ["list"]}]}
+    assert found == {"system-ours-plugin-reviews": [reviews], "system-ours-plugin-nodes": [nodes]} | pages
     wide = {role["metadata"]["name"] for role in of_kind(render(file=AGENT), "ClusterRole")}
     assert wide == {"system-ours-plugin-workflows", "system-ours-controller-workflows"}
 
@@ -255,7 +256,8 @@ def test_certificate_of_an_issuer_names_every_service() -> None:
     services = {
         f"{one['metadata']['name']}.system.svc" for one in of_kind(objects, "Service") if key(one)[1] == "system"
     }
-    assert services == set(certificate["dnsNames"])
+    plain = {"ours-ui-team-a.system.svc", "ours-ui-team-b.system.svc"}  # the proxy before them speaks TLS
+    assert services - plain == set(certificate["dnsNames"])
     volumes = named(objects, "Deployment", "ours-plugin")["spec"]["template"]["spec"]["volumes"]
     assert certificate["secretName"] in [volume.get("secret", {}).get("secretName") for volume in volumes]
 
@@ -282,7 +284,7 @@ def test_services_select_the_pods_that_they_are_for(file: Path) -> None:
     assert chosen.pop("ours-pods") == {"ours-plugin", "ours-controller"}
     assert chosen.pop("tiphys-members") == set(), "these are the pods of workflows"
     assert all(chosen[name] == {name} for name in chosen)
-    assert set(chosen) <= {"ours-plugin", "ours-controller"}
+    assert set(chosen) <= {"ours-plugin", "ours-controller", "ours-ui-team-a", "ours-ui-team-b"}
 
 
 def test_members_of_a_gang_have_host_names_before_they_are_ready() -> None:
@@ -551,6 +553,44 @@ def test_kueue_takes_the_place_of_the_ledger_in_arguments_and_rights() -> None:
         ("cluster", "resourceflavors.kueue.x-k8s.io", "get, list"),
     }
     assert not [right for right in rights(kueue) if right.account == "plugin" and "gpuledgers" in right.resource]
+
+
+def test_each_namespace_has_pages_of_its_own_store_that_only_read() -> None:
+    objects = render(file=TENANTS)
+    for namespace in ("team-a", "team-b"):
+        name = f"ours-ui-{namespace}"
+        template = named(objects, "Deployment", name)["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        arguments = [
+            f"s3://ml-runs/{namespace}/tiphys",
+            "--host=0.0.0.0",
+            "--port=8321",
+            "--cluster",
+            "--namespace=system",
+        ]
+        assert container["args"] == ["hera_pipelines.cli", "ui", *arguments]
+        assert container["envFrom"] == [{"secretRef": {"name": "pages", "optional": True}}]
+        selector = named(objects, "Service", name)["spec"]["selector"]
+        assert selector.items() <= template["metadata"]["labels"].items()
+        assert selector["tiphys.dev/shows"] == namespace
+    assert {right.verbs for right in rights(objects) if right.account == "ui"} <= {"get", "list", "get, list"}
+
+
+def test_nobody_reaches_the_pages_but_the_proxy_that_is_named() -> None:
+    given = named(render(file=TENANTS), "NetworkPolicy", "ours-ui")["spec"]
+    proxy = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "oauth2-proxy"}}}
+    assert [rule["from"] for rule in given["ingress"]] == [[proxy]]
+    alone = named(render(*MINIMAL, "ui.enabled=true"), "NetworkPolicy", "ours-ui")["spec"]
+    assert (alone["policyTypes"], alone["ingress"]) == (["Ingress"], [])
+
+
+def test_pages_of_the_store_alone_have_no_right_and_no_token() -> None:
+    objects = render(*MINIMAL, "ui.enabled=true", "ui.cluster=false", "nodes.observe=true")
+    pod = named(objects, "Deployment", "ours-ui-system")["spec"]["template"]["spec"]
+    assert not pod["automountServiceAccountToken"]
+    assert "--cluster" not in pod["containers"][0]["args"]
+    assert not [right for right in rights(objects) if right.account == "ui"]
+    assert not [one for one in render(*MINIMAL) if one["metadata"]["name"].startswith("ours-ui")]
 
 
 def test_the_notes_begin_with_what_costs_most_time() -> None:

@@ -149,6 +149,28 @@ def test_from_nothing_to_ready_and_gone_again(release: Release, mode: str) -> No
     assert "gpuledgers.tiphys.dev" in release.cluster.kubectl("get", "crd", "-o", "name")
 
 
+def test_the_pages_of_each_tenant_are_served(release: Release, store_user: StoreUser) -> None:
+    """By the API server, as `kubectl port-forward` does it: the policy admits nobody else."""
+    began = release.cluster.audit_log.stat().st_size if release.cluster.audit_log else 0
+    release.apply("install", "ui.enabled=true", "nodes.observe=true", "ui.storeSecret=tiphys-control")
+    pods = f"/api/v1/namespaces/{release.home}/pods"
+
+    def read(path: str) -> str:
+        return release.cluster.kubectl("get", "--raw", path)
+
+    for tenant in release.tenants:
+        (pod,) = json.loads(read(f"{pods}?labelSelector=tiphys.dev/shows%3D{tenant}"))["items"]
+        pages = f"{pods}/{pod['metadata']['name']}:8321/proxy"
+        assert f"{tenant}/tiphys" in read(f"{pages}/")
+        assert "no queues are declared" in read(f"{pages}/queues")
+        assert "<h1>Nodes" in read(f"{pages}/nodes")
+    account = f"system:serviceaccount:{release.home}:{release.name}-ui"
+    if release.cluster.audit_log:
+        asked = AuditLog(release.cluster.audit_log, began).of(account)
+        assert [one["requestURI"] for one in asked if one["responseStatus"]["code"] == 403] == []
+        assert {one["verb"] for one in asked} <= {"get", "list"}
+
+
 def test_argo_finds_the_tokens_that_it_looks_for(release: Release) -> None:
     release.apply("install")
     for tenant in release.tenants:

@@ -24,7 +24,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = "charts/tiphys"
 SUMS = "SHA256SUMS"
-EXTRAS = {"tiphys": ("plugin", "controller", "cluster"), "tiphys-trainer": ("numpy",), "desk": ("all",)}
+EXTRAS = {"tiphys": ("plugin", "controller", "cluster", "ui"), "tiphys-trainer": ("numpy",), "desk": ("all",)}
 """Optional dependencies in each list of packages: those of the two images, and of a desk."""
 
 

@@ -43,7 +43,7 @@ def _full(resource: str, group: str) -> str:
 def _where(role: Object) -> str:
     if role["kind"] == "ClusterRole":
         return "cluster"
-    return "home" if role["metadata"]["name"] in ("ours-plugin", "ours-controller") else "workflows"
+    return "home" if role["metadata"]["name"] in ("ours-plugin", "ours-controller", "ours-ui") else "workflows"
 
 
 def table() -> str:
@@ -53,11 +53,15 @@ def table() -> str:
         for mode in _MODES
         for gangs in (False, True)
     }
+    pages = set(rights(render(*MINIMAL, "ui.enabled=true"))) - set().union(*found.values())
     rows = ["| account | where | what | verbs | only with |", "|---|---|---|---|---|"]
     for right in sorted(set().union(*found.values())):
         given = {form for form, every in found.items() if right in every}
         cells = (f"`{right.account}`", right.where, f"`{right.resource}`", right.verbs, _condition(given))
         rows.append(f"| {' | '.join(cells).rstrip()} |")
+    for right in sorted(pages):
+        cells = (f"`{right.account}`", right.where, f"`{right.resource}`", right.verbs, "`ui.enabled`")
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
 
 

@@ -8,19 +8,7 @@ or a ClusterRole for all. Takes a dict of root, component and settings (its valu
 {{- $name := printf "%s-%s" $root.Release.Name $component -}}
 {{- $account := dict "name" $name "namespace" $root.Release.Namespace -}}
 {{- $rules := include (printf "tiphys.rules.%s.workflows" $component) $root -}}
-apiVersion: v1
-kind: ServiceAccount
-metadata:
-  name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
-  labels:
-    {{- include "tiphys.labels" $root | nindent 4 }}
-    app.kubernetes.io/component: {{ $component }}
-  {{- with .settings.serviceAccount.annotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-automountServiceAccountToken: false
+{{ include "tiphys.serviceAccount" . }}
 ---
 {{ include "tiphys.role" (dict "root" $root "namespace" $root.Release.Namespace "name" $name "account" $account "rules" (include (printf "tiphys.rules.%s.home" $component) $root)) }}
 {{- if $root.Values.clusterWide }}
@@ -89,4 +77,21 @@ subjects:
   - kind: ServiceAccount
     name: {{ .account.name }}
     namespace: {{ .account.namespace }}
+{{- end }}
+
+{{/* Service account of a component. Takes a dict of root, component and settings (its values). */}}
+{{- define "tiphys.serviceAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ .root.Release.Name }}-{{ .component }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "tiphys.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+  {{- with .settings.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
 {{- end }}

@@ -198,3 +198,45 @@
   resources: [workflowtasksets/status]
   verbs: [patch]
 {{- end }}
+
+{{/* Web pages, in each workflow namespace. */}}
+{{- define "tiphys.rules.ui.workflows" -}}
+- apiGroups: [argoproj.io]
+  resources: [workflows]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+{{- if eq .Values.ledger.kind "kueue" }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads, localqueues]
+  verbs: [get, list]
+- apiGroups: [visibility.kueue.x-k8s.io]
+  resources: [localqueues/pendingworkloads]
+  verbs: [get]
+{{- end }}
+{{- end }}
+
+{{/* Web pages, in the namespace of the release. */}}
+{{- define "tiphys.rules.ui.home" -}}
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [kube-root-ca.crt]
+  verbs: [get]
+- apiGroups: [tiphys.dev]
+  resources: [gpuledgers]
+  verbs: [get]
+- apiGroups: [tiphys.dev]
+  resources: [gpuledgerrecords]
+  verbs: [get, list]
+{{- end }}
+
+{{/* Web pages, in the whole cluster, behind nodes.observe. */}}
+{{- define "tiphys.rules.ui.nodes" -}}
+- apiGroups: [""]
+  resources: [nodes, pods]
+  verbs: [list]
+{{- end }}
