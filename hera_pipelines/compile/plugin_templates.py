@@ -11,6 +11,7 @@ from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import (
     PLUGIN_BODY_KEY,
+    REPORT_ARTIFACT,
     WAKE_TEMPLATE,
     AdmitOperation,
     ConcludeOperation,
@@ -133,7 +134,8 @@ def finalize_template(identity: IdentityPlaceholders, last_step: str) -> Manifes
     body = FinalizeOperation(
         **identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}", after=last_step
     )
-    return {"name": references.FINALIZE, "plugin": _plugin_body(body)}
+    outputs = {"artifacts": [supplied_artifact(REPORT_ARTIFACT)]}
+    return {"name": references.FINALIZE, "outputs": outputs, "plugin": _plugin_body(body)}
 
 
 _WAKE_DURATION = "300ms"

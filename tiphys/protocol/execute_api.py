@@ -93,5 +93,5 @@ def succeeded_reply(message: str = "", outputs: NodeOutputs | None = None) -> Ex
     return ExecuteReply(node=NodeResult(phase="Succeeded", message=message, outputs=outputs))
 
 
-def failed_reply(message: str) -> ExecuteReply:
-    return ExecuteReply(node=NodeResult(phase="Failed", message=message))
+def failed_reply(message: str, outputs: NodeOutputs | None = None) -> ExecuteReply:
+    return ExecuteReply(node=NodeResult(phase="Failed", message=message, outputs=outputs))

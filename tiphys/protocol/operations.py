@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tiphys.protocol.gang import GangSpec
 
 PLUGIN_BODY_KEY = "tiphys"
+REPORT_ARTIFACT = "report"
+"""Name of the output artifact of finalize, a page that Argo's UI shows."""
 WAKE_TEMPLATE = "tiphys-wake"
 """Template of the timers, which say nothing about a run."""
 

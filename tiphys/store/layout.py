@@ -149,6 +149,10 @@ class RunLayout:
         """Key of the crash report of the training program of an attempt."""
         return f"{self.data}crashes/{check_step_id(step)}/{_pad_number(attempt)}.json"
 
+    def submission_report(self, submission: int) -> str:
+        """Key of the page about a submission that Argo's UI shows."""
+        return f"{self.control}reports/{_pad_number(submission)}.html"
+
     def program_output(self, step: str, attempt: int) -> str:
         """Prefix of what the training program of an attempt printed, as it stored it, with a final slash."""
         return f"{self.data}output/{check_step_id(step)}/{_pad_number(attempt)}/"

@@ -30,7 +30,7 @@ from tiphys.records import AttemptClaim, SubmissionEnd, task_name
 from tiphys.store import Attempt, DamagedRecord, claim_record, read_open_attempts
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.run_binding import RunBinding
-from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim
+from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim, run_report
 from tiphys_plugin.operations.replies import REFUSED_ERRORS
 from tiphys_plugin.runtime.context import PluginContext
 
@@ -144,7 +144,8 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     lease_reclaim.reclaim_leases(context)
     why = "" if sealed.status == "Succeeded" else sealed.message  # tries that failed before one succeeded
     ended = format_submission_end(binding.run, binding.submission, sealed.status, why)
-    return failed_reply(ended) if is_refuted else succeeded_reply(ended)
+    report = run_report.store_report(context.store, binding, sealed)
+    return failed_reply(ended, report) if is_refuted else succeeded_reply(ended, report)
 
 
 def _record_ends(
