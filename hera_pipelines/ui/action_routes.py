@@ -71,6 +71,7 @@ class ActionRoutes:
         """All routes; ``pages`` renders them."""
         return [
             Route("/sign-in", self._make_handler(pages, self._sign_in), methods=["GET", "POST"]),
+            Route("/sign-out", self._make_handler(pages, self._sign_out), methods=["POST"]),
             *(
                 Route(f"/runs/{{run}}/{action}", self._make_action_handler(pages, action), methods=["GET", "POST"])
                 for action in RunAction
@@ -79,8 +80,10 @@ class ActionRoutes:
 
     def describe_offer(self, request: Request, detail: RunDetail) -> dict[str, Any]:
         """What the page of a run says about actions: those that are offered, to whom, and why not."""
+        visitor = self._access.identify(request)
         return {
-            "visitor": self._access.identify(request),
+            "visitor": visitor,
+            "can_sign_out": self._access.is_signed_in(visitor),
             "takes_token": self._access.takes_token,
             "obstacle": self._backend.find_obstacle(detail.summary.run),
             "offered": list_offered_actions(detail),
@@ -126,6 +129,14 @@ class ActionRoutes:
         response = RedirectResponse(target, 303)
         self._access.keep_session(request, response, session)
         return response
+
+    async def _sign_out(self, pages: PageRenderer, request: Request) -> Response:
+        form = await _read_form(request)
+        visitor = self._access.identify(request)
+        if fault := self._access.find_form_fault(request, visitor, form):
+            return self._refuse(pages, request, fault)
+        self._access.sign_out(visitor.session)
+        return RedirectResponse("/", 303)
 
     async def _show_plan(self, pages: PageRenderer, request: Request, visitor: Visitor, action: RunAction) -> Response:
         run, name = request.path_params["run"], request.query_params.get("name", "")[:_MAX_NAME_CHARACTERS]

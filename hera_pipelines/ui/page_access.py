@@ -101,6 +101,14 @@ class PageAccess:
         self._signed_in[session] = now + SESSION_SECONDS
         return session
 
+    def sign_out(self, session: str) -> None:
+        """End a session, so that its cookie is worth nothing."""
+        self._signed_in.pop(session, None)
+
+    def is_signed_in(self, visitor: Visitor) -> bool:
+        """Whether the visitor has typed the token, so that signing out means something."""
+        return visitor.session in self._signed_in
+
     def keep_session(self, request: HTTPConnection, response: Response, session: str) -> None:
         """Have the browser send ``session`` with its requests to this site, and with none that another site begins."""
         if request.cookies.get(self._cookie) != session:

@@ -1,10 +1,12 @@
 """The first hour of a stranger: clone, demo, the pipeline of the tutorial killed and resumed, and its page."""
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -83,3 +85,24 @@ def test_a_stranger_sees_a_killed_run_resumed(tmp_path: Path) -> None:
             pages.terminate()
     ends = dict(re.findall(r'submission (\d) <i class="dot (\w+)">', shown))
     assert ends == {"1": "interrupted", "2": "succeeded"}
+
+
+def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples/19-notebook.ipynb", tmp_path / "notebook.ipynb")
+    environ = {**ENVIRON, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    words = ("run", "--quiet", "--isolated", "--no-project", "--python", sys.executable)
+    packages = ("--with", "nbclient<1", "--with", "ipykernel<8")
+    ended = subprocess.run(
+        [UV, *words, *packages, "jupyter", "execute", "--inplace", "notebook.ipynb"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert ended.returncode == 0, ended.stderr
+    cells = json.loads((tmp_path / "notebook.ipynb").read_text())["cells"]
+    shown = json.dumps([cell.get("outputs") for cell in cells])
+    assert "run from-a-notebook succeeded" in shown
+    assert "image/svg+xml" in shown
+    assert "0 of 1 steps would run" in shown

@@ -252,6 +252,25 @@ def test_the_cookie_is_sent_by_no_other_site_and_read_by_no_script(open_pages: O
     assert TOKEN not in cookie
 
 
+def test_who_signs_out_can_do_nothing_with_the_old_cookie_or_form(store: Store, failed: str, open_pages: Open) -> None:
+    pages = open_pages(signs_in=True)
+    form = form_fields(pages.get(f"/runs/{failed}/resume").text)
+    page = pages.get(f"/runs/{failed}").text
+    assert 'action="/sign-out"' in page
+    assert pages.post("/sign-out", {"form_token": "no"}).status_code == 403
+    assert pages.post("/sign-out", form_fields(page)).status_code == 303
+    assert 'action="/sign-out"' not in pages.get(f"/runs/{failed}").text
+    assert pages.post(f"/runs/{failed}/resume", form).status_code == 403
+    assert len(read_submissions(store, failed)) == 1
+
+
+def test_who_is_named_by_a_proxy_is_offered_no_sign_out(failed: str, open_pages: Open) -> None:
+    pages = open_pages(PROXY)
+    page = pages.get(f"/runs/{failed}", **{HEADER: "ada@example.org"}).text
+    assert "ada@example.org" in page
+    assert "/sign-out" not in page
+
+
 @pytest.mark.parametrize("address", [PROXY, "192.168.7.200", "::ffff:10.0.0.7"])
 def test_a_listed_proxy_names_the_visitor(store: Store, failed: str, open_pages: Open, address: str) -> None:
     pages = open_pages(address)
