@@ -1,4 +1,4 @@
-"""Loads the pipeline from a Python file, for the commands of the CLI.
+"""Loads the pipeline from a Python file, or from YAML with marks, for the commands of the CLI.
 
 Every error names the file, and the line where there is one.
 """
@@ -9,24 +9,27 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from hera_pipelines.authoring.adoption import YamlPipeline, read_argo_documents
 from hera_pipelines.authoring.cron import CronPipeline
 from hera_pipelines.authoring.pipeline import Pipeline
 from tiphys.errors import TiphysError, UsageError, unknown_name_message
 
-AnyPipeline = Pipeline | CronPipeline
+AnyPipeline = Pipeline | CronPipeline | YamlPipeline
+_YAML_SUFFIXES = (".yaml", ".yml")
 
 
 def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:
-    """Run the Python file ``path`` and return the pipeline that it defines.
+    """Run the Python file ``path`` and return the pipeline that it defines; of a YAML file, that with marks.
 
     Args:
-        path: The file. Its folder is on the import path while the file runs.
+        path: The file. The folder of a Python file is on the import path while it runs.
         name: Variable or name of the pipeline, for a file that defines several.
 
     Raises:
         UsageError: the file does not exist or fails, or it defines no pipeline or several.
     """
-    pipelines = _find_pipelines(_import_file(path))
+    is_yaml = path.suffix in _YAML_SUFFIXES
+    pipelines = _find_documents(path) if is_yaml else _find_pipelines(_import_file(path))
     if not pipelines:
         raise UsageError(f"{path} defines no pipeline at its top level; write `with Pipeline(…) as pipeline:`")
     if name is None and len(pipelines) == 1:
@@ -39,6 +42,10 @@ def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:
         if name in (variable, pipeline.pipeline_name):
             return pipeline
     raise UsageError(unknown_name_message(str(path), "pipeline", name, pipelines))
+
+
+def _find_documents(path: Path) -> dict[str, AnyPipeline]:
+    return {pipeline.pipeline_name: pipeline for pipeline in map(YamlPipeline, read_argo_documents(path))}
 
 
 def _find_pipelines(module: ModuleType) -> dict[str, AnyPipeline]:

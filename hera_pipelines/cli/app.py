@@ -52,7 +52,10 @@ COMMANDS = {
     ),
     "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.commands.run", "run", logs=True),
     "compile": CommandSource(
-        "Compile a pipeline and print the Workflow.", "cli.commands.compile", "compile_file", logs=True
+        "Compile a pipeline and print the Workflow.", "cli.commands.compilation.compile", "compile_file", logs=True
+    ),
+    "adopt": CommandSource(
+        "Find out what Tiphys can make of Workflows written as YAML.", "cli.commands.compilation.adopt", "adopt"
     ),
     "plan": CommandSource(
         "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"

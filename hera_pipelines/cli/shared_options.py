@@ -382,10 +382,10 @@ ExecutorPluginOption = Annotated[
 
 
 def compile_to_workflow(pipeline: "AnyPipeline", **options: Any) -> Manifest:
-    """The compiled Workflow of ``pipeline``; of a `CronPipeline`, the Workflow that its schedule starts."""
-    from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
+    """The compiled Workflow of ``pipeline``; of a schedule or template, the Workflow that it starts."""
+    from hera_pipelines import Pipeline  # imports Hera, which takes half a second
 
-    return pipeline.workflow(**options) if isinstance(pipeline, CronPipeline) else pipeline.compile(**options)
+    return pipeline.compile(**options) if isinstance(pipeline, Pipeline) else pipeline.workflow(**options)
 
 
 def load_pipeline_file(file: Path, name: str | None) -> "AnyPipeline":

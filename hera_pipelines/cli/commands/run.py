@@ -85,7 +85,7 @@ _ONLY_CLUSTER = {
 
 def run(
     command: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline.")],
+    file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline, or YAML with marks of `adopt`.")],
     which: PipelineOption = None,
     parameter: ParameterOption = None,
     name: Annotated[

@@ -26,7 +26,7 @@ _REMEDY_BY_KIND = {
 }
 _PIPELINE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _RUN_NAME = re.compile(r"(?:[-a-z0-9.]|\{[-\w]+\})+")
-_PLACEMENT_FIELDS = frozenset(
+PLACEMENT_FIELDS = frozenset(
     [
         "affinity",
         "automountServiceAccountToken",
@@ -41,6 +41,7 @@ _PLACEMENT_FIELDS = frozenset(
         "volumes",
     ]
 )
+"""Fields of templateDefaults that may also reach the plugin's templates."""
 
 
 def check_workflow(manifest: Manifest, options: CompileOptions) -> str:
@@ -91,7 +92,7 @@ def _check_spec(spec: Manifest) -> None:
             "retryStrategy at workflow level also repeats the plugin's answers; use Retries(…) on the steps, "
             "or a retry_strategy on the plain templates that need one"
         )
-    if unsupported := sorted(set(spec.get("templateDefaults") or {}) - _PLACEMENT_FIELDS):
+    if unsupported := sorted(set(spec.get("templateDefaults") or {}) - PLACEMENT_FIELDS):
         raise UsageError(
             f"templateDefaults would also apply {', '.join(unsupported)} to the plugin templates; "
             "set that on the templates that need it"

@@ -92,4 +92,4 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a folder"):
         load_pipeline(tmp_path)
     with pytest.raises(UsageError, match="not a Python file"):
-        load_pipeline(write(tmp_path, "{}", "digits.yaml"))
+        load_pipeline(write(tmp_path, "{}", "digits.txt"))

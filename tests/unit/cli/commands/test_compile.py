@@ -28,7 +28,7 @@ Compile = Callable[..., Manifest]
 @pytest.fixture
 def compiled(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Compile:
     """The document that the command prints outside of a git checkout."""
-    monkeypatch.setattr("hera_pipelines.cli.commands.compile.read_git_commit", lambda _: "")
+    monkeypatch.setattr("hera_pipelines.cli.commands.compilation.compile.read_git_commit", lambda _: "")
 
     def run(*arguments: str) -> Manifest:
         assert main(["compile", *arguments]) == 0

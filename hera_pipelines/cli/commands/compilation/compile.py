@@ -67,7 +67,7 @@ class ManifestFormat(StrEnum):
 
 def compile_file(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline.")],
+    file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline, or YAML with marks of `adopt`.")],
     pipeline: PipelineOption = None,
     parameter: ParameterOption = None,
     store: PipelineStoreOption = None,

@@ -1,0 +1,125 @@
+"""The annotations by which a template written as YAML says what Tiphys makes of it.
+
+They are strings, because those of Kubernetes are. `read_settings` turns them into
+the settings that `@step` and `@train` write.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from hera_pipelines.authoring.policies import Checkpoints, Retries, StepOptions, TrainOptions
+from hera_pipelines.compile.settings import StepSettings
+from tiphys.errors import UsageError, unknown_name_message
+from tiphys.protocol.compiled_workflow import Manifest
+
+_PREFIX = "tiphys.dev/"
+ADOPT = f"{_PREFIX}adopt"
+CHECKPOINT_FOLDER = f"{_PREFIX}checkpoint-folder"
+"""Folder into which an unchanged program writes its checkpoints; `tiphys-exec` of its image commits them."""
+CHECKPOINT_MARKER = f"{_PREFIX}checkpoint-marker"
+_GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
+_EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
+_TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY, _EVERY)
+MARKS = (ADOPT, _GRACE, *_TRAIN_MARKS)
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
+
+
+class AdoptedKind(StrEnum):
+    """What becomes of a template."""
+
+    STEP = "step"
+    """Its result is recorded, and a resume takes it over."""
+    TRAIN = "train"
+    """It also has attempts, GPUs of a queue and checkpoints."""
+    PLAIN = "plain"
+    """Argo runs it as before."""
+
+
+def adopted_kind(template: Manifest) -> AdoptedKind | None:
+    """What the annotation ``tiphys.dev/adopt`` says; None without it.
+
+    Raises:
+        UsageError: the annotation has another value.
+    """
+    text = _annotations(template).get(ADOPT)
+    if text is None:
+        return None
+    try:
+        return AdoptedKind(text)
+    except ValueError:
+        where = f"template {template.get('name')!r}: annotation {ADOPT}"
+        raise UsageError(
+            unknown_name_message(where, "value", str(text), [kind.value for kind in AdoptedKind])
+        ) from None
+
+
+def without_marks(template: Manifest) -> Manifest:
+    """``template`` without the annotations of this module."""
+    metadata = dict(template.get("metadata") or {})
+    metadata["annotations"] = {name: text for name, text in _annotations(template).items() if name not in MARKS}
+    kept = {field: value for field, value in metadata.items() if value}
+    rest = {field: value for field, value in template.items() if field != "metadata"}
+    return {**rest, "metadata": kept} if kept else rest
+
+
+def requested_gpus(template: Manifest) -> int:
+    """GPUs in the resources of the container."""
+    resources = (template.get("container") or template.get("script") or {}).get("resources") or {}
+    amounts = [(resources.get(side) or {}).get(name) for side in ("limits", "requests") for name in _GPU_RESOURCES]
+    return max((int(str(amount)) for amount in amounts if str(amount).isdigit()), default=0)
+
+
+def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
+    """The settings of a template that becomes a step.
+
+    Raises:
+        UsageError: an annotation is not valid, or is for a training and the template is none.
+    """
+    marks, name = _annotations(template), str(template.get("name"))
+    where = f"template {name!r}"
+    if kind is AdoptedKind.STEP:
+        if foreign := next((name for name in _TRAIN_MARKS if name in marks), None):
+            raise UsageError(f"{where}: annotation {foreign} is for a training; write {ADOPT}: train")
+        return StepOptions(grace=marks.get(_GRACE)).step_settings(name)
+    gpus = _read_number(marks, _GPUS, where, requested_gpus(template))
+    types = [one.strip() for one in str(marks.get(_GPU_TYPE, "")).split(",") if one.strip()]
+    return TrainOptions(
+        gpus=gpus,
+        gpu_type=types or None,
+        queue=marks.get(_QUEUE, "default"),
+        priority=_read_number(marks, _PRIORITY, where, 0),
+        checkpoints=_read_checkpoints(marks),
+        grace=marks.get(_GRACE),
+        retries=_translate_retries(template.get("retryStrategy") or {}, where),
+    ).step_settings(name)
+
+
+def _read_checkpoints(marks: Mapping[str, Any]) -> Checkpoints | None:
+    if CHECKPOINT_FOLDER not in marks and _EVERY not in marks:
+        return None
+    return Checkpoints(every=marks[_EVERY]) if _EVERY in marks else Checkpoints()
+
+
+def _translate_retries(strategy: Manifest, where: str) -> Retries | None:
+    """Budgets in the place of Argo's ``retryStrategy``, which a training cannot have."""
+    if not strategy:
+        return None
+    limit = str(strategy.get("limit", ""))
+    if not limit.isdigit() or strategy.get("expression"):
+        raise UsageError(
+            f"{where}: a retryStrategy without a fixed limit, or with an expression, has no counterpart for a "
+            f"training; drop it, or write {ADOPT}: step"
+        )
+    return Retries(user_error=int(limit), unknown=int(limit))
+
+
+def _read_number(marks: Mapping[str, Any], name: str, where: str, default: int) -> int:
+    text = str(marks.get(name, default))
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"{where}: annotation {name} is {text!r}; write a whole number in quotes, such as '1'")
+    return int(text)
+
+
+def _annotations(template: Manifest) -> Mapping[str, Any]:
+    return (template.get("metadata") or {}).get("annotations") or {}

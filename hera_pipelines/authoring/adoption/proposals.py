@@ -1,0 +1,145 @@
+"""Finds out what each template of a Workflow can become, by compiling it.
+
+A container that a task of the entry point runs becomes a step, or a training if
+it asks for GPUs, unless compile refuses it; then its reason is that of compile.
+"""
+
+import copy
+from dataclasses import dataclass
+
+from hera_pipelines.authoring.adoption import marks
+from hera_pipelines.authoring.adoption.documents import ArgoDocument
+from hera_pipelines.authoring.adoption.marks import AdoptedKind
+from hera_pipelines.authoring.adoption.translation import is_leaf, mounts_workflow_volume, translate_workflow
+from hera_pipelines.compile import CompileOptions, compile_workflow
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
+
+_OPTIONS = CompileOptions(pipeline="adopted", store="s3://bucket/prefix")
+_TYPES = ("steps", "dag", "resource", "suspend", "http", "plugin", "data", "containerSet")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a template becomes, and why.
+
+    Attributes:
+        template: Name of the template.
+        line: Its line in the file.
+        kind: What it becomes.
+        reason: Why.
+        tasks: Tasks of the entry point that run it.
+        is_marked: Whether its author has marked it already.
+    """
+
+    template: str
+    line: int
+    kind: AdoptedKind
+    reason: str
+    tasks: tuple[str, ...]
+    is_marked: bool
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What becomes of a Workflow. ``refusal`` says why it stays as it is; empty if it has a step."""
+
+    document: ArgoDocument
+    proposals: tuple[Proposal, ...]
+    refusal: str
+
+    @property
+    def marks(self) -> dict[str, dict[str, str]]:
+        """Annotations for the templates that become steps and have none; empty for a Workflow that stays."""
+        if self.refusal:
+            return {}
+        chosen = (one for one in self.proposals if one.kind is not AdoptedKind.PLAIN and not one.is_marked)
+        return {one.template: {marks.ADOPT: one.kind.value} for one in chosen}
+
+
+def propose_adoption(document: ArgoDocument) -> Adoption:
+    """What becomes of each template of ``document``. A mark that its author has written stays."""
+    workflow = document.as_workflow()
+    try:
+        translate_workflow(_mark(workflow, {}))
+    except UsageError as error:
+        return Adoption(document, (), str(error))
+    spec = workflow["spec"]
+    users = _entry_tasks(spec)
+    chosen: dict[str, AdoptedKind] = {}
+    proposals = []
+    for template in spec["templates"]:
+        proposal = _propose(document, workflow, template, tuple(users.get(template["name"], ())))
+        proposals.append(proposal)
+        if proposal.kind is not AdoptedKind.PLAIN:
+            chosen[proposal.template] = proposal.kind
+    refusal = "" if chosen else "no container of its entry point can become a step"
+    if chosen:
+        try:
+            compile_workflow(translate_workflow(_mark(workflow, chosen)), _OPTIONS)
+        except UsageError as error:
+            refusal = str(error)
+    return Adoption(document, tuple(proposals), refusal)
+
+
+def _propose(document: ArgoDocument, workflow: Manifest, template: Manifest, tasks: tuple[str, ...]) -> Proposal:
+    name, declared = template["name"], marks.adopted_kind(template)
+
+    def build(kind: AdoptedKind, reason: str) -> Proposal:
+        return Proposal(name, document.lines.get(name, 0), kind, reason, tasks, declared is not None)
+
+    if not is_leaf(template):
+        what = next((one for one in _TYPES if one in template), "of an unknown type")
+        return build(AdoptedKind.PLAIN, "holds the steps" if name == workflow["spec"]["entrypoint"] else f"is {what}")
+    if not tasks:
+        return build(AdoptedKind.PLAIN, "is run by no task of the entry point itself")
+    if declared is AdoptedKind.PLAIN:
+        return build(AdoptedKind.PLAIN, "is marked so")
+    gpus = marks.requested_gpus(template)
+    kind = declared or (AdoptedKind.TRAIN if gpus else AdoptedKind.STEP)
+    refusals = []
+    for candidate in dict.fromkeys((kind, AdoptedKind.STEP)):
+        try:
+            compile_workflow(translate_workflow(_mark(workflow, {name: candidate})), _OPTIONS)
+        except UsageError as error:
+            refusals.append(str(error))
+            continue
+        is_repeated = mounts_workflow_volume(template, workflow["spec"])
+        return build(candidate, _describe(candidate, gpus, refusals, is_repeated))
+    return build(AdoptedKind.PLAIN, refusals[0])
+
+
+def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bool) -> str:
+    if is_repeated:
+        return "its attempts are recorded; a resume repeats it, because each Workflow makes its volume anew"
+    if kind is AdoptedKind.STEP:
+        why = f"; no training, because {refusals[0]}" if refusals else ""
+        return f"its result is recorded, and a resume takes it over{why}"
+    granted = f"its {gpus} GPU{'' if gpus == 1 else 's'} from a queue" if gpus else "part in a queue only with GPUs"
+    return f"it takes {granted}; {marks.CHECKPOINT_FOLDER} keeps its checkpoints"
+
+
+def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:
+    """``workflow`` with only these marks of `marks.ADOPT`."""
+    marked = copy.deepcopy(workflow)
+    for template in marked["spec"].get("templates") or []:
+        metadata = template.setdefault("metadata", {})
+        annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k != marks.ADOPT}
+        if kind := kinds.get(template.get("name", "")):
+            annotations[marks.ADOPT] = kind.value
+        metadata["annotations"] = annotations
+    return marked
+
+
+def _entry_tasks(spec: Manifest) -> dict[str, list[str]]:
+    """Names of the tasks of the entry point by the template that they run."""
+    entry = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    if is_leaf(entry):
+        return {entry["name"]: [entry["name"]]}
+    tasks = (entry.get("dag") or {}).get("tasks") or [
+        step for group in entry.get("steps") or [] for step in (group if isinstance(group, list) else [group])
+    ]
+    users: dict[str, list[str]] = {}
+    for task in tasks:
+        users.setdefault(task.get("template") or "", []).append(task["name"])
+    return users

@@ -1,0 +1,373 @@
+"""Turns a Workflow whose templates are marked into the one that `compile_workflow` takes.
+
+Compile takes the steps from an entry DAG. So an entry point of `steps` becomes a
+DAG in which each task waits for all tasks of the group before, and a single
+container becomes a DAG of one task. Fields of the whole Workflow that would also
+reach the plugin's templates move to the templates that they are meant for. What
+Argo does with the author's programs stays the same.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hera_pipelines.authoring.adoption import marks
+from hera_pipelines.authoring.adoption.marks import AdoptedKind
+from hera_pipelines.compile.references import RESERVED_PREFIX
+from hera_pipelines.compile.validate.validate_workflow import PLACEMENT_FIELDS
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import STEP_ANNOTATION
+
+ENTRY_DAG = "adopted"
+_LEAF_FIELDS = ("container", "script")
+_POD_FIELDS = (*_LEAF_FIELDS, "containerSet", "resource", "data")
+_EXPRESSION_FIELDS = ("expression", "fromExpression")
+_TASK_REFERENCE = re.compile(r"\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*(['\"])([^'\"]+)\2\s*\])")
+_PLACEHOLDER = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_COMPOSITE_DEFAULTS = ("retryStrategy", "memoize", "synchronization", "parallelism", "failFast", "metrics")
+"""Fields of templateDefaults that Argo also applies to steps and DAGs."""
+
+
+def translate_workflow(manifest: Manifest) -> Manifest:
+    """The Workflow with the settings of each marked step, and a DAG as its entry point.
+
+    Args:
+        manifest: Workflow as its author wrote it, with marks; it is not changed.
+
+    Raises:
+        UsageError: something has no counterpart; the message names it.
+    """
+    workflow = copy.deepcopy(manifest)
+    spec = workflow["spec"]
+    _check_spec(spec)
+    _move_defaults(spec)
+    # Compile withholds the token of the account from programs; here one may need it.
+    spec.setdefault("automountServiceAccountToken", True)
+    entry = _make_entry_dag(spec)
+    _rename_tasks(entry)
+    for task in entry["dag"].get("tasks") or []:
+        _mark_step(spec, task)
+    _drop_unused(spec)
+    _free_names(spec, entry)
+    spec["templates"] = [marks.without_marks(template) for template in spec["templates"]]
+    return workflow
+
+
+def is_leaf(template: Manifest) -> bool:
+    """Whether a template is one container, so that a step can be made of it."""
+    return any(field in template for field in _LEAF_FIELDS)
+
+
+def is_marked(spec: Manifest) -> bool:
+    """Whether any template of a Workflow says what becomes of it."""
+    templates = spec.get("templates") or []
+    tasks = [task for template in templates for task in (template.get("dag") or {}).get("tasks") or []]
+    inline = [task["inline"] for task in tasks if task.get("inline")]
+    return any(marks.adopted_kind(template) is not None for template in [*templates, *inline])
+
+
+def _check_spec(spec: Manifest) -> None:
+    if spec.get("workflowTemplateRef"):
+        name = spec["workflowTemplateRef"].get("name")
+        raise UsageError(f"its templates are those of WorkflowTemplate {name!r}; adopt that, and refer to the result")
+    templates = spec.get("templates") or []
+    if not spec.get("entrypoint"):
+        raise UsageError("it has no entrypoint; a library of templates has nothing that runs")
+    if not any(template.get("name") == spec["entrypoint"] for template in templates):
+        raise UsageError(f"its entry point {spec['entrypoint']!r} is no template of it")
+    names = [template.get("name") for template in templates]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two of its templates are called {duplicates[0]!r}")
+    strategy = (spec.get("artifactGC") or {}).get("strategy", "Never")
+    if strategy != "Never":
+        raise UsageError(f"artifactGC {strategy} deletes outputs that a resume would take over; set it to Never")
+    entry = next(template for template in templates if template["name"] == spec["entrypoint"])
+    if not is_leaf(entry):
+        _check_composite_entry(spec, entry)
+
+
+def _check_composite_entry(spec: Manifest, entry: Manifest) -> None:
+    defaults = spec.get("templateDefaults") or {}
+    if field := next((field for field in _COMPOSITE_DEFAULTS if field in defaults), None):
+        raise UsageError(
+            f"templateDefaults has {field}, which Argo also applies to the entry point as a whole; write it into the "
+            "templates that need it"
+        )
+    if field := next((field for field in ("retryStrategy", "memoize") if field in entry), None):
+        raise UsageError(
+            f"its entry point {entry['name']!r} has a {field}, which would repeat or hide recorded steps; write it "
+            "into the templates of the steps"
+        )
+
+
+def _move_defaults(spec: Manifest) -> None:
+    """Move what Argo applies to every template to the author's own templates."""
+    defaults = spec.get("templateDefaults") or {}
+    moved = {field: defaults.pop(field) for field in list(defaults) if field not in PLACEMENT_FIELDS}
+    for template in filter(is_leaf, spec["templates"]):
+        for field, value in moved.items():
+            if not isinstance(value, dict) or field not in template:
+                template.setdefault(field, copy.deepcopy(value))
+            elif template[field] != value:
+                raise UsageError(
+                    f"templateDefaults and template {template['name']!r} both have {field}; Argo merges the two, "
+                    "Tiphys does not: write all of it into the template"
+                )
+    if not defaults:
+        spec.pop("templateDefaults", None)
+    if patch := spec.pop("podSpecPatch", None):
+        for template in (one for one in spec["templates"] if any(field in one for field in _POD_FIELDS)):
+            if template.setdefault("podSpecPatch", patch) != patch:
+                raise UsageError(
+                    f"the Workflow and template {template['name']!r} both have a podSpecPatch; write one into the other"
+                )
+
+
+def _make_entry_dag(spec: Manifest) -> Manifest:
+    entry: Manifest = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    if "dag" in entry:
+        return entry
+    if "steps" in entry:
+        _turn_steps_into_dag(entry)
+        return entry
+    if not is_leaf(entry):
+        raise UsageError(f"its entry point {entry['name']!r} is neither a container nor steps nor a DAG")
+    inputs = entry.get("inputs") or {}
+    parameters = inputs.get("parameters") or []
+    arguments = {
+        "parameters": [{"name": p["name"], "value": f"{{{{inputs.parameters.{p['name']}}}}}"} for p in parameters],
+        "artifacts": [
+            {"name": a["name"], "from": f"{{{{inputs.artifacts.{a['name']}}}}}"}
+            for a in _passed_artifacts(inputs, spec)
+        ],
+    }
+    task = {"name": entry["name"], "template": entry["name"], "arguments": {k: v for k, v in arguments.items() if v}}
+    dag_inputs = {
+        "parameters": copy.deepcopy(parameters),
+        "artifacts": [{"name": artifact["name"]} for artifact in _passed_artifacts(inputs, spec)],
+    }
+    dag: Manifest = {"name": _free_name(ENTRY_DAG, spec), "inputs": {k: v for k, v in dag_inputs.items() if v}}
+    dag["dag"] = {"tasks": [task]}
+    spec["templates"].append(dag)
+    spec["entrypoint"] = dag["name"]
+    return dag
+
+
+def _passed_artifacts(inputs: Manifest, spec: Manifest) -> list[Manifest]:
+    """Input artifacts of the entry point that the arguments of the Workflow give."""
+    given = {artifact["name"] for artifact in (spec.get("arguments") or {}).get("artifacts") or []}
+    return [artifact for artifact in inputs.get("artifacts") or [] if artifact["name"] in given]
+
+
+def _turn_steps_into_dag(entry: Manifest) -> None:
+    groups = _step_groups(entry)
+    if re.search(r"\{\{\s*steps\.name\s*\}\}", str(groups)):
+        raise UsageError(f"entry point {entry['name']!r} uses {{{{steps.name}}}}, which a DAG does not have")
+    del entry["steps"]
+    tasks: list[Manifest] = []
+    before: list[str] = []
+    for group in filter(None, groups):
+        tasks += [{**step, **({"dependencies": before} if before else {})} for step in group]
+        before = [step["name"] for step in group]
+    # A group goes on to its end when one of its steps fails.
+    dag: Manifest = {"tasks": tasks, "failFast": False}
+    entry["dag"] = _map_references(dag, _refer_to_tasks)
+    if "outputs" in entry:
+        entry["outputs"] = _map_references(entry["outputs"], _refer_to_tasks)
+
+
+def _step_groups(template: Manifest) -> list[list[Manifest]]:
+    return [group if isinstance(group, list) else [group] for group in template.get("steps") or []]
+
+
+def _refer_to_tasks(expression: str) -> str:
+    return re.sub(r"\bsteps(?=\s*[.\[])", "tasks", expression)
+
+
+def _rename_tasks(entry: Manifest) -> None:
+    """Give each task a name under which results can be stored; Argo also allows capitals."""
+    dag = entry["dag"]
+    names = _storable_names([task["name"] for task in dag.get("tasks") or []])
+    if not names:
+        return
+    if "{{" in (dag.get("target") or ""):
+        raise UsageError(f"a parameter chooses its targets, so its tasks cannot be renamed: write {min(names)!r} small")
+    for task in dag["tasks"]:
+        task["name"] = names.get(task["name"], task["name"])
+        if task.get("dependencies"):
+            task["dependencies"] = [names.get(name, name) for name in task["dependencies"]]
+        if task.get("depends"):
+            task["depends"] = re.sub(
+                r"(?<![.\w-])[A-Za-z0-9][-\w]*", lambda found: names.get(found[0], found[0]), task["depends"]
+            )
+    if target := dag.get("target"):
+        dag["target"] = " ".join(names.get(name, name) for name in target.split())
+
+    def rename(expression: str) -> str:
+        return _TASK_REFERENCE.sub(lambda found: _renamed_reference(found, names), expression)
+
+    for field in ("dag", "outputs"):
+        if field in entry:
+            entry[field] = _map_references(entry[field], rename)
+
+
+def _storable_names(tasks: list[str]) -> dict[str, str]:
+    """New names of the tasks whose own name cannot name results."""
+    taken, names = set(tasks), dict[str, str]()
+    for task in tasks:
+        name = re.sub(r"[^-a-z0-9]+", "-", task.lower()).strip("-")[:50] or "step"
+        if name != task:
+            while name in taken:
+                name += "-x"
+            taken.add(name)
+            names[task] = name
+    return names
+
+
+def _renamed_reference(found: re.Match[str], names: dict[str, str]) -> str:
+    if found[1]:
+        return f"tasks.{names.get(found[1], found[1])}"
+    return f"tasks[{found[2]}{names.get(found[3], found[3])}{found[2]}]"
+
+
+def _map_references(part: Any, change: Callable[[str], str], field: str = "") -> Any:
+    """``part`` with ``change`` applied within each placeholder and expression."""
+    if isinstance(part, dict):
+        return {name: _map_references(value, change, str(name)) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_map_references(value, change, field) for value in part]
+    if not isinstance(part, str):
+        return part
+    if field in _EXPRESSION_FIELDS:
+        return change(part)
+    return _PLACEHOLDER.sub(lambda found: change(found[0]), part)
+
+
+def _mark_step(spec: Manifest, task: Manifest) -> None:
+    """Write the settings of a task whose template is marked; a template that others use, too, is copied for it."""
+    inline = task.get("inline")
+    template = inline or next((one for one in spec["templates"] if one["name"] == task.get("template")), None)
+    kind = None if template is None else marks.adopted_kind(template)
+    if template is None or kind in (None, AdoptedKind.PLAIN):
+        return
+    assert kind is not None
+    name = template.get("name") or task["name"]
+    if not is_leaf(template):
+        raise UsageError(f"template {name!r} is no container, so no step can be made of it; drop its {marks.ADOPT}")
+    outputs = (template.get("outputs") or {}).get("artifacts") or []
+    if collected := next((one["name"] for one in outputs if one.get("artifactGC")), None):
+        raise UsageError(
+            f"template {name!r}: artifactGC would delete its output {collected!r}, which a resume would take over; "
+            "drop it, or leave the template plain"
+        )
+    step = copy.deepcopy(marks.without_marks(template))
+    step["name"] = _free_name(f"{task['name']}-program", spec)
+    settings = marks.read_settings({**template, "name": name}, kind)
+    if mounts_workflow_volume(template, spec):
+        settings = settings.model_copy(update={"cache": False})
+    annotations = {
+        **((step.get("metadata") or {}).get("annotations") or {}),
+        STEP_ANNOTATION: settings.model_dump_json(),
+    }
+    step["metadata"] = {**(step.get("metadata") or {}), "annotations": annotations}
+    if kind is AdoptedKind.TRAIN:
+        step.pop("retryStrategy", None)
+        _wrap_program(step, template, name)
+    spec["templates"].append(step)
+    task.pop("inline", None)
+    task["template"] = step["name"]
+
+
+def mounts_workflow_volume(template: Manifest, spec: Manifest) -> bool:
+    """Whether a template mounts a claim that each Workflow makes anew, so that a resume finds nothing in it."""
+    made = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates") or []}
+    containers = [template.get("container"), template.get("script"), *(template.get("sidecars") or [])]
+    containers += template.get("initContainers") or []
+    return any(mount["name"] in made for one in containers if one for mount in one.get("volumeMounts") or [])
+
+
+def _wrap_program(step: Manifest, template: Manifest, name: str) -> None:
+    """Have `tiphys-exec` commit the checkpoints that the program writes into a folder, if one is marked."""
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    folder = annotations.get(marks.CHECKPOINT_FOLDER)
+    if not folder:
+        return
+    container = step.get("container") or step["script"]
+    command = container.get("command") or []
+    if not command:
+        raise UsageError(
+            f"template {name!r}: {marks.CHECKPOINT_FOLDER} needs a command, to run it under tiphys-exec; write the "
+            "entry point of its image as command"
+        )
+    marker = annotations.get(marks.CHECKPOINT_MARKER)
+    container["command"] = ["tiphys-exec", "--dir", folder, *(["--marker", marker] if marker else []), "--", *command]
+
+
+def _drop_unused(spec: Manifest) -> None:
+    """Drop marked templates of which every user has a copy."""
+    used = {spec["entrypoint"], spec.get("onExit")}
+    for user in _template_users(spec):
+        used |= {user.get("template"), user.get("onExit")}
+        used |= {hook.get("template") for hook in (user.get("hooks") or {}).values()}
+    spec["templates"] = [
+        one for one in spec["templates"] if one["name"] in used or marks.adopted_kind(one) in (None, AdoptedKind.PLAIN)
+    ]
+
+
+def _template_users(spec: Manifest) -> Iterator[Manifest]:
+    """The Workflow itself, and each of its tasks and steps."""
+    yield spec
+    for template in spec["templates"]:
+        yield from (template.get("dag") or {}).get("tasks") or []
+        yield from (step for group in _step_groups(template) for step in group)
+
+
+def _free_names(spec: Manifest, entry: Manifest) -> None:
+    """Rename plain templates that have the name of a step: compile names its templates after the steps."""
+    used = {step_name for task in entry["dag"].get("tasks") or [] for step_name in _compiled_names(task["name"])}
+    gated = {one["name"] for one in spec["templates"] if STEP_ANNOTATION in _annotations(one)}
+    steps = {task["name"] for task in entry["dag"].get("tasks") or [] if task.get("template") in gated}
+    taken = {name for step in steps for name in _compiled_names(step)}
+    clashing = {one["name"] for one in spec["templates"] if one["name"] in taken and one["name"] not in gated}
+    used |= {one["name"] for one in spec["templates"]}
+    for name in sorted(clashing):
+        fresh = f"{name}-template"
+        while fresh in used:
+            fresh += "-x"
+        used.add(fresh)
+        _rename_template(spec, name, fresh)
+
+
+def _compiled_names(step: str) -> Iterator[str]:
+    yield step
+    yield from (f"{step}-{part}" for part in ("admit", "run", "attempt", "settle", "conclude"))
+
+
+def _rename_template(spec: Manifest, name: str, fresh: str) -> None:
+    for field in ("entrypoint", "onExit"):
+        if spec.get(field) == name:
+            spec[field] = fresh
+    for template in spec["templates"]:
+        if template["name"] == name:
+            template["name"] = fresh
+    for user in _template_users(spec):
+        for field in ("template", "onExit"):
+            if user is not spec and user.get(field) == name:
+                user[field] = fresh
+        for hook in (user.get("hooks") or {}).values():
+            if hook.get("template") == name:
+                hook["template"] = fresh
+
+
+def _free_name(wanted: str, spec: Manifest) -> str:
+    taken = {template["name"] for template in spec["templates"]}
+    name = wanted.removeprefix(RESERVED_PREFIX)
+    while name in taken:
+        name += "-x"
+    return name
+
+
+def _annotations(template: Manifest) -> Manifest:
+    return (template.get("metadata") or {}).get("annotations") or {}

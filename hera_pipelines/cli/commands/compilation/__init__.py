@@ -1,0 +1,1 @@
+"""Commands that compile pipelines, and find out what can be compiled."""

@@ -1,0 +1,240 @@
+"""What a Workflow could become is found by compiling it; marks are written into its text and change nothing else."""
+
+import difflib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hera_pipelines.authoring.adoption import Adoption, YamlPipeline, propose_adoption, read_argo_documents
+from hera_pipelines.authoring.adoption.documents import write_marks
+from hera_pipelines.authoring.loading import load_pipeline
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import find_template
+
+TEXT = """\
+# trains every night
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata:
+  generateName: nightly-
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    steps:
+    - - {name: prepare, template: prepare}
+    - - {name: Train, template: train}   # the long one
+    - - {name: flip, template: flip}
+    - - name: report
+        template: report
+        when: "{{steps.flip.outputs.result}} == heads"
+      - {name: nested, template: nested}
+  - name: prepare
+    # a comment that stays
+    container: {image: busybox, command: [echo]}
+  - name: train
+    metadata:
+      labels: {team: vision}
+    container:
+      image: trainer:1
+      command: [python, train.py]
+      resources: {limits: {nvidia.com/gpu: 2}}
+  - name: flip
+    script:
+      image: python:3.12
+      command: [python]
+      source: print("heads")
+  - metadata:
+      annotations:
+        team: vision
+    name: report
+    container: {image: busybox, command: [echo]}
+  - name: nested
+    dag:
+      tasks:
+      - {name: inner, template: inner}
+  - name: inner
+    container: {image: busybox, command: [echo]}
+"""
+
+
+def write(folder: Path, text: str, name: str = "old.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def adopt(path: Path) -> list[Adoption]:
+    return [propose_adoption(document) for document in read_argo_documents(path)]
+
+
+def test_each_template_becomes_what_compile_accepts_or_says_why_not(tmp_path: Path) -> None:
+    [adoption] = adopt(write(tmp_path, TEXT))
+    assert adoption.refusal == ""
+    found = {one.template: (one.kind.value, one.line, one.tasks) for one in adoption.proposals}
+    assert found == {
+        "main": ("plain", 9, ()),
+        "prepare": ("step", 18, ("prepare",)),
+        "train": ("train", 21, ("Train",)),
+        "flip": ("plain", 28, ("flip",)),
+        "report": ("step", 33, ("report",)),
+        "nested": ("plain", 38, ("nested",)),
+        "inner": ("plain", 42, ()),
+    }
+    reasons = {one.template: one.reason for one in adoption.proposals}
+    assert "{{tasks.flip.outputs.result}} never gets a value" in reasons["flip"]
+    assert reasons["train"].startswith("it takes its 2 GPUs from a queue")
+    assert reasons["inner"] == "is run by no task of the entry point itself"
+
+
+def test_marks_are_lines_in_the_text_and_the_file_compiles(tmp_path: Path) -> None:
+    path = write(tmp_path, TEXT)
+    [adoption] = adopt(path)
+    text = write_marks([adoption.document], [adoption.marks])
+    difference = list(difflib.ndiff(TEXT.splitlines(), text.splitlines()))
+    assert not [line for line in difference if line.startswith("- ")]
+    assert [line.split()[1:] for line in difference if line.startswith("+ ") and "tiphys" in line] == [
+        ["tiphys.dev/adopt:", "step"],
+        ["tiphys.dev/adopt:", "train"],
+        ["tiphys.dev/adopt:", "step"],
+    ]
+    before, after = yaml.safe_load(TEXT), yaml.safe_load(text)
+    for template in after["spec"]["templates"]:
+        annotations = (template.get("metadata") or {}).get("annotations") or {}
+        if annotations.pop("tiphys.dev/adopt", None) and not annotations:
+            del template["metadata"]["annotations"]
+            if not template["metadata"]:
+                del template["metadata"]
+    assert after == before
+
+    adopted = load_pipeline(write(tmp_path, text, "adopted.yaml"))
+    assert isinstance(adopted, YamlPipeline)
+    assert adopted.pipeline_name == "nightly"
+    compiled = adopted.compile(store="s3://ml-runs/tiphys")
+    assert compiled["metadata"]["annotations"]["tiphys.dev/store"] == "s3://ml-runs/tiphys"
+    assert find_template(compiled, "train-run")["metadata"]["labels"]["team"] == "vision"
+    assert find_template(compiled, "report-run")["metadata"]["annotations"] == {"team": "vision"}
+    assert find_template(compiled, "inner")["container"]["image"] == "busybox"
+
+
+def test_adopting_an_adopted_file_changes_nothing(tmp_path: Path) -> None:
+    [first] = adopt(write(tmp_path, TEXT))
+    text = write_marks([first.document], [first.marks])
+    [again] = adopt(write(tmp_path, text))
+    assert again.marks == {}
+    assert write_marks([again.document], [again.marks]) == text
+
+
+def test_a_mark_of_the_author_decides(tmp_path: Path) -> None:
+    plain = TEXT.replace(
+        "  - name: prepare\n", "  - name: prepare\n    metadata:\n      annotations:\n        tiphys.dev/adopt: plain\n"
+    )
+    [adoption] = adopt(write(tmp_path, plain))
+    assert {one.template: one.reason for one in adoption.proposals}["prepare"] == "is marked so"
+    assert "prepare" not in adoption.marks
+
+
+def test_a_training_that_cannot_be_one_becomes_a_step(tmp_path: Path) -> None:
+    text = TEXT.replace("  - name: train\n", "  - name: train\n    podSpecPatch: '{}'\n")
+    [adoption] = adopt(write(tmp_path, text))
+    [train] = [one for one in adoption.proposals if one.template == "train"]
+    assert train.kind.value == "step"
+    assert "no training, because step 'train'" in train.reason
+
+
+SCHEDULE = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: beside}
+---
+apiVersion: argoproj.io/v1alpha1
+kind: CronWorkflow
+metadata: {name: nightly}
+spec:
+  schedule: "0 2 * * *"
+  timezone: Europe/Berlin
+  workflowMetadata: {labels: {team: vision}}
+  workflowSpec:
+    entrypoint: say
+    templates:
+    - name: say
+      metadata:
+        annotations: {tiphys.dev/adopt: step}
+      container: {image: busybox, command: [echo]}
+"""
+LIBRARY = """\
+apiVersion: argoproj.io/v1alpha1
+kind: WorkflowTemplate
+metadata:
+  name: library
+  annotations: {tiphys.dev/store: s3://ml-runs/tiphys}
+spec:
+  entrypoint: say
+  templates:
+  - name: say
+    metadata: {annotations: {tiphys.dev/adopt: step}}
+    container: {image: busybox, command: [echo]}
+"""
+
+
+def test_a_schedule_stays_a_schedule_and_can_run_right_now(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SCHEDULE))
+    assert isinstance(pipeline, YamlPipeline)
+    cron = pipeline.compile(store="s3://ml-runs/tiphys")
+    assert (cron["kind"], cron["spec"]["schedules"], cron["spec"]["timezone"]) == (
+        *("CronWorkflow", ["0 2 * * *"], "Europe/Berlin"),
+    )
+    assert cron["spec"]["workflowMetadata"]["labels"]["team"] == "vision"
+    now = pipeline.workflow(store="s3://ml-runs/tiphys")
+    assert (now["kind"], now["metadata"]["generateName"]) == ("Workflow", "nightly-")
+
+
+def test_a_template_stays_a_template_with_the_store_of_its_annotation(tmp_path: Path) -> None:
+    compiled = load_pipeline(write(tmp_path, LIBRARY)).compile()
+    assert (compiled["kind"], compiled["metadata"]["name"]) == ("WorkflowTemplate", "library")
+    assert compiled["spec"]["workflowMetadata"]["annotations"]["tiphys.dev/store"] == "s3://ml-runs/tiphys"
+
+
+def test_several_documents_are_chosen_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{SCHEDULE}---\n{LIBRARY}")
+    assert load_pipeline(path, "library").pipeline_name == "library"
+    with pytest.raises(UsageError, match="nightly, library"):
+        load_pipeline(path)
+
+
+def test_a_short_form_cannot_take_a_mark(tmp_path: Path) -> None:
+    text = LIBRARY.replace("metadata: {annotations: {tiphys.dev/adopt: step}}", "metadata: {labels: {a: b}}")
+    [adoption] = adopt(write(tmp_path, text))
+    with pytest.raises(UsageError, match=r"old\.yaml:9: template 'say'.*write it on several lines"):
+        write_marks([adoption.document], [adoption.marks])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", r"old\.yaml:1: this is not YAML"),
+        ("", "but nothing"),
+        ("- 1", "but nothing"),
+        ("kind: Workflow\napiVersion: v1\n", "but Workflow"),
+        ("kind: Service\napiVersion: v1\n", "but Service"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: &a [*a]", "but nothing"),
+    ],
+)
+def test_what_is_no_workflow_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_argo_documents(write(tmp_path, text))
+
+
+def test_a_workflow_of_odd_parts_is_refused_and_not_a_crash(tmp_path: Path) -> None:
+    head = "apiVersion: argoproj.io/v1alpha1\nkind: Workflow\n"
+    for spec in (
+        "spec: []",
+        "spec: {entrypoint: a, templates: {a: 1}}",
+        "spec: {entrypoint: a, templates: [1]}",
+        "spec: 7",
+    ):
+        path = write(tmp_path, f"{head}{spec}\n")
+        with pytest.raises(UsageError, match=r"old\.yaml:1: this is no Workflow: spec"):
+            adopt(path)

@@ -1,0 +1,286 @@
+"""A marked Workflow becomes one that compile takes, and Argo does the same with the author's programs.
+
+| part | becomes |
+|---|---|
+| entry point of steps | a DAG: each task waits for all of the group before, references follow |
+| entry point that is a container | a DAG of one task with the inputs of the entry point |
+| names of tasks that cannot name results | small ones, also where they are referred to |
+| a template that others use, too | a copy for the step |
+| defaults of all templates, patches of all pods | those of the author's templates |
+| what has no counterpart | refused, with what to do |
+"""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from hera_pipelines.authoring.adoption.marks import ADOPT
+from hera_pipelines.authoring.adoption.translation import translate_workflow
+from hera_pipelines.compile import CompileOptions, compile_workflow
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
+from tiphys.protocol.step_spec import StepKind
+
+STORE = CompileOptions(store="s3://ml-runs/tiphys")
+ECHO = {"container": {"image": "busybox", "command": ["echo"]}}
+
+
+def marked(name: str, kind: str = "step", **annotations: str) -> Manifest:
+    texts = {ADOPT: kind, **{f"tiphys.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}}
+    return {"name": name, "metadata": {"annotations": texts}, **ECHO}
+
+
+def workflow(*templates: Manifest, entrypoint: str = "main", **spec: Any) -> Manifest:
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": "old-"},
+        "spec": {"entrypoint": entrypoint, "templates": list(templates), **spec},
+    }
+
+
+def entry_of(manifest: Manifest) -> Manifest:
+    found: Manifest = find_template(manifest, manifest["spec"]["entrypoint"])
+    return found
+
+
+def steps_of(manifest: Manifest) -> dict[str, Any]:
+    return dict(CompiledPipeline.from_manifest(compile_workflow(translate_workflow(manifest), STORE)).steps)
+
+
+def test_groups_of_steps_wait_for_all_of_the_group_before() -> None:
+    text = """
+    - - {name: make, template: echo}
+    - - {name: left, template: echo, when: "{{steps.make.outputs.parameters.way}} == left"}
+      - {name: right, template: echo, withParam: "{{steps.make.outputs.parameters.list}}"}
+    - - name: last
+        template: echo
+        arguments: {parameters: [{name: x, value: "{{= steps['left'].outputs.parameters.y ?? '' }}, not steps.left"}]}
+    """
+    entry = entry_of(translate_workflow(workflow({"name": "main", "steps": yaml.safe_load(text)}, marked("echo"))))
+    assert "steps" not in entry
+    assert entry["dag"]["failFast"] is False
+    tasks = {task["name"]: task for task in entry["dag"]["tasks"]}
+    assert {name: task.get("dependencies") for name, task in tasks.items()} == {
+        "make": None,
+        "left": ["make"],
+        "right": ["make"],
+        "last": ["left", "right"],
+    }
+    assert tasks["left"]["when"] == "{{tasks.make.outputs.parameters.way}} == left"
+    assert tasks["right"]["withParam"] == "{{tasks.make.outputs.parameters.list}}"
+    [argument] = tasks["last"]["arguments"]["parameters"]
+    assert argument["value"] == "{{= tasks['left'].outputs.parameters.y ?? '' }}, not steps.left"
+
+
+def test_outputs_of_an_entry_point_of_steps_follow() -> None:
+    outputs = {
+        "parameters": [{"name": "a", "valueFrom": {"parameter": "{{steps.one.outputs.parameters.a}}"}}],
+        "artifacts": [{"name": "b", "fromExpression": "steps.one.outputs.artifacts.b"}],
+    }
+    main = {"name": "main", "steps": [[{"name": "one", "template": "echo"}]], "outputs": outputs}
+    entry = entry_of(translate_workflow(workflow(main, marked("echo"))))
+    assert entry["outputs"]["parameters"][0]["valueFrom"] == {"parameter": "{{tasks.one.outputs.parameters.a}}"}
+    assert entry["outputs"]["artifacts"][0]["fromExpression"] == "tasks.one.outputs.artifacts.b"
+
+
+def test_a_single_container_becomes_the_task_of_a_dag_with_its_inputs() -> None:
+    only = marked("say")
+    only["inputs"] = {
+        "parameters": [{"name": "words", "value": "hello"}],
+        "artifacts": [{"name": "data", "path": "/data"}, {"name": "code", "path": "/code", "http": {"url": "u"}}],
+    }
+    arguments = {"parameters": [{"name": "words", "value": "x"}], "artifacts": [{"name": "data", "s3": {"key": "k"}}]}
+    translated = translate_workflow(workflow(only, entrypoint="say", arguments=arguments))
+    entry = entry_of(translated)
+    assert entry["inputs"] == {"parameters": [{"name": "words", "value": "hello"}], "artifacts": [{"name": "data"}]}
+    [task] = entry["dag"]["tasks"]
+    assert task["arguments"] == {
+        "parameters": [{"name": "words", "value": "{{inputs.parameters.words}}"}],
+        "artifacts": [{"name": "data", "from": "{{inputs.artifacts.data}}"}],
+    }
+    assert list(steps_of(workflow(only, entrypoint="say", arguments=arguments))) == ["say"]
+
+
+def test_names_that_cannot_name_results_become_small_wherever_they_are_used() -> None:
+    text = """
+    - {name: A, template: echo}
+    - {name: a, template: echo}
+    - {name: Make_All, depends: "A && a.Succeeded", template: echo}
+    - name: last
+      depends: (Make_All || A.Failed) && !Make_All.Skipped
+      template: echo
+      arguments: {parameters: [{name: x, value: "{{tasks.Make_All.outputs.parameters.x}} {{=tasks['A'].status}} A"}]}
+    """
+    dag = {"tasks": yaml.safe_load(text), "target": "last Make_All"}
+    entry = entry_of(translate_workflow(workflow({"name": "main", "dag": dag}, marked("echo"))))
+    assert [task["name"] for task in entry["dag"]["tasks"]] == ["a-x", "a", "make-all", "last"]
+    last = entry["dag"]["tasks"][3]
+    assert entry["dag"]["tasks"][2]["depends"] == "a-x && a.Succeeded"
+    assert last["depends"] == "(make-all || a-x.Failed) && !make-all.Skipped"
+    assert last["arguments"]["parameters"][0]["value"] == (
+        "{{tasks.make-all.outputs.parameters.x}} {{=tasks['a-x'].status}} A"
+    )
+    assert entry["dag"]["target"] == "last make-all"
+
+
+def test_a_template_that_an_exit_handler_uses_stays_beside_its_step() -> None:
+    main = {"name": "main", "dag": {"tasks": [{"name": "echo", "template": "echo", "onExit": "echo"}]}}
+    manifest = workflow(
+        main, marked("echo"), onExit="echo", hooks={"running": {"template": "echo", "expression": "true"}}
+    )
+    compiled = compile_workflow(translate_workflow(manifest), STORE)
+    names = [template["name"] for template in compiled["spec"]["templates"]]
+    assert len(names) == len(set(names))
+    plain = find_template(compiled, "echo-template")
+    assert plain["container"] == ECHO["container"]
+    assert "annotations" not in plain.get("metadata", {})
+    assert entry_of(compiled)["dag"]["tasks"][0]["onExit"] == "echo-template"
+    assert compiled["spec"]["hooks"]["running"]["template"] == "echo-template"
+    assert "echo-template" in json.dumps(find_template(compiled, "tiphys-exit"))
+
+
+def test_an_inline_container_becomes_a_step() -> None:
+    inline = {key: value for key, value in marked("x").items() if key != "name"}
+    manifest = workflow({"name": "main", "dag": {"tasks": [{"name": "one", "inline": inline}]}})
+    assert list(steps_of(manifest)) == ["one"]
+
+
+def test_a_training_takes_its_gpus_retries_and_checkpoints_from_the_template() -> None:
+    fit = marked("fit", "train", queue="research", gpu_type="A100,H100", checkpoint_folder="/ckpt", grace="2m")
+    fit["metadata"]["annotations"] |= {"tiphys.dev/checkpoint-every": "5m", "tiphys.dev/checkpoint-marker": "*/DONE"}
+    fit["container"] = {
+        "image": "old",
+        "command": ["python", "train.py"],
+        "args": ["--out", "/ckpt"],
+        "resources": {"limits": {"nvidia.com/gpu": 2}},
+    }
+    fit["retryStrategy"] = {"limit": "4", "retryPolicy": "Always"}
+    manifest = workflow({"name": "main", "dag": {"tasks": [{"name": "fit", "template": "fit"}]}}, fit)
+    spec = steps_of(manifest)["fit"]
+    assert spec.kind is StepKind.TRAIN
+    assert (spec.gpu.gpus, spec.gpu.gpu_types, spec.gpu.queue) == (2, ("A100", "H100"), "research")
+    assert (spec.retry.user_error, spec.retry.unknown, spec.grace_seconds) == (4, 4, 120)
+    assert spec.checkpoints.every == 300
+    run = find_template(compile_workflow(translate_workflow(manifest), STORE), "fit-run")
+    assert run["container"]["command"] == [
+        "tiphys-exec",
+        "--dir",
+        "/ckpt",
+        "--marker",
+        "*/DONE",
+        "--",
+        "python",
+        "train.py",
+    ]
+    assert run["container"]["args"] == ["--out", "/ckpt"]
+    assert run["container"]["resources"]["limits"]["nvidia.com/gpu"] in (2, "2")
+
+
+def test_a_step_keeps_its_retries_and_programs_keep_the_token_of_their_account() -> None:
+    step = {**marked("echo"), "retryStrategy": {"limit": 3}}
+    compiled = compile_workflow(
+        translate_workflow(workflow({"name": "main", "dag": {"tasks": [{"name": "one", "template": "echo"}]}}, step)),
+        STORE,
+    )
+    assert find_template(compiled, "one-run")["retryStrategy"] == {"limit": 3}
+    assert compiled["spec"]["automountServiceAccountToken"] is True
+
+
+def test_what_argo_applies_to_all_templates_moves_to_those_of_the_author() -> None:
+    own = {**marked("own"), "timeout": "1m"}
+    main = {"name": "main", "dag": {"tasks": [{"name": "one", "template": "echo"}, {"name": "two", "template": "own"}]}}
+    manifest = workflow(
+        *(main, marked("echo"), own),
+        templateDefaults={"timeout": "30s", "nodeSelector": {"pool": "cpu"}},
+        podSpecPatch='{"priority": 1}',
+    )
+    compiled = compile_workflow(translate_workflow(manifest), STORE)
+    assert compiled["spec"]["templateDefaults"] == {"nodeSelector": {"pool": "cpu"}}
+    assert "podSpecPatch" not in compiled["spec"]
+    one, two = (find_template(compiled, f"{name}-run") for name in ("one", "two"))
+    assert (one["timeout"], two["timeout"]) == ("30s", "1m")
+    assert one["podSpecPatch"] == '{"priority": 1}'
+
+
+MAIN: Manifest = {"name": "main", "dag": {"tasks": [{"name": "one", "template": "echo"}]}}
+WITH_VOLUME = {
+    **marked("echo"),
+    "container": {**ECHO["container"], "volumeMounts": [{"name": "work", "mountPath": "/w"}]},
+}
+CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (workflow(MAIN, marked("echo"), entrypoint=""), "has no entrypoint"),
+        (workflow(MAIN, marked("echo"), entrypoint="absent"), "'absent' is no template"),
+        (workflow(MAIN, marked("echo"), marked("echo")), "two of its templates are called 'echo'"),
+        (workflow(workflowTemplateRef={"name": "other"}), "those of WorkflowTemplate 'other'"),
+        (workflow(MAIN, marked("echo"), artifactGC={"strategy": "OnWorkflowDeletion"}), "deletes outputs"),
+        (workflow({**MAIN, "retryStrategy": {"limit": 1}}, marked("echo")), "entry point 'main' has a retryStrategy"),
+        (workflow(MAIN, marked("echo"), templateDefaults={"retryStrategy": {}}), "templateDefaults has retryStrategy"),
+        (
+            workflow(MAIN, {**marked("echo"), "podSpecPatch": "a"}, podSpecPatch="b"),
+            "both have a podSpecPatch",
+        ),
+        (
+            workflow(
+                MAIN, {**marked("echo"), "securityContext": {}, "metrics": {"a": 1}}, templateDefaults={"metrics": {}}
+            ),
+            "templateDefaults has metrics",
+        ),
+        (
+            workflow(MAIN, {**marked("echo"), "volumes": [], "dns": {"a": 1}}, templateDefaults={"dns": {"b": 1}}),
+            "Argo merges the two",
+        ),
+        (workflow({"name": "main", "suspend": {}}), "neither a container nor steps nor a DAG"),
+        (workflow({"name": "main", "steps": [[{"name": "{{steps.name}}"}]]}), "a DAG does not have"),
+        (
+            workflow(
+                {"name": "main", "dag": {"tasks": [{"name": "A", "template": "e"}], "target": "{{workflow.name}}"}}
+            ),
+            "a parameter chooses its targets",
+        ),
+        (
+            workflow(
+                MAIN, {**marked("echo"), "outputs": {"artifacts": [{"name": "o", "artifactGC": {"strategy": "x"}}]}}
+            ),
+            "would delete its output 'o'",
+        ),
+        (workflow(MAIN, marked("echo", "stepp")), "did you mean 'step'"),
+        (workflow(MAIN, marked("echo", "step", gpus="1")), "tiphys.dev/gpus is for a training"),
+        (workflow(MAIN, marked("echo", "train", gpus="many")), "write a whole number in quotes"),
+        (workflow(MAIN, {**marked("echo", "train"), "retryStrategy": {"expression": "x"}}), "no counterpart"),
+        (
+            workflow(MAIN, {**marked("echo", "train", checkpoint_folder="/c"), "container": {"image": "x"}}),
+            "write the entry point of its image as command",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(manifest: Manifest, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        translate_workflow(manifest)
+
+
+def test_a_step_on_a_volume_of_the_workflow_runs_in_each_submission() -> None:
+    assert steps_of(workflow(MAIN, WITH_VOLUME, volumeClaimTemplates=CLAIMS))["one"].cache is False
+    assert steps_of(workflow(MAIN, WITH_VOLUME, volumes=[{"name": "work", "emptyDir": {}}]))["one"].cache is True
+
+
+def test_a_marked_template_that_is_no_container_is_refused() -> None:
+    inner = {**marked("echo"), "dag": {"tasks": []}}
+    del inner["container"]
+    with pytest.raises(UsageError, match="is no container"):
+        translate_workflow(workflow(MAIN, inner))
+
+
+def test_the_workflow_given_is_not_changed() -> None:
+    manifest = workflow({"name": "main", "steps": [[{"name": "A", "template": "echo"}]]}, marked("echo"))
+    before = json.dumps(manifest, sort_keys=True)
+    translate_workflow(manifest)
+    assert json.dumps(manifest, sort_keys=True) == before
