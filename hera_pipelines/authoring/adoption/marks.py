@@ -18,9 +18,11 @@ ADOPT = f"{_PREFIX}adopt"
 CHECKPOINT_FOLDER = f"{_PREFIX}checkpoint-folder"
 """Folder into which an unchanged program writes its checkpoints; `tiphys-exec` of its image commits them."""
 CHECKPOINT_MARKER = f"{_PREFIX}checkpoint-marker"
+RUNTIME_IMAGE = f"{_PREFIX}runtime-image"
+"""Image of trainings from which an init container brings `tiphys-exec`, for an image that does not have it."""
 _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
 _EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
-_TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY, _EVERY)
+_TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, RUNTIME_IMAGE, _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY, _EVERY)
 MARKS = (ADOPT, _GRACE, *_TRAIN_MARKS)
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
 

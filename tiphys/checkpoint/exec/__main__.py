@@ -8,9 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from tiphys.checkpoint.exec.options import ExecOptions, parse_options
+from tiphys.checkpoint.exec.options import INSTALL_OPTION, ExecOptions, parse_options
 from tiphys.checkpoint.exec.output import open_program_output
+from tiphys.checkpoint.exec.runtime import install_runtime
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.exec.supervise import NOT_EXECUTABLE, NOT_FOUND, ProgramRunner, SignalQueue
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
@@ -23,8 +25,12 @@ from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and run the program; return the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        options = parse_options(sys.argv[1:] if arguments is None else arguments)
+        if len(words) == 2 and words[0] == INSTALL_OPTION:
+            install_runtime(Path(words[1]))
+            return 0
+        options = parse_options(words)
         settings = CheckpointSettings.from_environment(os.environ)
         return _exec_program(options) if settings is None else _run_wrapped(options, settings)
     except FencedError as error:

@@ -12,11 +12,13 @@ from tiphys.protocol.quantities import parse_duration_seconds
 DEFAULT_IGNORED_PATTERNS = ("*.tmp", ".nfs*", "lost+found")
 """Patterns of names that are never part of a checkpoint, such as files that are still being written."""
 
+INSTALL_OPTION = "--install"
 _EPILOG = """\
 examples:
   tiphys-exec --dir /ckpt --marker 'checkpoint-*/DONE' --step-from 'checkpoint-(\\d+)' -- python train.py
   tiphys-exec --dir /ckpt --checkpoint 'epoch-*' --quiet 30s -- ./train.sh --epochs 90
   tiphys-exec --dir /ckpt -- trainer --save-to /ckpt/last.bin
+  tiphys-exec --install /tiphys        copies itself and its Python into a folder, for images that have neither
 
 exit codes: the program's own; 75 after SIGTERM (retry), 76 if another attempt replaced this one,
 69 if storage was out of reach before the program started, 126 and 127 as in a shell.

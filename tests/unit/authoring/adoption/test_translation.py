@@ -180,6 +180,22 @@ def test_a_training_takes_its_gpus_retries_and_checkpoints_from_the_template() -
     assert run["container"]["resources"]["limits"]["nvidia.com/gpu"] in (2, "2")
 
 
+def test_an_init_container_brings_what_an_image_lacks() -> None:
+    fit = marked("fit", "train", checkpoint_folder="/ckpt", runtime_image="trainer:1")
+    fit["container"] = {"image": "old", "command": ["train"], "volumeMounts": [{"name": "d", "mountPath": "/d"}]}
+    fit["initContainers"] = [{"name": "own", "image": "own", "command": ["true"]}]
+    manifest = workflow({"name": "main", "dag": {"tasks": [{"name": "fit", "template": "fit"}]}}, fit)
+    run = find_template(compile_workflow(translate_workflow(manifest), STORE), "fit-run")
+    first, own = run["initContainers"]
+    assert (first["image"], own["name"]) == ("trainer:1", "own")
+    [mount] = first["volumeMounts"]
+    assert mount in [{k: v for k, v in one.items() if k != "readOnly"} for one in run["container"]["volumeMounts"]]
+    assert {"name": mount["name"], "emptyDir": {}} in run["volumes"]
+    loader, *_ = command = run["container"]["command"]
+    assert loader.startswith(mount["mountPath"])
+    assert command[-4:] == ["--dir", "/ckpt", "--", "train"]
+
+
 def test_a_step_keeps_its_retries_and_programs_keep_the_token_of_their_account() -> None:
     step = {**marked("echo"), "retryStrategy": {"limit": 3}}
     compiled = compile_workflow(

@@ -1,0 +1,128 @@
+"""Copies `tiphys-exec` with a Python of its own into a folder, so that an image that has neither can run it.
+
+An init container calls it, as Argo's brings ``argoexec``. The copy has its own
+loader and C library: it also runs in an image of another Linux distribution, and
+its variables reach no program that it starts.
+"""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import tiphys
+from tiphys.errors import StoreError, UsageError
+
+REQUIRED_PACKAGES = ("boto3", "pydantic")
+OPTIONAL_PACKAGES = ("prometheus-client",)
+LOADER = "lib/loader"
+PYTHON = "bin/python"
+_MODULE = "tiphys.checkpoint.exec"
+_LINKED = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+_UNNEEDED = shutil.ignore_patterns(
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "ensurepip",
+    "turtledemo",
+    "lib2to3",
+    "config-*",
+)
+
+
+def runtime_command(folder: str) -> list[str]:
+    """The command that runs `tiphys-exec` from the copy in ``folder``; its options follow.
+
+    Python is isolated, so that variables such as PYTHONPATH of the program do not reach it.
+    """
+    return [f"{folder}/{LOADER}", "--library-path", f"{folder}/lib", f"{folder}/{PYTHON}", "-I", "-m", _MODULE]
+
+
+def install_runtime(folder: Path) -> None:
+    """Copy Python, its standard library, `tiphys` and what that needs into ``folder``, which may hold an older copy.
+
+    Raises:
+        UsageError: this system is not Linux with the GNU C library, or a needed package is not installed.
+        StoreError: the folder cannot be written.
+    """
+    python = Path(sys.executable).resolve()
+    try:
+        packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+        shutil.copytree(
+            sysconfig.get_path("stdlib"), packages.parent, ignore=_UNNEEDED, dirs_exist_ok=True, symlinks=False
+        )
+        shutil.copytree(
+            Path(tiphys.__file__).parent,
+            packages / "tiphys",
+            ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,
+        )
+        for source, target in _package_files():
+            (packages / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, packages / target)
+        (folder / PYTHON).parent.mkdir(exist_ok=True)
+        shutil.copy(python, folder / PYTHON)
+        binaries = [python, *packages.parent.rglob("*.so")]
+        loader, libraries = _find_libraries(binaries)
+        for library in libraries:
+            shutil.copy(library, folder / "lib" / library.name)
+        shutil.copy(loader, folder / LOADER)
+    except OSError as error:
+        raise StoreError(f"{folder}: tiphys-exec cannot be copied there: {error}; give the volume more room") from error
+
+
+def _package_files() -> Iterator[tuple[Path, Path]]:
+    """Each file of the needed packages, and its path below ``site-packages``."""
+    for name in sorted(_needed_packages()):
+        for file in importlib.metadata.files(name) or []:
+            if ".." not in file.parts and file.suffix != ".pyc":
+                yield Path(str(file.locate())), Path(*file.parts)
+
+
+def _needed_packages() -> set[str]:
+    found: set[str] = set()
+    waiting = [*REQUIRED_PACKAGES, *OPTIONAL_PACKAGES]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            if name in REQUIRED_PACKAGES:
+                raise UsageError(f"{name} is not installed here, and tiphys-exec needs it") from None
+            continue
+        found.add(name)
+        waiting += [match[0] for one in requires if "extra ==" not in one and (match := re.match(r"[\w.-]+", one))]
+    return found
+
+
+def _find_libraries(binaries: Iterable[Path]) -> tuple[Path, list[Path]]:
+    """The loader of the C library, and all shared libraries that ``binaries`` need.
+
+    Raises:
+        UsageError: they cannot be found out.
+    """
+    command = ["ldd", *map(str, binaries)]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env={**os.environ, "LC_ALL": "C"}, check=False
+        )
+    except FileNotFoundError:
+        raise UsageError("ldd is not installed here, so the libraries of Python are not known") from None
+    libraries = {Path(path) for path in _LINKED.findall(listed.stdout)}
+    loader = next((path for path in sorted(libraries) if path.name.startswith("ld-linux")), None)
+    if loader is None:
+        raise UsageError(
+            "tiphys-exec can be copied only from an image with the GNU C library, such as that of trainings"
+        )
+    return loader, sorted(libraries - {loader})
