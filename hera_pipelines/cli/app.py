@@ -57,6 +57,11 @@ COMMANDS = {
     "adopt": CommandSource(
         "Find out what Tiphys can make of Workflows written as YAML.", "cli.commands.compilation.adopt", "adopt"
     ),
+    "import-kfp": CommandSource(
+        "Translate a pipeline of Kubeflow into a Workflow with marked steps.",
+        "cli.commands.compilation.import_kfp",
+        "import_kfp",
+    ),
     "plan": CommandSource(
         "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"
     ),

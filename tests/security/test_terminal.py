@@ -93,7 +93,19 @@ READS: dict[str, list[list[str]]] = {
 
 SHOW_TEXT = {"runs", "get", "events", "plan", "lineage", "checkpoint list", "checkpoint show"}
 ON_A_CLUSTER = {"why", "queues show", "queues apply", "nodes", "nodes cordon", "nodes uncordon", "janitor", "doctor"}
-OF_FILES = {"adopt", "demo", "ui", "run", "compile", "simulate", "config", "config set", "config unset", "config use"}
+OF_FILES = {
+    "adopt",
+    "import-kfp",
+    "demo",
+    "ui",
+    "run",
+    "compile",
+    "simulate",
+    "config",
+    "config set",
+    "config unset",
+    "config use",
+}
 """They read files of the person who calls them; live progress and the pages of `ui` have their own tests."""
 
 

@@ -67,16 +67,7 @@ def read_argo_documents(path: Path) -> list[ArgoDocument]:
     Raises:
         UsageError: the file cannot be read, is no YAML, or has none.
     """
-    text = _read_text(path)
-    try:
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UsageError(f"{place}: this is not YAML: {getattr(error, 'problem', None) or error}") from error
-    except RecursionError:
-        raise UsageError(f"{path}: its parts are nested too deeply") from None
+    documents, nodes = read_yaml_documents(path), list(yaml.compose_all(_read_text(path), Loader=yaml.SafeLoader))
     found = [
         _build_document(path, document, node)
         for document, node in zip(documents, nodes, strict=True)
@@ -88,6 +79,22 @@ def read_argo_documents(path: Path) -> list[ArgoDocument]:
             f"{path}: it has no Workflow, template or schedule of Argo, but {', '.join(kinds) or 'nothing'}"
         )
     return found
+
+
+def read_yaml_documents(path: Path) -> list[Any]:
+    """The documents of a YAML file.
+
+    Raises:
+        UsageError: the file cannot be read, or is no YAML.
+    """
+    try:
+        return list(yaml.safe_load_all(_read_text(path)))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UsageError(f"{place}: this is not YAML: {getattr(error, 'problem', None) or error}") from error
+    except RecursionError:
+        raise UsageError(f"{path}: its parts are nested too deeply") from None
 
 
 def _read_text(path: Path) -> str:

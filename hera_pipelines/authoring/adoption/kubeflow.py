@@ -1,0 +1,410 @@
+"""Translates a pipeline that the Kubeflow Pipelines SDK has compiled (its IR, version 2) into a marked Workflow.
+
+Each task of the root DAG becomes a container step. A Python component gets the
+``executor_input`` that Kubeflow's launcher would give it, with local paths, and
+what it returns in ``executor_output.json`` becomes its outputs afterwards. Source:
+kubeflow/pipelines, ``api/v2alpha1/pipeline_spec.proto`` and ``kfp/dsl/executor.py``.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hera_pipelines.authoring.adoption import marks
+from hera_pipelines.authoring.adoption.documents import read_yaml_documents
+from hera_pipelines.authoring.adoption.marks import AdoptedKind
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
+
+_FOLDER = "/tmp/kfp"  # noqa: S108  a path in the container
+_EXECUTOR_OUTPUT = f"{_FOLDER}/executor_output.json"
+_EXECUTOR_ARTIFACT = "executor-output"
+_METADATA_SUFFIX = "-metadata"
+_RAW_TYPES = ("NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")
+"""Types whose values as text are JSON already."""
+_PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
+_VALUE = re.compile(r"\.(inputs|outputs)\.(parameters|artifacts)\[['\"]([^'\"]+)['\"]\](?:\.(\w+))?")
+_JOB_PLACEHOLDERS = {
+    ".pipeline_job_name": "{{workflow.name}}",
+    ".pipeline_job_resource_name": "{{workflow.name}}",
+    ".pipeline_job_uuid": "{{workflow.uid}}",
+}
+_UNSUPPORTED_TASK_FIELDS = {
+    "parameterIterator": "a loop (ParallelFor)",
+    "artifactIterator": "a loop over artifacts (ParallelFor)",
+    "iteratorPolicy": "a loop (ParallelFor)",
+    "triggerPolicy": "a condition (If) or an exit handler",
+}
+# Reads what a Python component returned, and writes each output to the file that Argo takes it from. Artifacts such as
+# metrics may have metadata and no file.
+_SAVE_OUTPUTS = """\
+import json, os
+with open({executor_output!r}) as file: found = json.load(file)
+def save(path, value):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file: file.write(value if isinstance(value, str) else json.dumps(value))
+for name, path in {parameters!r}.items():
+    if name in found.get("parameterValues", dict()): save(path, found["parameterValues"][name])
+for name, (file, path) in {artifacts!r}.items():
+    if not os.path.exists(file): save(file, "")
+    save(path, found.get("artifacts", dict()).get(name, dict()).get("artifacts", [dict()])[0].get("metadata", dict()))
+"""
+
+
+def _is_kubeflow_pipeline(document: object) -> bool:
+    """Whether a parsed YAML document is the IR of a pipeline."""
+    return isinstance(document, dict) and "pipelineInfo" in document and "root" in document
+
+
+def read_kubeflow_pipeline(path: Path) -> Manifest:
+    """The Workflow of a compiled pipeline in a file; see `translate_pipeline`.
+
+    Raises:
+        UsageError: the file cannot be read, holds no such pipeline, or one with a part that has no counterpart.
+    """
+    documents = read_yaml_documents(path)
+    if not documents or not _is_kubeflow_pipeline(documents[0]):
+        raise UsageError(
+            f"{path}: this is no pipeline that the SDK of Kubeflow has compiled; `kfp dsl compile` makes one"
+        )
+    platforms = documents[1] if len(documents) > 1 and isinstance(documents[1], dict) else None
+    try:
+        return translate_pipeline(documents[0], platforms)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def translate_pipeline(document: Manifest, platforms: Manifest | None = None) -> Manifest:
+    """The Workflow of a pipeline, with marks for `translate_workflow`.
+
+    Args:
+        document: The IR, as parsed.
+        platforms: The document after it, with settings for Kubernetes; None if there is none.
+
+    Raises:
+        UsageError: a part has no counterpart; the message names it.
+    """
+    if not str(document.get("schemaVersion", "")).startswith("2."):
+        raise UsageError(
+            f"its schemaVersion is {document.get('schemaVersion')!r}; compile it with version 2 of the SDK"
+        )
+    try:
+        name = re.sub(r"[^-a-z0-9]+", "-", document["pipelineInfo"]["name"].lower()).strip("-") or "pipeline"
+        _refuse_platform_settings(platforms)
+        tasks = [_Task.read(key, task, document) for key, task in document["root"]["dag"]["tasks"].items()]
+        by_key = {task.key: task for task in tasks}
+        parameters = [_pipeline_parameter(*one) for one in _definitions(document["root"], "inputDefinitions").items()]
+        dag = {"name": "main", "dag": {"tasks": [_build_task(task, by_key) for task in tasks]}}
+        templates = [dag, *(_build_template(task) for task in tasks)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"this is no pipeline that the SDK has compiled: {type(error).__name__}: {error}") from error
+    spec: Manifest = {"entrypoint": "main", "templates": templates}
+    if parameters:
+        spec["arguments"] = {"parameters": parameters}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": f"{name}-"},
+        "spec": spec,
+    }
+
+
+def _refuse_platform_settings(platforms: Manifest | None) -> None:
+    executors = ((platforms or {}).get("platforms") or {}).get("kubernetes", {}).get("deploymentSpec", {})
+    for label, settings in (executors.get("executors") or {}).items():
+        if settings:
+            raise UsageError(
+                f"executor {label!r} has settings of kfp-kubernetes ({', '.join(sorted(settings))}), which are not "
+                "translated; remove them, and write them into the template"
+            )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task of the root DAG with its component and executor."""
+
+    key: str
+    name: str
+    document: Manifest
+    component: Manifest
+    container: Manifest
+
+    @classmethod
+    def read(cls, key: str, task: Manifest, pipeline: Manifest) -> "_Task":
+        if field := next((field for field in _UNSUPPORTED_TASK_FIELDS if task.get(field)), None):
+            raise UsageError(
+                f"task {key!r} is in {_UNSUPPORTED_TASK_FIELDS[field]}, which is not translated; write that part with "
+                "hera_pipelines"
+            )
+        component = pipeline["components"][task["componentRef"]["name"]]
+        if "dag" in component:
+            raise UsageError(
+                f"task {key!r} is a pipeline, loop or condition of its own, which is not translated; write that part "
+                "with hera_pipelines"
+            )
+        executor = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
+        if "container" not in executor:
+            kinds = ", ".join(sorted(executor))
+            raise UsageError(f"task {key!r} is run by {kinds} and not by a container; hand its data on as a parameter")
+        name = re.sub(r"[^-a-z0-9]+", "-", key.lower()).strip("-")[:50]
+        return cls(key, name, task, component, executor["container"])
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is a Python function, which takes ``executor_input``."""
+        return any("{{$}}" in text for text in self._program())
+
+    def _program(self) -> list[str]:
+        return [*(self.container.get("command") or []), *(self.container.get("args") or [])]
+
+    def inputs(self, kind: str) -> dict[str, Manifest]:
+        return _definitions(self.component, "inputDefinitions", kind)
+
+    def outputs(self, kind: str) -> dict[str, Manifest]:
+        return _definitions(self.component, "outputDefinitions", kind)
+
+
+def _definitions(owner: Manifest, side: str, kind: str = "parameters") -> dict[str, Manifest]:
+    found: dict[str, Manifest] = (owner.get(side) or {}).get(kind) or {}
+    return found
+
+
+def _pipeline_parameter(name: str, definition: Manifest) -> Manifest:
+    if "defaultValue" not in definition:
+        return {"name": name}
+    return {"name": name, "value": _text(definition["defaultValue"], definition)}
+
+
+def _text(value: Any, definition: Manifest) -> str:
+    """A constant as the text of a parameter; integers are floats in the IR."""
+    if isinstance(value, str) and definition.get("parameterType") not in _RAW_TYPES:
+        return value
+    if definition.get("parameterType") == "NUMBER_INTEGER":
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _build_task(task: _Task, tasks: Mapping[str, _Task]) -> Manifest:
+    """The task of the DAG that runs ``task``, with its arguments."""
+    given = (task.document.get("inputs") or {}).get("parameters") or {}
+    values = {name: _argument(task, name, given, tasks) for name in task.inputs("parameters")}
+    parameters = [{"name": name, "value": value} for name, value in values.items() if value is not None]
+    artifacts = []
+    for name, source in ((task.document.get("inputs") or {}).get("artifacts") or {}).items():
+        producer, key = _producer(task, name, source.get("taskOutputArtifact") or {}, "outputArtifactKey", tasks)
+        artifacts.append({"name": name, "from": f"{{{{tasks.{producer.name}.outputs.artifacts.{key}}}}}"})
+        if task.is_python:
+            metadata = f"{{{{tasks.{producer.name}.outputs.parameters.{key}{_METADATA_SUFFIX}}}}}"
+            parameters.append({"name": f"{name}{_METADATA_SUFFIX}", "value": metadata if producer.is_python else "{}"})
+    arguments = {"parameters": parameters, "artifacts": artifacts}
+    built: Manifest = {"name": task.name, "template": f"{task.name}-component"}
+    built["arguments"] = {kind: entries for kind, entries in arguments.items() if entries}
+    if after := task.document.get("dependentTasks"):
+        built["dependencies"] = [tasks[key].name for key in after]
+    return built
+
+
+def _producer(task: _Task, name: str, source: Manifest, field: str, tasks: Mapping[str, _Task]) -> tuple[_Task, str]:
+    if source.get("producerTask") not in tasks:
+        raise UsageError(
+            f"task {task.key!r}: its input {name!r} comes from no task of the pipeline; that is not translated"
+        )
+    return tasks[source["producerTask"]], source[field]
+
+
+def _argument(task: _Task, name: str, given: Mapping[str, Manifest], tasks: Mapping[str, _Task]) -> str | None:
+    """The value of an input parameter in the DAG; None for one that the task may leave out and does."""
+    definition = task.inputs("parameters").get(name, {})  # that of a value within another has none
+    source = given.get(name)
+    if source is None:
+        if "defaultValue" in definition:
+            return _text(definition["defaultValue"], definition)
+        if definition.get("isOptional"):
+            return None
+        raise UsageError(f"task {task.key!r}: its input {name!r} has no value")
+    if source.get("parameterExpressionSelector"):
+        raise UsageError(f"task {task.key!r}: its input {name!r} selects a part of a value, which is not translated")
+    if "componentInputParameter" in source:
+        return f"{{{{workflow.parameters.{source['componentInputParameter']}}}}}"
+    if "taskOutputParameter" in source:
+        producer, key = _producer(task, name, source["taskOutputParameter"], "outputParameterKey", tasks)
+        return f"{{{{tasks.{producer.name}.outputs.parameters.{key}}}}}"
+    if "runtimeValue" not in source:
+        raise UsageError(
+            f"task {task.key!r}: its input {name!r} comes from {', '.join(source)}; that is not translated"
+        )
+
+    def resolve(found: re.Match[str]) -> str:
+        value = _VALUE.fullmatch(found[1])
+        if value and value[1] == "inputs" and value[2] == "parameters" and value[3] != name:
+            return _argument(task, value[3], given, tasks) or ""
+        return _job_value(task, found[0], found[1])
+
+    return _PLACEHOLDER.sub(resolve, _text(source["runtimeValue"]["constant"], definition))
+
+
+def _job_value(task: _Task, placeholder: str, inner: str) -> str:
+    if inner == ".pipeline_task_name":
+        return task.name
+    if inner not in _JOB_PLACEHOLDERS:
+        raise UsageError(f"task {task.key!r} uses {placeholder}, which is not translated")
+    return _JOB_PLACEHOLDERS[inner]
+
+
+def _build_template(task: _Task) -> Manifest:
+    container: Manifest = {"image": task.container["image"]}
+    for field in ("command", "args"):
+        container[field] = [_translate_word(task, word) for word in task.container.get(field) or []]
+    if task.is_python:
+        script = _SAVE_OUTPUTS.format(
+            executor_output=_EXECUTOR_OUTPUT,
+            parameters={name: _parameter_path(name) for name in task.outputs("parameters")},
+            artifacts={
+                name: (_artifact_path(name), _parameter_path(f"{name}{_METADATA_SUFFIX}"))
+                for name in task.outputs("artifacts")
+            },
+        )
+        container["command"] = ["sh", "-ec", '"$@"; exec python3 -c "$0"', script, *container["command"]]
+    if env := task.container.get("env"):
+        container["env"] = [{"name": one["name"], "value": one.get("value", "")} for one in env]
+    resources, has_gpus = _translate_resources(task.container.get("resources") or {})
+    if resources:
+        container["resources"] = resources
+    kind = AdoptedKind.TRAIN if has_gpus else AdoptedKind.STEP
+    template: Manifest = {
+        "name": f"{task.name}-component",
+        "metadata": {"annotations": {marks.ADOPT: kind.value}},
+        "inputs": _template_inputs(task),
+        "outputs": _template_outputs(task),
+        "container": container,
+    }
+    if retries := (task.document.get("retryPolicy") or {}).get("maxRetryCount"):
+        template["retryStrategy"] = {"limit": str(int(retries))}
+    return {field: value for field, value in template.items() if value}
+
+
+def _template_inputs(task: _Task) -> Manifest:
+    names = [name for name, one in task.inputs("parameters").items() if _is_passed(task, name, one)]
+    if task.is_python:
+        names += [f"{name}{_METADATA_SUFFIX}" for name in task.inputs("artifacts")]
+    artifacts = [{"name": name, "path": f"{_FOLDER}/inputs/{name}"} for name in task.inputs("artifacts")]
+    inputs = {"parameters": [{"name": name} for name in names], "artifacts": artifacts}
+    return {kind: entries for kind, entries in inputs.items() if entries}
+
+
+def _is_passed(task: _Task, name: str, definition: Manifest) -> bool:
+    given = (task.document.get("inputs") or {}).get("parameters") or {}
+    return name in given or "defaultValue" in definition
+
+
+def _template_outputs(task: _Task) -> Manifest:
+    names = list(task.outputs("parameters"))
+    artifacts = [{"name": name, "path": _artifact_path(name)} for name in task.outputs("artifacts")]
+    if task.is_python:
+        names += [f"{name}{_METADATA_SUFFIX}" for name in task.outputs("artifacts")]
+        artifacts.append({"name": _EXECUTOR_ARTIFACT, "path": _EXECUTOR_OUTPUT})
+    parameters = [{"name": name, "valueFrom": {"path": _parameter_path(name)}} for name in names]
+    return {kind: entries for kind, entries in (("parameters", parameters), ("artifacts", artifacts)) if entries}
+
+
+def _artifact_path(name: str) -> str:
+    return f"{_FOLDER}/artifacts/{name}"
+
+
+def _parameter_path(name: str) -> str:
+    return f"{_FOLDER}/outputs/{name}"
+
+
+def _translate_word(task: _Task, word: str) -> str:
+    """A word of the program with Argo's placeholders in the place of Kubeflow's."""
+    if not isinstance(word, str) or word.startswith(('{"IfPresent"', '{"Concat"')):
+        raise UsageError(f"task {task.key!r} builds its command from optional parts, which is not translated")
+    if "{{" in _PLACEHOLDER.sub("", word):
+        raise UsageError(f"task {task.key!r}: its program contains '{{{{', which Argo would take for a placeholder")
+
+    def translate(found: re.Match[str]) -> str:
+        if not found[1]:
+            return _executor_input(task)
+        value = _VALUE.fullmatch(found[1])
+        return (
+            _job_value(task, found[0], found[1]) if value is None else _translate_value(task, found[0], *value.groups())
+        )
+
+    return _PLACEHOLDER.sub(translate, word)
+
+
+def _translate_value(task: _Task, placeholder: str, side: str, kind: str, name: str, field: str | None) -> str:
+    if (side, kind, field) == ("inputs", "parameters", None):
+        return f"{{{{inputs.parameters.{name}}}}}"
+    if (kind, side) == ("artifacts", "inputs") and field in ("path", "uri"):
+        return f"{_FOLDER}/inputs/{name}"
+    if (kind, side) == ("artifacts", "outputs") and field in ("path", "uri"):
+        return _artifact_path(name)
+    if (side, kind, field) == ("outputs", "parameters", "output_file"):
+        return _parameter_path(name)
+    raise UsageError(f"task {task.key!r} uses {placeholder}, which is not translated")
+
+
+def _executor_input(task: _Task) -> str:
+    """The JSON that Kubeflow's launcher passes to a Python component, with Argo's placeholders for the values."""
+    values = ",".join(
+        f"{json.dumps(name)}:{_json_placeholder(name, definition)}"
+        for name, definition in task.inputs("parameters").items()
+        if _is_passed(task, name, definition)
+    )
+    read = ",".join(
+        f"{json.dumps(name)}:{_artifact_list(name, one, f'{_FOLDER}/inputs/{name}', _metadata_placeholder(name))}"
+        for name, one in task.inputs("artifacts").items()
+    )
+    parameters = {name: {"outputFile": _parameter_path(name)} for name in task.outputs("parameters")}
+    written = ",".join(
+        f"{json.dumps(name)}:{_artifact_list(name, one, _artifact_path(name), '{}')}"
+        for name, one in task.outputs("artifacts").items()
+    )
+    return (
+        f'{{"inputs":{{"parameterValues":{{{values}}},"artifacts":{{{read}}}}},'
+        f'"outputs":{{"parameters":{json.dumps(parameters)},"outputFile":{json.dumps(_EXECUTOR_OUTPUT)},'
+        f'"artifacts":{{{written}}}}}}}'
+    )
+
+
+def _json_placeholder(name: str, definition: Manifest) -> str:
+    if definition.get("parameterType") in _RAW_TYPES:
+        return f"{{{{inputs.parameters.{name}}}}}"
+    return f"{{{{=toJson(inputs.parameters['{name}'])}}}}"
+
+
+def _metadata_placeholder(name: str) -> str:
+    return f"{{{{inputs.parameters.{name}{_METADATA_SUFFIX}}}}}"
+
+
+def _artifact_list(name: str, definition: Manifest, uri: str, metadata: str) -> str:
+    kind = definition.get("artifactType") or {}
+    if definition.get("isArtifactList"):
+        raise UsageError(f"artifact {name!r} is a list of artifacts, which is not translated")
+    fields = json.dumps({"name": name, "type": kind, "uri": uri})
+    return f'{{"artifacts":[{fields[:-1]}, "metadata":{metadata}}}]}}'
+
+
+def _translate_resources(resources: Manifest) -> tuple[Manifest, bool]:
+    """Resources as Kubernetes has them, and whether GPUs are among them."""
+    sides: dict[str, Manifest] = {"requests": {}, "limits": {}}
+    for side, name, value in _amounts(resources):
+        sides[side][name] = value
+    accelerator = resources.get("accelerator") or {}
+    kind = accelerator.get("resourceType") or accelerator.get("type")
+    if kind:
+        sides["limits"][kind] = str(accelerator.get("resourceCount") or accelerator.get("count") or 1)
+    return {side: amounts for side, amounts in sides.items() if amounts}, bool(kind)
+
+
+def _amounts(resources: Manifest) -> Iterator[tuple[str, str, str]]:
+    """Side, name and amount of each resource; the older fields are numbers of cores and of 10^9 bytes."""
+    for side, suffix in (("requests", "Request"), ("limits", "Limit")):
+        for name, field, unit in (("cpu", "Cpu", ""), ("memory", "Memory", "G")):
+            older = resources.get(f"{field.lower()}{suffix}")
+            if amount := resources.get(f"resource{field}{suffix}") or (f"{older:g}{unit}" if older else ""):
+                yield side, name, str(amount)
