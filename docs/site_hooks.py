@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ _FRONT_PAGE_PATH = re.compile(r"\]\(docs/")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the front page, and the page of all options."""
+    """Add the front page, the page of all options, and the list of pages for language models."""
     readme = (Path(config.docs_dir).parent / "README.md").read_text()
     files.append(File.generated(config, "index.md", content=_FRONT_PAGE_PATH.sub("](", readme)))
     files.append(File.generated(config, "options.md", content=describe_commands()))
+    files.append(File.generated(config, "llms.txt", content=list_pages(config)))
     return files
 
 
@@ -36,6 +38,20 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
         return link[0] if found is not None and not found.inclusion.is_excluded() else link[1]
 
     return _LINK.sub(keep_or_unlink, markdown)
+
+
+def list_pages(config: MkDocsConfig) -> str:
+    """The pages by section, in the form of llmstxt.org."""
+
+    def lines(entries: list[Any]) -> Iterator[str]:
+        for entry in entries:
+            [(title, content)] = entry.items()
+            if isinstance(content, list):
+                yield from ("", f"## {title}", "", *lines(content), "")
+            else:
+                yield f"- [{title}]({content.removesuffix('.md')}.html)"
+
+    return "\n".join([f"# {config.site_name}", "", f"> {config.site_description}", "", *lines(config.nav or [])]) + "\n"
 
 
 def describe_commands() -> str:

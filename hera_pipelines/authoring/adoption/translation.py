@@ -46,7 +46,7 @@ def translate_workflow(manifest: Manifest) -> Manifest:
     spec = workflow["spec"]
     _check_spec(spec)
     _move_defaults(spec)
-    # Compile withholds the token of the account from programs; here one may need it.
+    # Compile withholds the token from programs; here one may need it. To Argo, true is as if it were not set.
     spec.setdefault("automountServiceAccountToken", True)
     entry = _make_entry_dag(spec)
     _rename_tasks(entry)

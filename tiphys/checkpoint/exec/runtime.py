@@ -6,7 +6,6 @@ its variables reach no program that it starts.
 """
 
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ REQUIRED_PACKAGES = ("boto3", "pydantic")
 OPTIONAL_PACKAGES = ("prometheus-client",)
 LOADER = "lib/loader"
 PYTHON = "bin/python"
-_MODULE = "tiphys.checkpoint.exec"
+_PACKAGES = "packages"
 _LINKED = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _UNNEEDED = shutil.ignore_patterns(
     "__pycache__",
@@ -42,9 +41,14 @@ _UNNEEDED = shutil.ignore_patterns(
 def runtime_command(folder: str) -> list[str]:
     """The command that runs `tiphys-exec` from the copy in ``folder``; its options follow.
 
-    Python is isolated, so that variables such as PYTHONPATH of the program do not reach it.
+    Python is isolated, so that variables such as PYTHONPATH of the program do not reach it, and finds its packages
+    without `site`, which distributions change.
     """
-    return [f"{folder}/{LOADER}", "--library-path", f"{folder}/lib", f"{folder}/{PYTHON}", "-I", "-m", _MODULE]
+    start = (
+        f"import sys; sys.path.append('{folder}/{_PACKAGES}'); "
+        "from tiphys.checkpoint.exec.__main__ import main; sys.exit(main())"
+    )
+    return [f"{folder}/{LOADER}", "--library-path", f"{folder}/lib", f"{folder}/{PYTHON}", "-I", "-S", "-c", start]
 
 
 def install_runtime(folder: Path) -> None:
@@ -56,36 +60,31 @@ def install_runtime(folder: Path) -> None:
     """
     python = Path(sys.executable).resolve()
     try:
-        packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        shutil.copytree(
-            sysconfig.get_path("stdlib"), packages.parent, ignore=_UNNEEDED, dirs_exist_ok=True, symlinks=False
-        )
-        shutil.copytree(
-            Path(tiphys.__file__).parent,
-            packages / "tiphys",
-            ignore=shutil.ignore_patterns("__pycache__"),
-            dirs_exist_ok=True,
-        )
+        packages, library = folder / _PACKAGES, folder / "lib" / f"python{sysconfig.get_python_version()}"
+        shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=_UNNEEDED, dirs_exist_ok=True)
+        without_cache = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(tiphys.__file__).parent, packages / "tiphys", ignore=without_cache, dirs_exist_ok=True)
         for source, target in _package_files():
             (packages / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, packages / target)
         (folder / PYTHON).parent.mkdir(exist_ok=True)
         shutil.copy(python, folder / PYTHON)
-        binaries = [python, *packages.parent.rglob("*.so")]
+        binaries = [python, *library.rglob("*.so"), *packages.rglob("*.so")]
         loader, libraries = _find_libraries(binaries)
-        for library in libraries:
-            shutil.copy(library, folder / "lib" / library.name)
+        for shared in sorted(libraries):
+            shutil.copy(shared, folder / "lib" / shared.name)
         shutil.copy(loader, folder / LOADER)
     except OSError as error:
-        raise StoreError(f"{folder}: tiphys-exec cannot be copied there: {error}; give the volume more room") from error
+        raise StoreError(f"{folder}: tiphys-exec cannot be copied there: {error}") from error
 
 
 def _package_files() -> Iterator[tuple[Path, Path]]:
     """Each file of the needed packages, and its path below ``site-packages``."""
     for name in sorted(_needed_packages()):
         for file in importlib.metadata.files(name) or []:
-            if ".." not in file.parts and file.suffix != ".pyc":
-                yield Path(str(file.locate())), Path(*file.parts)
+            source = Path(str(file.locate()))
+            if ".." not in file.parts and file.suffix != ".pyc" and source.is_file():  # images drop listed scripts
+                yield source, Path(*file.parts)
 
 
 def _needed_packages() -> set[str]:
@@ -106,23 +105,22 @@ def _needed_packages() -> set[str]:
     return found
 
 
-def _find_libraries(binaries: Iterable[Path]) -> tuple[Path, list[Path]]:
-    """The loader of the C library, and all shared libraries that ``binaries`` need.
+def _find_libraries(binaries: Iterable[Path]) -> tuple[Path, set[Path]]:
+    """The loader of the C library that runs this process, and all shared libraries that ``binaries`` need.
 
     Raises:
-        UsageError: they cannot be found out.
+        UsageError: this process has another loader, such as that of musl.
     """
-    command = ["ldd", *map(str, binaries)]
-    try:
-        listed = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env={**os.environ, "LC_ALL": "C"}, check=False
-        )
-    except FileNotFoundError:
-        raise UsageError("ldd is not installed here, so the libraries of Python are not known") from None
-    libraries = {Path(path) for path in _LINKED.findall(listed.stdout)}
-    loader = next((path for path in sorted(libraries) if path.name.startswith("ld-linux")), None)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    loader = next((Path(path) for path in sorted(mapped) if Path(path).name.startswith("ld-linux")), None)
     if loader is None:
         raise UsageError(
             "tiphys-exec can be copied only from an image with the GNU C library, such as that of trainings"
         )
-    return loader, sorted(libraries - {loader})
+    libraries: set[Path] = set()
+    for binary in binaries:
+        listed = subprocess.run(
+            [loader, "--list", binary], capture_output=True, text=True, timeout=60, env={"LC_ALL": "C"}, check=False
+        )
+        libraries |= {Path(path) for path in _LINKED.findall(listed.stdout)}
+    return loader, {path for path in libraries if not path.name.startswith("ld-linux")}
