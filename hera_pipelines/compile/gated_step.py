@@ -34,6 +34,8 @@ class GatedStep:
     settings: StepSettings
     ended_by_next: bool = False
     """Whether the admit of the next step, or finalize, records the end, so that nothing has to wait for a conclude."""
+    has_result: bool = False
+    """Whether another task reads its standard output, as ``outputs.result``."""
     previous: str = ""
     """The step whose end the admit of this one records; empty: none."""
 
@@ -106,6 +108,7 @@ class GatedStep:
             fan_out=self.fan_out,
             gang=self.settings.gang,
             spot=self._avoidable_spot_nodes(),
+            has_result=self.has_result,
         )
 
     def _avoidable_spot_nodes(self) -> tuple[NodeLabelValue, ...]:
@@ -133,9 +136,16 @@ def _file_suffix(path: str) -> str:
 
 def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:
     """Return the gated steps of the entry DAG, in the order of its tasks."""
+    printing = {task for task, _ in references.fields_used(entry, [references.RESULT_FIELD])}
     programs = {t["name"]: t for t in templates if settings_annotation(t) is not None}
     return [
-        GatedStep(task["name"], task, programs[task["template"]], _parse_settings(programs[task["template"]]))
+        GatedStep(
+            task["name"],
+            task,
+            programs[task["template"]],
+            _parse_settings(programs[task["template"]]),
+            has_result=task["name"] in printing,
+        )
         for task in entry["dag"].get("tasks") or []
         if task.get("template") in programs
     ]
@@ -170,7 +180,7 @@ def _starts_at_once(step: GatedStep) -> bool:
 
 def _may_end_later(step: GatedStep) -> bool:
     watched = ("continueOn", "hooks", "onExit")  # an author's hook must not see a success that is not verified
-    return not (step.is_training or step.fan_out or any(step.task.get(field) for field in watched))
+    return not (step.is_training or step.fan_out or step.has_result or any(step.task.get(field) for field in watched))
 
 
 def settings_annotation(template: Manifest) -> str | None:

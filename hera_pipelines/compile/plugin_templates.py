@@ -20,7 +20,7 @@ from tiphys.protocol.operations import (
     gang_outputs,
     reused_parameter,
 )
-from tiphys.protocol.step_spec import RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.protocol.step_spec import RESULT_PARAMETER, RUN_PARAMETER, SUBMISSION_PARAMETER
 
 STATUS, EXIT_CODE = "status", "exit-code"
 _RUN_OUTPUTS = ("run-id", "attempt", "outputs")
@@ -112,17 +112,25 @@ def settle_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest
 
 def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
     """Build the template that asks for the result of the step; its outputs are those of the step."""
+    result = {"result": input_placeholder(RESULT_PARAMETER)} if step.has_result else {}
     body = ConcludeOperation(
-        **identity.step_fields(step), status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
+        **identity.step_fields(step), **result, status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
     )
     outputs = {
-        "parameters": [supplied_output(p["name"]) for p in step.output_parameters],
+        "parameters": [supplied_output(name) for name in step.spec().output_parameters],
         "artifacts": [supplied_artifact(a["name"]) for a in step.output_artifacts],
     }
     return drop_empty_fields(
         {
             "name": step.template_names.conclude,
-            "inputs": {"parameters": [{"name": STATUS}, {"name": EXIT_CODE}, *item_input(step)]},
+            "inputs": {
+                "parameters": [
+                    {"name": STATUS},
+                    {"name": EXIT_CODE},
+                    *({"name": name} for name in result),
+                    *item_input(step),
+                ]
+            },
             "outputs": drop_empty_fields(outputs),
             "plugin": _plugin_body(body),
         }

@@ -5,11 +5,12 @@ dependencies that Argo requires.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
+from tiphys.protocol.step_spec import RESULT_PARAMETER
 
 RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
@@ -62,6 +63,10 @@ class TemplateNames:
 
 _WORKFLOW_PARAMETER = re.compile(r"""workflow\.parameters(?:\.([-\w]+)|\[\s*['"]([-\w]+)['"]\s*\])""")
 _TASK = re.compile(r"""\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*['"]([^'"]+)['"]\s*\])""")
+RESULT_FIELD = "outputs.result"
+_RESULT = re.compile(rf"({_TASK.pattern}\.outputs\.)result\b")
+_PLACEHOLDER = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_EXPRESSION_FIELDS = ("expression", "fromExpression")
 _DEPENDENCY_FIELDS = ("depends", "dependencies")
 
 
@@ -92,6 +97,35 @@ def fields_used(part: Any, fields: Iterable[str]) -> set[tuple[str, str]]:
         for tag, _ in find_placeholders(part)
         for dotted, quoted, field in pattern.findall(tag)
     }
+
+
+def map_references(part: Any, change: Callable[[str], str], field: str = "") -> Any:
+    """``part`` with ``change`` applied within each placeholder and expression."""
+    if isinstance(part, dict):
+        return {name: map_references(value, change, str(name)) for name, value in part.items()}
+    if isinstance(part, list):
+        return [map_references(value, change, field) for value in part]
+    if not isinstance(part, str):
+        return part
+    if field in _EXPRESSION_FIELDS:
+        return change(part)
+    return _PLACEHOLDER.sub(lambda found: change(found[0]), part)
+
+
+def read_results_as_parameters(entry: Manifest, steps: Iterable[str]) -> None:
+    """Turn ``outputs.result`` of these steps into their output parameter `RESULT_PARAMETER`."""
+    names = set(steps)
+
+    def change(expression: str) -> str:
+        return _RESULT.sub(
+            lambda found: f"{found[1]}parameters.{RESULT_PARAMETER}" if {found[2], found[3]} & names else found[0],
+            expression,
+        )
+
+    for task in entry["dag"].get("tasks") or []:
+        task.update(map_references(task, change))
+    if "outputs" in entry:
+        entry["outputs"] = map_references(entry["outputs"], change)
 
 
 def add_dependencies(tasks: list[Manifest]) -> None:

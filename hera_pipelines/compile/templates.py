@@ -37,7 +37,14 @@ from hera_pipelines.compile.retries import attempt_retry_strategy, step_retry_st
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GangBackend
 from tiphys.protocol.operations import reused_parameter
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL, STORE_SECRET
+from tiphys.protocol.step_spec import (
+    ATTEMPT_LABEL,
+    RESULT_PARAMETER,
+    RUN_LABEL,
+    STEP_ANNOTATION,
+    STEP_LABEL,
+    STORE_SECRET,
+)
 
 # A training program writes its checkpoints itself. Optional, because pods may get credentials in another way. First
 # in the list, because Kubernetes uses the later of two variables of the same name.
@@ -130,6 +137,8 @@ def _keyed_artifact(step: GatedStep, name: str, path: str, key: str) -> Manifest
 
 
 _NO_EXIT_CODE = "-1"
+_PRINTED = "{{=tasks['run'].status == 'Succeeded' ? tasks['run'].outputs.result ?? '' : ''}}"
+"""Argo keeps the standard output of a task only if it finds this form of a reference to it beside the task."""
 
 
 def step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str, workflow: Manifest) -> list[Manifest]:
@@ -157,7 +166,10 @@ def _plain_step_templates(step: GatedStep, identity: IdentityPlaceholders, store
     tasks = [_admit_task(step), _run_task(step)]
     templates = [admit_template(step, identity), run_template(step, store)]
     if not step.ended_by_next:
-        tasks.append(_end_task(step, "conclude", step.template_names.conclude, "run", _exit_code_placeholder("run")))
+        conclude = _end_task(step, "conclude", step.template_names.conclude, "run", _exit_code_placeholder("run"))
+        if step.has_result:
+            conclude["arguments"]["parameters"].append({"name": RESULT_PARAMETER, "value": _PRINTED})
+        tasks.append(conclude)
         templates.append(conclude_template(step, identity))
     return [_wrapper_template(step, tasks), *templates]
 
@@ -203,7 +215,8 @@ def _wrapper_inputs(step: GatedStep) -> Manifest:
 
 
 def _wrapper_outputs(step: GatedStep) -> Manifest:
-    parameters = [_exported_output(p, valueFrom=_parameter_source(step, p["name"])) for p in step.output_parameters]
+    declared = [*step.output_parameters, *([{"name": RESULT_PARAMETER}] if step.has_result else [])]
+    parameters = [_exported_output(p, valueFrom=_parameter_source(step, p["name"])) for p in declared]
     artifacts = [{**_exported_output(a), **_artifact_source(step, a["name"])} for a in step.output_artifacts]
     return drop_empty_fields({"parameters": parameters, "artifacts": artifacts})
 

@@ -133,6 +133,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     add_dependencies(entry["dag"]["tasks"])
     steps = link_steps(steps, entry["dag"], bool(spec.get("onExit") or spec.get("hooks")))
     identity = identity_placeholders(options.run_name)
+    references.read_results_as_parameters(entry, (step.name for step in steps if step.has_result))
     compiled = [template for step in steps for template in step_templates(step, identity, options.store, spec)]
     compiled += exit_templates(workflow, steps, identity)
     limit_open_nodes(entry, steps, compiled, read_workflow_parameters(workflow))

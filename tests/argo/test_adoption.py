@@ -50,6 +50,12 @@ spec:
         template: say
         arguments: {parameters: [{name: text, value: tails}]}
         when: "{{steps.flip.outputs.result}} == tails"
+      - name: within
+        inline:
+          script:
+            image: IMAGE
+            command: [python]
+            source: print("SAYS inline {{steps.name}}")
       - name: fails
         template: fail
         continueOn: {failed: true}
@@ -167,7 +173,7 @@ def test_programs_do_what_they_did(world: World, tmp_path: Path) -> None:
     after.wait()
     assert said(world, after.name) == said(world, before.name)
     assert "hello world WORLD 2" in said(world, after.name)
-    for step in ("makeit", "heads"):
+    for step in ("makeit", "flip", "heads", "within"):
         assert [attempt.end and attempt.end.outcome for attempt in after.attempts(step)] == [AttemptEndOutcome.DONE]
     assert after.phases("fails") == before.phases("fail") == ["Failed"]
 

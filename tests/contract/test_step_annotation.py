@@ -14,6 +14,7 @@ LEFT_OUT = {
     "fan_out": False,
     "gang": None,
     "spot": [],
+    "has_result": False,
 }
 RETRY = {
     "preemption": None,

@@ -195,10 +195,16 @@ class Flow:
         return self.call(self.body("settle", step, retry, status=status, exit_code=exit_code))
 
     def conclude(
-        self, step: str, retry: int | None = None, item: str = "", status: str = "Succeeded", exit_code: str = "0"
+        self,
+        step: str,
+        retry: int | None = None,
+        item: str = "",
+        status: str = "Succeeded",
+        exit_code: str = "0",
+        **fields: Any,
     ) -> ExecuteReply:
         """``retry`` any number for a `Train`, None for a `Step`."""
-        return self.call(self.body("conclude", step, retry, item, status=status, exit_code=exit_code))
+        return self.call(self.body("conclude", step, retry, item, status=status, exit_code=exit_code, **fields))
 
     def finalize(self, status: str = "Succeeded", failures: str = '"null"', after: str = "") -> ExecuteReply:
         node = f"{self.name}.onExit.finalize"
@@ -240,7 +246,7 @@ class Flow:
     def _declared_outputs(self) -> dict[str, Any]:
         """All outputs that the templates of any step of the workflow may declare."""
         specs = self.specs or (prep(), fit())
-        values = [name for spec in specs for name in spec.parameters]
+        values = [name for spec in specs for name in spec.output_parameters]
         names = [*ADMIT_OUTPUTS, *GANG_OUTPUTS, *ELASTIC_OUTPUTS, *MEMORY_OUTPUTS.values()]
         names += [*values, *map(reused_parameter, values)]
         artifacts = [name for spec in specs for name in spec.artifacts]

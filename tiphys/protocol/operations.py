@@ -65,6 +65,8 @@ class ConcludeOperation(_StepOperation):
     status: str = ""
     """Argo's status of the run node (Step) or of the attempts node (Train)."""
     exit_code: str = "-1"
+    result: str = ""
+    """Standard output of the program, if the step has it as an output."""
 
 
 class FinalizeOperation(_Operation):

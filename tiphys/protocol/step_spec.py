@@ -281,6 +281,10 @@ class CheckpointPolicy(Record):
         )
 
 
+RESULT_PARAMETER = "result"
+"""Output parameter for the standard output of a step, if another task reads it."""
+
+
 class StepSpec(Record):
     """Settings of one step that Tiphys gates."""
 
@@ -307,6 +311,13 @@ class StepSpec(Record):
     """The gang of an attempt; None for a single pod."""
     spot: tuple[NodeLabelValue, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
     """Labels of the spot nodes that it may use; set only if ``retry.on_demand_after`` is set."""
+    has_result: bool = Field(default=False, exclude_if=lambda has_result: not has_result)
+    """True: its standard output, which Argo calls ``outputs.result``, is the output parameter `RESULT_PARAMETER`."""
+
+    @property
+    def output_parameters(self) -> tuple[str, ...]:
+        """Names of all output parameters: the declared ones, and that of the standard output."""
+        return (*self.parameters, RESULT_PARAMETER) if self.has_result else self.parameters
 
     def artifact_file(self, name: str) -> str:
         """File name of an output artifact in storage. Viewers, such as that of Argo's UI, go by its suffix."""

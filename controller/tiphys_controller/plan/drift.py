@@ -185,9 +185,9 @@ def find_changed_steps(
         step_findings = [one for one in findings if one.step == name]
         if previous is None or not step_findings:
             continue
-        program = (previous.template, previous.parameters, previous.artifacts) != (
+        program = (previous.template, previous.output_parameters, previous.artifacts) != (
             spec.template,
-            spec.parameters,
+            spec.output_parameters,
             spec.artifacts,
         )
         inputs = any(one.drift in (DriftClass.PARAMETERS, DriftClass.DATA) for one in step_findings)

@@ -3,13 +3,14 @@
 The marks are inserted as lines of text, so that comments and layout stay.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hera_pipelines.authoring.adoption.marks import inline_name
 from hera_pipelines.authoring.adoption.shape import KINDS, check_shape
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -24,8 +25,8 @@ class ArgoDocument:
     Attributes:
         path: The file.
         manifest: The document.
-        lines: Line of each template in the file, by its name, counted from 1.
-        anchors: Where the marks of a template go, by its name: the line before which, and the lines that come before
+        lines: Line of each template in the file, by its name or `marks.inline_name`, counted from 1.
+        anchors: Where the marks of a template go, by the same: the line before which, and the lines that come before
             the first mark, indented; None where the template is written on one line.
     """
 
@@ -115,27 +116,46 @@ def _build_document(path: Path, document: Manifest, node: yaml.Node) -> ArgoDocu
         check_shape(document)
     except UsageError as error:
         raise UsageError(f"{path}:{node.start_mark.line + 1}: {error}") from error
-    templates = _child(_child(node, "spec"), "templates") or _child(
-        _child(_child(node, "spec"), "workflowSpec"), "templates"
-    )
+    spec = _child(node, "spec")
+    templates = _child(spec, "templates") or _child(_child(spec, "workflowSpec"), "templates")
     lines: dict[str, int] = {}
     anchors: dict[str, tuple[int, tuple[str, ...], int] | None] = {}
-    for template in templates.value if isinstance(templates, yaml.SequenceNode) else []:
-        name = _child(template, "name")
-        if isinstance(name, yaml.ScalarNode):
-            lines[name.value] = template.start_mark.line + 1
-            anchors[name.value] = _find_anchor(template, name)
+    for template in _items(templates):
+        name = _text(_child(template, "name"))
+        lines[name] = template.start_mark.line + 1
+        anchors[name] = _find_anchor(template)
+        for task in _tasks(template):
+            if inline := _child(task, "inline"):
+                key = inline_name(name, _text(_child(task, "name")))
+                lines[key] = task.start_mark.line + 1
+                anchors[key] = _find_anchor(inline)
     return ArgoDocument(path, document, lines, anchors)
 
 
-def _find_anchor(template: yaml.Node, name: yaml.ScalarNode) -> tuple[int, tuple[str, ...], int] | None:
+def _tasks(template: yaml.Node) -> Iterator[yaml.Node]:
+    yield from _items(_child(_child(template, "dag"), "tasks"))
+    for group in _items(_child(template, "steps")):
+        yield from _items(group) if isinstance(group, yaml.SequenceNode) else [group]
+
+
+def _items(node: yaml.Node | None) -> list[yaml.Node]:
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _text(node: yaml.Node | None) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _find_anchor(template: yaml.Node) -> tuple[int, tuple[str, ...], int] | None:
     """Line before which marks go, what must come before them, and their indentation."""
     if not isinstance(template, yaml.MappingNode) or template.flow_style:
         return None
     column = template.start_mark.column
-    metadata = _child(template, "metadata")
+    metadata, name = _child(template, "metadata"), _child(template, "name")
     if metadata is None:
-        return name.end_mark.line + 1, (f"{' ' * column}metadata:", f"{' ' * (column + 2)}annotations:"), column + 4
+        # A template that is an item of a list begins behind the dash, so its first line cannot be moved down.
+        line = name.end_mark.line + 1 if name else template.start_mark.line
+        return line, (f"{' ' * column}metadata:", f"{' ' * (column + 2)}annotations:"), column + 4
     if not isinstance(metadata, yaml.MappingNode) or metadata.flow_style or not metadata.value:
         return None
     inner = metadata.start_mark.column

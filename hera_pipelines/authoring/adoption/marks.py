@@ -38,6 +38,11 @@ class AdoptedKind(StrEnum):
     """Argo runs it as before."""
 
 
+def inline_name(entry: str, task: str) -> str:
+    """Name for the template written within a task, which has none; no template can be called so."""
+    return f"{entry}/{task}"
+
+
 def adopted_kind(template: Manifest) -> AdoptedKind | None:
     """What the annotation ``tiphys.dev/adopt`` says; None without it.
 

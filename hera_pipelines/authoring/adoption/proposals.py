@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.documents import ArgoDocument
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
-from hera_pipelines.authoring.adoption.translation import is_leaf, mounts_workflow_volume, translate_workflow
+from hera_pipelines.authoring.adoption.translation import (
+    inline_templates,
+    is_leaf,
+    list_tasks,
+    mounts_workflow_volume,
+    translate_workflow,
+)
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -24,7 +30,7 @@ class Proposal:
     """What a template becomes, and why.
 
     Attributes:
-        template: Name of the template.
+        template: Name of the template; of one written within a task of the entry point, as in `marks.inline_name`.
         line: Its line in the file.
         kind: What it becomes.
         reason: Why.
@@ -65,10 +71,12 @@ def propose_adoption(document: ArgoDocument) -> Adoption:
     except UsageError as error:
         return Adoption(document, (), str(error))
     spec = workflow["spec"]
-    users = _entry_tasks(spec)
+    inline = inline_templates(spec)
+    users = _entry_tasks(spec) | {name: [task["name"]] for name, task in inline.items()}
+    templates = [*spec["templates"], *({**task["inline"], "name": name} for name, task in inline.items())]
     chosen: dict[str, AdoptedKind] = {}
     proposals = []
-    for template in spec["templates"]:
+    for template in templates:
         proposal = _propose(document, workflow, template, tuple(users.get(template["name"], ())))
         proposals.append(proposal)
         if proposal.kind is not AdoptedKind.PLAIN:
@@ -90,7 +98,8 @@ def _propose(document: ArgoDocument, workflow: Manifest, template: Manifest, tas
 
     if not is_leaf(template):
         what = next((one for one in _TYPES if one in template), "of an unknown type")
-        return build(AdoptedKind.PLAIN, "holds the steps" if name == workflow["spec"]["entrypoint"] else f"is {what}")
+        nested = "holds steps of its own, which Argo runs as before" if what in ("steps", "dag") else f"is {what}"
+        return build(AdoptedKind.PLAIN, "holds the steps" if name == workflow["spec"]["entrypoint"] else nested)
     if not tasks:
         return build(AdoptedKind.PLAIN, "is run by no task of the entry point itself")
     if declared is AdoptedKind.PLAIN:
@@ -122,10 +131,12 @@ def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bo
 def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:
     """``workflow`` with only these marks of `marks.ADOPT`."""
     marked = copy.deepcopy(workflow)
-    for template in marked["spec"].get("templates") or []:
+    named = {one.get("name", ""): one for one in marked["spec"].get("templates") or []}
+    inline = {name: task["inline"] for name, task in inline_templates(marked["spec"]).items()}
+    for name, template in (named | inline).items():
         metadata = template.setdefault("metadata", {})
         annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k != marks.ADOPT}
-        if kind := kinds.get(template.get("name", "")):
+        if kind := kinds.get(name):
             annotations[marks.ADOPT] = kind.value
         metadata["annotations"] = annotations
     return marked
@@ -136,10 +147,7 @@ def _entry_tasks(spec: Manifest) -> dict[str, list[str]]:
     entry = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
     if is_leaf(entry):
         return {entry["name"]: [entry["name"]]}
-    tasks = (entry.get("dag") or {}).get("tasks") or [
-        step for group in entry.get("steps") or [] for step in (group if isinstance(group, list) else [group])
-    ]
     users: dict[str, list[str]] = {}
-    for task in tasks:
+    for task in list_tasks(entry):
         users.setdefault(task.get("template") or "", []).append(task["name"])
     return users

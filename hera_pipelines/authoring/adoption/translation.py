@@ -9,26 +9,25 @@ Argo does with the author's programs stays the same.
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
-from hera_pipelines.compile.references import RESERVED_PREFIX
+from hera_pipelines.compile.references import RESERVED_PREFIX, map_references
 from hera_pipelines.compile.validate.validate_workflow import PLACEMENT_FIELDS
 from tiphys.checkpoint.exec.options import INSTALL_OPTION
 from tiphys.checkpoint.exec.runtime import runtime_command
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 ENTRY_DAG = "adopted"
 _RUNTIME_VOLUME, _RUNTIME_FOLDER = "tiphys-runtime", "/tiphys-runtime"
 _LEAF_FIELDS = ("container", "script")
 _POD_FIELDS = (*_LEAF_FIELDS, "containerSet", "resource", "data")
-_EXPRESSION_FIELDS = ("expression", "fromExpression")
 _TASK_REFERENCE = re.compile(r"\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*(['\"])([^'\"]+)\2\s*\])")
-_PLACEHOLDER = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _COMPOSITE_DEFAULTS = ("retryStrategy", "memoize", "synchronization", "parallelism", "failFast", "metrics")
 """Fields of templateDefaults that Argo also applies to steps and DAGs."""
 
@@ -48,9 +47,12 @@ def translate_workflow(manifest: Manifest) -> Manifest:
     _move_defaults(spec)
     # Compile withholds the token from programs; here one may need it. To Argo, true is as if it were not set.
     spec.setdefault("automountServiceAccountToken", True)
+    called_by_steps = any("steps" in one for one in spec["templates"] if one["name"] == spec["entrypoint"])
     entry = _make_entry_dag(spec)
-    _rename_tasks(entry)
+    original_names = {new: old for old, new in _rename_tasks(entry).items()}
     for task in entry["dag"].get("tasks") or []:
+        original_name = original_names.get(task["name"], task["name"])
+        _keep_task_name(spec, task, original_name, "steps" if called_by_steps else "tasks")
         _mark_step(spec, task)
     _drop_unused(spec)
     _free_names(spec, entry)
@@ -65,10 +67,22 @@ def is_leaf(template: Manifest) -> bool:
 
 def is_marked(spec: Manifest) -> bool:
     """Whether any template of a Workflow says what becomes of it."""
-    templates = spec.get("templates") or []
-    tasks = [task for template in templates for task in (template.get("dag") or {}).get("tasks") or []]
-    inline = [task["inline"] for task in tasks if task.get("inline")]
-    return any(marks.adopted_kind(template) is not None for template in [*templates, *inline])
+    inline = [task["inline"] for task in inline_templates(spec).values()]
+    return any(marks.adopted_kind(template) is not None for template in [*(spec.get("templates") or []), *inline])
+
+
+def list_tasks(template: Manifest) -> list[Manifest]:
+    """The tasks of a DAG, or the steps of all groups."""
+    tasks: list[Manifest] = (template.get("dag") or {}).get("tasks") or []
+    return tasks or [step for group in _step_groups(template) for step in group]
+
+
+def inline_templates(spec: Manifest) -> dict[str, Manifest]:
+    """Tasks of the entry point that have their template within them, by `marks.inline_name`."""
+    entry: Manifest = next(
+        (one for one in spec.get("templates") or [] if one.get("name") == spec.get("entrypoint")), {}
+    )
+    return {marks.inline_name(entry["name"], task["name"]): task for task in list_tasks(entry) if task.get("inline")}
 
 
 def _check_spec(spec: Manifest) -> None:
@@ -166,8 +180,6 @@ def _passed_artifacts(inputs: Manifest, spec: Manifest) -> list[Manifest]:
 
 def _turn_steps_into_dag(entry: Manifest) -> None:
     groups = _step_groups(entry)
-    if re.search(r"\{\{\s*steps\.name\s*\}\}", str(groups)):
-        raise UsageError(f"entry point {entry['name']!r} uses {{{{steps.name}}}}, which a DAG does not have")
     del entry["steps"]
     tasks: list[Manifest] = []
     before: list[str] = []
@@ -176,9 +188,9 @@ def _turn_steps_into_dag(entry: Manifest) -> None:
         before = [step["name"] for step in group]
     # A group goes on to its end when one of its steps fails.
     dag: Manifest = {"tasks": tasks, "failFast": False}
-    entry["dag"] = _map_references(dag, _refer_to_tasks)
+    entry["dag"] = map_references(dag, _refer_to_tasks)
     if "outputs" in entry:
-        entry["outputs"] = _map_references(entry["outputs"], _refer_to_tasks)
+        entry["outputs"] = map_references(entry["outputs"], _refer_to_tasks)
 
 
 def _step_groups(template: Manifest) -> list[list[Manifest]]:
@@ -189,12 +201,12 @@ def _refer_to_tasks(expression: str) -> str:
     return re.sub(r"\bsteps(?=\s*[.\[])", "tasks", expression)
 
 
-def _rename_tasks(entry: Manifest) -> None:
-    """Give each task a name under which results can be stored; Argo also allows capitals."""
+def _rename_tasks(entry: Manifest) -> dict[str, str]:
+    """Give each task a name under which results can be stored; Argo also allows capitals. Returns new names by old."""
     dag = entry["dag"]
     names = _storable_names([task["name"] for task in dag.get("tasks") or []])
     if not names:
-        return
+        return names
     if "{{" in (dag.get("target") or ""):
         raise UsageError(f"a parameter chooses its targets, so its tasks cannot be renamed: write {min(names)!r} small")
     for task in dag["tasks"]:
@@ -213,7 +225,55 @@ def _rename_tasks(entry: Manifest) -> None:
 
     for field in ("dag", "outputs"):
         if field in entry:
-            entry[field] = _map_references(entry[field], rename)
+            entry[field] = map_references(entry[field], rename)
+    return names
+
+
+def _keep_task_name(spec: Manifest, task: Manifest, original_name: str, called_by: str) -> None:
+    """Write the name of a task in the place of ``{{tasks.name}}`` or ``{{steps.name}}`` where the variable changes.
+
+    Argo resolves it within the template that the task runs, also in its arguments. The program of a step is run by
+    another task than the author's, a DAG has no ``steps.name``, and a task may have a new name.
+
+    Args:
+        spec: The Workflow; gets a copy of the template that has the name in it.
+        task: Task of the entry DAG.
+        original_name: Its name as the author wrote it.
+        called_by: ``steps`` or ``tasks``: what the entry point was.
+    """
+    template: Manifest = task.get("inline") or next(
+        (one for one in spec["templates"] if one["name"] == task.get("template")), {}
+    )
+    is_step = marks.adopted_kind(template) in (AdoptedKind.STEP, AdoptedKind.TRAIN)
+    if not is_step and called_by == "tasks" and task["name"] == original_name:
+        return
+
+    arguments = _write_task_name(task.get("arguments"), "tasks", original_name)
+    program = _write_task_name(template, called_by, original_name)
+    if (arguments, program) == (task.get("arguments"), template):
+        return
+    if is_fan_out(task):
+        raise UsageError(
+            f"task {original_name!r}: {{{{{called_by}.name}}}} of an item has no counterpart; pass the item"
+        )
+    if arguments:
+        task["arguments"] = arguments
+    if task.get("inline"):
+        task["inline"] = program
+    elif program != template:
+        program["name"] = _free_name(f"{task['name']}-template", spec)
+        spec["templates"].append(program)
+        task["template"] = program["name"]
+
+
+def _write_task_name(part: Any, called_by: str, name: str) -> Any:
+    """``part`` with ``name`` in the place of ``{{steps.name}}`` or ``{{tasks.name}}``, also within an expression."""
+
+    def write(expression: str) -> str:
+        alone = re.fullmatch(rf"\{{\{{\s*{called_by}\.name\s*\}}\}}", expression)
+        return name if alone else re.sub(rf"\b{called_by}\.name(?![.\w-])", f"'{name}'", expression)
+
+    return map_references(part, write)
 
 
 def _storable_names(tasks: list[str]) -> dict[str, str]:
@@ -233,19 +293,6 @@ def _renamed_reference(found: re.Match[str], names: dict[str, str]) -> str:
     if found[1]:
         return f"tasks.{names.get(found[1], found[1])}"
     return f"tasks[{found[2]}{names.get(found[3], found[3])}{found[2]}]"
-
-
-def _map_references(part: Any, change: Callable[[str], str], field: str = "") -> Any:
-    """``part`` with ``change`` applied within each placeholder and expression."""
-    if isinstance(part, dict):
-        return {name: _map_references(value, change, str(name)) for name, value in part.items()}
-    if isinstance(part, list):
-        return [_map_references(value, change, field) for value in part]
-    if not isinstance(part, str):
-        return part
-    if field in _EXPRESSION_FIELDS:
-        return change(part)
-    return _PLACEHOLDER.sub(lambda found: change(found[0]), part)
 
 
 def _mark_step(spec: Manifest, task: Manifest) -> None:

@@ -14,7 +14,7 @@ from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import format_memory_quantity, parse_memory_bytes
-from tiphys.protocol.step_spec import RetryPolicy
+from tiphys.protocol.step_spec import RESULT_PARAMETER, RetryPolicy
 from tiphys.records import Cause
 
 ARTIFACT_LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
@@ -124,6 +124,21 @@ def _check_pod_spec_patch(step: GatedStep) -> str | None:
         return "the plugin patches the pod of each training attempt; use the step's own options, not pod_spec_patch"
     if step.settings.grace_seconds is not None:
         return "it has both grace and pod_spec_patch; put terminationGracePeriodSeconds into the patch"
+    return None
+
+
+def _check_result(step: GatedStep) -> str | None:
+    if not step.has_result:
+        return None
+    read = f"{{{{tasks.{step.name}.outputs.result}}}} is read"
+    if step.is_training:
+        return f"{read}, and a training has no such output; declare an output parameter instead"
+    if step.fan_out:
+        return f"{read}, which Argo makes of all items in a form of its own; declare an output parameter instead"
+    if any(p["name"] == RESULT_PARAMETER for p in step.output_parameters):
+        return f"{read}, and it has an output parameter {RESULT_PARAMETER!r} as well; rename that"
+    if step.task.get("continueOn"):
+        return f"{read}, which a failed step does not have, and it has continueOn; drop one"
     return None
 
 
@@ -240,6 +255,7 @@ _CHECKS: tuple[Callable[[GatedStep], str | None], ...] = (
     _check_budgets,
     _check_escalation,
     _check_pod_spec_patch,
+    _check_result,
     _check_template_fields,
     _check_reserved_names,
     _check_output_artifacts,

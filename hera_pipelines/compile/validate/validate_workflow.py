@@ -18,7 +18,7 @@ from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 
 _STEP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_UNAVAILABLE_FIELDS = ("outputs.result", "exitCode", "ip")
+_UNAVAILABLE_FIELDS = ("exitCode", "ip")
 _VALUE_FIELDS = ("value", "default", "valueFrom", *ARTIFACT_LOCATIONS)
 _REMEDY_BY_KIND = {
     "parameters": ", and it has no default; pass a value",

@@ -175,7 +175,9 @@ def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | N
     waiting = end_attempt.await_pods(call, claim, pod_statuses)
     if waiting is not None:
         return waiting
-    if call.spec.kind is StepKind.STEP and end_attempt.is_program_done(call, claim, pod_statuses):
+    # Only a conclude knows what the program has printed.
+    is_recordable = call.spec.kind is StepKind.STEP and not call.spec.has_result
+    if is_recordable and end_attempt.is_program_done(call, claim, pod_statuses):
         reply = conclude.conclude_attempt(call, previous, "Succeeded", "0")
         return reply if reply.phase == "Pending" else None
     observation = end_attempt.observe_end(call, claim, pod_statuses)

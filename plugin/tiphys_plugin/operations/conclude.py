@@ -39,7 +39,7 @@ def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
             f"{call.name} was never started in this workflow, so it has no result; "
             f"see its admit step for why, then `tiphys resume {call.run}`"
         )
-    return conclude_attempt(call, attempt, operation.status, operation.exit_code, attempts)
+    return conclude_attempt(call, attempt, operation.status, operation.exit_code, attempts, result=operation.result)
 
 
 def record_previous_end(context: PluginContext, binding: RunBinding, step: str) -> ExecuteReply | None:
@@ -72,7 +72,13 @@ def find_own_attempt(context: PluginContext, binding: RunBinding, step: str) -> 
 
 
 def conclude_attempt(
-    call: StepCall, attempt: Attempt, status: str, exit_code: str, attempts: Sequence[Attempt] = ()
+    call: StepCall,
+    attempt: Attempt,
+    status: str,
+    exit_code: str,
+    attempts: Sequence[Attempt] = (),
+    *,
+    result: str = "",
 ) -> ExecuteReply:
     """The verdict on an attempt, after its end has been recorded.
 
@@ -82,8 +88,9 @@ def conclude_attempt(
         status: Argo's status of the program (Step) or of all attempts (Train).
         exit_code: Argo's exit code of the same.
         attempts: All attempts of a Train, which decide about its retries.
+        result: Standard output of the program, if the step has it as an output. Only its conclude knows it.
     """
-    end = attempt.end or _end_open_attempt(call, attempt.claim, status, exit_code)
+    end = attempt.end or _end_open_attempt(call, attempt.claim, status, exit_code, result)
     return end if isinstance(end, ExecuteReply) else _attempt_reply(call, attempts, end)
 
 
@@ -97,7 +104,9 @@ def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
     return succeeded_reply(source[:1].upper() + source[1:], publish.build_outputs(call, end.outputs))
 
 
-def _end_open_attempt(call: StepCall, claim: AttemptClaim, status: str, exit_code: str) -> AttemptEnd | ExecuteReply:
+def _end_open_attempt(
+    call: StepCall, claim: AttemptClaim, status: str, exit_code: str, result: str
+) -> AttemptEnd | ExecuteReply:
     """End an attempt without an end record: verify its outputs, or record its failure.
 
     ``status`` and ``exit_code`` are Argo's, of the program (Step) or of all attempts (Train).
@@ -106,7 +115,8 @@ def _end_open_attempt(call: StepCall, claim: AttemptClaim, status: str, exit_cod
     if (waiting := end_attempt.await_pods(call, claim, pod_statuses)) is not None:
         return waiting
     if _program_succeeded(call, status, pod_statuses):
-        return publish.verify_and_end(call, claim, last_try=end_attempt.find_last_try(call, claim, pod_statuses))
+        last_try = end_attempt.find_last_try(call, claim, pod_statuses)
+        return publish.verify_and_end(call, claim, last_try, result)
     run_status = status if call.spec.kind is StepKind.STEP else ""
     observation = end_attempt.observe_end(call, claim, pod_statuses, run_status, exit_code)
     return end_attempt.end_failed_attempt(call, claim, observation, end_attempt.not_started_message(status))

@@ -187,8 +187,8 @@ def _record_end(
         exit_code = end_attempt.find_argo_exit_code(call, attempt.claim)
         return conclude.conclude_attempt(call, attempt, node.phase, exit_code)
     pod_statuses = pods.list_attempt_pods(context.store, context.cluster, attempt.claim)
-    if not end_attempt.is_program_done(call, attempt.claim, pod_statuses):
-        return None
+    if spec.has_result or not end_attempt.is_program_done(call, attempt.claim, pod_statuses):
+        return None  # only a conclude knows what the program has printed
     return conclude.conclude_attempt(call, attempt, "Succeeded", "0")
 
 

@@ -25,7 +25,7 @@ from tiphys.protocol.execute_api import (
     S3Location,
     pending_reply,
 )
-from tiphys.protocol.step_spec import StepKind, StepSpec
+from tiphys.protocol.step_spec import RESULT_PARAMETER, StepKind, StepSpec
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -82,14 +82,21 @@ def _locate_output(name: str, kind: OutputKind, key: str, listing: Sequence[Obje
     return LocatedOutput(Output(name=name, kind=kind, key=key, directory=bool(below)), below)
 
 
-def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int) -> AttemptEnd | ExecuteReply:
+def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result: str = "") -> AttemptEnd | ExecuteReply:
     """Verify the outputs of a successful attempt, and record it as done, or as failed with the reason.
+
+    Args:
+        call: A call about its step.
+        attempt: The attempt.
+        last_try: Number of the last try of its program, from the pods.
+        result: Its standard output, which becomes an output of the record if the step has it as one.
 
     Returns a Pending reply while the outputs are still being hashed.
     """
     prefix = call.layout.outputs(attempt.step, attempt.attempt)
     located = locate_outputs(call.spec, prefix, list(call.store.list(prefix)), last_try)
-    if fault := _find_output_error(call, located):
+    printed = _printed_outputs(call.spec, prefix, result)
+    if fault := _find_output_error(call, located) or _find_result_error(call, printed):
         cause, message = fault
         return end_attempt.record_end(
             call, attempt, AttemptEndOutcome.FAILED, cause=cause, message=message, exit_code=0
@@ -98,7 +105,7 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int) -> Atte
         hashes = _hash_outputs(call, prefix, [object_info for output in located for object_info in output.objects])
         if isinstance(hashes, ExecuteReply):
             return hashes
-        outputs = tuple(_build_output(call, output, hashes) for output in located)
+        outputs = (*(_build_output(call, output, hashes) for output in located), *printed)
     except ObjectMissingError as error:
         return end_attempt.record_end(
             call, attempt, AttemptEndOutcome.FAILED, cause=Cause.OUTPUT_MISSING, message=str(error), exit_code=0
@@ -169,6 +176,25 @@ def _find_output_error(call: StepCall, located: Sequence[LocatedOutput]) -> tupl
                 "declare it as an artifact"
             )
     return None
+
+
+def _printed_outputs(spec: StepSpec, prefix: str, result: str) -> tuple[Output, ...]:
+    """The standard output as an output without an object: the record holds its only copy."""
+    if not spec.has_result:
+        return ()
+    key = f"{prefix}parameters/{RESULT_PARAMETER}"
+    return (Output(name=RESULT_PARAMETER, kind=OutputKind.PARAMETER, key=key, value=result),)
+
+
+def _find_result_error(call: StepCall, printed: Sequence[Output]) -> tuple[Cause, str] | None:
+    limit = call.context.settings.parameter_max_bytes
+    size = max((len((output.value or "").encode()) for output in printed), default=0)
+    if size <= limit:
+        return None
+    return Cause.USER_ERROR, (
+        f"its standard output, which another task reads as outputs.result, has {size} bytes, at most {limit} fit in a "
+        "Workflow; declare an artifact instead"
+    )
 
 
 def _hash_outputs(call: StepCall, job_key: str, objects: Sequence[ObjectInfo]) -> Mapping[str, str] | ExecuteReply:

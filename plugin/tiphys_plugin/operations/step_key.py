@@ -48,7 +48,7 @@ def compute_step_key(store: Store, spec: StepSpec, operation: AdmitOperation, te
     key = json_digest(
         {
             "template": spec.template,
-            "outputs": [sorted(spec.parameters), sorted(spec.artifacts)],
+            "outputs": [sorted(spec.output_parameters), sorted(spec.artifacts)],
             "parameters": operation.inputs,
             "artifacts": artifacts,
             "item": item_hash(operation.item) if spec.fan_out else None,

@@ -70,6 +70,58 @@ def test_a_workflow_is_adopted_run_and_resumed(tmp_path: Path) -> None:
     assert "1 of 2 steps would run" in resumed.err + resumed.out
 
 
+FLIP = """\
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: flip-}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    steps:
+    - - {name: flip, template: flip}
+    - - name: heads
+        template: say
+        when: "{{steps.flip.outputs.result}} == heads"
+        arguments: {parameters: [{name: side, value: "{{steps.flip.outputs.result}}"}]}
+      - name: tails
+        template: say
+        when: "{{steps.flip.outputs.result}} == tails"
+        arguments: {parameters: [{name: side, value: no}]}
+      - name: each
+        template: say
+        withParam: '["{{steps.flip.outputs.result}}", "none"]'
+        arguments: {parameters: [{name: side, value: "{{item}}"}]}
+  - name: flip
+    script:
+      image: busybox
+      command: [sh]
+      source: |
+        echo flipped >> FOLDER/flips
+        echo heads
+  - name: say
+    inputs: {parameters: [{name: side}]}
+    container:
+      image: busybox
+      command: [sh, -c]
+      args: ["echo {{inputs.parameters.side}} >> FOLDER/said; test -e FOLDER/may-end"]
+"""
+
+
+def test_what_a_program_prints_chooses_the_way_and_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(FLIP.replace("FOLDER", str(tmp_path)))
+    adopted = invoke(["adopt", "old.yaml", "--output", "new.yaml"], tmp_path)
+    assert re.search(r"flip +step", adopted.out), adopted.out
+    failed = invoke(["run", "new.yaml", "--run", "r"], tmp_path)
+    assert failed.code == 1, failed.err
+    (tmp_path / "may-end").touch()
+    (tmp_path / "said").unlink()
+    resumed = invoke(["resume", "r"], tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert (tmp_path / "flips").read_text().split() == ["flipped"]
+    assert sorted((tmp_path / "said").read_text().split()) == ["heads", "heads", "none"]
+
+
 def test_the_example_of_the_guide_is_what_the_command_prints_and_runs(tmp_path: Path) -> None:
     for name in ("before.yaml", "after.yaml"):
         shutil.copy(DOCS / "adopt" / name, tmp_path)

@@ -179,6 +179,26 @@ def test_outputs_of_a_step_without_conclude_come_from_run_or_from_the_reused_res
     assert made["prep-admit"]["outputs"]["artifacts"] == [{"name": "model", "path": "/unused/model", "optional": True}]
 
 
+def test_standard_output_that_another_task_reads_is_an_output_of_the_step() -> None:
+    reads = {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}} {{=tasks['a'].outputs.result + '!'}}"}]}
+    main = [task("a"), task("b", arguments=reads, when="{{tasks.a.outputs.result}} == heads"), task("c")]
+    found = compiled(step("a"), plain("b", inputs=parameters("x")), plain("c"), tasks=main)
+    conclude = tasks(found["a"])["conclude"]
+    assert (
+        value(conclude, "result") == "{{=tasks['run'].status == 'Succeeded' ? tasks['run'].outputs.result ?? '' : ''}}"
+    )
+    assert found["a-conclude"]["plugin"]["tiphys"]["result"] == "{{inputs.parameters.result}}"
+    assert found["a-conclude"]["outputs"]["parameters"] == [
+        {"name": "result", "valueFrom": {"default": "", "supplied": {}}}
+    ]
+    assert found["a"]["outputs"]["parameters"] == [
+        {"name": "result", "valueFrom": {"parameter": "{{tasks.conclude.outputs.parameters.result}}"}}
+    ]
+    reader = tasks(found["main"])["b"]
+    assert value(reader, "x") == "{{tasks.a.outputs.parameters.result}} {{=tasks['a'].outputs.parameters.result + '!'}}"
+    assert (reader["when"], reader["depends"]) == ("{{tasks.a.outputs.parameters.result}} == heads", "a")
+
+
 def test_a_training_step_repeats_through_admission() -> None:
     made = compiled(train("fit"))
 

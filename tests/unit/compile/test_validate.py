@@ -404,10 +404,9 @@ def test_the_step_put_right_compiles(name: str) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        "{{tasks.prep.outputs.result}}",
-        "{{= tasks.prep.outputs.result }}",
-        "{{=tasks['prep'].outputs.result}}",
         "{{tasks.prep.exitCode}}",
+        "{{= tasks.prep.exitCode }}",
+        "{{=tasks['prep'].exitCode}}",
         "{{tasks.prep.ip}}",
     ],
 )
@@ -495,4 +494,19 @@ def test_a_damaged_annotation_is_refused_with_the_place(text: str, words: str) -
     message = refusal(workflow(template))
 
     assert "template 'prep'" in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("prep", "fields", "words"),
+    [
+        (train("prep"), {}, "a training has no such output"),
+        (step("prep"), {"withItems": [1, 2]}, "makes of all items in a form of its own"),
+        (step("prep", outputs={"parameters": [output_parameter("result")]}), {}, "output parameter 'result' as well"),
+        (step("prep"), {"continueOn": {"failed": True}}, "which a failed step does not have"),
+    ],
+)
+def test_standard_output_that_no_record_can_hold_is_refused(prep: Manifest, fields: Manifest, words: str) -> None:
+    after = task("after", arguments={"parameters": [{"name": "x", "value": "{{tasks.prep.outputs.result}}"}]})
+    message = refusal(workflow(prep, plain("after", inputs=parameters("x")), tasks=[task("prep", **fields), after]))
     assert words in message

@@ -77,13 +77,12 @@ def test_each_template_becomes_what_compile_accepts_or_says_why_not(tmp_path: Pa
         "main": ("plain", 9, ()),
         "prepare": ("step", 18, ("prepare",)),
         "train": ("train", 21, ("Train",)),
-        "flip": ("plain", 28, ("flip",)),
+        "flip": ("step", 28, ("flip",)),
         "report": ("step", 33, ("report",)),
         "nested": ("plain", 38, ("nested",)),
         "inner": ("plain", 42, ()),
     }
     reasons = {one.template: one.reason for one in adoption.proposals}
-    assert "{{tasks.flip.outputs.result}} never gets a value" in reasons["flip"]
     assert reasons["train"].startswith("it takes its 2 GPUs from a queue")
     assert reasons["inner"] == "is run by no task of the entry point itself"
 
@@ -97,6 +96,7 @@ def test_marks_are_lines_in_the_text_and_the_file_compiles(tmp_path: Path) -> No
     assert [line.split()[1:] for line in difference if line.startswith("+ ") and "tiphys" in line] == [
         ["tiphys.dev/adopt:", "step"],
         ["tiphys.dev/adopt:", "train"],
+        ["tiphys.dev/adopt:", "step"],
         ["tiphys.dev/adopt:", "step"],
     ]
     before, after = yaml.safe_load(TEXT), yaml.safe_load(text)
@@ -141,6 +141,57 @@ def test_a_training_that_cannot_be_one_becomes_a_step(tmp_path: Path) -> None:
     [train] = [one for one in adoption.proposals if one.template == "train"]
     assert train.kind.value == "step"
     assert "no training, because step 'train'" in train.reason
+
+
+INLINE = """\
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: inline-}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    KIND
+  - name: echo
+    container: {image: busybox}
+"""
+INLINE_TASKS = {
+    "dag": """\
+dag:
+      tasks:
+      - name: a
+        inline:
+          # a comment that stays
+          container: {image: busybox}
+      - name: b
+        template: echo
+""",
+    "steps": """\
+steps:
+    - - inline:
+          metadata:
+            labels: {team: vision}
+          container: {image: busybox}
+        name: a
+      - name: b
+        template: echo
+""",
+}
+
+
+@pytest.mark.parametrize("kind", ["dag", "steps"])
+def test_a_template_within_a_task_becomes_a_step(tmp_path: Path, kind: str) -> None:
+    before = INLINE.replace("KIND\n", INLINE_TASKS[kind])
+    [adoption] = adopt(write(tmp_path, before))
+    found = {one.template: (one.kind.value, one.tasks) for one in adoption.proposals}
+    assert found == {"main": ("plain", ()), "echo": ("step", ("b",)), "main/a": ("step", ("a",))}
+    text = write_marks([adoption.document], [adoption.marks])
+    difference = list(difflib.ndiff(before.splitlines(), text.splitlines()))
+    assert not [line for line in difference if line.startswith("- ")]
+    compiled = load_pipeline(write(tmp_path, text, "adopted.yaml")).compile(store="s3://ml-runs/tiphys")
+    assert find_template(compiled, "a-run")["container"]["image"] == "busybox"
+    [again] = adopt(write(tmp_path, text))
+    assert again.marks == {}
 
 
 SCHEDULE = """\

@@ -7,6 +7,7 @@
 | names of tasks that cannot name results | small ones, also where they are referred to |
 | a template that others use, too | a copy for the step |
 | defaults of all templates, patches of all pods | those of the author's templates |
+| `{{steps.name}}`, `{{tasks.name}}` | the name as it was, where Argo would now give another |
 | what has no counterpart | refused, with what to do |
 """
 
@@ -222,6 +223,49 @@ def test_what_argo_applies_to_all_templates_moves_to_those_of_the_author() -> No
     assert one["podSpecPatch"] == '{"priority": 1}'
 
 
+SAYS_NAME = {
+    "script": {"image": "x", "source": "echo {{ steps.name }} {{=steps.name + '!'}} {{steps.one.id}} {{tasks.name}}"}
+}
+
+
+def test_the_name_of_a_task_is_written_where_argo_would_give_another() -> None:
+    says = {"parameters": [{"name": "me", "value": "{{steps.name}}"}]}
+    translated = translate_workflow(
+        workflow(
+            {
+                "name": "main",
+                "steps": [
+                    [{"name": "One", "template": "say", "arguments": says}],
+                    [{"name": "two", "template": "plain", "arguments": says}, {"name": "three", "template": "other"}],
+                ],
+            },
+            {**marked("say"), "script": SAYS_NAME["script"]},
+            {"name": "plain", **SAYS_NAME},
+            {"name": "other", **ECHO},
+        )
+    )
+    one, two, three = entry_of(translated)["dag"]["tasks"]
+    assert [task["arguments"]["parameters"][0]["value"] for task in (one, two)] == ["One", "two"]
+    sources = [find_template(translated, task["template"])["script"]["source"] for task in (one, two)]
+    assert sources == [
+        f"echo {name} {{{{='{name}' + '!'}}}} {{{{steps.one.id}}}} {{{{tasks.name}}}}" for name in ("One", "two")
+    ]
+    assert find_template(translated, "plain")["script"] == SAYS_NAME["script"]
+    assert three["template"] == "other"
+
+
+def test_the_name_of_a_task_of_a_dag_stays_a_variable_unless_its_program_becomes_a_step() -> None:
+    tasks = [{"name": "one", "template": "step"}, {"name": "two", "template": "plain"}]
+    source = {"script": {"image": "x", "source": "echo {{tasks.name}}"}}
+    manifest = workflow(
+        {"name": "main", "dag": {"tasks": tasks}}, {**marked("step"), **source}, {"name": "plain", **source}
+    )
+    translated = translate_workflow(manifest)
+    one, two = entry_of(translated)["dag"]["tasks"]
+    assert find_template(translated, one["template"])["script"]["source"] == "echo one"
+    assert (two["template"], find_template(translated, "plain")["script"]) == ("plain", source["script"])
+
+
 MAIN: Manifest = {"name": "main", "dag": {"tasks": [{"name": "one", "template": "echo"}]}}
 WITH_VOLUME = {
     **marked("echo"),
@@ -255,7 +299,13 @@ CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
             "Argo merges the two",
         ),
         (workflow({"name": "main", "suspend": {}}), "neither a container nor steps nor a DAG"),
-        (workflow({"name": "main", "steps": [[{"name": "{{steps.name}}"}]]}), "a DAG does not have"),
+        (
+            workflow(
+                {"name": "main", "steps": [[{"name": "one", "template": "echo", "withItems": [1]}]]},
+                {**marked("echo"), "script": {"image": "x", "source": "{{steps.name}}"}},
+            ),
+            "{{steps.name}} of an item has no counterpart",
+        ),
         (
             workflow(
                 {"name": "main", "dag": {"tasks": [{"name": "A", "template": "e"}], "target": "{{workflow.name}}"}}

@@ -6,13 +6,14 @@
 | one missing                                    | Failed, names it                      |
 | outputs of a failed try only                   | Failed: the last try made none        |
 | a parameter too large, or not text             | Failed: declare it as an artifact     |
+| standard output that another task reads        | Succeeded, with it as an output       |
 """
 
 import hashlib
 from dataclasses import replace
 
 import pytest
-from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, said, world
+from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, resumed, said, world
 from tiphys_plugin.operations import publish
 
 from tiphys.errors import ObjectMissingError
@@ -156,6 +157,50 @@ def test_a_parameter_of_the_largest_size_is_accepted(tmp_path):
     flow = here.submit(prep(artifacts=()))
     flow.write_output(flow.admit("prep"), "0/parameters/rows", b"x" * 10)
     assert outputs(flow.conclude("prep")) == {"rows": "x" * 10}
+
+
+FLIP = {"has_result": True, "parameters": (), "artifacts": ()}
+
+
+def test_standard_output_that_another_task_reads_is_recorded_and_taken_over(here):
+    flow = here.submit(prep(**FLIP))
+    flow.admit("prep")
+    flow.pod("prep", 1, None, "Succeeded")
+    assert outputs(flow.conclude("prep", result="heads\n")) == {"result": "heads\n"}
+    assert outputs(flow.conclude("prep", result="tails")) == {"result": "heads\n"}, "the first one counts"
+    again = resumed(here, prep(**FLIP))
+    assert outputs(again.admit("prep"))["run"] == "false"
+    assert outputs(again.conclude("prep", status="Skipped")) == {"result": "heads\n"}
+
+
+def test_a_result_without_standard_output_is_not_reused_where_one_is_read(here):
+    silent = here.submit(prep(**{**FLIP, "has_result": False, "share": True}))
+    silent.admit("prep")
+    silent.conclude("prep")
+    shared = here.submit(prep(**FLIP, share=True), name="digits-other", uid="uid-2")
+    assert outputs(shared.admit("prep"))["run"] == "true"
+    again = here.submit(prep(**{**FLIP, "has_result": False, "share": True}), name="digits-third", uid="uid-3")
+    assert outputs(again.admit("prep"))["run"] == "false", "a result that is enough is reused"
+
+
+def test_large_standard_output_is_refused_with_the_limit(tmp_path):
+    here = world(tmp_path, settings=replace(QUICK, parameter_max_bytes=10))
+    flow = here.submit(prep(**FLIP))
+    flow.admit("prep")
+    verdict = flow.conclude("prep", result="é" * 6)
+    assert "standard output, which another task reads as outputs.result, has 12 bytes, at most 10" in said(verdict)
+    assert end_of(here)["cause"] == "user_error"
+
+
+def test_no_other_call_records_the_end_of_a_step_whose_standard_output_is_read(here):
+    flow = here.submit(prep(**FLIP))
+    flow.admit("prep")
+    flow.pod("prep", 1, None, "Succeeded")
+    flow.finalize("Failed")
+    assert not records(here.store, "control/runs/digits-abc12/attempts/prep/000000001.end")
+    again = resumed(here, prep(**FLIP))
+    assert outputs(again.admit("prep"))["attempt"] == "2"
+    assert end_of(here)["outcome"] == "failed"
 
 
 def test_more_files_than_a_record_can_list_are_refused_with_the_remedy(here, monkeypatch):
