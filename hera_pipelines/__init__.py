@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Drift,
         Retries,
     )
-    from hera_pipelines.compile.settings import SharedVolume, Spot
+    from hera_pipelines.compile.settings import Dvc, Lakefs, SharedVolume, Spot
     from hera_pipelines.sweeps import choice, grid, integers, log_uniform, random_search, uniform
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
     "Checkpoints",
     "CronPipeline",
     "Drift",
+    "Dvc",
+    "Lakefs",
     "Pipeline",
     "Plain",
     "PluginTemplate",
@@ -56,7 +58,7 @@ __all__ = [
 
 # Names are imported on first use: importing Hera takes half a second, which training programs need not spend.
 _MODULE_BY_NAME = {
-    **dict.fromkeys(("SharedVolume", "Spot"), "compile.settings"),
+    **dict.fromkeys(("Dvc", "Lakefs", "SharedVolume", "Spot"), "compile.settings"),
     **dict.fromkeys(("Plain", "Step", "Train"), "authoring.containers"),
     **dict.fromkeys(("plain", "step", "train"), "authoring.functions"),
     **dict.fromkeys(

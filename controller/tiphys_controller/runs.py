@@ -20,6 +20,7 @@ from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.records import (
     AttemptClaim,
     AttemptEndOutcome,
+    DataVersion,
     FailureEvidence,
     Output,
     Record,
@@ -144,6 +145,8 @@ class AttemptDetail(Record):
     """Values of parameters and keys of artifacts, by name."""
     training_progress: TrainingProgress | None = Field(default=None, exclude_if=lambda progress: progress is None)
     """Newest report of the program of an open attempt, in its own words."""
+    data: tuple[DataVersion, ...] = Field(default=(), exclude_if=lambda data: not data)
+    """The data that it reads and no step made."""
 
 
 class StepOutput(Record):
@@ -435,4 +438,5 @@ def _attempt_detail(
         if end
         else {},
         training_progress=progress.get((attempt.claim.step, attempt.claim.attempt)),
+        data=attempt.claim.data,
     )

@@ -22,7 +22,7 @@ from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import create_task, function_input_slots, require_image, separate_shared_inputs
 from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
-from hera_pipelines.compile.settings import Spot, check_keywords
+from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
 from tiphys.protocol.gang import GangBackend
@@ -187,6 +187,7 @@ def step(
     grace: Duration | None = None,
     deadline: Duration | None = None,
     spot: bool | Spot = False,
+    data: DataSource | Sequence[DataSource] = (),
     **script: Any,
 ) -> StepDecorator[P, R]:
     """Make a function a step whose result is recorded, so that a resumed run does not repeat it.
@@ -198,9 +199,13 @@ def step(
         grace: Time between SIGTERM and SIGKILL; None: 30 s, the default of Kubernetes.
         deadline: Longest run time of one attempt; None: no limit.
         spot: True: the step may run on spot nodes. A `Spot`: it runs only on those nodes.
+        data: Data that the step reads and no step makes: `Dvc`, `Lakefs`, or a list of these. Its version at compile
+            decides with program and inputs whether a finished result is reused.
         **script: Arguments of Hera's ``@script``.
     """
-    options = StepOptions(cache=cache, share=share, retries=retries, grace=grace, deadline=deadline, spot=spot)
+    options = StepOptions(
+        cache=cache, share=share, retries=retries, grace=grace, deadline=deadline, spot=spot, data=data
+    )
     return _build_decorator(options, script)
 
 
@@ -222,6 +227,7 @@ def train(
     grace: Duration | None = None,
     deadline: Duration | None = None,
     spot: bool | Spot = False,
+    data: DataSource | Sequence[DataSource] = (),
     **script: Any,
 ) -> StepDecorator[P, R]:
     """Make a function a training step: each attempt is admitted first, and resumes from the newest valid checkpoint.
@@ -251,6 +257,7 @@ def train(
         grace: Time to save after SIGTERM; at least the duration of one save.
         deadline: As in `step`.
         spot: As in `step`.
+        data: As in `step`.
         **script: Arguments of Hera's ``@script``.
     """
     options = TrainOptions(
@@ -270,6 +277,7 @@ def train(
         grace=grace,
         deadline=deadline,
         spot=spot,
+        data=data,
     )
     return _build_decorator(options, script)
 

@@ -19,6 +19,7 @@ from hera.exceptions import exception_from_server_response
 from hera.workflows import DAG, Parameter, Workflow, WorkflowsService, models
 from hera.workflows.async_service import AsyncWorkflowsService
 
+from hera_pipelines.authoring.data_versions import read_data_version
 from hera_pipelines.authoring.plugins import PluginTemplate
 from hera_pipelines.authoring.policies import AutoResume, Drift
 from hera_pipelines.compile import CompileOptions, compile_workflow, read_executor_plugin, to_workflow_yaml
@@ -108,6 +109,7 @@ class PipelineMixin:
             executor_plugin=read_executor_plugin(plugin) if isinstance(plugin, Path) else plugin,
             auto_resume=None if self.auto_resume is None else self.auto_resume.policy(),
             drift=None if self.drift is None else self.drift.policy(),
+            read_data_version=read_data_version,
         )
 
     def _restore_plugin_bodies(self, templates: list[Manifest]) -> None:
@@ -239,7 +241,7 @@ class Pipeline(PipelineMixin, Workflow):
             executor_plugin: Executor plugin in place of the pipeline's own.
 
         Raises:
-            UsageError: see `hera_pipelines.compile.compile_workflow`.
+            TiphysError: see `hera_pipelines.compile.compile_workflow`.
         """
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
         self._restore_plugin_bodies(built["spec"].get("templates", []))

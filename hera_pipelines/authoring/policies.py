@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings, refuse_unknown_keywords
+from hera_pipelines.compile.settings import DataSource, SharedVolume, Spot, StepSettings, refuse_unknown_keywords
 from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
 from tiphys.checkpoint.telemetry.metrics import MetricsEndpoint
 from tiphys.errors import UsageError
@@ -243,6 +243,7 @@ class StepOptions:
     grace: Duration | None = None
     deadline: Duration | None = None
     spot: bool | Spot = False
+    data: DataSource | Sequence[DataSource] = ()
 
     def step_settings(self, step: str) -> StepSettings:
         """The settings for the annotation of the template ``step``.
@@ -263,6 +264,7 @@ class StepOptions:
             "grace_seconds": None if self.grace is None else resolve_duration(self.grace, f"{where}: grace"),
             "deadline_seconds": None if deadline is None else round(deadline),
             "spot": _spot_kinds(self.spot),
+            "data": _data_sources(self.data, where),
         }
 
 
@@ -405,6 +407,17 @@ def _spot_kinds(spot: bool | Spot) -> tuple[Spot, ...]:
     return _TAINTED_SPOT_NODES if spot else ()
 
 
+def _data_sources(data: DataSource | Sequence[DataSource], where: str) -> tuple[DataSource, ...]:
+    sources = (data,) if isinstance(data, DataSource) else data if isinstance(data, list | tuple) else (data,)
+    for source in sources:
+        if not isinstance(source, DataSource):
+            raise UsageError(
+                f"{where}: data cannot be {source!r}; write Dvc('data/train'), Lakefs('lakefs://repository/ref/path'), "
+                "or a list of these"
+            )
+    return tuple(sources)
+
+
 def _build_model(model: type[ModelT], where: str, **values: Any) -> ModelT:
     try:
         return model(**values)
@@ -430,7 +443,7 @@ class Drift:
         template: Command, arguments, environment, resources, volumes and settings of a step; by default ``warn``.
         code: Source of a function, and the commit that was compiled; by default ``warn``.
         parameters: Values of parameters; by default ``fork``.
-        data: Locations of input artifacts; by default ``fork``.
+        data: Locations of input artifacts, and versions of declared data; by default ``fork``.
         versions: Python and frameworks, compared with those of the newest checkpoint; by default ``warn``.
         world_size: GPUs and pods of a training step; by default ``warn``.
     """

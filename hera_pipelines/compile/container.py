@@ -33,6 +33,8 @@ def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
         values |= _checkpoint_values(checkpoints, store)
         values[environment.IMAGE] = program_container(step.program).get("image", "")
     values |= _path_variables(step)
+    if step.data:
+        values[environment.DATA] = json.dumps([one.model_dump(mode="json") for one in step.data])
     return [{"name": name, "value": value} for name, value in values.items() if value]
 
 

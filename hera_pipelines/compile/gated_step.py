@@ -3,18 +3,19 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.settings import StepSettings
-from tiphys.errors import UsageError
+from hera_pipelines.compile.settings import DataSource, StepSettings
+from tiphys.errors import TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, NodeLabelValue, StepKind, StepSpec
-from tiphys.records import json_digest
+from tiphys.records import DataVersion, json_digest
 
 DEFAULT_GRACE_SECONDS = 30.0
 """Kubernetes' default of ``terminationGracePeriodSeconds``."""
@@ -38,6 +39,8 @@ class GatedStep:
     """Whether another task reads its standard output, as ``outputs.result``."""
     previous: str = ""
     """The step whose end the admit of this one records; empty: none."""
+    data: tuple[DataVersion, ...] = ()
+    """Versions of the data of its settings."""
 
     @property
     def template_names(self) -> references.TemplateNames:
@@ -109,6 +112,7 @@ class GatedStep:
             gang=self.settings.gang,
             spot=self._avoidable_spot_nodes(),
             has_result=self.has_result,
+            data=self.data,
         )
 
     def _avoidable_spot_nodes(self) -> tuple[NodeLabelValue, ...]:
@@ -149,6 +153,31 @@ def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedSt
         for task in entry["dag"].get("tasks") or []
         if task.get("template") in programs
     ]
+
+
+def read_data_versions(steps: list[GatedStep], read: Callable[[DataSource], DataVersion]) -> list[GatedStep]:
+    """Return ``steps`` with the versions of their data. Each source is read once, whichever steps name it.
+
+    Raises:
+        UsageError: the source does not exist, or a step names the same data twice.
+        StoreError: its server does not answer, or refuses.
+    """
+    versions: dict[DataSource, DataVersion] = {}
+
+    def with_data(step: GatedStep) -> GatedStep:
+        try:
+            for source in step.settings.data:
+                if source not in versions:
+                    versions[source] = read(source)
+        except TiphysError as error:
+            raise type(error)(f"step {step.name!r}: {error}") from error
+        data = tuple(versions[source] for source in step.settings.data)
+        names = Counter(one.name for one in data)
+        if twice := next((name for name, count in names.items() if count > 1), None):
+            raise UsageError(f"step {step.name!r}: its data {twice!r} is given twice; keep one")
+        return replace(step, data=data)
+
+    return [with_data(step) for step in steps]
 
 
 def link_steps(steps: list[GatedStep], dag: Manifest, has_exit_handler: bool) -> list[GatedStep]:

@@ -8,8 +8,10 @@ annotation of the wrapper holds the `StepSpec` instead.
 
 import functools
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
@@ -18,8 +20,9 @@ from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
 from tiphys.protocol.drift_policy import DriftPolicy
 from tiphys.protocol.gang import GangSpec
-from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy, StepKind
+from tiphys.protocol.step_spec import MAX_DATA_VERSIONS, CheckpointPolicy, GpuRequest, RetryPolicy, StepKind
 from tiphys.protocol.validation import describe_mistake
+from tiphys.records import DataVersion
 
 KindT = TypeVar("KindT")
 
@@ -71,6 +74,82 @@ class Spot(_Setting):
     tainted: bool = True
 
 
+@refuse_unknown_keywords
+@dataclass(frozen=True)
+class Dvc:
+    """An output of DVC, whose hash compile reads from ``dvc.lock``. The data itself is not read.
+
+    Attributes:
+        path: The output as ``dvc.lock`` names it, ``data/train``; or the ``.dvc`` file of data that was added by hand,
+            ``data/raw.dvc``.
+        lock: The file ``dvc.lock``. A relative path counts from the folder in which the command runs.
+    """
+
+    path: str
+    lock: str | Path = "dvc.lock"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lock", str(self.lock))
+        _check_data_name("Dvc", self.path)
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts or path == PurePosixPath():
+            raise UsageError(
+                f"Dvc({self.path!r}): write the path of an output as dvc.lock has it, below the folder of that file, "
+                "without '..'"
+            )
+
+    def __str__(self) -> str:
+        return f"Dvc({self.path!r})"
+
+
+@refuse_unknown_keywords
+@dataclass(frozen=True)
+class Lakefs:
+    """A path of lakeFS at a branch, tag or commit, whose commit compile asks the server for.
+
+    Address and credentials are those of ``lakectl``: its environment variables, or ``~/.lakectl.yaml``.
+
+    Attributes:
+        uri: ``lakefs://repository/ref/path``. A complete commit id as the ref is taken as it is, without a server.
+    """
+
+    uri: str
+
+    def __post_init__(self) -> None:
+        _check_data_name("Lakefs", self.uri)
+        if not _LAKEFS_URI.fullmatch(self.uri):
+            raise UsageError(
+                f"{self} is no address of lakeFS: write lakefs://repository/ref or lakefs://repository/ref/path"
+            )
+
+    def __str__(self) -> str:
+        return f"Lakefs({self.uri!r})"
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """Repository, ref, and path without a slash at its begin; empty for the whole repository."""
+        repository, ref, path = self.uri.removeprefix("lakefs://").split("/", 2) + [""] * (self.uri.count("/") < 4)
+        return repository, ref, path
+
+
+DataSource = Dvc | Lakefs
+_LAKEFS_URI = re.compile(r"lakefs://[a-z0-9][a-z0-9-]{2,62}/\w[\w.~^@-]*(/.*)?", re.ASCII)
+"""Repository and ref as lakeFS allows them (``api/swagger.yml``); a ref may go back, as in ``main~2``."""
+_MAX_DATA_NAME = 1024
+
+
+def _check_data_name(owner: str, name: str) -> None:
+    problem = ""
+    if not isinstance(name, str) or not name:
+        problem = "it needs a text"
+    elif len(name) > _MAX_DATA_NAME:
+        problem = f"it is longer than {_MAX_DATA_NAME} characters"
+    elif not name.isprintable() or "{{" in name:
+        problem = "it has control characters, or '{{', which Argo would replace"
+    if problem:
+        raise UsageError(f"{owner}({str(name)[:80]!r}): {problem}")
+
+
 class StepSettings(_Setting):
     """All settings of a step. `StepSpec` documents the fields that both have."""
 
@@ -90,6 +169,8 @@ class StepSettings(_Setting):
     """Kinds of spot nodes that the step may run on. One kind: only there. Several: the step tolerates their taints."""
     gang: GangSpec | None = Field(default=None, exclude_if=lambda gang: gang is None)
     """Several pods that train together; None: one pod."""
+    data: tuple[DataSource, ...] = Field(default=(), max_length=MAX_DATA_VERSIONS, exclude_if=lambda data: not data)
+    """Data that the step reads and no step makes. Compile replaces it by its versions."""
 
     @classmethod
     def from_annotation(cls, template: str, text: str) -> "StepSettings":
@@ -106,6 +187,10 @@ class StepSettings(_Setting):
                 f"template {template!r}: its annotation tiphys.dev/step is not valid: {mistake}; "
                 "let @step or @train write it"
             ) from error
+
+
+def _refuse_data(source: DataSource) -> DataVersion:
+    raise UsageError(f"{source} cannot be read here; compile the pipeline with `tiphys compile` or its own compile()")
 
 
 @dataclass(frozen=True)
@@ -125,6 +210,8 @@ class CompileOptions:
             ExecutorPlugin or its ConfigMap; None: Argo has it installed.
         auto_resume: When the controller resumes runs automatically; None: never.
         drift: Which changes a resume or fork accepts; None: the default.
+        read_data_version: Reads the version of data now; called once for each
+            source, so that all steps of the Workflow have the same one.
     """
 
     pipeline: str = ""
@@ -134,3 +221,4 @@ class CompileOptions:
     executor_plugin: Mapping[str, Any] | None = None
     auto_resume: AutoResumePolicy | None = None
     drift: DriftPolicy | None = None
+    read_data_version: Callable[[DataSource], DataVersion] = _refuse_data

@@ -16,6 +16,7 @@ from hera_pipelines.compile.gated_step import (
     find_gated_steps,
     link_steps,
     list_declared,
+    read_data_versions,
     settings_annotation,
 )
 from hera_pipelines.compile.plugin_templates import (
@@ -121,6 +122,8 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     Raises:
         UsageError: the Workflow, or a setting of a step, is not supported; the
             message names it and says what to do.
+        NotFoundError: data of a step does not exist.
+        StoreError: the server that knows the version of data does not answer, or refuses.
     """
     options = options or CompileOptions()
     workflow = copy.deepcopy(manifest)
@@ -130,6 +133,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     entry = find_template(workflow, spec["entrypoint"])
     steps = find_gated_steps(entry, spec["templates"])
     check_steps(workflow, steps, options)
+    steps = read_data_versions(steps, options.read_data_version)
     add_dependencies(entry["dag"]["tasks"])
     steps = link_steps(steps, entry["dag"], bool(spec.get("onExit") or spec.get("hooks")))
     identity = identity_placeholders(options.run_name)

@@ -69,6 +69,8 @@ class Lane:
     """Description of the checkpoint of another run that the attempt started from; empty for none."""
     cause: str = ""
     """Cause of its failure; empty for none."""
+    data: str = ""
+    """Versions of the data that it read and no step made; empty for none."""
 
     @property
     def title(self) -> str:
@@ -182,12 +184,15 @@ def _position_lines(facts: Provenance) -> Iterator[str]:
 def _drift_lines(before: Provenance, now: Provenance) -> Iterator[str]:
     if before.world_size != now.world_size:
         yield f"before: {before.world_size} rank{'s' if before.world_size > 1 else ''}"
-    for name, old, new in (
-        ("parameters", before.parameters, now.parameters),
-        ("data", before.dataset, now.dataset),
-    ):
-        if old and new and old != new:
-            yield f"other {name}"
+    if before.parameters and now.parameters and before.parameters != now.parameters:
+        yield "other parameters"
+    earlier = {one.name: one for one in before.data}
+    pairs = [(earlier[one.name], one) for one in now.data if one.name in earlier]
+    changed = [(old, new) for old, new in pairs if str(old) != str(new)]
+    for old, new in changed:
+        yield f"data {new.name} {old.short_version} → {new.short_version}"
+    if before.dataset and now.dataset and before.dataset != now.dataset and not changed:
+        yield "other data"
     if before.git_commit and now.git_commit and before.git_commit != now.git_commit:
         yield f"code {before.git_commit[:7]} → {now.git_commit[:7]}"
     if before.image and now.image and before.image != now.image:
@@ -227,6 +232,7 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Provenance], linea
         cause=_cause(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
         report=attempt.preemption.message if attempt.preemption else "",
+        data=", ".join(f"{one.name} {one.short_version}" for one in attempt.data),
     )
 
 

@@ -40,8 +40,12 @@ def render_lineage_tree(lineage: LineageGraph) -> Tree:
     root = Tree(Text(f"{lineage.run}/{lineage.title}", style="bold"), guide_style="dim")
     if lineage.note:
         root.add(Text(lineage.note, style="yellow"))
+    data = ""
     for lane, shown in collapse_lineage(lineage, MAX_STEPS, MAX_ROWS):
         branch = root.add(_lane_text(lane))
+        if isinstance(lane, Lane) and lane.data != data:
+            data = lane.data
+            branch.add(Text(f"data: {data or 'none'}", style="dim"))
         for item in shown:
             branch.add(_item_text(item))
         if lane.report:

@@ -15,6 +15,7 @@ LEFT_OUT = {
     "gang": None,
     "spot": [],
     "has_result": False,
+    "data": [],
 }
 RETRY = {
     "preemption": None,

@@ -18,6 +18,7 @@ from tiphys.records import (
     AttemptEndOutcome,
     CheckpointCrash,
     CrashRecord,
+    DataVersion,
     Escalation,
     Event,
     EventBatch,
@@ -147,11 +148,12 @@ def write_full_run(store: Store) -> dict[str, Any]:
     layout, lineage = RunLayout(RUN), LineageLayout(f"{RUN}/{STEP}")
     run = write_run(store, gpu=GpuRequest(gpus=4, queue="research"), parameters={"lr": "0.1"}, code_version="abc123")
     node, now = "wf.fit", utc_now()
+    data = (DataVersion(name="data/train", algorithm="md5", digest="0" * 32, size_bytes=7, files=2),)
     submission: dict[str, Any] = {"run": RUN, "submission": 1}
     place = {"namespace": "ml", "workflow_name": f"{RUN}-abc", "cluster": "local:desk"}
     first = claim_of(1).model_copy(
         update={"parameters": "p" * 64, "lease": "lease-1", "nodes": ("n1",), "flavor": "spot"}
-        | {"skipped": (SkippedCheckpoint(checkpoint=ref(1, 5), reason="it is damaged"),)}
+        | {"skipped": (SkippedCheckpoint(checkpoint=ref(1, 5), reason="it is damaged"),), "data": data}
     )
     escalation = Escalation(explanation="more memory", memory_bytes=9)
     second = claim_of(2, ref(1, 10)).model_copy(update={"escalation": escalation})
@@ -179,7 +181,7 @@ def write_full_run(store: Store) -> dict[str, Any]:
         write_end(store, end)
     facts = Provenance(
         data_position={"shard": "train-1"}, git_commit="abc", image="trainer:1", dataset="d1", versions={"numpy": "2"}
-    )
+    ).model_copy(update={"data": data})
     manifests = {
         lineage.manifest(attempt, step): commit(
             store, ref(attempt, step), parent=parent, facts=facts, metrics={"loss": 0.5}

@@ -28,6 +28,7 @@ from tiphys.records import (
     Cause,
     CheckpointManifest,
     CheckpointRef,
+    DataVersion,
     Event,
     Provenance,
     QuarantineRecord,
@@ -91,6 +92,8 @@ class AttemptNode(Record):
     checkpoints: tuple[CheckpointNode, ...] = ()
     preemption: Event | None = None
     """The event about its SIGTERM: what was saved in the grace period."""
+    data: tuple[DataVersion, ...] = Field(default=(), exclude_if=lambda data: not data)
+    """The data that it reads and no step made."""
 
 
 class StepLineage(Record):
@@ -287,4 +290,5 @@ def _build_attempt_node(
         skipped=claim.skipped,
         checkpoints=tuple(checkpoints),
         preemption=preemption_event,
+        data=claim.data,
     )

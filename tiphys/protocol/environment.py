@@ -60,6 +60,9 @@ FILES = "TIPHYS_FILES"
 """Files that a member of a gang fetches and stores, as JSON: path of each input by name, and path of each output by its
 key below the attempt's prefix."""
 
+DATA = "TIPHYS_DATA"
+"""Versions of the data that the step reads and no step made, as a JSON list of `tiphys.records.DataVersion`."""
+
 INPUT_KEYS = "TIPHYS_INPUT_KEYS"
 """Keys of the inputs in the store, as JSON: key by name."""
 

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangSpec
-from tiphys.records import Cause, Record
+from tiphys.records import Cause, DataVersion, Record
 
 DELETE_AFTER_SECONDS = 600.0
 """Long enough to notice a wrong policy and pin checkpoints; short compared with the cost of storage."""
@@ -284,6 +284,9 @@ class CheckpointPolicy(Record):
 RESULT_PARAMETER = "result"
 """Output parameter for the standard output of a step, if another task reads it."""
 
+MAX_DATA_VERSIONS = 16
+"""Most data of one step: the claim of each attempt repeats it, and so does the environment of its program."""
+
 
 class StepSpec(Record):
     """Settings of one step that Tiphys gates."""
@@ -311,6 +314,8 @@ class StepSpec(Record):
     """The gang of an attempt; None for a single pod."""
     spot: tuple[NodeLabelValue, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
     """Labels of the spot nodes that it may use; set only if ``retry.on_demand_after`` is set."""
+    data: tuple[DataVersion, ...] = Field(default=(), max_length=MAX_DATA_VERSIONS, exclude_if=lambda data: not data)
+    """Versions of the data that it reads and no step makes, as they were at compile."""
     has_result: bool = Field(default=False, exclude_if=lambda has_result: not has_result)
     """True: its standard output, which Argo calls ``outputs.result``, is the output parameter `RESULT_PARAMETER`."""
 

@@ -47,6 +47,7 @@ from tiphys.records.checkpoint import (
     StartTimes,
     TombstoneRecord,
 )
+from tiphys.records.data_version import DataVersion
 from tiphys.records.event import Event, EventBatch
 from tiphys.records.names import (
     canonical_json,
@@ -85,6 +86,7 @@ __all__ = [
     "CheckpointManifest",
     "CheckpointRef",
     "CrashRecord",
+    "DataVersion",
     "Escalation",
     "Event",
     "EventBatch",

@@ -25,6 +25,7 @@ from tiphys.records.base import (
     shortened,
 )
 from tiphys.records.checkpoint import CheckpointManifest, CheckpointRef, StartTimes
+from tiphys.records.data_version import DataVersion
 
 
 class Cause(StrEnum):
@@ -122,7 +123,9 @@ class AttemptClaim(SealedRecord):
     parameters: str = ""
     """Digest of the values of its input parameters, which are also part of the step key."""
     dataset: str = ""
-    """Digest of the names and contents of its input artifacts; empty for a step without any."""
+    """Digest of the names and contents of its input artifacts and data; empty for a step without any."""
+    data: tuple[DataVersion, ...] = Field(default=(), exclude_if=lambda data: not data)
+    """The data that it reads and no step made."""
     lineage: str = ""
     """Empty for a step that keeps no checkpoints."""
     starts_from: CheckpointRef | None = None

@@ -9,7 +9,7 @@ import json
 import math
 from typing import Annotated, Any, ClassVar
 
-from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
+from pydantic import Field, NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
 from tiphys.records.base import (
     MAX_PROGRAM_RECORD_BYTES,
@@ -20,6 +20,7 @@ from tiphys.records.base import (
     compute_seal,
     shortened,
 )
+from tiphys.records.data_version import DataVersion
 
 Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
 """A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
@@ -68,6 +69,8 @@ class Provenance(Record):
     """Image of the training container, with its digest if the author gave one."""
     dataset: str = ""
     """Digest of the input data."""
+    data: tuple[DataVersion, ...] = Field(default=(), exclude_if=lambda data: not data)
+    """The input data that no step made."""
     parameters: str = ""
     """Digest of the step's parameters."""
     versions: dict[str, str] = {}

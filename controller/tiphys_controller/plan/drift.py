@@ -32,8 +32,8 @@ SpecField = tuple[DriftClass, str]
 
 _PROGRAM_KINDS = ("container", "script", "resource")
 _TIPHYS_NAME = re.compile(r"tiphys-|TIPHYS_|CHECKPOINT_URI$")
-# These repeat the template, the task or a gang, whose fields are compared by themselves.
-_EXCLUDED_SPEC_FIELDS = ("name", "template", "kind", "fan_out", "gpu", "gang", "suffixes")
+# These repeat the template, the task, a gang or data, which are compared by themselves.
+_EXCLUDED_SPEC_FIELDS = ("name", "template", "kind", "fan_out", "gpu", "gang", "suffixes", "data")
 _COMPILED_FIELD = re.compile(r"retryStrategy\.expression|outputs\.artifacts\.[^.]+\.s3\.key")
 """Fields that compile derives from the retry budgets and the paths, which are compared by themselves."""
 _FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
@@ -80,6 +80,8 @@ def _step_spec_fields(pipeline: CompiledPipeline, name: str) -> Iterator[tuple[S
     gpu = document.get("gpu") or {}
     yield (DriftClass.WORLD_SIZE, "GPUs"), _text(gpu.get("gpus"))
     yield (DriftClass.WORLD_SIZE, "pods"), _text((document.get("gang") or {}).get("members"))
+    for data in spec.data:
+        yield (DriftClass.DATA, data.name), str(data)
     rest = {key: value for key, value in document.items() if key not in _EXCLUDED_SPEC_FIELDS}
     rest["gpu"] = {key: value for key, value in gpu.items() if key not in _WORLD_SIZE_FIELDS}
     for place, text in _flatten(rest):

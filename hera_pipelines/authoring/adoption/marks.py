@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from hera_pipelines.authoring.policies import Checkpoints, Retries, StepOptions, TrainOptions
-from hera_pipelines.compile.settings import StepSettings
+from hera_pipelines.compile.settings import DataSource, Dvc, Lakefs, StepSettings
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
 
@@ -22,8 +22,10 @@ RUNTIME_IMAGE = f"{_PREFIX}runtime-image"
 """Image of trainings from which an init container brings `tiphys-exec`, for an image that does not have it."""
 _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
 _EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
+DATA = f"{_PREFIX}data"
+"""Data that the program reads and no step makes: outputs of DVC and addresses of lakeFS, separated by commas."""
 _TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, RUNTIME_IMAGE, _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY, _EVERY)
-MARKS = (ADOPT, _GRACE, *_TRAIN_MARKS)
+MARKS = (ADOPT, _GRACE, DATA, *_TRAIN_MARKS)
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
 
 
@@ -88,7 +90,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
     if kind is AdoptedKind.STEP:
         if foreign := next((name for name in _TRAIN_MARKS if name in marks), None):
             raise UsageError(f"{where}: annotation {foreign} is for a training; write {ADOPT}: train")
-        return StepOptions(grace=marks.get(_GRACE)).step_settings(name)
+        return StepOptions(grace=marks.get(_GRACE), data=_read_data(marks)).step_settings(name)
     gpus = _read_number(marks, _GPUS, where, requested_gpus(template))
     types = [one.strip() for one in str(marks.get(_GPU_TYPE, "")).split(",") if one.strip()]
     return TrainOptions(
@@ -99,7 +101,13 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
         checkpoints=_read_checkpoints(marks),
         grace=marks.get(_GRACE),
         retries=_translate_retries(template.get("retryStrategy") or {}, where),
+        data=_read_data(marks),
     ).step_settings(name)
+
+
+def _read_data(marks: Mapping[str, Any]) -> tuple[DataSource, ...]:
+    names = [one.strip() for one in str(marks.get(DATA, "")).split(",") if one.strip()]
+    return tuple(Lakefs(name) if name.startswith("lakefs:") else Dvc(name) for name in names)
 
 
 def _read_checkpoints(marks: Mapping[str, Any]) -> Checkpoints | None:

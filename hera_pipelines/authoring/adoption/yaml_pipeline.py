@@ -7,6 +7,7 @@ from typing import Any
 
 from hera_pipelines.authoring.adoption.documents import ArgoDocument
 from hera_pipelines.authoring.adoption.translation import is_marked, translate_workflow
+from hera_pipelines.authoring.data_versions import read_data_version
 from hera_pipelines.compile import (
     CompileOptions,
     TemplateKind,
@@ -74,6 +75,7 @@ class YamlPipeline:
             store=self.store if store is None else store,
             queues=None if queues is None else frozenset(queues),
             executor_plugin=plugin,
+            read_data_version=read_data_version,
         )
         try:
             return compile_workflow(translate_workflow(workflow), options)

@@ -296,6 +296,7 @@ def _claim_attempt(
         step_key=key.key,
         parameters=key.parameters,
         dataset=key.dataset,
+        data=call.spec.data,
         lineage=lineage_name(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
         skipped=choice.skipped,

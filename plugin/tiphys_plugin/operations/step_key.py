@@ -1,7 +1,8 @@
 """The step key: one hash of everything that determines the outputs of a step.
 
 A finished result is reused only if its inputs are unchanged: the program, the
-parameter values, the content of the input artifacts, the fan-out item. An
+parameter values, the content of the input artifacts, the versions of data
+that no step made, the fan-out item. An
 artifact that a step of Tiphys made is identified by its content hash, so an
 input that was made again with the same bytes does not change the key.
 
@@ -38,13 +39,15 @@ class StepKey(NamedTuple):
     parameters: str
     """Hash of the step's input parameters, and of the workflow parameters that its program uses."""
     dataset: str
-    """Hash of the identities of the input artifacts; empty for a step without any."""
+    """Hash of the identities of the input artifacts and data; empty for a step without any."""
 
 
 def compute_step_key(store: Store, spec: StepSpec, operation: AdmitOperation, template: dict[str, Any]) -> StepKey:
     """Compute the key of the step of ``operation``; costs one read for each artifact that a step of Tiphys made."""
     inputs = (template.get("inputs") or {}).get("artifacts") or []
     artifacts = {artifact["name"]: _artifact_identity(store, artifact) for artifact in inputs}
+    # Left out where there is none, so that the keys of other steps stay as earlier versions computed them.
+    data = {"data": sorted(one.identity for one in spec.data)} if spec.data else {}
     key = json_digest(
         {
             "template": spec.template,
@@ -52,9 +55,11 @@ def compute_step_key(store: Store, spec: StepSpec, operation: AdmitOperation, te
             "parameters": operation.inputs,
             "artifacts": artifacts,
             "item": item_hash(operation.item) if spec.fan_out else None,
+            **data,
         }
     )
-    return StepKey(key, json_digest(operation.inputs), json_digest(artifacts) if artifacts else "")
+    dataset = json_digest({"artifacts": artifacts, **data}) if data else json_digest(artifacts) if artifacts else ""
+    return StepKey(key, json_digest(operation.inputs), dataset)
 
 
 def _artifact_identity(store: Store, artifact: dict[str, Any]) -> Any:

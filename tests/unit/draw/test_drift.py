@@ -3,7 +3,7 @@
 import pytest
 
 from hera_pipelines.draw.lineage_graph import describe_facts
-from tiphys.records import Provenance
+from tiphys.records import DataVersion, Provenance
 
 SAME = Provenance(
     world_size=4, git_commit="c0ffee00", image="i:1", dataset="d", parameters="p", versions={"numpy": "2.1.0"}
@@ -32,6 +32,18 @@ def test_where_it_stands_is_always_said():
 )
 def test_what_changed_since_the_parent_is_said(change, words):
     assert describe_facts(SAME.model_copy(update=change), SAME) == ("4 ranks", words)
+
+
+def test_data_that_no_step_made_is_named_with_its_versions_and_other_data_is_not_said_twice():
+    def facts(digest: str, dataset: str) -> Provenance:
+        data = DataVersion(name="data/train", algorithm="md5", digest=digest * 32)
+        return SAME.model_copy(update={"data": (data,), "dataset": dataset})
+
+    old = facts("a", "d")
+    assert describe_facts(facts("b", "e"), old) == ("4 ranks", f"data data/train md5 {'a' * 12} → md5 {'b' * 12}")
+    assert describe_facts(facts("a", "e"), old) == ("4 ranks", "other data")
+    assert describe_facts(facts("a", "d"), old) == ("4 ranks",)
+    assert describe_facts(facts("b", "e"), SAME) == ("4 ranks", "other data")
 
 
 def test_another_number_of_ranks_is_said():

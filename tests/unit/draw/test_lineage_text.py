@@ -49,6 +49,14 @@ def test_markup_in_names_is_printed_as_it_is() -> None:
     assert rendered(LineageGraph("digits", "[bold]fit[/bold]", ())) == ["digits/[bold]fit[/bold]"]
 
 
+def test_data_is_told_where_it_changes() -> None:
+    lanes = [
+        dataclasses.replace(lane(number, []), data=data) for number, data in enumerate(("", "a 1", "a 1", "a 2", ""))
+    ]
+    lines = rendered(LineageGraph("digits", "train", tuple(lanes)))
+    assert [line.split("data: ")[1] for line in lines if "data: " in line] == ["a 1", "a 2", "none"]
+
+
 def test_what_became_of_the_grace_period_stands_below_the_checkpoints() -> None:
     told = dataclasses.replace(lane(1, [10]), report="told to stop at step 10: it was committed 0.2 s after SIGTERM")
     assert rendered(LineageGraph("digits", "train", (told,)))[3].endswith(f"⚑ {told.report}")

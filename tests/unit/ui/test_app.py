@@ -35,7 +35,7 @@ from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import CauseCost, write_copy_command
 from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest
-from tiphys.records import AttemptClaim, Cause, SubmissionEnd
+from tiphys.records import AttemptClaim, Cause, DataVersion, SubmissionEnd
 from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store, read_submissions
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("report", depends="fit"))
@@ -117,6 +117,14 @@ def test_an_output_is_copied_by_one_command(url: str, directory: bool, command: 
         objects=1, size_bytes=1, sha256="",
     )  # fmt: skip
     assert shlex.split(write_copy_command(url, output)) == command
+
+
+def test_an_attempt_shows_the_versions_of_the_data_that_no_step_made(store: Store, pages: Pages) -> None:
+    write_run(store)
+    data = DataVersion(name="data/<train>", algorithm="md5", digest=f"{'ab' * 16}.dir")
+    store.create(RunLayout(RUN).attempt(STEP, 1), claim_of(1).model_copy(update={"data": (data,)}).to_bytes())
+    page = pages.get(f"/runs/{RUN}").text
+    assert f'data data/&lt;train&gt; <code title="md5 {"ab" * 16}.dir">md5 abababababab</code>' in page
 
 
 def test_lost_gpu_hours_are_shown_by_cause_the_most_costly_first(store: Store, pages: Pages) -> None:

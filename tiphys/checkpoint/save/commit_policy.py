@@ -209,7 +209,8 @@ class CheckpointCommitter(CommitSink):
         claim = self.read_claim()
         if claim is None:
             return draft.facts
-        return draft.facts.model_copy(update={"dataset": claim.dataset, "parameters": claim.parameters})
+        known = {"dataset": claim.dataset, "data": claim.data, "parameters": claim.parameters}
+        return draft.facts.model_copy(update=known)
 
     def _record_progress(self) -> None:
         """Store a progress marker with the run, and mark the format of the checkpoint store, once per attempt.

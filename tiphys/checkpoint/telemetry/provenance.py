@@ -70,6 +70,7 @@ def gather_provenance(
         git_commit=next((environ[name] for name in _COMMIT_VARIABLES if environ.get(name)), ""),
         image=environ.get(environment.IMAGE, ""),
         dataset=claim.dataset if claim else "",
+        data=claim.data if claim else (),
         parameters=claim.parameters if claim else "",
         versions=package_versions(),
     )

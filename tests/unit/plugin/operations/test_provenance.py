@@ -4,7 +4,7 @@ import pytest
 from support.world import Flow, World, fit, workflow, world
 
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
-from tiphys.records import AttemptClaim
+from tiphys.records import AttemptClaim, DataVersion
 from tiphys.store import read_run, read_step_attempts
 
 
@@ -31,6 +31,45 @@ def test_a_step_without_input_artifacts_has_no_data_to_be_known_by(here):
     here.submit(fit()).admit("fit", 0)
     [attempt] = read_step_attempts(here.store, "digits-abc12", "fit")
     assert attempt.claim.dataset == ""
+
+
+def test_versions_of_data_are_in_the_claim_and_change_the_digests_of_data_and_step_alone(here):
+    def claimed(name: str, *data: DataVersion) -> AttemptClaim:
+        here.submit(fit(data=data), name=name, uid=f"uid-{name}").admit("fit", 0, inputs={"lr": "0.1"})
+        [attempt] = read_step_attempts(here.store, name, "fit")
+        return attempt.claim
+
+    def version(digest: str, **fields) -> DataVersion:
+        return DataVersion(**{"name": "data/train", "algorithm": "md5", "digest": digest * 32, **fields})
+
+    old, new, labels = version("a"), version("b"), version("c", name="labels")
+    claims = [claimed("a"), claimed("b", old), claimed("c", new), claimed("d", old, labels)]
+    assert [claim.data for claim in claims] == [(), (old,), (new,), (old, labels)]
+    assert len({claim.step_key for claim in claims}) == len({claim.dataset for claim in claims}) == 4
+    assert len({claim.parameters for claim in claims}) == 1
+    # What DVC only counts, and the order, are not the content.
+    same = claimed("e", labels, version("a", size_bytes=7, files=2))
+    assert (same.step_key, same.dataset) == (claims[3].step_key, claims[3].dataset)
+
+
+def test_a_branch_of_lakefs_stands_for_its_commit(here):
+    def claimed(name: str, ref: str, commit: str) -> AttemptClaim:
+        uri = f"lakefs://datasets/{commit}/x"
+        data = DataVersion(name=f"lakefs://datasets/{ref}/x", algorithm="commit", digest=commit, uri=uri)
+        here.submit(fit(data=(data,)), name=name, uid=f"uid-{name}").admit("fit", 0)
+        [attempt] = read_step_attempts(here.store, name, "fit")
+        return attempt.claim
+
+    branch, tag, moved = claimed("a", "main", "c1"), claimed("b", "v1", "c1"), claimed("c", "main", "c2")
+    assert branch.step_key == tag.step_key != moved.step_key
+
+
+def test_the_key_of_a_step_without_data_is_that_of_earlier_versions(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0, inputs={"lr": "0.1"}, artifacts=[{"name": "data", "s3": {"key": "raw/1"}}])
+    [attempt] = read_step_attempts(here.store, "digits-abc12", "fit")
+    assert attempt.claim.step_key == "6d186c86a18feaa3156bf39d1d3c4e06a1309c8d66c85e0bbf26000f8f61a4aa"
+    assert attempt.claim.dataset == "27f6e5ac08603c442f4b0628ae141dc9ea9c55344f55b8d48145e68034f97f26"
 
 
 @pytest.mark.parametrize("commit", ["c0ffee-dirty", None])

@@ -4,7 +4,7 @@
 |------------------------------------------|----------------------------------------|
 | intact, same step key                    | run=false, adopted                     |
 | an object missing or of another size     | runs again, says what is damaged       |
-| parameter, input content or program new  | runs again                             |
+| parameter, input content, program or version of data new | runs again             |
 | input made again with equal bytes        | adopted                                |
 | cache=False                              | runs again in every submission         |
 | of another run, share=True               | adopted from it                        |
@@ -14,7 +14,7 @@
 import pytest
 from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, resumed, said, world
 
-from tiphys.records import AttemptEnd
+from tiphys.records import AttemptEnd, DataVersion
 from tiphys.store import RunLayout, pass_over_end, read_events, read_record
 from tiphys.store.layout import MEMOS
 
@@ -130,9 +130,10 @@ def test_step_whose_shared_result_has_a_damaged_record_says_how_to_drop_it(here)
         (STEP, {"n": "2"}),
         (STEP.model_copy(update={"template": "other program"}), {"n": "1"}),
         (STEP.model_copy(update={"artifacts": ("data", "more")}), {"n": "1"}),
+        (STEP.model_copy(update={"data": (DataVersion(name="d", algorithm="md5", digest="0"),)}), {"n": "1"}),
     ],
 )
-def test_changed_parameter_program_or_declaration_runs_again(here, spec, inputs):
+def test_changed_parameter_program_declaration_or_data_runs_again(here, spec, inputs):
     finish(here.submit(STEP), inputs={"n": "1"})
     # The policy of a run never changes; another run under the same memo shows what the key covers.
     shared = here.submit(spec.model_copy(update={"share": True}), name="other", uid="uid-9")
