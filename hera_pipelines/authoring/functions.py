@@ -10,7 +10,7 @@ image needs Python, nothing else.
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import update_wrapper
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin
@@ -213,6 +213,7 @@ def train(
     *,
     gpus: int = 0,
     gpu_type: str | Sequence[str] | None = None,
+    speed: Mapping[str, float] | None = None,
     min_gpu_memory_mb: int | None = None,
     queue: str = "default",
     priority: int = 0,
@@ -237,6 +238,8 @@ def train(
             all its nodes or none. 0: the step uses no quota.
         gpu_type: Value of the node label ``nvidia.com/gpu.product``; several: any of them, the preferred one first,
             from a queue with quotas for them; None or ``any``: any.
+        speed: How fast the step trains on each of several types, such as ``{"H100": 2.5, "A100": 1}``: of those with
+            room it gets the fastest. Only ratios count; a type that is not named has 1. None: as ``gpu_type``.
         min_gpu_memory_mb: Least memory of one GPU in MB, as in ``nvidia.com/gpu.memory``; None: any.
         queue: Queue whose quota the step uses.
         priority: Priority within the queue; higher is served first.
@@ -263,6 +266,7 @@ def train(
     options = TrainOptions(
         gpus=gpus,
         gpu_type=gpu_type,
+        speed=speed,
         min_gpu_memory_mb=min_gpu_memory_mb,
         queue=queue,
         priority=priority,

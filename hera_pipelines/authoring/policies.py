@@ -8,7 +8,7 @@ request for GPUs until the plugin makes a `LeaseRequest` of it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -277,6 +277,7 @@ class TrainOptions(StepOptions):
 
     gpus: int = 0
     gpu_type: str | Sequence[str] | None = None
+    speed: Mapping[str, float] | None = None
     min_gpu_memory_mb: int | None = None
     queue: str = "default"
     priority: int = 0
@@ -306,9 +307,10 @@ class TrainOptions(StepOptions):
 
     def _gpu_request(self, where: str) -> GpuRequest | None:
         if not self.gpus:
-            if (self.gpu_type, self.min_gpu_memory_mb, self.within, self.tensor_parallel) != (None, None, None, 1):
+            wishes = (self.gpu_type, self.speed, self.min_gpu_memory_mb, self.within, self.tensor_parallel)
+            if wishes != (None, None, None, None, 1):
                 raise UsageError(
-                    f"{where} has gpu_type, min_gpu_memory_mb, within or tensor_parallel, but gpus=0; add gpus=1"
+                    f"{where} has gpu_type, speed, min_gpu_memory_mb, within or tensor_parallel, but gpus=0; add gpus=1"
                 )
             return None
         fewest, most = _node_range(self.nodes, where)
@@ -323,6 +325,7 @@ class TrainOptions(StepOptions):
             min_members=fewest,
             gpu_type=types[0] if len(types) == 1 else None,
             gpu_types=types if len(types) > 1 else (),
+            speed=dict(self.speed or {}),
             min_gpu_memory_mb=self.min_gpu_memory_mb,
             within=self.within,
             tensor_parallel=self.tensor_parallel,

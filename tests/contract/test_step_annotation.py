@@ -40,6 +40,7 @@ RETRY = {
 GPU = {
     "gpu_type": None,
     "gpu_types": [],
+    "speed": {},
     "min_gpu_memory_mb": None,
     "queue": "default",
     "priority": 0,

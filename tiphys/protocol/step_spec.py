@@ -8,6 +8,7 @@ write and that reach the training program as environment variables.
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -162,6 +163,7 @@ _QueueName = Annotated[str, Field(min_length=1, max_length=253)]
 _LABEL_VALUE_PATTERN = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _GpuType = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL_VALUE_PATTERN)]
 """The value of a node label."""
+_Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Proximity = Literal["nvlink", "rack", "block"]
 """A domain of the topology of nodes, the smallest first."""
 SpotUse = Literal["no", "allowed", "only"]
@@ -171,6 +173,11 @@ SpotUse = Literal["no", "allowed", "only"]
 def is_label_value(text: str) -> bool:
     """Whether ``text`` can be the value of a Kubernetes label, other than the empty one."""
     return len(text) <= 63 and re.fullmatch(_LABEL_VALUE_PATTERN, text) is not None
+
+
+def sort_by_speed(gpu_types: Iterable[str], speed: Mapping[str, float]) -> tuple[str, ...]:
+    """The types with the fastest first; a type without a speed has 1, and equals keep their order."""
+    return tuple(sorted(gpu_types, key=lambda gpu_type: -speed.get(gpu_type, 1.0)))
 
 
 class GpuRequest(Record):
@@ -184,6 +191,8 @@ class GpuRequest(Record):
     """None: any type, or one of ``gpu_types``."""
     gpu_types: tuple[_GpuType, ...] = Field(default=(), max_length=16, exclude_if=lambda types: not types)
     """Types of which each may serve an attempt, the preferred one first; empty for one type, or any."""
+    speed: dict[_GpuType, _Speed] = Field(default_factory=dict, exclude_if=lambda speed: not speed)
+    """How fast the step trains on each of ``gpu_types``, relative to the others; 1 for a type that is not named."""
     min_gpu_memory_mb: _Amount | None = None
     queue: _QueueName = "default"
     priority: Priority = 0
@@ -203,6 +212,11 @@ class GpuRequest(Record):
         is_choice = len(set(self.gpu_types)) == len(self.gpu_types) != 1 and self.gpu_type is None
         if self.gpu_types and not is_choice:
             raise ValueError("gpu_types is for several different types, beside no gpu_type")
+        if self.speed and not self.gpu_types:
+            raise ValueError("speed chooses among several types, so name them: gpu_type=['H100', 'A100']")
+        if unknown := sorted(self.speed.keys() - set(self.gpu_types)):
+            types = ", ".join(self.gpu_types)
+            raise ValueError(f"speed names {unknown[0]}, which is none of its types; these are: {types}")
         return self
 
     @model_validator(mode="after")
@@ -214,6 +228,11 @@ class GpuRequest(Record):
         if self.min_members is not None and self.min_members >= self.members:
             raise ValueError(f"{self.min_members} to {self.members} pods are no range; give one number")
         return self
+
+    @property
+    def gpu_types_by_speed(self) -> tuple[str, ...]:
+        """``gpu_types`` in the order in which they are tried: the fastest first, of equals the preferred one."""
+        return sort_by_speed(self.gpu_types, self.speed)
 
     @property
     def gpus_per_member(self) -> int:

@@ -21,10 +21,12 @@ CHECKPOINT_MARKER = f"{_PREFIX}checkpoint-marker"
 RUNTIME_IMAGE = f"{_PREFIX}runtime-image"
 """Image of trainings from which an init container brings `tiphys-exec`, for an image that does not have it."""
 _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
+_GPU_SPEED = f"{_PREFIX}gpu-speed"
 _EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
 DATA = f"{_PREFIX}data"
 """Data that the program reads and no step makes: outputs of DVC and addresses of lakeFS, separated by commas."""
-_TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, RUNTIME_IMAGE, _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY, _EVERY)
+_GPU_MARKS = (_GPUS, _GPU_TYPE, _GPU_SPEED, _QUEUE, _PRIORITY)
+_TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, RUNTIME_IMAGE, *_GPU_MARKS, _EVERY)
 MARKS = (ADOPT, _GRACE, DATA, *_TRAIN_MARKS)
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
 
@@ -96,6 +98,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
     return TrainOptions(
         gpus=gpus,
         gpu_type=types or None,
+        speed=_read_speed(marks, where),
         queue=marks.get(_QUEUE, "default"),
         priority=_read_number(marks, _PRIORITY, where, 0),
         checkpoints=_read_checkpoints(marks),
@@ -108,6 +111,19 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
 def _read_data(marks: Mapping[str, Any]) -> tuple[DataSource, ...]:
     names = [one.strip() for one in str(marks.get(DATA, "")).split(",") if one.strip()]
     return tuple(Lakefs(name) if name.startswith("lakefs:") else Dvc(name) for name in names)
+
+
+def _read_speed(marks: Mapping[str, Any], where: str) -> Mapping[str, float] | None:
+    if _GPU_SPEED not in marks:
+        return None
+    try:
+        pairs = [one.split("=") for one in str(marks[_GPU_SPEED]).split(",")]
+        return {gpu_type.strip(): float(speed) for gpu_type, speed in pairs}
+    except ValueError:
+        raise UsageError(
+            f"{where}: annotation {_GPU_SPEED} is {marks[_GPU_SPEED]!r}; write types and numbers, such as "
+            "'H100=2.5,A100=1'"
+        ) from None
 
 
 def _read_checkpoints(marks: Mapping[str, Any]) -> Checkpoints | None:

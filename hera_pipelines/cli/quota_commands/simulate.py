@@ -154,9 +154,9 @@ Examples:
   tiphys simulate jobs.csv --queues queues.yaml --policy skip -o json | jq '.replays[0].total.wait'
 
 \b
-A trace, with the last seven columns optional:
-  submit_seconds,duration_seconds,gpus,queue,gpu_type,priority,name,limit_seconds,spot,namespace
-  0,7200,8,research,A100,0,pretrain,10800,allowed,vision
+A trace, with the last eight columns optional:
+  submit_seconds,duration_seconds,gpus,queue,gpu_type,speed,priority,name,limit_seconds,spot,namespace
+  0,7200,8,research,H100|A100,2.5|1,0,pretrain,10800,allowed,vision
 """
 
 
@@ -323,7 +323,7 @@ def _notes(
             f"{_format_count(unassigned, 'job')} without a queue drawn over the queues by their quotas, "
             f"with seed {seed}"
         )
-    if cut_short := sum(job.held_seconds < job.duration_seconds for job in jobs):
+    if cut_short := sum(job.is_cut_short for job in jobs):
         yield f"{_format_count(cut_short, 'job')} ended at limit_seconds, before the duration was over"
     for path, outcome in outcomes.items():
         reasons = Counter({reason.value: count for reason, count in outcome.total.rejected.items()})

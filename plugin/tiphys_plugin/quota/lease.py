@@ -111,7 +111,8 @@ class LeaseRequest:
     item_index: int | None = None
     """Index of the fan-out item that the step is; None for another step, or if it is unknown."""
     gpu_types: tuple[str, ...] = ()
-    """Types of which each may serve the request, the preferred one first. Empty for ``gpu_type``, or any type."""
+    """Types of which each may serve the request, in the order in which they are tried. Empty for ``gpu_type``, or any
+    type."""
     within: Proximity | None = None
     """Domain of the topology that all members must share; None: none."""
     avoided_nodes: tuple[str, ...] = ()
@@ -176,7 +177,7 @@ class LeaseRequest:
             queue=gpu.queue,
             gpus=gpu.gpus_for(requested_members),
             gpu_type=gpu.gpu_type,
-            gpu_types=gpu.gpu_types,
+            gpu_types=gpu.gpu_types_by_speed,
             min_gpu_memory_mb=gpu.min_gpu_memory_mb,
             priority=gpu.priority,
             seconds=gpu.seconds,

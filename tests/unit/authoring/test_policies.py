@@ -1,6 +1,7 @@
 """What stands beside a step becomes settings, or a sentence that says what is wrong."""
 
 import inspect
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -183,6 +184,17 @@ def test_the_authors_annotations_are_kept() -> None:
         ),
         (lambda: train(image="i", gpus=1, gpu_type=[])(nothing), "has an empty list of GPU types"),
         (lambda: train(image="i", gpus=1, gpu_type=["A100", "a b"])(nothing), "gpu_types"),
+        (lambda: train(image="i", gpus=1, gpu_type="H100", speed={"H100": 2})(nothing), "several types, so name them"),
+        (lambda: train(image="i", gpus=1, speed={"H100": 2})(nothing), "several types, so name them"),
+        (
+            lambda: train(image="i", gpus=1, gpu_type=["H100", "A100"], speed={"T4": 2})(nothing),
+            "speed names T4, which is none of its types; these are: H100, A100",
+        ),
+        (lambda: train(image="i", gpus=1, gpu_type=["H100", "A100"], speed={"H100": 0})(nothing), "speed.H100"),
+        (lambda: train(image="i", gpus=1, gpu_type=["H100", "A100"], speed={"H100": -1})(nothing), "speed.H100"),
+        (lambda: train(image="i", gpus=1, gpu_type=["H100", "A100"], speed={"H100": nan})(nothing), "speed.H100"),
+        (lambda: train(image="i", gpus=1, gpu_type=["H100", "A100"], speed={"H100": inf})(nothing), "speed.H100"),
+        (lambda: train(image="i", speed={"A100": 1})(nothing), "within or tensor_parallel, but gpus=0"),
         (lambda: train(image="i", gpu_type="A100")(nothing), "within or tensor_parallel, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
     ],

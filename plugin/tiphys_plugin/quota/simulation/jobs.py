@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import fsum
 
-from tiphys.protocol.step_spec import SpotUse
+from tiphys.protocol.step_spec import SpotUse, sort_by_speed
 from tiphys_plugin.quota.lease import AdmissionReason, LeaseRequest
 from tiphys_plugin.quota.queues import Queues
 
@@ -35,11 +35,30 @@ class TraceJob:
     """Whether the job may use flavors of spot nodes."""
     namespace: str | None = None
     """Namespace of the job; None: one that may use the queue of the job."""
+    speed: tuple[float, ...] = ()
+    """How fast the job runs on each type of ``gpu_type``; ``duration_seconds`` is that at speed 1. Empty: 1 on all."""
 
     @property
-    def held_seconds(self) -> float:
-        """Time that the job holds its GPUs without preemptions."""
-        return self.duration_seconds if self.limit_seconds is None else min(self.duration_seconds, self.limit_seconds)
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types that may serve the job, in order of preference; empty for any."""
+        return tuple(dict.fromkeys(self.gpu_type.split("|"))) if self.gpu_type else ()
+
+    @property
+    def speed_by_type(self) -> Mapping[str, float]:
+        """Speeds by GPU type; a type that is missing has 1."""
+        return dict(zip((self.gpu_type or "").split("|"), self.speed, strict=True)) if self.speed else {}
+
+    @property
+    def longest_seconds(self) -> float:
+        """Duration on the slowest of its types."""
+        return self.duration_seconds / min(self.speed, default=1.0)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the job is ended at its limit even on the fastest of its types."""
+        return self.limit_seconds is not None and self.limit_seconds < self.duration_seconds / max(
+            self.speed, default=1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +74,7 @@ class Trace:
 
 def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
     """The lease request of the first attempt of the job; ``number`` is unique in the trace."""
-    types = tuple(dict.fromkeys((job.gpu_type or "").split("|")))
+    types = sort_by_speed(job.gpu_types, job.speed_by_type)
     return LeaseRequest(
         uid=str(number),
         step=job.name,
@@ -67,7 +86,7 @@ def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
         attempt=1,
         queue=job.queue or "",
         gpus=job.gpus,
-        gpu_type=types[0] or None if len(types) == 1 else None,
+        gpu_type=types[0] if len(types) == 1 else None,
         gpu_types=types if len(types) > 1 else (),
         priority=job.priority,
         seconds=job.limit_seconds,
@@ -147,6 +166,11 @@ class SimulatedRun:
         return len(self.attempts) - 1
 
     @property
+    def trained_seconds(self) -> float:
+        """Seconds of training, without what was lost or repeated."""
+        return fsum(one.kept_seconds for one in self.attempts)
+
+    @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that the job held."""
         return self.job.gpus * fsum(one.held_seconds for one in self.attempts)
@@ -193,7 +217,9 @@ class RunningAttempt:
     started_seconds: float
     restart_seconds: float
     remaining_seconds: float
-    """Training that remained at the start of the attempt."""
+    """Seconds of training that remained at the start of the attempt, on its GPUs."""
+    speed: float = 1.0
+    """Of its GPUs, as in `TraceJob.speed`."""
 
     @property
     def ends_seconds(self) -> float:

@@ -28,7 +28,7 @@ def find_permanent_rejection(queues: Queues, job: TraceJob) -> AdmissionReason |
 
 def declare_job_durations(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
     """The jobs with their durations, rounded up to a second, as declared time limits."""
-    return tuple(replace(job, limit_seconds=max(1, math.ceil(job.duration_seconds))) for job in jobs)
+    return tuple(replace(job, limit_seconds=max(1, math.ceil(job.longest_seconds))) for job in jobs)
 
 
 def spread_over_nodes(jobs: Sequence[TraceJob], queues: Queues) -> tuple[TraceJob, ...]:

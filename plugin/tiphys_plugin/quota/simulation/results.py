@@ -208,7 +208,7 @@ def _measure_queues(
 
 
 def _slowdown(run: SimulatedRun) -> float:
-    duration = max(run.job.held_seconds, _SLOWDOWN_BOUND_SECONDS)
+    duration = max(run.trained_seconds, _SLOWDOWN_BOUND_SECONDS)
     return max(1.0, (run.ended_seconds - run.submitted_seconds) / duration)
 
 

@@ -17,6 +17,7 @@ from itertools import chain, count, islice, takewhile
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
@@ -34,6 +35,22 @@ from tiphys_plugin.quota.simulation.jobs import (
     to_datetime,
     to_trace_seconds,
 )
+
+
+@dataclass(frozen=True)
+class _RemainingTraining:
+    """What a job still has to train: seconds at speed 1, and seconds until its limit, at any speed."""
+
+    seconds_at_speed_1: float
+    limit_seconds: float
+
+    def seconds_at(self, speed: float) -> float:
+        """Seconds of training on GPUs of this speed."""
+        return min(self.seconds_at_speed_1 / speed, self.limit_seconds)
+
+    def after(self, kept_seconds: float, speed: float) -> "_RemainingTraining":
+        """What remains after ``kept_seconds`` on GPUs of this speed."""
+        return _RemainingTraining(self.seconds_at_speed_1 - kept_seconds * speed, self.limit_seconds - kept_seconds)
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,7 @@ class SimulatedCluster:
         """Preemptors that have not started since, by uid."""
         self._arrivals = count(1)
         self._jobs: dict[int, TraceJob] = {}
-        self._remaining_seconds: dict[int, float] = {}
+        self._remaining: dict[int, _RemainingTraining] = {}
         self._attempts: dict[int, list[SimulatedAttempt]] = {}
         self._running: dict[str, RunningJob] = {}
         self._ends: list[tuple[datetime, int, str]] = []
@@ -87,7 +104,9 @@ class SimulatedCluster:
         return self._jobs[int(one.request.uid)]
 
     def submit_job(self, number: int, job: TraceJob, now: datetime) -> PendingRequest:
-        self._jobs[number], self._remaining_seconds[number], self._attempts[number] = job, job.held_seconds, []
+        limit_seconds = math.inf if job.limit_seconds is None else job.limit_seconds
+        self._jobs[number], self._attempts[number] = job, []
+        self._remaining[number] = _RemainingTraining(job.duration_seconds, limit_seconds)
         return self._wait(build_lease_request(job, number), now)
 
     def start(self, assignment: PoolAssignment, now: datetime) -> bool:
@@ -97,12 +116,14 @@ class SimulatedCluster:
         lease = Lease(f"{number}.{request.attempt}", request, assignment.pool, now, now, assignment.nodes)
         is_first = not self._attempts[number]
         restart_seconds = 0.0 if is_first else self._costs.restart_seconds
-        attempt = RunningAttempt(to_trace_seconds(now), restart_seconds, self._remaining_seconds[number])
+        speed = self._jobs[number].speed_by_type.get(self._gpu_type_of(lease) or "", 1.0)
+        remaining_seconds = self._remaining[number].seconds_at(speed)
+        attempt = RunningAttempt(to_trace_seconds(now), restart_seconds, remaining_seconds, speed)
         self.ledger_state = replace(self.ledger_state, leases=(*self.ledger_state.leases, lease))
         self.capacity.add(self.capacity.held_gpus_of_lease(lease))
         self.promised.pop(request.uid, None)
         self._track(RunningJob(lease, to_trace_seconds(assignment.pending.since), attempt))
-        for wakeup in self._find_wakeups(lease):
+        for wakeup in self._find_wakeups(lease, remaining_seconds):
             heapq.heappush(self._wakeups, (wakeup, next(self._serials), lease.id))
         return is_first
 
@@ -158,7 +179,8 @@ class SimulatedCluster:
         if ended.preemption is None or ended.lease.preemption is None:
             self.runs.append(SimulatedRun(job, ended.lease.request.queue, tuple(self._attempts.pop(ended.number))))
             return None
-        self._remaining_seconds[ended.number] -= ended.preemption.kept_seconds
+        kept_seconds, speed = ended.preemption.kept_seconds, ended.attempt.speed
+        self._remaining[ended.number] = self._remaining[ended.number].after(kept_seconds, speed)
         preemptor_uid = ended.lease.preemption.uid
         if all(one.preemption is None or one.preemption.uid != preemptor_uid for one in self.ledger_state.leases):
             self._keep_for_preemptor(preemptor_uid, now)
@@ -204,14 +226,21 @@ class SimulatedCluster:
         """Whether a wakeup was for a lease that has ended; those for requests have no lease."""
         return bool(lease_id) and lease_id not in self._running
 
-    def _find_wakeups(self, lease: Lease) -> Iterator[datetime]:
+    def _gpu_type_of(self, lease: Lease) -> str | None:
+        """The type of the GPUs of a lease; None if neither its pool nor its nodes tell it."""
+        kind, inventory = pools.gpu_kind_in_pool(lease.request, lease.pool), self._queues.node_inventory
+        if kind is None and lease.nodes and inventory is not None:
+            kind = inventory.nodes[inventory.node_numbers[lease.nodes[0]]].gpu_type
+        return None if kind is None else self._queues.flavor_set.gpu_type_of(kind)
+
+    def _find_wakeups(self, lease: Lease, remaining_seconds: float) -> Iterator[datetime]:
         queue, request = self._queues.find(lease.request.queue), lease.request
         if queue is None:
             return
         if queue.protected_seconds:
             yield lease.granted_at + timedelta(seconds=queue.protected_seconds)
         if queue.preempts_longer:
-            most = request.attained + request.gpus * self._remaining_seconds[int(request.uid)]
+            most = request.attained + request.gpus * remaining_seconds
             thresholds = takewhile(lambda reached: reached < most, level_ends(queue, request.most_gpus))
             yield from (
                 add_seconds_rounded_up(lease.granted_at, (reached - request.attained) / request.gpus)

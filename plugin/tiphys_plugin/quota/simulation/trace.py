@@ -22,6 +22,7 @@ from tiphys_plugin.quota.simulation.philly import parse_philly_jobs
 
 _MAX_VALUE = 10_000_000_000
 """Some 300 years in seconds: a larger value has a wrong unit, and would exceed the range of datetime."""
+_MAX_SPEED = 1000
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,27 @@ def _parse_tiphys_row(row: TraceRow) -> TraceJob:
         gpus=row.integer("gpus", minimum=1),
         queue=row.text("queue"),
         gpu_type=row.text("gpu_type"),
+        speed=_parse_speed(row),
         priority=row.integer("priority") if row.text("priority") else 0,
         limit_seconds=row.integer("limit_seconds", minimum=1) if row.text("limit_seconds") else None,
         spot=_parse_spot_use(row),
         namespace=row.text("namespace"),
     )
+
+
+def _parse_speed(row: TraceRow) -> tuple[float, ...]:
+    text, types = row.text("speed"), (row.text("gpu_type") or "").split("|")
+    if text is None:
+        return ()
+    try:
+        speed = tuple(map(float, text.split("|")))
+    except ValueError:
+        speed = ()
+    if len(speed) != len(types) or len(types) < 2 or not all(1 / _MAX_SPEED <= one <= _MAX_SPEED for one in speed):
+        raise row.cell_error(
+            "speed", f"a number from {1 / _MAX_SPEED:g} to {_MAX_SPEED} for each of several types, as in 2.5|1"
+        )
+    return speed
 
 
 def _parse_spot_use(row: TraceRow) -> SpotUse:
@@ -135,7 +152,7 @@ TRACE_FORMATS = (
         "jobs",
         frozenset({"submit_seconds", "duration_seconds", "gpus"}),
         _parse_tiphys_row,
-        frozenset({"queue", "gpu_type", "priority", "name", "limit_seconds", "spot", "namespace"}),
+        frozenset({"queue", "gpu_type", "speed", "priority", "name", "limit_seconds", "spot", "namespace"}),
     ),
     TraceFormat("Muri", frozenset({"submit_time", "duration", "num_gpu"}), _parse_muri_row),
     TraceFormat(
@@ -230,6 +247,6 @@ def _build_row(header: Sequence[str], cells: Sequence[str], source: str, line: i
 def _check_jobs(jobs: Sequence[TraceJob], source: str) -> None:
     if not jobs:
         raise UsageError(f"{source} has no job that can be replayed; every line below the first is one job with GPUs")
-    last = max(job.submit_seconds for job in jobs) + sum(job.duration_seconds for job in jobs)
+    last = max(job.submit_seconds for job in jobs) + sum(job.longest_seconds for job in jobs)
     if last > _MAX_TOTAL_SECONDS:
         raise UsageError(f"{source}: its jobs take more than {_MAX_TOTAL_SECONDS:g} s; durations are in seconds")

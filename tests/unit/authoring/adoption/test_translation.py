@@ -153,6 +153,7 @@ def test_an_inline_container_becomes_a_step() -> None:
 def test_a_training_takes_its_gpus_retries_and_checkpoints_from_the_template() -> None:
     fit = marked("fit", "train", queue="research", gpu_type="A100,H100", checkpoint_folder="/ckpt", grace="2m")
     fit["metadata"]["annotations"] |= {"tiphys.dev/checkpoint-every": "5m", "tiphys.dev/checkpoint-marker": "*/DONE"}
+    fit["metadata"]["annotations"]["tiphys.dev/gpu-speed"] = "H100=2.5, A100=1"
     fit["container"] = {
         "image": "old",
         "command": ["python", "train.py"],
@@ -164,6 +165,7 @@ def test_a_training_takes_its_gpus_retries_and_checkpoints_from_the_template() -
     spec = steps_of(manifest)["fit"]
     assert spec.kind is StepKind.TRAIN
     assert (spec.gpu.gpus, spec.gpu.gpu_types, spec.gpu.queue) == (2, ("A100", "H100"), "research")
+    assert (spec.gpu.speed, spec.gpu.gpu_types_by_speed) == ({"H100": 2.5, "A100": 1}, ("H100", "A100"))
     assert (spec.retry.user_error, spec.retry.unknown, spec.grace_seconds) == (4, 4, 120)
     assert spec.checkpoints.every == 300
     run = find_template(compile_workflow(translate_workflow(manifest), STORE), "fit-run")
@@ -321,6 +323,15 @@ CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
         (workflow(MAIN, marked("echo", "stepp")), "did you mean 'step'"),
         (workflow(MAIN, marked("echo", "step", gpus="1")), "tiphys.dev/gpus is for a training"),
         (workflow(MAIN, marked("echo", "train", gpus="many")), "write a whole number in quotes"),
+        (
+            workflow(MAIN, marked("echo", "train", gpus="1", gpu_type="A100,H100", gpu_speed="H100")),
+            "annotation tiphys.dev/gpu-speed is 'H100'; write types and numbers",
+        ),
+        (
+            workflow(MAIN, marked("echo", "train", gpus="1", gpu_type="A100,H100", gpu_speed="H100=nan")),
+            "speed.H100 cannot be nan",
+        ),
+        (workflow(MAIN, marked("echo", "step", gpu_speed="H100=2")), "tiphys.dev/gpu-speed is for a training"),
         (workflow(MAIN, {**marked("echo", "train"), "retryStrategy": {"expression": "x"}}), "no counterpart"),
         (
             workflow(MAIN, {**marked("echo", "train", checkpoint_folder="/c"), "container": {"image": "x"}}),

@@ -7,6 +7,7 @@
 | only types that it does not name | it waits, or is rejected if it names none that the cluster has |
 | quota of ``*`` | nodes of its types only |
 | flavors | those of its types, in its order |
+| a speed for each type | the fastest type that has room; of equal ones the preferred one |
 """
 
 import json
@@ -15,7 +16,7 @@ from dataclasses import replace
 import pytest
 from support.ledger import NOW, ask, lease, ledger_api, queues, waiting
 from tiphys_plugin.quota.kueue.workload import build_workload
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LeaseRequest, Rejected
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
@@ -24,6 +25,8 @@ from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 from tiphys_plugin.quota.simulation.jobs import TraceJob, build_lease_request
+
+from tiphys.protocol.step_spec import GpuRequest
 
 BOTH = queues(research={"A100": 8, "H100": 8, "T4": 8})
 
@@ -40,6 +43,39 @@ def test_the_preferred_type_is_taken_and_then_the_next():
     wanted = either(8, "H100", "A100")
     assert decided(BOTH, wanted) == Admitted("", "H100")
     assert decided(BOTH, wanted, lease(1, pool="H100", gpu_type="H100")) == Admitted("", "A100")
+
+
+@pytest.mark.parametrize(
+    ("speed", "taken"),
+    [
+        ({}, "A100 H100 T4"),
+        ({"H100": 2.5, "A100": 1, "T4": 0.2}, "H100 A100 T4"),
+        ({"T4": 3}, "T4 A100 H100"),
+        ({"A100": 0.5}, "H100 T4 A100"),
+        ({"A100": 4, "H100": 4, "T4": 5}, "T4 A100 H100"),
+    ],
+)
+def test_of_the_types_with_room_the_fastest_is_taken(speed, taken):
+    gpu = GpuRequest(gpus=8, gpu_types=("A100", "H100", "T4"), speed=speed, queue="research")
+    step = {"step": "fit", "node": "n", "namespace": "ml", "workflow": "w", "instance": "i", "run": "r", "attempt": 1}
+    held: tuple[Lease, ...] = ()
+    for kind in taken.split():
+        answer = decided(BOTH, LeaseRequest.from_gpu_request(gpu, uid="u", **step), *held)
+        assert answer == Admitted("", kind)
+        held = (*held, lease(8, kind, kind, gpu_type=kind))
+    answer = decided(BOTH, LeaseRequest.from_gpu_request(gpu, uid="u", **step), *held)
+    assert isinstance(answer, Deferred)
+    assert taken.replace(" ", " or ") in answer.message
+
+
+def test_the_quota_of_the_queue_comes_before_the_faster_type_of_another():
+    lab = [{"name": "research", "gpus": {"A100": 8, "H100": 0}}, {"name": "other", "gpus": {"H100": 8}}]
+    rules = Queues.model_validate({"queues": [{**one, "cohort": "lab"} for one in lab]})
+    gpu = GpuRequest(gpus=8, gpu_types=("A100", "H100"), speed={"H100": 3}, queue="research")
+    step = {"step": "fit", "node": "n", "namespace": "ml", "workflow": "w", "instance": "i", "run": "r", "attempt": 1}
+    request = LeaseRequest.from_gpu_request(gpu, uid="u", **step)
+    assert decided(rules, request) == Admitted("", "A100")
+    assert decided(rules, request, lease(8, "a", "A100")) == Admitted("", "H100")
 
 
 def test_no_other_type_is_taken():

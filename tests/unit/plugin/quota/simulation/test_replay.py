@@ -12,6 +12,7 @@
 | a gang is not starved by small jobs                        | tiphys     |
 """
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -91,7 +92,9 @@ def test_every_job_has_one_fate_and_quotas_hold(policy: str, rules: Queues, jobs
     assert fates == Counter(jobs)
     for run in done.runs:
         assert run.started_seconds >= run.submitted_seconds == run.job.submit_seconds
-        assert run.ended_seconds - run.started_seconds == run.job.held_seconds
+        assert run.ended_seconds - run.started_seconds == min(
+            run.job.duration_seconds, run.job.limit_seconds or math.inf
+        )
     assert done == replay_jobs(rules, jobs, POLICIES[policy])
 
 

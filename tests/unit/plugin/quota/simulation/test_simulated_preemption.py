@@ -11,6 +11,7 @@
 | a look at all who wait gives the same as one at the first of each kind       |
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,34 @@ def test_a_short_training_starts_once_a_long_one_has_saved_and_gone():
     assert long.lost_gpu_seconds == 8 * (30 + 60)
     total = measure_replay(done).total
     assert (total.preemptions, total.lost_gpu_hours) == (1, pytest.approx(0.2))
+
+
+def test_a_job_takes_less_time_on_a_faster_type_and_trains_the_rest_on_the_one_that_it_gets_then():
+    """It loses the H100 after an hour, which is half of its training, and goes on with the A100."""
+    queue = {"name": "research", "gpus": {"H100": 8, "A100": 8}, "preempts_lower_priority": True}
+    both = Queues.model_validate({"queues": [queue]})
+    wanted = job("either", 0, 4 * HOUR, gpu_type="A100|H100", speed=(1, 2))
+    only = job("only", HOUR, HOUR, gpu_type="H100", priority=1)
+    assert run_of(replay_jobs(both, [wanted], costs=COSTS), "either").ended_seconds == 2 * HOUR
+    run = run_of(replay_jobs(both, [wanted, only], costs=COSTS), "either")
+    assert [(one.pool, one.kept_seconds) for one in run.attempts] == [("H100", HOUR), ("A100", 2 * HOUR)]
+    assert run.trained_seconds == 3 * HOUR
+    assert measure_replay(ReplayResult(both, (run,), (), (), 1)).total.slowdown == pytest.approx(1 + 90 / (3 * HOUR))
+
+
+def test_the_limit_of_a_job_is_the_same_on_each_type():
+    both = Queues.model_validate({"queues": [{"name": "research", "gpus": {"H100": 8, "A100": 8}}]})
+    jobs = [job(str(at), at, 4 * HOUR, gpu_type="A100|H100", speed=(1, 2), limit_seconds=9000) for at in (0, 1)]
+    done = replay_jobs(both, jobs)
+    assert {one.pool: one.held_seconds for run in done.runs for one in run.attempts} == {"H100": 7200, "A100": 9000}
+
+
+def test_the_type_of_a_job_on_any_quota_is_that_of_its_node():
+    nodes = [{"name": kind, "gpu_type": kind, "gpus": 8} for kind in ("A100", "H100")]
+    rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"*": 16}}], "nodes": nodes})
+    jobs = [job(str(at), at, HOUR, gpu_type="A100|H100", speed=(1, 2)) for at in (0, 1)]
+    runs = replay_jobs(rules, jobs).runs
+    assert sorted(one.held_seconds for run in runs for one in run.attempts) == [HOUR / 2, HOUR]
 
 
 def test_who_is_ended_at_once_does_again_what_no_checkpoint_held():
@@ -205,6 +234,7 @@ def accounted(run: SimulatedRun, costs: PreemptionCosts) -> None:
         assert saving == pytest.approx(costs.save_seconds if went and costs.waits_for_save else 0, abs=1e-3)
         assert one.lost_seconds == 0 or not costs.waits_for_save
         assert one.started_seconds >= one.requested_seconds
-    assert sum(one.kept_seconds for one in run.attempts) == pytest.approx(run.job.held_seconds, abs=1e-3)
+    expected = min(run.job.duration_seconds, run.job.limit_seconds or math.inf)
+    assert run.trained_seconds == pytest.approx(expected, abs=1e-3)
     for before, after in zip(run.attempts, run.attempts[1:], strict=False):
         assert after.requested_seconds == before.ended_seconds

@@ -7,12 +7,13 @@
 | openb pods | num_gpu, gpu_milli, creation, deletion, scheduled | no GPU, part of one, never started |
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.ledger import cohort, queues
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.simulation.jobs import TraceJob
+from tiphys_plugin.quota.simulation.jobs import TraceJob, build_lease_request
 from tiphys_plugin.quota.simulation.prepare import assign_by_quota, assign_to_queue, declare_job_durations
 from tiphys_plugin.quota.simulation.trace import read_trace
 
@@ -53,6 +54,37 @@ def test_a_job_says_how_it_uses_spot_nodes(written):
     assert [job.spot for job in trace.jobs] == ["only", "no"]
     with pytest.raises(UsageError, match="line 2, column spot: 'yes' is not no, allowed or only"):
         read_trace(written(f"{HEADER},spot\n0,10,1,yes\n"))
+
+
+def test_a_job_has_a_speed_on_each_of_its_types(written):
+    trace = read_trace(written(f"{HEADER},gpu_type,speed\n0,100,1,A100|H100,1|2.5\n0,100,1,A100|H100,\n"))
+    assert [job.speed for job in trace.jobs] == [(1, 2.5), ()]
+    assert [build_lease_request(job, 1).gpu_types for job in trace.jobs] == [("H100", "A100"), ("A100", "H100")]
+    assert [job.longest_seconds for job in trace.jobs] == [100, 100]
+    [declared] = declare_job_durations([replace(trace.jobs[0], speed=(0.5, 2))])
+    assert declared.limit_seconds == 200
+    assert not declared.is_cut_short
+    assert replace(declared, limit_seconds=49).is_cut_short
+
+
+@pytest.mark.parametrize(
+    ("types", "speed"),
+    [
+        ("A100|H100", "1"),
+        ("A100|H100", "1|2|3"),
+        ("A100", "2"),
+        ("", "2"),
+        ("A100|H100", "1|fast"),
+        ("A100|H100", "1|0"),
+        ("A100|H100", "1|-2"),
+        ("A100|H100", "1|nan"),
+        ("A100|H100", "1|inf"),
+        ("A100|H100", "1|1e300"),
+    ],
+)
+def test_a_speed_that_makes_no_sense_is_refused_with_its_place(written, types, speed):
+    with pytest.raises(UsageError, match=r"line 2, column speed: .* is not a number from 0.001 to 1000 for each of"):
+        read_trace(written(f"{HEADER},gpu_type,speed\n0,100,1,{types},{speed}\n"))
 
 
 def test_a_job_names_its_namespace_and_is_sent_only_to_queues_that_it_may_use(written):
@@ -210,4 +242,4 @@ def test_a_declared_duration_covers_the_real_one():
         [TraceJob("a", 0, 10.2, 1), TraceJob("b", 0, 0, 1), TraceJob("c", 0, 5, 1, limit_seconds=99)]
     )
     assert [job.limit_seconds for job in jobs] == [11, 1, 5]
-    assert all(job.held_seconds == job.duration_seconds for job in jobs)
+    assert not any(job.is_cut_short for job in jobs)
