@@ -7,12 +7,13 @@ Without a queue file every queue name is accepted and nothing is limited.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
+from weakref import WeakValueDictionary
 
 import yaml
 from pydantic import (
@@ -391,9 +392,9 @@ class Queues(BaseModel):
         return {}
 
     @cached_property
-    def pool_options_cache(self) -> dict[tuple[object, ...], object]:
-        """Cache of `get_pool_options` in `tiphys_plugin.quota.scheduler.pools`."""
-        return {}
+    def pool_options_caches(self) -> tuple[MutableMapping[tuple[object, ...], object], ...]:
+        """Results of `get_pool_options` in `tiphys_plugin.quota.scheduler.pools`: recent ones, and all in use."""
+        return {}, WeakValueDictionary()
 
     @cached_property
     def empty_cluster_capacity(self) -> ClusterFreeCapacity | None:

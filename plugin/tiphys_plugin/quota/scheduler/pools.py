@@ -207,12 +207,15 @@ def request_shape(request: LeaseRequest) -> RequestShape:
 
 
 def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
-    """The pool options of ``request`` in its queue ``queue``; the same object for all requests of one shape."""
-    shape = request_shape(request)
-    if (cached := queues.pool_options_cache.get(shape)) is None:
-        if len(queues.pool_options_cache) >= _ELIGIBLE_POOLS_CACHE_SIZE:
-            queues.pool_options_cache.clear()
-        cached = queues.pool_options_cache[shape] = _build_pool_options(queues, queue, request)
+    """The pool options of ``request`` in its queue ``queue``; the same object for all requests of one shape.
+
+    It is the same for as long as anything refers to it, because pending requests are grouped by it.
+    """
+    shape, (recent, in_use) = request_shape(request), queues.pool_options_caches
+    if (cached := recent.get(shape)) is None:
+        if len(recent) >= _ELIGIBLE_POOLS_CACHE_SIZE:
+            recent.clear()
+        cached = recent[shape] = in_use.setdefault(shape, _build_pool_options(queues, queue, request))
     assert isinstance(cached, PoolOptions)
     return cached
 

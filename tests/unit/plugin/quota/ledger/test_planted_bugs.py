@@ -59,7 +59,7 @@ def forget() -> None:
         snapshot._latest_states.clear,
         snapshot._latest_queues.clear,
         cycle._run_cycle.cache_clear,
-        RULES.pool_options_cache.clear,
+        *(cache.clear for cache in RULES.pool_options_caches),
         lease_index.__init__,  # type: ignore[misc]
         pending_index.__init__,  # type: ignore[misc]
     ):

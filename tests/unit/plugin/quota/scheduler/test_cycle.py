@@ -224,7 +224,7 @@ def test_the_cache_of_request_shapes_is_bounded_and_changes_no_decision(monkeypa
     rules = queues(research={"A100": 8})
     admitted = [admits(SchedulingState(rules, ()), ask(count)) for count in range(1, 13)]
     assert admitted == [True] * 8 + [False] * 4
-    assert len(rules.pool_options_cache) <= 2
+    assert len(rules.pool_options_caches[0]) <= 2
 
 
 def test_nobody_takes_what_has_come_free_for_another():

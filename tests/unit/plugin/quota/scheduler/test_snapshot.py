@@ -4,9 +4,11 @@ import random
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from support.ledger import NOW, waiting
 from tiphys_plugin.quota.lease import PendingRequest
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.snapshot import PendingQueues, get_pending_queues
 
 RULES = Queues.model_validate(
@@ -53,7 +55,10 @@ def changed(source: random.Random, one: PendingRequest) -> PendingRequest:
     )
 
 
-def test_pending_queues_are_updated_by_added_removed_and_changed_requests():
+@pytest.mark.parametrize("cached_shapes", [4096, 2])
+def test_pending_queues_are_updated_by_added_removed_and_changed_requests(monkeypatch, cached_shapes):
+    monkeypatch.setattr(pools, "_ELIGIBLE_POOLS_CACHE_SIZE", cached_shapes)
+    rules = Queues.model_validate(RULES.model_dump(exclude_unset=True))
     source, number = random.Random(20_261_122), 60
     line = [newcomer(source, number) for number in range(1, 61)]
     for _ in range(300):
@@ -63,8 +68,8 @@ def test_pending_queues_are_updated_by_added_removed_and_changed_requests():
         for _ in range(min(len(line), source.choice([0, 1, 2, 4]))):
             line.pop(source.randrange(len(line)))
         line = [changed(source, one) if source.random() < 0.02 else one for one in line]
-        kept = get_pending_queues(RULES, tuple(line))
-        assert shown(kept) == shown(PendingQueues(RULES, line))
+        kept = get_pending_queues(rules, tuple(line))
+        assert shown(kept) == shown(PendingQueues(rules, line))
         assert kept.has_promises == any(one.promised_at for one in line)
 
 
