@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -38,6 +38,7 @@ from hera_pipelines.ui.gpu_page import GpuSource, SharedReader, WaitingRow
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
 from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.record_cache import RecordCache
+from hera_pipelines.ui.run_changes import RunChanges
 from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_run_view
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
@@ -45,7 +46,7 @@ from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import utc_now
-from tiphys.store import Store
+from tiphys.store import Store, read_run
 
 _PAGE_SECONDS = 30.0
 """Time for the storage requests of one page."""
@@ -81,6 +82,7 @@ def build_app(
     actions: ActionRoutes | None = None,
     gpus: GpuSource | None = None,
     clock: Callable[[], datetime] = utc_now,
+    changes: RunChanges | None = None,
 ) -> Starlette:
     """The application.
 
@@ -94,9 +96,18 @@ def build_app(
         actions: Lets visitors resume, fork and stop runs; None: the pages only read.
         gpus: Reads queues and nodes; None: there are no pages of them.
         clock: Time of day.
+        changes: Tells open pages that a run has changed; None: they only ask again every few seconds. Whoever ends the
+            server closes it before.
     """
     pages = _Pages(
-        store, submitter, index or RunIndex(store, submitter), find_logs or (lambda *_: ()), actions, gpus, clock
+        store,
+        submitter,
+        index or RunIndex(store, submitter),
+        find_logs or (lambda *_: ()),
+        actions,
+        gpus,
+        clock,
+        changes,
     )
     return Starlette(
         routes=[
@@ -105,6 +116,7 @@ def build_app(
             Route("/workflows/{workflow}", pages.workflow),
             *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
+            *([Route("/runs/{run}/changes", pages.changes)] if changes is not None else []),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/metrics.svg", pages.metrics),
             Route("/runs/{run}/{chart}.svg", pages.chart),
@@ -141,6 +153,7 @@ class _Pages:
         actions: ActionRoutes | None,
         gpus: GpuSource | None,
         clock: Callable[[], datetime],
+        changes: RunChanges | None,
     ) -> None:
         self._store = RecordCache(store)
         self._usages = UsageReader(self._store, clock)
@@ -151,6 +164,7 @@ class _Pages:
         self._queues = SharedReader(gpus.read_queues) if gpus is not None else None
         self._nodes = SharedReader(gpus.read_nodes) if gpus is not None and gpus.has_nodes else None
         self._clock = clock
+        self._changes = changes
 
     async def home(self, request: Request) -> Response:
         async def answer() -> Response:
@@ -170,7 +184,24 @@ class _Pages:
                 offer = await _in_thread(lambda: actions.describe_offer(request, view.detail))
             waiting = await _in_thread(lambda: self._find_waiting(view))
             sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT}
-            return self.render("run.html.jinja", view=view, offer=offer, waiting=waiting, **sizes)
+            is_streamed = view.is_live and self._changes is not None
+            return self.render(
+                "run.html.jinja", view=view, offer=offer, waiting=waiting, is_streamed=is_streamed, **sizes
+            )
+
+        return await self.within_limits(answer)
+
+    async def changes(self, request: Request) -> Response:
+        """A stream of events, for the script of the page of a run."""
+
+        async def answer() -> Response:
+            assert self._changes is not None
+            run = request.path_params["run"]
+            await _in_thread(lambda: read_run(self._store, run))
+            if not self._changes.has_room:
+                return self.render_error(503, "Too many pages are open", "this one asks again every few seconds")
+            headers = {**_HEADERS, "X-Accel-Buffering": "no"}  # nginx would pass events on only when its buffer is full
+            return StreamingResponse(self._changes.stream(run), media_type="text/event-stream", headers=headers)
 
         return await self.within_limits(answer)
 

@@ -4,6 +4,7 @@ Chromium enforces the content security policy, so whatever a page loads or runs 
 """
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ from support.compiled import History, gated, pipeline_of
 from support.gpu_pages import SINCE, FakeGpus, view_of, waiting
 from support.hostile import write_full_run
 from support.lineage import RUN, STEP
+from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.gpu_page import NodeRow, NodesView
+from hera_pipelines.ui.run_changes import RunChanges
 from hera_pipelines.ui.run_index import RunIndex
 from tiphys.records import Cause
 from tiphys.service.http_server import AppServer
@@ -48,6 +51,7 @@ class Site(NamedTuple):
     url: str
     store: DirectoryStore
     submitter: FakeSubmitter
+    changes: RunChanges
 
 
 @pytest.fixture(scope="module")
@@ -72,28 +76,40 @@ def site(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator
     evidence = (("condition GpuMemWatch", "a double bit error", SINCE),)
     nodes = NodesView("namespace ml", (NodeRow("n1", "A100", 8, 4, 3, 1, "r1", "unhealthy", evidence),), ())
     gpus = FakeGpus(view_of(waiting(), waiting("running")), nodes)
-    app = build_app(store, submitter, index=index, find_logs=lambda *_: [("fit-pod", "pod in ml", lines)], gpus=gpus)
+    changes = RunChanges(store)
+    app = build_app(
+        store,
+        submitter,
+        index=index,
+        find_logs=lambda *_: [("fit-pod", "pod in ml", lines)],
+        gpus=gpus,
+        changes=changes,
+    )
     with AppServer(app) as server:
-        yield Site(server.url, store, submitter)
+        yield Site(server.url, store, submitter, changes)
+        changes.close()
 
 
 @pytest.fixture
 def open_page(chromium: Any, site: Site) -> Iterator[Callable[..., Any]]:
     contexts, errors = [], []
 
-    def open_at(path: str, width: int = WIDE, theme: str = "light", **options: Any) -> Any:
+    def open_at(
+        path: str, width: int = WIDE, theme: str = "light", prepare: Callable[[Any], None] = id, **options: Any
+    ) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, **options)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
+        prepare(page)
         page.goto(site.url + path)
         return page
 
     yield open_at
     for context in contexts:
         context.close()
-    assert not [error for error in errors if "404" not in error]
+    assert not [error for error in errors if "404" not in error and "503" not in error]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -156,16 +172,47 @@ def test_the_command_is_copied(open_page: Callable[..., Any], site: Site) -> Non
     assert copied == f"tiphys resume failed --store {site.store.url}"
 
 
-def test_a_page_follows_a_run_until_it_ends(open_page: Callable[..., Any], site: Site) -> None:
-    started = start_run(site.store, site.submitter, PIPELINE, "followed")
-    page = open_page("/runs/followed")
+def refuse_streams(page: Any) -> None:
+    page.route("**/changes", lambda route: route.fulfill(status=503))
+
+
+@pytest.mark.parametrize(("run", "prepare"), [("streamed", id), ("polled", refuse_streams)])
+def test_a_page_follows_a_run_until_it_ends(
+    open_page: Callable[..., Any], site: Site, run: str, prepare: Callable[[Any], None]
+) -> None:
+    started = start_run(site.store, site.submitter, PIPELINE, run)
+    page = open_page(f"/runs/{run}", prepare=prepare)
     assert page.inner_text(".badge") == "running"
 
-    History(site.store, "followed").failed("prepare", message="the node went away")
+    History(site.store, run).failed("prepare", message="the node went away")
     page.wait_for_selector("text=the node went away", timeout=120_000)
     site.submitter.end(started.workflow_name)
     page.wait_for_selector(".badge.failed", timeout=120_000)
     page.wait_for_function("!document.getElementById('main').dataset.follow", timeout=120_000)
+
+
+def test_a_page_is_told_of_a_change_and_need_not_ask(open_page: Callable[..., Any], site: Site) -> None:
+    start_run(site.store, site.submitter, PIPELINE, "told")
+    page = open_page("/runs/told", prepare=lambda page: page.clock.install())
+    page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # no timer of the page fires any more
+    until(lambda: site.changes.streams == 1, 120)
+
+    History(site.store, "told").failed("prepare", message="the node went away")
+    page.wait_for_selector("text=the node went away", timeout=120_000)
+
+
+def test_a_hidden_page_holds_no_connection(open_page: Callable[..., Any], site: Site) -> None:
+    start_run(site.store, site.submitter, PIPELINE, "hidden")
+    page = open_page("/runs/hidden")
+    until(lambda: site.changes.streams == 1, 120)
+    switch = """is_hidden => {
+      Object.defineProperty(document, "hidden", { configurable: true, get: () => is_hidden });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(switch, True)
+    until(lambda: site.changes.streams == 0, 120)
+    page.evaluate(switch, False)
+    until(lambda: site.changes.streams == 1, 120)
 
 
 def test_queues_are_reached_by_keyboard_from_every_page(open_page: Callable[..., Any]) -> None:

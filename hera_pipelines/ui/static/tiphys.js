@@ -62,28 +62,67 @@ const contentOf = (main) => {
   return copy.innerHTML;
 };
 
+const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+
+// The stream in which the server says that the page has changed. A hidden page has none, because a browser opens only
+// six connections to a server.
+const stream = { source: null, isRefused: false, isDue: false, wake: () => {} };
+const QUIET_SECONDS = 15;
+
+const openStream = (address) => {
+  if (!address || document.hidden || stream.isRefused) {
+    if (stream.source) stream.source.close();
+    stream.source = null;
+  } else if (!stream.source) {
+    stream.source = new EventSource(address);
+    stream.source.addEventListener("changed", () => {
+      stream.isDue = true;
+      stream.wake();
+    });
+    stream.source.addEventListener("error", (event) => {
+      stream.isRefused = event.target.readyState === EventSource.CLOSED;
+      stream.wake();
+    });
+  }
+  return Boolean(stream.source) && stream.source.readyState === EventSource.OPEN;
+};
+document.addEventListener("visibilitychange", () => stream.wake());
+
+// Waits until the page may have changed: the server says so, or it has not for a while, or there is no stream.
+const untilDue = async (main) => {
+  const isTold = openStream(main.dataset.changes);
+  const woken = new Promise((resolve) => {
+    stream.wake = resolve;
+  });
+  if (!stream.isDue) await Promise.race([woken, pause(isTold ? QUIET_SECONDS : Number(main.dataset.follow))]);
+  stream.isDue = false;
+};
+
 // Loads the page again while it can change, and exchanges its content if it has changed.
 const follow = async (known) => {
-  const main = document.getElementById("main");
-  const seconds = Number(main.dataset.follow || 0);
-  if (!seconds) return;
-  await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
-  if (document.hidden || main.querySelector("input:focus, select:focus")) return follow(known);
-  let fresh = null;
-  try {
-    const response = await fetch(location.href);
-    if (response.ok) fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
-  } catch (error) {
-    // The server is away; the next round asks again.
+  for (;;) {
+    const main = document.getElementById("main");
+    if (!Number(main.dataset.follow || 0)) break;
+    await untilDue(main);
+    while (main.querySelector("input:focus, select:focus")) await pause(1);
+    if (document.hidden) continue;
+    let fresh = null;
+    try {
+      const response = await fetch(location.href);
+      if (response.ok) fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
+    } catch (error) {
+      // The server is away; the next round asks again.
+    }
+    if (!fresh) continue;
+    const content = contentOf(fresh);
+    if (content !== known) {
+      for (const image of fresh.querySelectorAll("img.picture")) image.src += `?at=${Date.now()}`;
+      enhance(fresh);
+      exchange(main, fresh);
+    }
+    known = content;
   }
-  if (!fresh) return follow(known);
-  const content = contentOf(fresh);
-  if (content !== known) {
-    for (const image of fresh.querySelectorAll("img.picture")) image.src += `?at=${Date.now()}`;
-    enhance(fresh);
-    exchange(main, fresh);
-  }
-  return follow(content);
+  openStream("");
 };
 
 const first = contentOf(document.getElementById("main"));

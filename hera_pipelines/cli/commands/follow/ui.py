@@ -113,6 +113,7 @@ def ui(
     from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader, CommandActions
     from hera_pipelines.ui.action_routes import ActionRoutes
     from hera_pipelines.ui.app import build_app
+    from hera_pipelines.ui.run_changes import RunChanges
     from hera_pipelines.ui.run_index import RunIndex
     from tiphys.service.http_server import AppServer
 
@@ -121,7 +122,7 @@ def ui(
     options = ClusterOptions(kubeconfig, context, None, argo_server)
     submitter = choose_submitter(command, cluster, options, screen.note)
     find_logs = AttemptLogReader(store, options.connect if cluster else None)
-    index = RunIndex(store, submitter)
+    index, changes = RunIndex(store, submitter), RunChanges(store)
     allowed: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ()))
     if warning := describe_reach(host, store.url):
         screen.note(warning)
@@ -142,7 +143,8 @@ def ui(
         gpus = LocalGpus(file, queues)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with AppServer(build_app(store, submitter, allowed, index, find_logs, routes, gpus), host, port) as server:
+    app = build_app(store, submitter, allowed, index, find_logs, routes, gpus, changes=changes)
+    with AppServer(app, host, port) as server:
         index.start()
         try:
             screen.write(f"{server.url}/")
@@ -153,6 +155,7 @@ def ui(
             pass
         finally:
             index.stop()
+            changes.close()
 
 
 def _open_access(screen: Screen, trusted_proxies: Sequence[str], identity_header: str) -> "PageAccess":
