@@ -23,6 +23,7 @@ from tiphys.records import (
     DataVersion,
     FailureEvidence,
     Output,
+    Preemption,
     Record,
     Timestamp,
     TrainingProgress,
@@ -141,6 +142,10 @@ class AttemptDetail(Record):
     """Checkpoint as ``attempt-step``, prefixed by its lineage if it is of another run; empty for none."""
     opened_at: Timestamp
     ended_at: Timestamp | None
+    nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
+    """The node of each of its pods, by rank, if Tiphys chose them; else that of the pod that ended first, if known."""
+    preempted: Preemption | None = Field(default=None, exclude_if=lambda preempted: preempted is None)
+    """What a preemption by its queue, or by a failing node, cost."""
     outputs: dict[str, str]
     """Values of parameters and keys of artifacts, by name."""
     training_progress: TrainingProgress | None = Field(default=None, exclude_if=lambda progress: progress is None)
@@ -434,6 +439,8 @@ def _attempt_detail(
         starts_from=attempt.claim.starts_from.relative_to(attempt.claim.lineage) if attempt.claim.starts_from else "",
         opened_at=attempt.claim.written_at,
         ended_at=end.ended_at if end else None,
+        nodes=attempt.claim.nodes or ((end.evidence.node,) if end and end.evidence and end.evidence.node else ()),
+        preempted=end.preempted if end else None,
         outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
         if end
         else {},

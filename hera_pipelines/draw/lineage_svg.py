@@ -149,6 +149,8 @@ def _row_start(
 
 
 _LONGEST_MESSAGE = 46
+_MIN_WIDTH = 660.0
+"""Pixels for the title and the sentence below it."""
 
 
 @cache
@@ -192,7 +194,7 @@ def render_lineage_svg(title: str, lineages: Sequence[LineageGraph]) -> str:
     return load_picture_template("lineage.svg.jinja").render(
         title=title,
         sections=list(zip(lineages, layouts, strict=True)),
-        width=max([560.0, *(layout.width for layout in layouts)]),
+        width=max([_MIN_WIDTH, *(layout.width for layout in layouts)]),
         tops=_section_tops(layouts),
         band_height=BAND_HEIGHT,
         legend=[status for status in CheckpointStatus if status in statuses],

@@ -64,7 +64,7 @@ class MetricPicture:
 
     @property
     def height(self) -> int:
-        return max(1, -(-len(self.plots) // _COLUMNS)) * PLOT_HEIGHT + 24
+        return -(-len(self.plots) // _COLUMNS) * PLOT_HEIGHT + 28
 
 
 def lay_out_metrics(tree: LineageTree) -> MetricPicture:

@@ -37,6 +37,8 @@ PHASE_STYLES = {
     TimePhase.FIRST_STEP: ("first step", "#4fb3bf"),
     TimePhase.DETECTING: ("detecting", "#e0a030"),
 }
+_WAITING = ("waiting", "#c4ccd4")
+"""Between two attempts of a step."""
 PART_COLOURS = {
     "detect": "#e0a030",
     "decide": "#a35f2a",
@@ -150,18 +152,24 @@ def time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
     total = max((end - begin).total_seconds(), 1e-3) if begin and end else 1.0
 
     def bars(step: StepTimeUsage) -> Iterator[ReportBar]:
+        assert begin is not None
+        ended_at = None
         for entry in step.entries:
+            if ended_at and entry.spans and (waited := (entry.spans[0].begin - ended_at).total_seconds()) > 0:
+                tooltip = f"before attempt {entry.attempt}: {_WAITING[0]} {format_duration(waited)}"
+                yield _build_bar((ended_at - begin).total_seconds(), waited, total, _WAITING[1], tooltip)
+            ended_at = entry.spans[-1].end if entry.spans else ended_at
             for span in entry.spans:
-                assert begin is not None
                 phase, colour = PHASE_STYLES[span.phase]
                 tooltip = f"attempt {entry.attempt}: {phase} {format_duration(span.seconds)}"
                 cause = f"; it ended by {entry.failed_by}" if entry.failed_by else ""
                 yield _build_bar((span.begin - begin).total_seconds(), span.seconds, total, colour, tooltip + cause)
 
     rows = [ReportRow(step.label(), f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
-    about = "Each row is a step, from its first admission to its end. A gap is waiting: for a turn, GPUs or a resume."
+    about = "Each row is a step, from its first admission to its end. Waiting is for a turn, for GPUs or for a resume."
     about += _describe_shown(len(shown), len(steps), "those that began first")
     legend = [style for phase, style in PHASE_STYLES.items() if any(step.seconds(phase) for step in shown)]
+    legend += [_WAITING] * any(len(step.entries) > 1 for step in shown)
     return ReportChart("Where the time went", about, tuple(rows), _axis_marks(total), tuple(legend))
 
 

@@ -33,6 +33,7 @@ from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_s
 from hera_pipelines.draw.metric_plots import lay_out_metrics, render_metrics_svg
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.action_routes import ActionRoutes
+from hera_pipelines.ui.checkpoint_page import read_checkpoints_view
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
 from hera_pipelines.ui.gpu_page import GpuSource, SharedReader, WaitingRow
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
@@ -117,6 +118,7 @@ def build_app(
             *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
             *([Route("/runs/{run}/changes", pages.changes)] if changes is not None else []),
+            Route("/runs/{run}/checkpoints", pages.checkpoints),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/metrics.svg", pages.metrics),
             Route("/runs/{run}/{chart}.svg", pages.chart),
@@ -186,7 +188,13 @@ class _Pages:
             sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT}
             is_streamed = view.is_live and self._changes is not None
             return self.render(
-                "run.html.jinja", view=view, offer=offer, waiting=waiting, is_streamed=is_streamed, **sizes
+                "run.html.jinja",
+                view=view,
+                offer=offer,
+                waiting=waiting,
+                is_streamed=is_streamed,
+                known_runs=self._list_known_runs(),
+                **sizes,
             )
 
         return await self.within_limits(answer)
@@ -219,6 +227,14 @@ class _Pages:
 
         return await self.within_limits(answer)
 
+    async def checkpoints(self, request: Request) -> Response:
+        async def answer() -> Response:
+            run = request.path_params["run"]
+            view = await _in_thread(lambda: read_checkpoints_view(self._store, run, self._clock()))
+            return self.render("checkpoints.html.jinja", view=view)
+
+        return await self.within_limits(answer)
+
     async def lineage(self, request: Request) -> Response:
         async def answer() -> Response:
             run = request.path_params["run"]
@@ -245,8 +261,8 @@ class _Pages:
         async def answer() -> Response:
             assert self._queues is not None
             chosen, view = request.query_params.get("queue", ""), await _in_thread(self._queues.read)
-            known = {one.summary.run for one in self._index.runs}
-            return self.render("queues.html.jinja", view=view.only(chosen), chosen=chosen, known_runs=known)
+            known_runs = self._list_known_runs()
+            return self.render("queues.html.jinja", view=view.only(chosen), chosen=chosen, known_runs=known_runs)
 
         return await self.within_limits(answer)
 
@@ -262,6 +278,10 @@ class _Pages:
 
     def _read_run_view(self, run: str, number: int | None, shows_all: bool) -> RunView:
         return read_run_view(self._store, run, self._usages, self._submitter, number, shows_all, self._clock())
+
+    def _list_known_runs(self) -> set[str]:
+        """Runs that have a page, of those that were read so far."""
+        return {one.summary.run for one in self._index.runs}
 
     def _find_waiting(self, view: RunView) -> list[WaitingRow]:
         """Requests of a run that wait for GPUs; none if the ledger does not answer, which its own page says."""

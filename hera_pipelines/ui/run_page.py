@@ -10,10 +10,11 @@ from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage
 from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, StepOutput, SubmissionDetail, describe_run
 from tiphys_controller.submit.submitter import Submitter
 
-from hera_pipelines.draw.report_html import ReportChart, recovery_chart, summarize_usage, time_chart
+from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_chart, summarize_usage, time_chart
 from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError
+from tiphys.records import Preemption
 from tiphys.store import Store
 
 MAX_ATTEMPTS = 100
@@ -59,6 +60,46 @@ class OutputView:
 
 
 @dataclass(frozen=True)
+class PreemptionView:
+    """An attempt that had to go, with what it cost, in words."""
+
+    attempt: AttemptDetail
+    preemption: Preemption
+    run: str
+    """Run that got its GPUs; empty if none did."""
+    reason: str
+    """The step that got them, or why it had to go."""
+    saved: str
+    lost: str
+
+    @classmethod
+    def from_attempt(cls, attempt: AttemptDetail, preemption: Preemption) -> "PreemptionView":
+        committed, seconds = preemption.committed, preemption.seconds_lost
+        reason = preemption.for_step_name or preemption.for_step or preemption.reason
+        if preemption.nodes:
+            reason = f"{', '.join(preemption.nodes)} fail{'s' if len(preemption.nodes) == 1 else ''} or will be removed"
+        return cls(
+            attempt=attempt,
+            preemption=preemption,
+            run="" if preemption.nodes else preemption.for_run,
+            reason=reason or "a request that no longer waited",
+            saved=f"checkpoint {committed.attempt}-{committed.global_step}" if committed else "no checkpoint",
+            lost="not known" if seconds is None else _describe_loss(seconds, preemption.gpus),
+        )
+
+    @property
+    def seconds_to_go(self) -> float:
+        """From the request until all its pods had ended."""
+        return max(0.0, (self.preemption.gone_at - self.preemption.asked_at).total_seconds())
+
+
+def _describe_loss(seconds: float, gpus: int) -> str:
+    if not seconds:
+        return "nothing"
+    return f"{format_time(seconds)} of {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else format_time(seconds)
+
+
+@dataclass(frozen=True)
 class RunView:
     """Everything on the page of a run, or of one of its submissions."""
 
@@ -75,6 +116,8 @@ class RunView:
     attempts: tuple[AttemptDetail, ...]
     """The newest first."""
     hidden_attempts: int
+    preemptions: tuple[PreemptionView, ...]
+    """Those of ``attempts``."""
     figures: tuple[tuple[str, str], ...]
     costs: tuple[CauseCost, ...]
     """The most costly cause first."""
@@ -163,6 +206,7 @@ def read_run_view(
         submission=_find_submission(detail, number),
         attempts=tuple(shown),
         hidden_attempts=len(attempts) - len(shown),
+        preemptions=tuple(PreemptionView.from_attempt(one, one.preempted) for one in shown if one.preempted),
         figures=tuple(summarize_usage(usage)),
         costs=_weigh_costs(usage.costs),
         has_gpus=any(step.gpus for step in usage.steps),

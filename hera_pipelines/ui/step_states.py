@@ -65,7 +65,7 @@ def describe_matter(detail: RunDetail, now: datetime) -> str:
         case RunPhase.SUCCEEDED:
             failures = sum(attempt.outcome not in (_DONE, _OPEN) for step in detail.steps for attempt in step.attempts)
             survived = f", although {_count(failures, 'attempt')} ended early" if failures else ""
-            return f"Finished: all {_count(summary.steps_total, 'step')} are done{survived}."
+            return f"Finished: {_describe_done(summary.steps_total)}{survived}."
         case RunPhase.RUNNING:
             return _describe_running(detail, now)
         case RunPhase.FAILED:
@@ -112,6 +112,10 @@ def suggest_command(detail: RunDetail) -> tuple[str, str]:
 
 def _command(verb: str, detail: RunDetail) -> str:
     return shlex.join(["tiphys", verb, detail.summary.run, "--store", detail.store])
+
+
+def _describe_done(steps: int) -> str:
+    return "the only step is done" if steps == 1 else f"all {_count(steps, 'step')} are done"
 
 
 def _count(number: int, what: str) -> str:

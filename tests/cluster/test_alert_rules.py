@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from support.chart import CI_VALUES, dashboard_expressions, named, render
+from support.chart import CI_VALUES, dashboard_expressions, find_helm, named, render
 
 TENANTS = next(file for file in CI_VALUES if file.stem == "tenants-values")
 HERE = 'namespace="system", service="ours-pods"'
 FIT = 'namespace="ml", run="digits", step="fit", pod="digits-fit"'
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("promtool"), reason="promtool, of the Debian package prometheus, is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not shutil.which("promtool"), reason="promtool, of the Debian package prometheus, is not installed"
+    ),
+    pytest.mark.skipif(not find_helm(), reason="there is no helm on PATH, nor in the cache of the test cluster"),
+]
 
 
 class Case(NamedTuple):

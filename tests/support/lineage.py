@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiphys.protocol.step_spec import (
+    DELETE_AFTER_SECONDS,
     PIPELINE_ANNOTATION,
     STEP_ANNOTATION,
     CheckpointPolicy,
@@ -117,10 +118,17 @@ def write_run(
     gpu: GpuRequest | None = None,
     every_bounds: tuple[float, float] | None = None,
     items: Sequence[str] = (),
+    keep_last: int | None = 3,
+    delete_after_seconds: float = DELETE_AFTER_SECONDS,
     **fields: Any,
 ) -> RunRecord:
     """Record a run of one training step, as the first admit does; ``fields`` of the record may be given."""
-    policy = CheckpointPolicy(store=checkpoint_store, every_bounds=every_bounds)
+    policy = CheckpointPolicy(
+        store=checkpoint_store,
+        every_bounds=every_bounds,
+        keep_last=keep_last,
+        delete_after_seconds=delete_after_seconds,
+    )
     spec = StepSpec(name=step, kind=StepKind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu, fan_out=bool(items))
     task = {"name": step, "template": step, **({"withItems": list(items)} if items else {})}
     workflow = {

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.hostile import HOSTILE, control_characters, write_full_run
-from support.lineage import RUN, STEP, claim_of, end_of, write_run
+from support.lineage import RUN, STEP, claim_of, end_of, ref, write_claim, write_end, write_run
 from support.pages import Pages, Texts
 from support.polling import until
 from support.submitter import FakeSubmitter
@@ -35,7 +36,7 @@ from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import CauseCost, write_copy_command
 from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest
-from tiphys.records import AttemptClaim, Cause, DataVersion, SubmissionEnd
+from tiphys.records import AttemptClaim, Cause, DataVersion, FailureEvidence, Preemption, SubmissionEnd
 from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store, read_submissions
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("report", depends="fit"))
@@ -145,6 +146,76 @@ def test_lost_gpu_hours_are_shown_by_cause_the_most_costly_first(store: Store, p
 
     assert "Lost GPU-hours by cause" in page.text
     assert page.text.index("preemption 1 12.00 75.0%") < page.text.index("infrastructure 1 4.00 25.0%")
+
+
+ASKED = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "fit/1 4 other-1/fit[2] 2030-01-01 00:00:00 UTC 1m 5s checkpoint 1-20 2m of 4 GPUs"),
+        ({"seconds_lost": 0.0}, "checkpoint 1-20 nothing"),
+        ({"seconds_lost": None, "committed": None}, "no checkpoint not known"),
+        ({"nodes": ("n1",)}, "fit/1 4 n1 fails or will be removed 2030"),
+        ({"nodes": ("n1", "n2")}, "n1, n2 fail or will be removed"),
+        ({"for_run": "", "for_step": "", "for_step_name": "", "reason": "Kueue evicted it"}, "4 Kueue evicted it 2030"),
+        ({"for_run": "", "for_step": "", "for_step_name": ""}, "a request that no longer waited"),
+    ],
+)
+def test_a_preemption_says_for_what_and_what_it_saved_and_cost(
+    store: Store, pages: Pages, change: dict[str, Any], words: str
+) -> None:
+    write_run(store, gpu=GpuRequest(gpus=4))
+    fields: dict[str, Any] = {
+        "for_step": "fit-2", "for_run": "other-1", "for_step_name": "fit[2]", "asked_at": ASKED, "gpus": 4,
+        "gone_at": ASKED + timedelta(seconds=65), "committed": ref(1, 20), "seconds_lost": 120.0,
+    }  # fmt: skip
+    write_claim(store, claim_of(1))
+    write_end(store, end_of(1).model_copy(update={"preempted": Preemption(**(fields | change))}))
+
+    page = Texts(pages.get(f"/runs/{RUN}").text)
+
+    assert words in page.text
+    assert not [tag for tag, attributes in page.elements if attributes.get("href") == "/runs/other-1"]
+
+
+def test_a_preemption_leads_to_the_run_that_got_the_gpus(store: Store, index: RunIndex, pages: Pages) -> None:
+    write_run(store)
+    write_run(store, run="other-1")
+    preempted = Preemption(for_step="fit", for_run="other-1", asked_at=ASKED, gone_at=ASKED, gpus=4)
+    write_claim(store, claim_of(1))
+    write_end(store, end_of(1).model_copy(update={"preempted": preempted}))
+    index.refresh()
+
+    assert '<a href="/runs/other-1">other-1</a>/fit' in pages.get(f"/runs/{RUN}").text
+    assert "Preemptions" not in pages.get("/runs/other-1").text
+
+
+def test_an_attempt_has_its_nodes_and_which_pod_ended_first(store: Store, pages: Pages) -> None:
+    write_run(store)
+    write_claim(store, claim_of(1).model_copy(update={"nodes": tuple(f"n{number}" for number in range(1, 7))}))
+    evidence = FailureEvidence(rule="node-lost", node="n5")
+    write_end(store, end_of(1).model_copy(update={"evidence": evidence}))
+
+    text = Texts(pages.get(f"/runs/{RUN}").text).text
+
+    assert "rule node-lost; its pod on n5 ended first" in text
+    assert "on n1, n2, n3, n4 and 2 more nodes" in text
+
+
+def test_waiting_between_two_attempts_is_on_the_time_axis(store: Store, pages: Pages) -> None:
+    write_run(store)
+    for number, minutes in ((1, 0), (2, 30)):
+        opened_at = ASKED + timedelta(minutes=minutes)
+        write_claim(store, claim_of(number).model_copy(update={"written_at": opened_at}))
+        ended_at = opened_at + timedelta(minutes=10)
+        write_end(store, end_of(number).model_copy(update={"written_at": ended_at, "ended_at": ended_at}))
+
+    picture = pages.get(f"/runs/{RUN}/times.svg").text
+
+    assert "before attempt 2: waiting 20m" in picture
+    assert "before attempt 1" not in picture
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0, "0.00"), (7.0, "< 0.01"), (36.0, "0.01"), (7.2e6, "2,000.00")])

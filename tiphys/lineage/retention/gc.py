@@ -7,7 +7,7 @@ and manifests.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -71,6 +71,12 @@ class CollectionReport(NamedTuple):
         return self.orphan_bytes + sum(
             decision.size_bytes for decision in self.decisions if decision.action is RetentionAction.DELETE
         )
+
+    def find_due_time(self, decision: RetentionDecision, now: datetime) -> datetime | None:
+        """When a checkpoint may be deleted, at the soonest; None if it is kept, or is deleted now."""
+        if decision.action in (RetentionAction.KEEP, RetentionAction.DELETE) or self.lineage.keep is None:
+            return None
+        return (decision.marked_at or now) + timedelta(seconds=self.lineage.keep.delay_seconds)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -168,11 +167,9 @@ def _retention_row(report: CollectionReport, decision: RetentionDecision, dry_ru
 
 
 def _deletion_reason(report: CollectionReport, decision: RetentionDecision) -> str:
-    if decision.action is RetentionAction.DELETE or report.lineage.keep is None:
-        return "no rule keeps it"
-    since = decision.marked_at or utc_now()
-    due = since + timedelta(seconds=report.lineage.keep.delay_seconds)
-    return f"no rule keeps it; may be deleted from {due.astimezone():%Y-%m-%d %H:%M:%S} on"
+    due_at = report.find_due_time(decision, utc_now())
+    when = f"; may be deleted from {due_at.astimezone():%Y-%m-%d %H:%M:%S} on" if due_at else ""
+    return f"no rule keeps it{when}"
 
 
 def _retention_document(store: Store, reports: list[CollectionReport], dry_run: bool) -> dict[str, object]:

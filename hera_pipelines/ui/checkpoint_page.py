@@ -1,0 +1,98 @@
+"""Reads which checkpoints of a run stay and why, and which retention takes next.
+
+It is the answer of ``tiphys gc --dry-run``, by the same functions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tiphys.lineage.retention.gc import (
+    CollectionReport,
+    RetentionAction,
+    RetentionDecision,
+    UnreachableLineage,
+    iter_run_lineages,
+)
+from tiphys.lineage.step_names import read_step_names
+from tiphys.records import CheckpointRef
+from tiphys.store import Store
+
+MAX_CHECKPOINTS = 200
+"""Most checkpoints of a step on the page."""
+_FIRST = (RetentionAction.DELETE, RetentionAction.WAIT, RetentionAction.MARK)
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A checkpoint, and what retention does with it."""
+
+    checkpoint: CheckpointRef
+    size_bytes: int
+    action: RetentionAction
+    reasons: tuple[str, ...]
+    """Why it stays; empty if it does not."""
+    due_at: datetime | None
+    """When it may be deleted; None if it stays."""
+
+    @property
+    def stays(self) -> bool:
+        return self.action is RetentionAction.KEEP
+
+
+@dataclass(frozen=True)
+class StepCheckpoints:
+    """The checkpoints of one training step or item."""
+
+    name: str
+    rows: tuple[CheckpointRow, ...]
+    """Those that go next, the oldest first; then those that stay, the newest first."""
+    total: int
+    going: int
+    going_bytes: int
+    problem: str = ""
+    """Why they cannot be read from here; empty if they can."""
+
+
+@dataclass(frozen=True)
+class CheckpointsView:
+    """All checkpoints of a run."""
+
+    run: str
+    steps: tuple[StepCheckpoints, ...]
+
+
+def read_checkpoints_view(store: Store, run: str, now: datetime) -> CheckpointsView:
+    """Read the checkpoints of a run.
+
+    Raises:
+        NotFoundError: there is no such run.
+        IntegrityError: a record is damaged.
+        StoreError: the store does not answer.
+    """
+    names = read_step_names(store, run)
+    return CheckpointsView(
+        run,
+        tuple(
+            StepCheckpoints(names.name(one.step), (), 0, 0, 0, one.reason)
+            if isinstance(one, UnreachableLineage)
+            else _describe_lineage(names.name(one.step), one.preview(), now)
+            for one in iter_run_lineages(store, run, lambda policy: policy)
+        ),
+    )
+
+
+def _describe_lineage(name: str, report: CollectionReport, now: datetime) -> StepCheckpoints:
+    rows = [
+        CheckpointRow(one.checkpoint, one.size_bytes, one.action, one.reasons, report.find_due_time(one, now))
+        for one in _order_decisions(report.decisions)
+    ]
+    going = [row for row in rows if not row.stays]
+    return StepCheckpoints(
+        name, tuple(rows[:MAX_CHECKPOINTS]), len(rows), len(going), sum(row.size_bytes for row in going)
+    )
+
+
+def _order_decisions(decisions: Sequence[RetentionDecision]) -> list[RetentionDecision]:
+    going = [one for action in _FIRST for one in reversed(decisions) if one.action is action]
+    return [*going, *(one for one in decisions if one.action is RetentionAction.KEEP)]
