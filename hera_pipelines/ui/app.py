@@ -6,9 +6,10 @@ content security policy forbids it, so text in a record cannot make a browser ru
 or fetch anything.
 """
 
+import contextlib
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,6 +32,7 @@ from tiphys_controller.submit.submitter import Submitter
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_svg
 from hera_pipelines.draw.metric_plots import lay_out_metrics, render_metrics_svg
+from hera_pipelines.draw.queue_shares import lay_out_shares, render_shares_svg
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.checkpoint_page import read_checkpoints_view
@@ -71,6 +73,8 @@ _STATUS: tuple[tuple[type[TiphysError], int, str], ...] = (
     (IntegrityError, 422, "A record is damaged"),
     (StoreError, 503, "The store does not answer"),
 )
+_DAYS = (1, 7, 30)
+"""Lengths of the time axis of the page of queues."""
 _Answer = TypeVar("_Answer")
 
 
@@ -123,6 +127,7 @@ def build_app(
             Route("/runs/{run}/metrics.svg", pages.metrics),
             Route("/runs/{run}/{chart}.svg", pages.chart),
             *([Route("/queues", pages.queues)] if gpus is not None else []),
+            *([Route("/queues/shares/{days}.svg", pages.shares)] if gpus is not None else []),
             *([Route("/nodes", pages.nodes)] if gpus is not None and gpus.has_nodes else []),
             Mount("/static", _OwnFiles(packages=[("hera_pipelines.ui", "static")])),
             Route("/{path:path}", pages.nothing),
@@ -261,8 +266,21 @@ class _Pages:
         async def answer() -> Response:
             assert self._queues is not None
             chosen, view = request.query_params.get("queue", ""), await _in_thread(self._queues.read)
-            known_runs = self._list_known_runs()
-            return self.render("queues.html.jinja", view=view.only(chosen), chosen=chosen, known_runs=known_runs)
+            return self.render(
+                "queues.html.jinja",
+                view=view.only(chosen),
+                chosen=chosen,
+                known_runs=self._list_known_runs(),
+                days=_read_days(request.query_params.get("days", "1")),
+                day_choices=_DAYS,
+            )
+
+        return await self.within_limits(answer)
+
+    async def shares(self, request: Request) -> Response:
+        async def answer() -> Response:
+            days = _read_days(request.path_params["days"])
+            return _picture(await _in_thread(lambda: self._draw_shares(days)))
 
         return await self.within_limits(answer)
 
@@ -294,6 +312,15 @@ class _Pages:
 
     def _draw_lineage(self, run: str) -> str:
         return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(read_lineage_tree(self._store, run)))
+
+    def _draw_shares(self, days: int) -> str:
+        assert self._queues is not None
+        now, quotas = self._clock(), dict[str, int]()
+        with contextlib.suppress(TiphysError):  # the page says so; what was held is known without the ledger
+            quotas = self._queues.read().quotas
+        holds = (hold for one in self._index.runs for hold in one.holds)
+        title = f"GPUs held by queue in the last {'day' if days == 1 else f'{days} days'}"
+        return render_shares_svg(title, lay_out_shares(holds, now - timedelta(days=days), now, quotas))
 
     def _draw_metrics(self, run: str) -> str:
         return render_metrics_svg(f"Metrics of {run}", lay_out_metrics(read_lineage_tree(self._store, run)))
@@ -330,6 +357,12 @@ def _picture(svg: str) -> Response:
 
 async def _in_thread(read: Callable[[], _Answer]) -> _Answer:
     return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+
+
+def _read_days(text: str) -> int:
+    if text not in map(str, _DAYS):
+        raise UsageError(f"days={text!r} is no choice; there are {', '.join(map(str, _DAYS))}")
+    return int(text)
 
 
 def _read_number(request: Request, name: str) -> int | None:

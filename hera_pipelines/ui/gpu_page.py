@@ -82,6 +82,15 @@ class QueuesView:
     hidden_waiting: int
     notes: tuple[str, ...]
 
+    @property
+    def quotas(self) -> dict[str, int]:
+        """GPUs by queue, all types together; without the queues whose quota is not known for each type."""
+        known: dict[str, int] = {}
+        for row in self.queues:
+            known[row.queue] = known.get(row.queue, 0) + (row.quota or 0)
+        unknown = {row.queue for row in self.queues if row.quota is None}
+        return {queue: gpus for queue, gpus in known.items() if queue not in unknown}
+
     def only(self, queue: str) -> "QueuesView":
         """The requests of one queue; all for an empty name."""
         if not queue:

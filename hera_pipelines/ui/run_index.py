@@ -2,25 +2,38 @@
 
 A thread reads new and unfinished runs every few seconds. A run that has ended
 changes only by a new submission, so of these it only lists the submissions, once
-a minute.
+a minute. For the page of queues it also keeps which GPUs its attempts held.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 
 from tiphys_controller.runs import RunPhase, RunSummary, summarize_run
 from tiphys_controller.submit.submitter import Submitter
 
-from tiphys.errors import TiphysError
-from tiphys.store import RunLayout, Store, list_runs, read_submissions
+from hera_pipelines.draw.queue_shares import GpuHold
+from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
+from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.records import task_name
+from tiphys.store import (
+    RunLayout,
+    Store,
+    list_runs,
+    read_all_attempts,
+    read_current_workflow,
+    read_submissions,
+)
 
 _READERS = 8
 _REFRESH_SECONDS = 5.0
 _RECHECK_SECONDS = 60.0
+_MAX_HOLDS = 2000
+"""Most attempts of a run whose GPUs are kept in memory."""
 _ENDED = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
@@ -43,6 +56,11 @@ class IndexedRun:
     submissions: tuple[SubmissionSpan, ...]
     submission_keys: tuple[str, ...]
     read_at: float
+    holds: tuple[GpuHold, ...] = ()
+    """GPUs that its attempts held; empty unless the index reads them."""
+    holds_of: RunSummary | None = None
+    """The summary at the time when ``holds`` were read; None before."""
+    holds_read_at: float = 0.0
 
 
 class RunIndex:
@@ -52,14 +70,20 @@ class RunIndex:
         store: The store.
         submitter: Where the Workflows of running submissions are looked up; None: storage alone.
         clock: Monotonic clock, in seconds.
+        reads_holds: Whether to read which GPUs attempts held, which costs a read for each record of an attempt.
     """
 
     def __init__(
-        self, store: Store, submitter: Submitter | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        submitter: Submitter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        reads_holds: bool = False,
     ) -> None:
         self._store = store
         self._submitter = submitter
         self._clock = clock
+        self._reads_holds = reads_holds
         self._runs: dict[str, IndexedRun] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,6 +130,9 @@ class RunIndex:
         with ThreadPoolExecutor(max_workers=_READERS) as pool:
             for name, found in zip(names, pool.map(self._read_if_due, names), strict=True):
                 self._runs[name] = found
+            if self._reads_holds:  # after all summaries, because the list of runs waits for these alone
+                for name, found in zip(names, pool.map(self._read_holds_if_due, names), strict=True):
+                    self._runs[name] = found
 
     def _keep_current(self) -> None:
         while not self._stopping.is_set():
@@ -125,15 +152,25 @@ class RunIndex:
         if now - known.read_at < _RECHECK_SECONDS:
             return known
         if self._list_submissions(name) == known.submission_keys:
-            return IndexedRun(known.summary, known.submissions, known.submission_keys, now)
+            return replace(known, read_at=now)
         return self._read(name)
 
     def _read(self, name: str) -> IndexedRun:
         keys, read_at = self._list_submissions(name), self._clock()
         summary = summarize_run(self._store, name, self._submitter)
         indexed = IndexedRun(summary, tuple(self._read_spans(name)), keys, read_at)
+        if (known := self._runs.get(name)) is not None:
+            indexed = replace(indexed, holds=known.holds, holds_of=known.holds_of, holds_read_at=known.holds_read_at)
         self._runs[name] = indexed  # a first round over many runs shows them as they come
         return indexed
+
+    def _read_holds_if_due(self, name: str) -> IndexedRun:
+        known, now = self._runs[name], self._clock()
+        goes_on = known.summary.phase is RunPhase.RUNNING and known.holds_of is not None
+        if known.holds_of == known.summary or (goes_on and now - known.holds_read_at < _RECHECK_SECONDS):
+            return known
+        holds = tuple(islice(read_gpu_holds(self._store, name, known.summary), _MAX_HOLDS))
+        return replace(known, holds=holds, holds_of=known.summary, holds_read_at=now)
 
     def _list_submissions(self, name: str) -> tuple[str, ...]:
         return tuple(info.key for info in self._store.list(RunLayout(name).submissions))
@@ -143,3 +180,25 @@ class RunIndex:
             ended_at = one.end.written_at if one.end else None
             workflow = one.binding.workflow_name if one.binding else ""
             yield SubmissionSpan(one.claim.written_at, ended_at, one.end.status if one.end else "", workflow)
+
+
+def read_gpu_holds(store: Store, run: str, summary: RunSummary) -> Iterator[GpuHold]:
+    """GPUs that the attempts of a run held, as far as its records can be read.
+
+    An attempt without an end of a run that does not go on held them until the newest record of the run.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    try:
+        steps = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps
+    except (IntegrityError, NotFoundError, UsageError):
+        return
+    requests = {name: spec.gpu for name, spec in steps.items() if spec.gpu is not None}
+    for step, attempts in read_all_attempts(store, run, []).items() if requests else ():
+        if (request := requests.get(task_name(step))) is None:
+            continue
+        for claim, end in attempts:
+            gpus = request.gpus * (claim.members or request.members) // request.members
+            last = None if summary.phase is RunPhase.RUNNING else summary.last_activity or claim.written_at
+            yield GpuHold(request.queue, gpus, claim.written_at, end.ended_at if end else last)

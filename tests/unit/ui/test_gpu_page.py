@@ -1,5 +1,6 @@
 """The pages of queues and nodes: quota, who holds and waits and why, the health of nodes, and what they refuse."""
 
+from datetime import timedelta
 from html import escape
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from support.compiled import gated, pipeline_of
 from support.gpu_pages import RUN, SINCE, FakeGpus, view_of, waiting
 from support.hostile import HOSTILE, control_characters
+from support.lineage import claim_of, end_of, write_claim, write_end, write_run
 from support.pages import Pages, Texts
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
@@ -14,6 +16,7 @@ from tiphys_controller import start_run
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.gpu_page import NodeRow, NodesView, SharedReader
 from hera_pipelines.ui.run_index import RunIndex
+from tiphys.protocol.step_spec import GpuRequest
 from tiphys.store import DirectoryStore, Store
 
 
@@ -124,3 +127,42 @@ def test_many_visitors_read_the_ledger_once_in_a_while() -> None:
     now[0] = 60.0
     reader.read()
     assert gpus.reads == 2
+
+
+def test_shares_over_time_are_those_of_the_runs_of_the_store(store: Store) -> None:
+    write_run(store, gpu=GpuRequest(gpus=4, queue="research"))
+    claim = claim_of(1).model_copy(update={"written_at": SINCE})
+    write_claim(store, claim)
+    ended_at = SINCE + timedelta(hours=6)
+    write_end(store, end_of(1).model_copy(update={"written_at": ended_at}))
+    index = RunIndex(store, reads_holds=True)
+    index.refresh()
+    now = SINCE + timedelta(hours=12)
+    gpus = FakeGpus(view_of())
+    pages = Pages(build_app(store, index=index, gpus=gpus, clock=lambda: now))
+
+    day, week = pages.get("/queues/shares/1.svg"), pages.get("/queues/shares/7.svg")
+    assert day.headers["content-type"] == "image/svg+xml"
+    assert "1.0 of 8 (12%) on average" in day.text
+    assert "0.1 of 8 (2%) on average" in week.text
+    gpus.queues = None
+    alone = Pages(build_app(store, index=index, gpus=gpus, clock=lambda: now)).get("/queues/shares/1.svg").text
+    assert "1.0 on average" in alone
+
+
+@pytest.mark.parametrize(("chosen", "picture"), [("", "1"), ("?days=30", "30"), ("?queue=research&days=7", "7")])
+def test_the_time_is_chosen_in_the_address(store: Store, chosen: str, picture: str) -> None:
+    page = Pages(build_app(store, gpus=FakeGpus(view_of()))).get(f"/queues{chosen}").text
+    assert f'src="/queues/shares/{picture}.svg"' in page
+    assert ("days=1&amp;queue=research" in page) == ("queue" in chosen)
+
+
+@pytest.mark.parametrize("path", ["/queues?days=2", "/queues?days=<b>", "/queues/shares/0.svg", "/queues/shares/x.svg"])
+def test_a_time_that_is_no_choice_is_refused(store: Store, path: str) -> None:
+    answer = Pages(build_app(store, gpus=FakeGpus(view_of()))).get(path)
+    assert answer.status_code == 400
+    assert "is no choice; there are 1, 7, 30" in Texts(answer.text).text
+
+
+def test_without_queues_there_are_no_shares(store: Store) -> None:
+    assert Pages(build_app(store)).get("/queues/shares/1.svg").status_code == 404

@@ -6,6 +6,7 @@ from typing import NoReturn
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.counting import CountingStore
+from support.lineage import STEP, claim_of, end_of, write_claim, write_end, write_run
 from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, start_run
@@ -14,6 +15,7 @@ from hera_pipelines.ui import run_index
 from hera_pipelines.ui.home_page import PAGE_SIZE, HomeFilter, read_home_view
 from hera_pipelines.ui.run_index import RunIndex
 from tiphys.errors import StoreError
+from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import SubmissionEnd
 from tiphys.store import DirectoryStore, RunLayout
 
@@ -121,3 +123,50 @@ def test_the_list_is_paged_filtered_and_grouped(store: CountingStore, submitter:
     assert not read_home_view(index, HomeFilter(pipeline="other")).groups
     assert HomeFilter(search="a b", page=3).address(page=4) == "/?search=a+b&page=4"
     assert HomeFilter(phase="Failed", page=3).address(phase="") == "/"
+
+
+def write_training(store: CountingStore, run: str) -> None:
+    write_run(store, run=run, gpu=GpuRequest(gpus=8, members=4, min_members=2, queue="research"))
+    write_claim(store, claim_of(1, run=run))
+    write_end(store, end_of(1).model_copy(update={"run": run}))
+    write_claim(store, claim_of(2, run=run).model_copy(update={"members": 2}))
+
+
+def test_the_gpus_that_attempts_held_are_read_where_a_page_shows_them(store: CountingStore) -> None:
+    write_training(store, "digits-1")
+    write_run(store, run="plain")
+    plain, index = RunIndex(store), RunIndex(store, reads_holds=True)
+
+    plain.refresh()
+    index.refresh()
+
+    first, second = next(one.holds for one in index.runs if one.summary.run == "digits-1")
+    assert (first.queue, first.gpus, second.gpus) == ("research", 8, 4)
+    assert first.end is not None and first.begin <= first.end
+    assert second.end is not None, "the run does not go on, so its attempt is over"
+    assert not any(one.holds for one in plain.runs)
+    assert not any(one.holds for one in index.runs if one.summary.run == "plain")
+
+
+def test_what_was_held_is_read_again_when_the_run_has_changed(store: CountingStore) -> None:
+    write_training(store, "digits-1")
+    index = RunIndex(store, reads_holds=True)
+    index.refresh()
+    before = store.requests.total()
+    index.refresh()
+    unchanged = store.requests.total() - before
+
+    write_end(store, end_of(2).model_copy(update={"run": "digits-1"}))
+    index.refresh()
+    [run] = index.runs
+    assert run.holds[1].end is not None and run.holds_of == run.summary
+    assert store.requests.total() - before - unchanged > unchanged
+
+
+def test_a_run_whose_workflow_is_damaged_held_nothing_that_is_known(store: CountingStore) -> None:
+    write_training(store, "digits-1")
+    store.create(RunLayout("broken").run_record, b"{broken")
+    store.create(RunLayout("digits-1").attempt(STEP, 3), b"{broken")
+    index = RunIndex(store, reads_holds=True)
+    index.refresh()
+    assert {one.summary.run: len(one.holds) for one in index.runs} == {"broken": 0, "digits-1": 2}

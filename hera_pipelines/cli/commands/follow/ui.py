@@ -122,7 +122,6 @@ def ui(
     options = ClusterOptions(kubeconfig, context, None, argo_server)
     submitter = choose_submitter(command, cluster, options, screen.note)
     find_logs = AttemptLogReader(store, options.connect if cluster else None)
-    index, changes = RunIndex(store, submitter), RunChanges(store)
     allowed: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ()))
     if warning := describe_reach(host, store.url):
         screen.note(warning)
@@ -141,6 +140,7 @@ def ui(
         gpus = ClusterGpus(ClusterOptions(kubeconfig, context, namespace, None).connect, ledger)
     elif (file := DEFAULT_STATE / "ledger.db").exists():
         gpus = LocalGpus(file, queues)
+    index, changes = RunIndex(store, submitter, reads_holds=gpus is not None), RunChanges(store)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     app = build_app(store, submitter, allowed, index, find_logs, routes, gpus, changes=changes)

@@ -1,0 +1,97 @@
+"""GPUs held over time: means of intervals, plots by queue, quota, and names made of markup."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.hostile import HOSTILE, control_characters
+
+from hera_pipelines.draw.queue_shares import (
+    INTERVALS,
+    MAX_QUEUES,
+    PLOT_HEIGHT,
+    GpuHold,
+    average_held,
+    lay_out_shares,
+    render_shares_svg,
+)
+
+BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
+NOW = BEGIN + timedelta(hours=24)
+INTERVAL_SECONDS = 24 * 3600 / INTERVALS
+
+
+def hold(begin: float, end: float | None, gpus: int = 8, queue: str = "research") -> GpuHold:
+    """``begin`` and ``end`` in hours after `BEGIN`."""
+    last = None if end is None else BEGIN + timedelta(hours=end)
+    return GpuHold(queue, gpus, BEGIN + timedelta(hours=begin), last)
+
+
+def test_what_is_held_all_the_time_is_held_in_each_interval() -> None:
+    assert average_held([hold(-5, None), hold(-9, 30, 2)], BEGIN, NOW) == [10.0] * INTERVALS
+
+
+def test_a_short_attempt_counts_for_its_part_of_an_interval() -> None:
+    held = average_held([hold(1.0, 1.0 + INTERVAL_SECONDS / 4 / 3600)], BEGIN, NOW)
+    assert held[10] == pytest.approx(2.0, abs=1e-4)
+    assert sum(held) == pytest.approx(2.0, abs=1e-4)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-30, 40, allow_nan=False), st.floats(0, 50, allow_nan=False), st.integers(1, 64), st.booleans()
+        ),
+        max_size=20,
+    )
+)
+def test_gpu_time_is_neither_lost_nor_made(drawn: list[tuple[float, float, int, bool]]) -> None:
+    holds = [hold(begin, None if goes_on else begin + length, gpus) for begin, length, gpus, goes_on in drawn]
+    inside = 0.0
+    for one in holds:
+        first, last = max(one.begin, BEGIN), min(one.end or NOW, NOW)
+        inside += one.gpus * max(0.0, (last - first).total_seconds())
+    shown = [one for one in holds if one.begin < NOW and (one.end or NOW) > BEGIN]
+    held = average_held(shown, BEGIN, NOW)
+    assert sum(held) * INTERVAL_SECONDS == pytest.approx(inside, rel=1e-5, abs=0.5)
+    assert min(held) > -1e-3
+
+
+def test_each_queue_has_a_plot_with_its_mean_share_and_quota() -> None:
+    holds = [hold(0, 12), hold(0, None, 4, "batch"), hold(-9, -1, 64, "gone")]
+    picture = lay_out_shares(holds, BEGIN, NOW, {"research": 16})
+    research, batch = sorted(picture.plots, key=lambda plot: plot.queue, reverse=True)
+    assert (research.queue, research.mean, research.share) == (
+        "research",
+        "4.0 of 16 (25%) on average",
+        "50% of all GPU time",
+    )
+    assert (batch.queue, batch.mean, batch.quota_y, batch.most) == ("batch", "4.0 on average", None, "4")
+    assert (research.quota_y, research.most) == (0.0, "16")
+    assert [label for _, label in picture.marks][-1].endswith("ago")
+
+
+def test_what_is_borrowed_stands_above_the_quota() -> None:
+    [plot] = lay_out_shares([hold(0, None, 12)], BEGIN, NOW, {"research": 6}).plots
+    assert plot.quota_y == PLOT_HEIGHT / 2
+    assert plot.area == f"M0 {PLOT_HEIGHT}H0V0H700V{PLOT_HEIGHT}Z"
+
+
+def test_the_queues_that_held_most_are_shown() -> None:
+    holds = [hold(0, None, gpus, f"queue-{gpus:02}") for gpus in range(1, MAX_QUEUES + 6)]
+    picture = lay_out_shares(holds, BEGIN, NOW, {})
+    assert [plot.queue for plot in picture.plots[:2]] == ["queue-25", "queue-24"]
+    assert (len(picture.plots), picture.hidden) == (MAX_QUEUES, 5)
+    assert "5 more queues are left out" in render_shares_svg("t", picture)
+
+
+@pytest.mark.parametrize("holds", [[], [hold(0, None, 8, f"<script>{HOSTILE}" + "n" * 1024)]])
+def test_a_picture_is_well_formed_whatever_a_queue_is_called(holds: list[GpuHold]) -> None:
+    svg = render_shares_svg("GPUs", lay_out_shares(holds, BEGIN, NOW, {}))
+    tags = {re.sub("{.*}", "", node.tag) for node in ElementTree.fromstring(svg).iter()}
+    assert "script" not in tags
+    assert not control_characters(svg)
+    assert ("No run of this store held GPUs" in svg) == (not holds)
