@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AutoResume,
         Checkpoints,
         Drift,
+        ObjectTrigger,
         Retries,
     )
     from hera_pipelines.compile.settings import Dvc, Lakefs, SharedVolume, Spot
@@ -35,6 +36,7 @@ __all__ = [
     "Drift",
     "Dvc",
     "Lakefs",
+    "ObjectTrigger",
     "Pipeline",
     "Plain",
     "PluginTemplate",
@@ -62,7 +64,7 @@ _MODULE_BY_NAME = {
     **dict.fromkeys(("Plain", "Step", "Train"), "authoring.containers"),
     **dict.fromkeys(("plain", "step", "train"), "authoring.functions"),
     **dict.fromkeys(
-        ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "Retries"),
+        ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "ObjectTrigger", "Retries"),
         "authoring.policies",
     ),
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),

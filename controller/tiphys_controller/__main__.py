@@ -23,9 +23,16 @@ from tiphys.store import TenantStores
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, read_alert_rules
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
-from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, HealthServer, submitter_of
+from tiphys_controller.kubernetes.controller import (
+    Controller,
+    ControllerDependencies,
+    HealthServer,
+    TriggerSettings,
+    submitter_of,
+)
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.routes import ApiRoutes
+from tiphys_controller.submit.triggers.catalog import ObjectSources
 
 _POD_NAME = "POD_NAME"
 _log = structlog.get_logger()
@@ -66,6 +73,7 @@ def _run(options: argparse.Namespace) -> None:
         inbox=inbox,
         rules=read_alert_rules(options.alert_rules) if options.alert_rules else DEFAULT_ALERT_RULES,
         janitor_mode=AutomationMode(options.janitor),
+        triggers=_trigger_settings(options),
         agent_pods=options.agent_pods,
         descriptions=options.descriptions,
     )
@@ -73,7 +81,9 @@ def _run(options: argparse.Namespace) -> None:
     api_routes = []
     if inbox is not None:
         access = AccessControl(options.token_file, controller.metrics.observe_call)
-        api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces).create_routes(access)
+        api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces, controller.triggers).create_routes(
+            access
+        )
     with HealthServer(controller, options.host, options.port, api_routes, certificate) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)
@@ -86,6 +96,13 @@ def _limits(options: argparse.Namespace) -> AutoResumeLimits:
         resumes_per_minute=options.resumes_per_minute,
         absent_seconds=options.absent_seconds,
     )
+
+
+def _trigger_settings(options: argparse.Namespace) -> TriggerSettings | None:
+    if not options.trigger_source:
+        return None
+    sources = ObjectSources(options.trigger_source, options.store)
+    return TriggerSettings(sources, options.trigger_interval_seconds, options.triggered_runs_per_minute)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,6 +157,25 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=AutoResumeLimits.absent_seconds,
         help="seconds that a Workflow must be gone before its run counts as ended (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--trigger-source",
+        action="append",
+        metavar="URL",
+        help="s3://bucket/prefix at which triggers of WorkflowTemplates may look; {namespace} in it stands for their "
+        "namespace; may be repeated (default: triggers are off)",
+    )
+    parser.add_argument(
+        "--trigger-interval-seconds",
+        type=_positive,
+        default=TriggerSettings.interval_seconds,
+        help="seconds between two listings of a bucket, which find lost notifications (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--triggered-runs-per-minute",
+        type=_positive,
+        default=TriggerSettings.runs_per_minute,
+        help="largest average rate of runs that triggers make in one namespace (default: %(default)g)",
     )
     parser.add_argument(
         "--token-file",

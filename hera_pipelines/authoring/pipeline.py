@@ -10,7 +10,7 @@ address, headers and errors are Hera's.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urljoin
@@ -21,7 +21,7 @@ from hera.workflows.async_service import AsyncWorkflowsService
 
 from hera_pipelines.authoring.data_versions import read_data_version
 from hera_pipelines.authoring.plugins import PluginTemplate
-from hera_pipelines.authoring.policies import AutoResume, Drift
+from hera_pipelines.authoring.policies import AutoResume, Drift, ObjectTrigger
 from hera_pipelines.compile import CompileOptions, compile_workflow, read_executor_plugin, to_workflow_yaml
 from hera_pipelines.compile.references import pipeline_name
 from hera_pipelines.compile.settings import refuse_unknown_keywords
@@ -211,6 +211,7 @@ class Pipeline(PipelineMixin, Workflow):
             with `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
         auto_resume: When the controller resumes an interrupted run automatically; None: never.
         drift: Which changes a resume or fork accepts; None: the defaults of `Drift`.
+        trigger: Which objects of a bucket start a run of its WorkflowTemplate; None: none.
     """
 
     pipeline: str | None = field(default=None, kw_only=False)
@@ -219,6 +220,7 @@ class Pipeline(PipelineMixin, Workflow):
     executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
     drift: Drift | None = None
+    trigger: ObjectTrigger | None = None
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "Workflow"
@@ -245,7 +247,9 @@ class Pipeline(PipelineMixin, Workflow):
         """
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
         self._restore_plugin_bodies(built["spec"].get("templates", []))
-        return compile_workflow(built, self._compile_options(store, queues, executor_plugin))
+        options = self._compile_options(store, queues, executor_plugin)
+        trigger = None if self.trigger is None else self.trigger.spec()
+        return compile_workflow(built, replace(options, trigger=trigger))
 
     def to_dict(self) -> Manifest:
         """The compiled Workflow."""

@@ -9,7 +9,8 @@ request for GPUs until the plugin makes a `LeaseRequest` of it.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -33,7 +34,7 @@ from tiphys.protocol.step_spec import (
     parse_keep_best,
     parse_keep_every,
 )
-from tiphys.records import Cause
+from tiphys.records import Cause, TriggerSpec
 
 GKE_SPOT = Spot(label="cloud.google.com/gke-spot")
 EKS_SPOT = Spot(label="eks.amazonaws.com/capacityType", value="SPOT", tainted=False)
@@ -222,6 +223,37 @@ class AutoResume:
             ),
             causes=TRANSIENT_CAUSES if self.causes is None else self.causes,
         )
+
+
+@refuse_unknown_keywords
+@dataclass(frozen=True)
+class ObjectTrigger:
+    """Starts a run for each object that arrives in a bucket, once; see docs/triggers.md.
+
+    It takes effect in a WorkflowTemplate (``tiphys compile --as workflowtemplate``).
+
+    Attributes:
+        objects: ``s3://bucket/prefix/``; the administrator of the controller must allow it.
+        pattern: Shell pattern for the part of the key behind the prefix, such as ``*.parquet``.
+        parameters: Parameters of the run, each with the field of the object that it gets: ``url``, ``bucket``,
+            ``key``, ``name``, ``etag``, ``size`` or ``modified``.
+        since: Objects that were last modified before this time start nothing; None: before the template was created.
+        resume: Name of a run to resume, in place of a new run.
+    """
+
+    objects: str
+    pattern: str = "*"
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    resume: str = ""
+
+    def spec(self) -> TriggerSpec:
+        """The trigger that the controller reads.
+
+        Raises:
+            UsageError: a value is not valid.
+        """
+        return _build_model(TriggerSpec, "ObjectTrigger", **{one.name: getattr(self, one.name) for one in fields(self)})
 
 
 class IntervalSetting(NamedTuple):

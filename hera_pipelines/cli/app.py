@@ -109,6 +109,9 @@ COMMANDS = {
         "Replay a trace of jobs under the quotas of a queue file.", "cli.quota_commands.simulate", "simulate"
     ),
     "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.commands.verify", "verify"),
+    "triggers": CommandSource(
+        "List the triggers of a namespace: their objects, and the last run.", "cli.commands.follow.triggers", "triggers"
+    ),
     "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
     "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
     "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),

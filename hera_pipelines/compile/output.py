@@ -21,6 +21,7 @@ from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, PIPELINE_ANNOTATION
+from tiphys.records.trigger import TRIGGER_ANNOTATION, TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 
 _LEADING_FIELDS = (
     *("apiVersion", "kind", "name", "generateName", "namespace", "metadata", "spec"),
@@ -86,10 +87,22 @@ class TemplateKind(StrEnum):
 
 
 def workflow_template(workflow: Manifest, name: str, kind: TemplateKind = TemplateKind.WORKFLOW_TEMPLATE) -> Manifest:
-    """The compiled ``workflow`` as a template, for ``argo submit --from workflowtemplate/…``."""
+    """The compiled ``workflow`` as a template, for ``argo submit --from workflowtemplate/…``.
+
+    Raises:
+        UsageError: it has a trigger, and the template would belong to no namespace.
+    """
     metadata, spec = _copy_metadata_and_spec(workflow)
     spec["workflowMetadata"] = _inherited_metadata(metadata)
+    has_trigger = TRIGGER_ANNOTATION in (metadata.get("annotations") or {})
+    if has_trigger:
+        metadata["labels"] = {**(metadata.get("labels") or {}), TRIGGER_LABEL: TRIGGER_LABEL_VALUE}
     if kind is TemplateKind.CLUSTER_WORKFLOW_TEMPLATE:
+        if has_trigger:
+            raise UsageError(
+                f"the pipeline of {name!r} has a trigger, whose runs start in the namespace of its WorkflowTemplate; "
+                "a ClusterWorkflowTemplate has none: use --as workflowtemplate"
+            )
         metadata.pop("namespace", None)
     return {"apiVersion": API_VERSION, "kind": kind.value, "metadata": _named_metadata(metadata, name), "spec": spec}
 
@@ -129,8 +142,12 @@ def _copy_metadata_and_spec(workflow: Manifest) -> tuple[Manifest, Manifest]:
 
 
 def _inherited_metadata(metadata: Manifest) -> Manifest:
-    """Metadata that Argo copies to each Workflow, where plugin and controller read it."""
-    return {field: metadata[field] for field in ("labels", "annotations") if metadata.get(field)}
+    """Metadata that Argo copies to each Workflow, where plugin and controller read it. A trigger is the template's."""
+    inherited = {
+        field: {name: value for name, value in (metadata.get(field) or {}).items() if name != TRIGGER_ANNOTATION}
+        for field in ("labels", "annotations")
+    }
+    return {field: values for field, values in inherited.items() if values}
 
 
 def _named_metadata(metadata: Manifest, name: str) -> Manifest:

@@ -22,7 +22,7 @@ from tiphys.protocol.drift_policy import DriftPolicy
 from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.step_spec import MAX_DATA_VERSIONS, CheckpointPolicy, GpuRequest, RetryPolicy, StepKind
 from tiphys.protocol.validation import describe_mistake
-from tiphys.records import DataVersion
+from tiphys.records import DataVersion, TriggerSpec
 
 KindT = TypeVar("KindT")
 
@@ -212,6 +212,7 @@ class CompileOptions:
         drift: Which changes a resume or fork accepts; None: the default.
         read_data_version: Reads the version of data now; called once for each
             source, so that all steps of the Workflow have the same one.
+        trigger: Which objects of a bucket start a run of the WorkflowTemplate; None: none.
     """
 
     pipeline: str = ""
@@ -222,3 +223,4 @@ class CompileOptions:
     auto_resume: AutoResumePolicy | None = None
     drift: DriftPolicy | None = None
     read_data_version: Callable[[DataSource], DataVersion] = _refuse_data
+    trigger: TriggerSpec | None = None

@@ -31,6 +31,7 @@ from hera_pipelines.compile.retries import limit_open_nodes
 from hera_pipelines.compile.settings import CompileOptions
 from hera_pipelines.compile.templates import step_templates
 from hera_pipelines.compile.validate.validate_workflow import check_steps, check_workflow
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.compiled_workflow import Manifest, find_template, read_workflow_parameters
 from tiphys.protocol.drift_policy import DRIFT_ANNOTATION
@@ -44,6 +45,8 @@ from tiphys.protocol.step_spec import (
     SUBMISSION_PARAMETER,
     TITLE_ANNOTATION,
 )
+from tiphys.records import TriggerSpec
+from tiphys.records.trigger import TRIGGER_ANNOTATION
 
 
 def add_description(annotations: Mapping[str, str], pipeline: str, store: str) -> dict[str, str]:
@@ -180,5 +183,20 @@ def _add_metadata(workflow: Manifest, pipeline: str, options: CompileOptions) ->
         annotations[AUTO_RESUME_ANNOTATION] = options.auto_resume.model_dump_json()
     if options.drift is not None:
         annotations[DRIFT_ANNOTATION] = options.drift.model_dump_json()
+    if options.trigger is not None:
+        _check_trigger(options.trigger, workflow)
+        annotations[TRIGGER_ANNOTATION] = options.trigger.model_dump_json(exclude_defaults=True)
     metadata["annotations"] = add_description({**(metadata.get("annotations") or {}), **annotations}, pipeline, store)
     metadata["labels"] = {**(metadata.get("labels") or {}), PIPELINE_ANNOTATION: pipeline}
+
+
+def _check_trigger(trigger: TriggerSpec, workflow: Manifest) -> None:
+    """Check that the parameters of a trigger exist.
+
+    Raises:
+        UsageError: the Workflow declares no such parameter.
+    """
+    names = [one["name"] for one in list_declared(workflow["spec"], "arguments", "parameters")]
+    declared = [name for name in names if name not in (RUN_PARAMETER, SUBMISSION_PARAMETER)]
+    if unknown := sorted(set(trigger.parameters) - set(declared)):
+        raise UsageError(unknown_name_message("the pipeline of this trigger", "parameter", unknown[0], declared))

@@ -1,4 +1,4 @@
-"""The files of `templates/events` on a real argo-server, which gets what Alertmanager sends.
+"""The files of `templates/events` that resume runs, on a real argo-server, which gets what Alertmanager sends.
 
 | delivery | what must hold |
 |---|---|
@@ -29,6 +29,7 @@ from .test_auto_resume import NEVER, STEPS, next_of
 from .world import Workflow, World, command
 
 FILES = Path(__file__).parents[2] / "templates" / "events"
+NAMES = ("account.yaml", "resume-on-alert.yaml", "resume.yaml")
 _MADE_BY = f"workflows.argoproj.io/workflow-event-binding={RESUME_OBJECT_NAME}"
 
 
@@ -48,7 +49,7 @@ def installed(world: World) -> Iterator[World]:
 
 def adapted(world: World) -> list[dict[str, Any]]:
     """All in the namespace of the runs: the tests have no other that Argo serves."""
-    documents = [one for file in sorted(FILES.glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())]
+    documents = [one for name in NAMES for one in yaml.safe_load_all((FILES / name).read_text())]
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     documents.append(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CONTROL_SECRET}, "stringData": variables}

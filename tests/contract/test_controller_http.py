@@ -9,6 +9,7 @@
 | more than 2 MiB, announced or not | 413 |
 | too many calls | 429 |
 | an alert | 202, once it is in storage; 503 if it cannot be |
+| a notification about objects | 200, once their runs are made; 503 if storage does not answer; 404 without triggers |
 | a new run, twice under one key | 201, then 200 with the same run |
 | the key for something else | 409 |
 """
@@ -25,10 +26,12 @@ import structlog
 import yaml
 from support.compiled import History, gated, pipeline_of
 from support.submitter import FakeSubmitter
+from support.triggers import TriggerWorld, template, version
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import MAX_BODY_BYTES, AccessControl
 from tiphys_controller.server.app import create_controller_app
 from tiphys_controller.server.routes import ApiRoutes
+from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 from tiphys.errors import StoreError
 from tiphys.service.http_server import AppServer
@@ -43,7 +46,9 @@ DELIVERY = {"version": "4", "alerts": [{**ALERT, "startsAt": "2026-05-04T11:00:0
 class Place:
     """A controller's calls, served."""
 
-    def __init__(self, folder: Path, namespaces: tuple[str, ...] | None = ("ml",)) -> None:
+    def __init__(
+        self, folder: Path, namespaces: tuple[str, ...] | None = ("ml",), triggers: TriggerWorker | None = None
+    ) -> None:
         self.token = folder / "token"
         self.token.write_text(f"{TOKEN}\n")
         self.store = DirectoryStore(folder / "store")
@@ -55,7 +60,7 @@ class Place:
         door = AccessControl(
             self.token, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20
         )
-        calls = ApiRoutes(inbox, self._open, lambda: self.submitter, namespaces)
+        calls = ApiRoutes(inbox, self._open, lambda: self.submitter, namespaces, triggers)
         self.server = AppServer(create_controller_app(lambda: None, lambda: b"metrics", calls.create_routes(door)))
 
     def _open(self, _: str) -> DirectoryStore:
@@ -175,6 +180,31 @@ def test_an_alert_that_cannot_be_stored_is_sent_again(place: Place) -> None:
     assert place.post("/v1/alerts", DELIVERY).status_code == 503
     place.down = False
     assert place.post("/v1/alerts", DELIVERY).status_code == 202
+
+
+def test_a_notification_is_answered_once_its_runs_are_made(tmp_path: Path) -> None:
+    world = TriggerWorld(tmp_path, lambda _: DirectoryStore(tmp_path / "store"), template(objects="s3://raw/ml/"))
+    place = Place(tmp_path, triggers=world.worker)
+    world.buckets.put(version("ml/a"))
+    with place.server:
+        world.buckets.is_down = True
+        assert place.post("/v1/storage-events", {"bucket": "raw", "key": "ml/a"}).status_code == 503
+        assert world.submitter.names() == []
+        world.buckets.is_down = False
+        answers = [place.post("/v1/storage-events", {"bucket": "raw", "key": "ml/a"}) for _ in range(2)]
+        basic = base64.b64encode(f"versitygw:{TOKEN}".encode()).decode()
+        test = {"Service": "S3", "Event": "s3:TestEvent"}
+        assert place.post("/v1/storage-events", test, None, Authorization=f"Basic {basic}").status_code == 200
+        assert place.post("/v1/storage-events", test, "wrong").status_code == 401
+    assert [one.status_code for one in answers] == [200, 200]
+    assert [one.json()["started"] for one in answers] == [1, 0]
+    assert answers[1].json()["repeated"] == 1
+    assert len(world.submitter.names()) == 1
+
+
+def test_without_triggers_a_notification_is_refused(place: Place) -> None:
+    answer = place.post("/v1/storage-events", {"bucket": "raw", "key": "ml/a"})
+    assert (answer.status_code, "triggers.sources" in answer.text) == (404, True)
 
 
 def test_the_same_key_is_the_same_run(place: Place) -> None:

@@ -39,6 +39,7 @@ RUN, LINEAGE = RunLayout("digits"), LineageLayout("digits/fit")
 ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "alert": ("ab" * 16,),
     "attempt": (3,),
+    "digest": ("ab" * 32,),
     "global_step": (1200,),
     "half": (CONTROL, DATA),
     "incarnation": (1,),
@@ -54,11 +55,13 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "prefix": (RUN.events, RUN.program_events),
     "rank": (1,),
     "ref": (CheckpointRef(lineage="digits/fit", attempt=3, global_step=1200),),
+    "seconds": (1_700_000_000,),
     "sha256": ("ab" * 32,),
     "step": ("fit",),
     "step_key": ("ab" * 32,),
     "submission": (2,),
     "suffix": ("npy",),
+    "template": ("on-object",),
     "workflow_digest": ("ab" * 32,),
 }
 """Examples of what keys are made of. A key function with another argument needs one here."""

@@ -92,7 +92,17 @@ READS: dict[str, list[list[str]]] = {
 """Commands that read a store, without its option; those that would write are called so that they do not."""
 
 SHOW_TEXT = {"runs", "get", "events", "plan", "lineage", "checkpoint list", "checkpoint show"}
-ON_A_CLUSTER = {"why", "queues show", "queues apply", "nodes", "nodes cordon", "nodes uncordon", "janitor", "doctor"}
+ON_A_CLUSTER = {
+    "why",
+    "queues show",
+    "queues apply",
+    "nodes",
+    "nodes cordon",
+    "nodes uncordon",
+    "janitor",
+    "doctor",
+    "triggers",
+}
 OF_FILES = {
     "adopt",
     "import-kfp",

@@ -14,6 +14,7 @@ import yaml
 from hera_pipelines import Pipeline, load_pipeline
 from hera_pipelines.compile import cron_workflow, to_workflow_yaml, workflow_template
 from hera_pipelines.pipelines.resume_on_alert import resume_binding, resume_template
+from hera_pipelines.pipelines.start_on_object import object_event_source, object_sensor
 from tiphys.protocol.compiled_workflow import Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,17 @@ def test_resuming_by_events_of_argo_is_committed() -> None:
     template = resume_template("registry.example.com/tiphys:0.1.0", "s3://ml-runs/tiphys")
     hold(TEMPLATES / "events" / "resume.yaml", to_workflow_yaml(template))
     hold(TEMPLATES / "events" / "resume-on-alert.yaml", to_workflow_yaml(resume_binding("RunFailed")))
+
+
+def test_notifications_by_argo_events_are_committed() -> None:
+    url = "http://tiphys-controller.tiphys.svc:7243/v1/storage-events"
+    hold(TEMPLATES / "events" / "objects-source.yaml", to_workflow_yaml(object_event_source("tiphys-api")))
+    hold(TEMPLATES / "events" / "objects-sensor.yaml", to_workflow_yaml(object_sensor(url, "tiphys-api")))
+
+
+def test_a_pipeline_with_a_trigger_is_committed_as_a_workflow_template() -> None:
+    compiled = workflow_template(_ready("20-start-on-object"), "on-object")
+    hold(TEMPLATES / "events" / "start-on-object.yaml", to_workflow_yaml(compiled))
 
 
 def test_every_golden_file_belongs_to_an_example() -> None:

@@ -73,6 +73,7 @@ SELF_SUBJECT_ACCESS_REVIEWS = Resource(
 )
 SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview")
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows", "Workflow")
+WORKFLOW_TEMPLATES = Resource("argoproj.io", "v1alpha1", "workflowtemplates", "WorkflowTemplate")
 WORKFLOW_TASK_SETS = Resource("argoproj.io", "v1alpha1", "workflowtasksets", "WorkflowTaskSet")
 GPU_FLAVORS = Resource("tiphys.dev", "v1alpha1", "gpuflavors", "GPUFlavor")
 GPU_LEASES = Resource("tiphys.dev", "v1alpha1", "gpuleases", "GPULease")

@@ -71,6 +71,7 @@ from tiphys.records.run import (
 )
 from tiphys.records.save_coordination import RankShardsRecord, SaveAbandonedRecord, SaveRequest
 from tiphys.records.training_progress import TrainingProgress
+from tiphys.records.trigger import ObjectVersion, TriggeredRunRecord, TriggerSpec
 
 __all__ = [
     "AlertClaimRecord",
@@ -97,6 +98,7 @@ __all__ = [
     "LastCheckpoint",
     "ManualStopRecord",
     "MemoRecord",
+    "ObjectVersion",
     "Output",
     "OutputKind",
     "OutputObject",
@@ -124,6 +126,8 @@ __all__ = [
     "Timestamp",
     "TombstoneRecord",
     "TrainingProgress",
+    "TriggerSpec",
+    "TriggeredRunRecord",
     "WorkflowRecord",
     "canonical_json",
     "check_run_name",

@@ -7,7 +7,7 @@ lies what training programs and Argo's artifacts write. A program that writes
 nonsense there harms its own tenant only.
 
 Numbers are zero-padded, so that listings return them in order. In ``manifests/``,
-``quarantine/``, ``pins/``, ``tombstones/`` and ``training-progress/`` they count
+``quarantine/``, ``pins/``, ``tombstones/``, ``training-progress/`` and ``triggers/`` they count
 down, so that the newest is listed first.
 """
 
@@ -28,18 +28,14 @@ RUN_DATA = f"{DATA}runs/"
 LINEAGES = f"{DATA}lineages/"
 ALERTS = f"{CONTROL}alerts/"
 MEMOS = f"{CONTROL}memo/"
+TRIGGERS = f"{CONTROL}triggers/"
 
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
 
 _MAX_ATTEMPT = 10**9 - 1
 _MAX_STEP = 10**15 - 1
 _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
-_PIN = re.compile(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json")
-_TOMBSTONE = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
-_SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
 _STEP_TIME = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d{1,15})", re.ASCII)
-_ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|claim|result)\.json")
-_MEMO = re.compile(MEMOS + r"([0-9a-f]{64})\.json")
 _ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
 _OUTPUT = re.compile(RUN_DATA + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
 _REUSED = re.compile(RUNS + r"[^/]+/reused/(\d{9})/([^/]+)\.json")
@@ -274,7 +270,7 @@ class LineageLayout:
 
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""
-        match = _SHARD.fullmatch(key.removeprefix(self.all_shards))
+        match = re.fullmatch(r"(\d{9})-(\d{15})/.+", key.removeprefix(self.all_shards))
         return CheckpointRef(lineage=self.lineage, attempt=int(match[1]), global_step=int(match[2])) if match else None
 
     @property
@@ -296,7 +292,7 @@ class LineageLayout:
 
     def parse_pin(self, key: str) -> tuple[CheckpointRef, str] | None:
         """(checkpoint, name) of a key below ``pins/``; None for any other key."""
-        match = _PIN.fullmatch(key.removeprefix(self.all_pins))
+        match = re.fullmatch(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json", key.removeprefix(self.all_pins))
         return (self._ref_from_countdown(match[1], match[2]), match[3]) if match else None
 
     @property
@@ -317,7 +313,7 @@ class LineageLayout:
 
     def parse_tombstone(self, key: str) -> tuple[CheckpointRef, str] | None:
         """(checkpoint, nonce of the notice or "" for the tombstone) of a key below ``tombstones/``; None otherwise."""
-        match = _TOMBSTONE.fullmatch(key.removeprefix(self.all_tombstones))
+        match = re.fullmatch(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json", key.removeprefix(self.all_tombstones))
         return (self._ref_from_countdown(match[1], match[2]), match[3] or "") if match else None
 
     def parse_checkpoint(self, key: str) -> CheckpointRef | None:
@@ -362,7 +358,7 @@ def memo_key(step_key: str) -> str:
 
 def parse_memo(key: str) -> str | None:
     """The step key in a key of `memo_key`; None for any other key."""
-    match = _MEMO.fullmatch(key)
+    match = re.fullmatch(MEMOS + r"([0-9a-f]{64})\.json", key)
     return match[1] if match else None
 
 
@@ -376,6 +372,11 @@ def idempotency_record_key(key_digest: str) -> str:
     return f"{CONTROL}idempotency-keys/{key_digest}.json"
 
 
+def triggered_run_key(template: str, seconds: int, digest: str) -> str:
+    """Key of the record of a triggered run; the object that was modified last, in seconds of the epoch, lists first."""
+    return f"{TRIGGERS}{template}/{_MAX_ATTEMPT * 10 - seconds:010d}-{digest}.json"
+
+
 def alert_key(alert: str, kind: Literal["firing", "resolved", "claim", "result"]) -> str:
     """Key of a record of one alert, by its id."""
     return f"{ALERTS}{alert}/{kind}.json"
@@ -383,7 +384,7 @@ def alert_key(alert: str, kind: Literal["firing", "resolved", "claim", "result"]
 
 def parse_alert(key: str) -> tuple[str, str] | None:
     """(id, kind) of a key below ``alerts/``; None for any other key."""
-    match = _ALERT.fullmatch(key)
+    match = re.fullmatch(ALERTS + r"([0-9a-f]{32})/(firing|resolved|claim|result)\.json", key)
     return (match[1], match[2]) if match else None
 
 

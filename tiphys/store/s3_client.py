@@ -67,11 +67,12 @@ def _descriptions(folders: str | None) -> "Loader":
     return create_loader(folders)
 
 
-def make_client(variables: Mapping[str, str] | None = None) -> "S3Client":
+def make_client(variables: Mapping[str, str] | None = None, *, whole_listings: bool = False) -> "S3Client":
     """Create an S3 client with its own session; creating clients from a shared session is not thread-safe.
 
     Args:
         variables: ``AWS_…`` variables with the credentials, region and endpoint, instead of those of this process.
+        whole_listings: Whether rows of listings have all fields; otherwise only keys and sizes.
     """
     # Imported here, because they load slowly and `DirectoryStore` does not need them.
     import boto3
@@ -115,7 +116,8 @@ def make_client(variables: Mapping[str, str] | None = None) -> "S3Client":
     client: S3Client = session.client("s3", config=config, endpoint_url=endpoint)
     client.meta.events.register("before-call.s3.GetObject", _disable_checksum_mode)
     # A handler with this name runs before botocore's S3 handler, which parses each reply to detect errors.
-    client.meta.events.register("before-parse.*.ListObjectsV2", _parse_listing_rows)
+    if not whole_listings:
+        client.meta.events.register("before-parse.*.ListObjectsV2", _parse_listing_rows)
     return client
 
 

@@ -89,6 +89,11 @@
   resources: [workflows]
   verbs: [get, create]
 {{- end }}
+{{- if .Values.triggers.sources }}
+- apiGroups: [argoproj.io]
+  resources: [workflowtemplates]
+  verbs: [get, list]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
@@ -106,7 +111,7 @@
 
 {{/* Whether the controller makes Workflows: not empty if so. */}}
 {{- define "tiphys.makesWorkflows" -}}
-{{- if or .Values.autoResume.enabled .Values.api.tokenSecret }}yes{{ end -}}
+{{- if or .Values.autoResume.enabled .Values.api.tokenSecret .Values.triggers.sources }}yes{{ end -}}
 {{- end }}
 
 {{/* Controller, in the namespace of the release. */}}

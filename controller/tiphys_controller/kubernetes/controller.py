@@ -15,16 +15,17 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 
 from tiphys.errors import StoreError
-from tiphys.kube import KubeApi, LeaderElector, identify_cluster
+from tiphys.kube import KubeApi, LeaderElector, Object, identify_cluster
 from tiphys.kube.ledger_log import WholeLedgerReader
-from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES, WORKFLOW_TEMPLATES
 from tiphys.records import utc_now
+from tiphys.records.trigger import TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 from tiphys.service.http_server import AppServer, ServerCertificate
 from tiphys.store import Store
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, AlertRules
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
-from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker
+from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker, TokenBucket
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes.alert_worker import AlertWorker
 from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, LoopDependencies
@@ -38,6 +39,9 @@ from tiphys_controller.kubernetes.pod_cleanup import AgentPodCleaner, GangCleane
 from tiphys_controller.kubernetes.watch_cache import ClusterWatches, WatchCache, find_incomplete_reason
 from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
 from tiphys_controller.server.app import create_controller_app
+from tiphys_controller.submit.triggers.bucket import Buckets, S3Buckets
+from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog
+from tiphys_controller.submit.triggers.worker import TriggerDependencies, TriggerWorker
 
 WorkerSpec = tuple[str, Callable[[threading.Event], None]]
 """Name of a worker, and its function, which runs until the event is set."""
@@ -62,6 +66,7 @@ class ControllerContext:
     janitor: AutomationMode = AutomationMode.OFF
     now: Callable[[], datetime] = utc_now
     rules: AlertRules = field(default_factory=lambda: DEFAULT_ALERT_RULES)
+    triggers: TriggerWorker | None = None
     ledger_namespace: str = ""
     """Namespace of the `GPULedger`."""
 
@@ -98,6 +103,8 @@ class WorkerFactory:
             yield "resumer", self.create_auto_resume_loop().run
         if self._context.inbox is not None:
             yield "alerts", self.create_alert_worker(self._context.inbox).run
+        if self._context.triggers is not None:
+            yield "triggers", self._context.triggers.run
         if self._context.janitor is not AutomationMode.OFF:
             yield "janitor", self.create_janitor().run
 
@@ -145,6 +152,57 @@ class WorkerFactory:
         )
 
 
+@dataclass(frozen=True)
+class TriggerSettings:
+    """What triggers may do."""
+
+    sources: ObjectSources
+    interval_seconds: float = 60.0
+    """Time between two listings of a bucket."""
+    runs_per_minute: float = 60.0
+    """Largest average rate of runs in one namespace."""
+
+
+def create_trigger_worker(
+    api: KubeApi,
+    namespaces: tuple[str, ...] | None,
+    stores: Callable[[str], Store],
+    metrics: ControllerMetrics,
+    settings: TriggerSettings,
+    monotonic: Callable[[], float],
+    buckets: Buckets,
+) -> TriggerWorker:
+    """Create the worker that makes the runs of objects."""
+
+    def list_templates() -> list[Object]:
+        selector = f"{TRIGGER_LABEL}={TRIGGER_LABEL_VALUE}"
+        scopes: Sequence[str | None] = (None,) if namespaces is None else namespaces
+        return [one for scope in scopes for one in api.list(WORKFLOW_TEMPLATES, scope, selector, transform=_head).items]
+
+    @functools.cache
+    def rate(_: str) -> TokenBucket:
+        return TokenBucket(settings.runs_per_minute / 60, int(settings.runs_per_minute), monotonic, starts_full=True)
+
+    return TriggerWorker(
+        TriggerDependencies(
+            TriggerCatalog(list_templates, settings.sources, monotonic),
+            buckets,
+            stores,
+            submitter_of(api),
+            lambda namespace, name: api.get(WORKFLOW_TEMPLATES, namespace, name),
+            lambda namespace: rate(namespace).take(),
+            metrics,
+            monotonic,
+            settings.interval_seconds,
+        )
+    )
+
+
+def _head(template: Object) -> Object:
+    """A WorkflowTemplate without its steps, which are read when a run is made."""
+    return {"metadata": template["metadata"]}
+
+
 LEADER_LEASE_NAME = "tiphys-controller"
 _SHUTDOWN_SECONDS = 5.0
 
@@ -170,6 +228,10 @@ class ControllerDependencies:
     """Actions by alert name."""
     janitor_mode: AutomationMode = AutomationMode.OFF
     """Whether the janitor removes dead uploads and old alerts."""
+    triggers: TriggerSettings | None = None
+    """What triggers may do; None: there are none."""
+    buckets: Buckets = field(default_factory=S3Buckets)
+    """Buckets at which triggers look."""
     agent_pods: bool = True
     """Whether Argo creates agent pods, of which failed ones must be deleted."""
     descriptions: bool = True
@@ -191,6 +253,17 @@ class Controller:
         self, dependencies: ControllerDependencies, lease_seconds: float = 15.0, renew_seconds: float = 2.0
     ) -> None:
         self.metrics = ControllerMetrics()
+        self.triggers: TriggerWorker | None = None
+        if dependencies.triggers is not None:
+            self.triggers = create_trigger_worker(
+                dependencies.api,
+                dependencies.namespaces,
+                dependencies.stores,
+                self.metrics,
+                dependencies.triggers,
+                dependencies.monotonic,
+                dependencies.buckets,
+            )
         self._dependencies = dependencies
         self._lease = LeaderElector(
             dependencies.api,
@@ -288,6 +361,7 @@ class Controller:
             dependencies.janitor_mode,
             dependencies.now,
             dependencies.rules,
+            self.triggers,
             dependencies.lease_namespace,
         )
 

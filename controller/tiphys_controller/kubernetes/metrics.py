@@ -48,7 +48,7 @@ class ControllerMetrics:
         self.failures = Counter(
             "tiphys_controller_failures",
             "Actions that failed and are retried: look (storage or API server), agent, gang, watch, projection, "
-            "resume, alert, janitor.",
+            "resume, alert, janitor, trigger.",
             ("what",),
             registry=self.registry,
         )
@@ -112,6 +112,22 @@ class ControllerMetrics:
             "Alerts that wait: a Workflow is still ending, or a brake delays the resume.",
             registry=self.registry,
         )
+        self.triggered_runs = Counter(
+            "tiphys_controller_triggered_runs",
+            "Runs that were started or resumed for an object, by how it became known: delivered or found.",
+            ("source",),
+            registry=self.registry,
+        )
+        self.trigger_objects_waiting = Gauge(
+            "tiphys_controller_trigger_objects_waiting",
+            "Objects that wait because the run that they resume still runs.",
+            registry=self.registry,
+        )
+        self.trigger_problems = Gauge(
+            "tiphys_controller_trigger_problems",
+            "Triggers without effect: damaged, too many, or for objects that the administrator does not allow.",
+            registry=self.registry,
+        )
         self.calls = Counter(
             "tiphys_controller_http_calls",
             "Calls of the HTTP API and the webhook, by status.",
@@ -148,6 +164,19 @@ class ControllerMetrics:
         """Count an answered HTTP call."""
         self.calls.labels(call, str(status)).inc()
         self.call_seconds.labels(call).observe(seconds)
+
+    def observe_triggered_run(self, source: str) -> None:
+        """Count a run that was made for an object."""
+        self.triggered_runs.labels(source).inc()
+
+    def observe_trigger_failure(self) -> None:
+        """Count a trigger that made no run, or a listing that failed."""
+        self.failures.labels("trigger").inc()
+
+    def set_trigger_state(self, waiting: int, problems: int) -> None:
+        """Show the objects that wait, and the triggers without effect."""
+        self.trigger_objects_waiting.set(waiting)
+        self.trigger_problems.set(problems)
 
     def observe_plan(self, plan: PlanReport) -> None:
         """Count the plan of a submitted run."""

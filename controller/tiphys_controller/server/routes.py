@@ -1,4 +1,4 @@
-"""Routes of the HTTP API: ``POST /v1/alerts``, and calls about runs.
+"""Routes of the HTTP API: ``POST /v1/alerts`` and ``/v1/storage-events``, and calls about runs.
 
 The token is the administrator's: it reaches every served tenant.
 """
@@ -22,6 +22,8 @@ from tiphys_controller.submit.idempotency import start_run_once
 from tiphys_controller.submit.plan_report import API_VERSION, plan_run
 from tiphys_controller.submit.resume import resume_run
 from tiphys_controller.submit.submitter import ClusterSubmitter, TenantSubmitter
+from tiphys_controller.submit.triggers.notification import parse_notification
+from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
 MAX_YAML_BYTES = 256 << 10
@@ -37,12 +39,15 @@ class ApiRoutes:
     submitter: Callable[[], ClusterSubmitter]
     namespaces: tuple[str, ...] | None
     """Namespaces that are served; None for all."""
+    triggers: TriggerWorker | None = None
+    """Makes the runs of objects; None: triggers are off."""
 
     def create_routes(self, access: AccessControl) -> list[Route]:
         """Create all routes, behind ``access``."""
         read_handlers = {"plan": self._plan, "events": self._events, "lineage": self._lineage}
         return [
             Route("/v1/alerts", access.guard("alerts", self._alerts), methods=["POST"]),
+            Route("/v1/storage-events", access.guard("storage-events", self._storage_events), methods=["POST"]),
             Route("/v1/runs", access.guard("start", self._start), methods=["POST"]),
             Route("/v1/runs/{run}/resume", access.guard("resume", self._resume), methods=["POST"]),
             *(
@@ -54,6 +59,11 @@ class ApiRoutes:
     def _alerts(self, _: Request, body: bytes) -> Response:
         taken = self.inbox.store_delivery(parse_delivery(parse_json(body)))
         return JSONResponse(taken._asdict(), status_code=202)
+
+    def _storage_events(self, _: Request, body: bytes) -> Response:
+        if self.triggers is None:
+            raise NotFoundError("triggers are off: the administrator sets triggers.sources of the chart")
+        return JSONResponse(self.triggers.handle_notification(parse_notification(parse_json(body))))
 
     def _start(self, request: Request, body: bytes) -> Response:
         key = request.headers.get(IDEMPOTENCY_KEY_HEADER, "")

@@ -23,6 +23,7 @@ REPORTED_EVENTS = {
     "checkpoint.skipped": ("CheckpointSkipped", True),
     "checkpoint.save_failed": ("CheckpointNotSaved", True),
     "run.resumed": ("RunResumed", False),
+    "run.triggered": ("RunTriggered", False),
     "lease.forced": ("LeaseForced", True),
 }
 """Reason of the Kubernetes Event, and whether it is a warning, by the name of the event of the run."""

@@ -1,0 +1,67 @@
+"""Notifications about objects by way of Argo Events, for a storage service that cannot reach the controller.
+
+The EventSource takes what the storage service posts, and keeps it on the event bus;
+the Sensor posts it to the controller, again and again until the controller answers.
+What the objects start is said by the triggers of WorkflowTemplates alone, so both
+objects stay as they are when triggers come and go.
+"""
+
+from tiphys.protocol.compiled_workflow import Manifest
+
+OBJECTS_NAME = "tiphys-objects"
+"""Name of both objects, and of the event."""
+_API_VERSION = "argoproj.io/v1alpha1"
+_MAX_DELIVERIES = 10
+
+
+def object_event_source(secret: str) -> Manifest:
+    """The EventSource: a webhook on port 12000 at the path ``/objects``.
+
+    Args:
+        secret: Name of the Secret whose key ``token`` a caller must send as bearer token.
+    """
+    webhook = {
+        "port": "12000",
+        "endpoint": "/objects",
+        "method": "POST",
+        "authSecret": {"name": secret, "key": "token"},
+    }
+    return {
+        "apiVersion": _API_VERSION,
+        "kind": "EventSource",
+        "metadata": {"name": OBJECTS_NAME},
+        "spec": {"service": {"ports": [{"port": 12000, "targetPort": 12000}]}, "webhook": {OBJECTS_NAME: webhook}},
+    }
+
+
+def object_sensor(url: str, secret: str, records: str = "body.Records") -> Manifest:
+    """The Sensor that posts the records of each event to the controller.
+
+    Args:
+        url: URL of the controller's ``/v1/storage-events``.
+        secret: Name of the Secret whose key ``token`` is that of the controller's API.
+        records: Where an event holds the records: ``body.Records`` of a webhook or of SQS with ``jsonBody``,
+            ``notification`` of the EventSource for MinIO.
+    """
+    source = {"dependencyName": OBJECTS_NAME, "dataKey": records, "useRawData": True}
+    http = {
+        "url": url,
+        "method": "POST",
+        "headers": {"Content-Type": "application/json"},
+        # The controller takes the token as the password; a header would need `Bearer` within the Secret.
+        "basicAuth": {"password": {"name": secret, "key": "token"}},
+        "payload": [{"src": source, "dest": "Records"}],
+    }
+    trigger = {
+        "template": {"name": "controller", "http": http},
+        "policy": {"status": {"allow": [200]}},
+        "retryStrategy": {"steps": _MAX_DELIVERIES},
+        "atLeastOnce": True,
+    }
+    dependency = {"name": OBJECTS_NAME, "eventSourceName": OBJECTS_NAME, "eventName": OBJECTS_NAME}
+    return {
+        "apiVersion": _API_VERSION,
+        "kind": "Sensor",
+        "metadata": {"name": OBJECTS_NAME},
+        "spec": {"dependencies": [dependency], "triggers": [trigger]},
+    }
