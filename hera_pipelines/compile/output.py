@@ -107,6 +107,10 @@ def workflow_template(workflow: Manifest, name: str, kind: TemplateKind = Templa
     return {"apiVersion": API_VERSION, "kind": kind.value, "metadata": _named_metadata(metadata, name), "spec": spec}
 
 
+_MAX_CRON_NAME = 52
+"""Argo appends a time to it (``workflow/validate/validate.go``, ``maxCharsInCronWorkflowName``)."""
+
+
 def cron_workflow(workflow: Manifest, name: str, cron: Manifest) -> Manifest:
     """The compiled ``workflow`` as a CronWorkflow.
 
@@ -118,8 +122,13 @@ def cron_workflow(workflow: Manifest, name: str, cron: Manifest) -> Manifest:
             a Workflow runs, the schedule starts no other.
 
     Raises:
-        UsageError: there is no schedule, or Argo would refuse a schedule or the time zone.
+        UsageError: there is no schedule, or Argo would refuse the name, a schedule or the time zone.
     """
+    if len(name) > _MAX_CRON_NAME:
+        raise UsageError(
+            f"CronWorkflow {name!r} has a name of {len(name)} characters, and Argo starts none with more than "
+            f"{_MAX_CRON_NAME}; give it a shorter one"
+        )
     if not cron.get("schedules"):
         raise UsageError(f"CronWorkflow {name!r} has no schedule; give one, such as '0 2 * * *'")
     check_schedules(cron["schedules"], cron.get("timezone"))

@@ -38,6 +38,13 @@ def test_a_schedule_is_required(compiled: Manifest) -> None:
         cron_workflow(compiled, "nightly", {})
 
 
+def test_a_name_that_leaves_no_room_for_a_time_is_refused(compiled: Manifest) -> None:
+    schedule = {"schedules": ["@daily"]}
+    assert cron_workflow(compiled, "n" * 52, schedule)["metadata"]["name"] == "n" * 52
+    with pytest.raises(UsageError, match="name of 53 characters, and Argo starts none with more than 52"):
+        cron_workflow(compiled, "n" * 53, schedule)
+
+
 def test_a_workflow_template_hands_its_description_on(compiled: Manifest) -> None:
     template = workflow_template(compiled, "digits")
 
