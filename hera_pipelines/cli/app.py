@@ -54,6 +54,12 @@ COMMANDS = {
     "compile": CommandSource(
         "Compile a pipeline and print the Workflow.", "cli.commands.compilation.compile", "compile_file", logs=True
     ),
+    "preflight": CommandSource(
+        "Find out what would go wrong with a pipeline, before it is submitted.",
+        "cli.commands.compilation.preflight",
+        "preflight",
+        logs=True,
+    ),
     "adopt": CommandSource(
         "Find out what Tiphys can make of Workflows written as YAML.", "cli.commands.compilation.adopt", "adopt"
     ),

@@ -33,12 +33,13 @@ from tiphys.kube import (
     identify_cluster,
     watch_objects,
 )
-from tiphys.kube.api import ExpiredError
+from tiphys.kube.api import METADATA_ONLY, ExpiredError
 from tiphys.kube.resources import (
     CONFIG_MAPS,
     GPU_LEDGERS,
     LEASES,
     NAMESPACES,
+    SECRETS,
     SELF_SUBJECT_ACCESS_REVIEWS,
     SERVICE_ACCOUNTS,
     TOKEN_REVIEWS,
@@ -139,6 +140,16 @@ def test_an_object_is_created_read_and_deleted(api: KubeApi, name: str) -> None:
     assert api.get(CONFIG_MAPS, api.namespace, name) is None
     with pytest.raises(NotFoundError, match=f'configmaps "{name}" not found'):
         api.replace(CONFIG_MAPS, api.namespace, made)
+
+
+def test_of_a_secret_that_exists_nothing_is_read_but_its_metadata(api: KubeApi, name: str) -> None:
+    assert not api.exists(SECRETS, api.namespace, name)
+    create(api, name, SECRETS, stringData={"password": "hidden"})
+    assert api.exists(SECRETS, api.namespace, name)
+    path = SECRETS.object_path(api.namespace, name)
+    answered = api._transport.request_json("GET", path, accept=METADATA_ONLY)
+    assert set(answered) == {"apiVersion", "kind", "metadata"}
+    assert (answered["kind"], answered["metadata"]["name"]) == ("PartialObjectMetadata", name)
 
 
 def test_names_are_made_where_only_their_beginning_is_given(api: KubeApi, name: str) -> None:

@@ -106,6 +106,7 @@ ON_A_CLUSTER = {
 OF_FILES = {
     "adopt",
     "import-kfp",
+    "preflight",
     "demo",
     "ui",
     "run",

@@ -46,6 +46,8 @@ class Request(NamedTuple):
     user: str = ""
     group: str = ""
     path: str = ""
+    metadata_only: bool = False
+    """Whether the client wants no more of the object than its metadata."""
 
     @property
     def place(self) -> Place:
@@ -401,7 +403,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         token = self.headers.get("Authorization", "").partition(" ")[2].strip()
+        metadata_only = "as=PartialObjectMetadata" in self.headers.get("Accept", "")
         request = _request(self.command, self.path, query, kube.tokens.get(token, ""))
+        request = request._replace(metadata_only=metadata_only)
         watch_round = kube.watch_round  # before anything else, so that no watch slips past a drop
         fault = kube.fault(request)
         if fault and not fault.done:
@@ -419,6 +423,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, b"404 page not found\n")
         if fault:
             return self._fail(fault)
+        if metadata_only and status == 200:
+            names = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+            document = {**names, "metadata": document["metadata"]}
         return self._send(status, json.dumps(document).encode())
 
     def _fail(self, fault: Fault) -> None:

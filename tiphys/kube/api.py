@@ -17,6 +17,8 @@ from tiphys.kube.transport import Body, ExpiredError, Object, Transport
 __all__ = ["Body", "ExpiredError", "KubeApi", "Object", "ObjectList", "ObjectTransform", "PatchType"]
 
 _PAGE_OBJECTS = 500
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Form of an object without spec, status and data (Kubernetes API concepts, "Metadata-only fetches")."""
 _SILENCE_SECONDS = 90.0
 """The server sends a bookmark each minute. A watch without any event for this long has lost its connection."""
 
@@ -72,6 +74,14 @@ class KubeApi:
             return self._transport.request_json("GET", resource.object_path(namespace, name))
         except NotFoundError:
             return None
+
+    def exists(self, resource: Resource, namespace: str | None, name: str) -> bool:
+        """Whether an object exists. The server sends its metadata alone, so nothing of a Secret's content."""
+        try:
+            self._transport.request_json("GET", resource.object_path(namespace, name), accept=METADATA_ONLY)
+        except NotFoundError:
+            return False
+        return True
 
     def list(
         self,

@@ -84,9 +84,10 @@ class Transport:
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
         media_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Object:
-        """Send a request and return the object in the reply."""
-        response = self._send(method, path, query or {}, body, media_type)
+        """Send a request and return the object in the reply; ``accept`` is the wanted form of the object."""
+        response = self._send(method, path, query or {}, body, media_type, accept=accept)
         if response.headers.get("Content-Type", "").startswith("text/html"):
             response.drain_conn()
             raise UsageError(f"{self._name} answered {method} {path} with a web page; {self._remote.web_page_remedy}")
@@ -174,9 +175,10 @@ class Transport:
         media_type: str = "application/json",
         silence_seconds: float = _RESPONSE_SECONDS,
         raise_for_status: bool = True,
+        accept: str = "application/json",
     ) -> BaseHTTPResponse:
         query_string = urlencode({key: value for key, value in query.items() if value})
-        headers = {"Accept": "application/json", "Content-Type": media_type, "User-Agent": "tiphys"}
+        headers = {"Accept": accept, "Content-Type": media_type, "User-Agent": "tiphys"}
         if credentials := self._authorization():
             headers["Authorization"] = credentials
         try:

@@ -6,18 +6,24 @@ from typing import NamedTuple
 from tiphys.protocol.gang import GANG_ACCOUNT
 from tiphys.protocol.step_spec import EXECUTOR_ACCOUNT, STORE_SECRET
 from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
-from tiphys_controller.doctor.observed import Permission, PluginMode, UnknownValue, WorkflowNamespace
+from tiphys_controller.doctor.observed import (
+    Permission,
+    PluginMode,
+    UnknownValue,
+    UnreadSecret,
+    WorkflowNamespace,
+)
 
 WORKFLOW_ACCOUNT = "tiphys-workflow"
 PLUGIN_ACCOUNT = "tiphys-executor-plugin"
 PLUGIN_CONFIG = "tiphys-executor-plugin"
 TOKEN_SUFFIX = ".service-account-token"  # noqa: S105  Argo looks for a token under this name
 
-_EXECUTOR_PERMISSIONS = (Permission("create", "workflowtaskresults"), Permission("patch", "workflowtaskresults"))
+EXECUTOR_PERMISSIONS = (Permission("create", "workflowtaskresults"), Permission("patch", "workflowtaskresults"))
 PERMISSIONS: Mapping[str, tuple[Permission, ...]] = {
     WORKFLOW_ACCOUNT: (Permission("watch", "workflowtasksets"), Permission("patch", "workflowtasksets/status")),
-    EXECUTOR_ACCOUNT: _EXECUTOR_PERMISSIONS,
-    GANG_ACCOUNT: (*_EXECUTOR_PERMISSIONS, Permission("create", "jobs", "batch"), Permission("get", "jobs", "batch")),
+    EXECUTOR_ACCOUNT: EXECUTOR_PERMISSIONS,
+    GANG_ACCOUNT: (*EXECUTOR_PERMISSIONS, Permission("create", "jobs", "batch"), Permission("get", "jobs", "batch")),
 }
 """Permissions by account: of Argo's agent pod, of its executor in each pod, and of the pod that creates a gang."""
 
@@ -90,6 +96,8 @@ def _check_tokens(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]
         keys = namespace.secrets.get(secret, frozenset())
         if isinstance(keys, UnknownValue):
             yield unknown_finding(name, keys.reason)
+        elif isinstance(keys, UnreadSecret):
+            yield ok_finding(name, f"Secret {secret} exists")
         elif not keys:
             yield failed_finding(
                 name,
@@ -168,6 +176,8 @@ def _check_store_secret(namespace: WorkflowNamespace) -> DoctorFinding:
     keys = namespace.secrets.get(STORE_SECRET, frozenset())
     if isinstance(keys, UnknownValue):
         return unknown_finding(name, keys.reason)
+    if isinstance(keys, UnreadSecret):
+        return ok_finding(name, f"Secret {STORE_SECRET} exists")
     if not keys:
         return warning_finding(
             name,

@@ -49,6 +49,7 @@ from tiphys_controller.doctor.observed import (
     PodReadiness,
     StoreAccess,
     UnknownValue,
+    UnreadSecret,
     WorkflowNamespace,
     find_account,
     find_served_store,
@@ -75,12 +76,14 @@ _PARALLEL_READS = 8
 ValueT = TypeVar("ValueT")
 
 
-def observe_cluster(api: KubeApi, namespaces: Sequence[str] = ()) -> ClusterObservation:
+def observe_cluster(api: KubeApi, namespaces: Sequence[str] = (), *, opens_secrets: bool = True) -> ClusterObservation:
     """Observe a cluster.
 
     Args:
         api: The API server; its ``namespace`` is checked if no other is named or found.
         namespaces: Namespaces of workflows; none: those that hold the workflow account.
+        opens_secrets: Whether to read the keys of Secrets, and to try out the credentials of the store. If not, the
+            API server is asked only whether they exist.
 
     Raises:
         StoreError: the API server does not answer.
@@ -90,7 +93,7 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = ()) -> ClusterObse
     tiphys = _deployments(api, (*_LIKELY_NAMESPACES, api.namespace, *namespaces), lambda _: True, _TIPHYS_LABELS)
     workflow_namespaces = namespaces or _namespaces_of_workflows(api)
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-        observed_namespaces = tuple(pool.map(partial(_namespace, api, tiphys), workflow_namespaces))
+        observed_namespaces = tuple(pool.map(partial(_namespace, api, tiphys, opens_secrets), workflow_namespaces))
     return ClusterObservation(
         server=api.server,
         version=version,
@@ -224,26 +227,27 @@ def _namespaces_of_workflows(api: KubeApi) -> Sequence[str]:
     return sorted(set(found)) or [api.namespace]
 
 
-def _namespace(api: KubeApi, tiphys: DeploymentSearch, name: str) -> WorkflowNamespace:
+def _namespace(api: KubeApi, tiphys: DeploymentSearch, opens_secrets: bool, name: str) -> WorkflowNamespace:
     def names(resource: Resource, wanted: Iterable[str]) -> frozenset[str]:
         return frozenset(one for one in wanted if api.get(resource, name, one) is not None)
 
     accounts = (*PERMISSIONS, PLUGIN_ACCOUNT)
+    read_secret = _read_secret_keys if opens_secrets else _find_secret
     secrets = (STORE_SECRET, *(account + TOKEN_SUFFIX for account in accounts))
     return WorkflowNamespace(
         name=name,
         exists=_read_or_unknown(lambda: api.get(NAMESPACES, None, name) is not None),
         accounts=_read_or_unknown(lambda: names(SERVICE_ACCOUNTS, accounts)),
         config_maps=_read_or_unknown(lambda: names(CONFIG_MAPS, (PLUGIN_CONFIG,))),
-        secrets={one: _read_or_unknown(partial(_read_secret_keys, api, name, one)) for one in secrets},
+        secrets={one: _read_or_unknown(partial(read_secret, api, name, one)) for one in secrets},
         permissions=_read_or_unknown(
             lambda: {
-                (account, right): _is_permitted(api, name, (name, account), right)
+                (account, right): is_permitted(api, name, (name, account), right)
                 for account, rights in PERMISSIONS.items()
                 for right in rights
             }
         ),
-        store_access=_try_store_credentials(api, tiphys, name),
+        store_access=_try_store_credentials(api, tiphys, name) if opens_secrets else None,
         artifact_settings=_read_or_unknown(partial(_read_artifact_settings, api, tiphys, name)),
     )
 
@@ -281,16 +285,21 @@ def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[st
     return frozenset((found or {}).get("data") or {}) if found else frozenset()
 
 
+def _find_secret(api: KubeApi, namespace: str, secret: str) -> frozenset[str] | UnreadSecret:
+    """Whether a Secret exists; the API server sends nothing of its content."""
+    return UnreadSecret() if api.exists(SECRETS, namespace, secret) else frozenset()
+
+
 def _namespaces_that_keep_answers(api: KubeApi, argo: DeploymentSearch, namespaces: Sequence[str]) -> frozenset[str]:
     accounts = {find_account(one) for one in argo.found}
     return frozenset(
         namespace
         for namespace in namespaces
-        if accounts and not any(_is_permitted(api, namespace, account, CLEAR_ANSWERS) for account in accounts)
+        if accounts and not any(is_permitted(api, namespace, account, CLEAR_ANSWERS) for account in accounts)
     )
 
 
-def _is_permitted(api: KubeApi, namespace: str, account: tuple[str, str], right: Permission) -> bool:
+def is_permitted(api: KubeApi, namespace: str, account: tuple[str, str], right: Permission) -> bool:
     """Whether ``account``, a namespace and a name, has a right in ``namespace``."""
     resource, _, subresource = right.resource.partition("/")
     attributes = {

@@ -22,6 +22,11 @@ class UnknownValue:
     reason: str
 
 
+@dataclass(frozen=True)
+class UnreadSecret:
+    """A Secret that exists, and whose content was not asked for."""
+
+
 class Permission(NamedTuple):
     """A verb on a kind, such as ``patch workflowtasksets/status``."""
 
@@ -95,7 +100,7 @@ class WorkflowNamespace:
     exists: bool | UnknownValue
     accounts: frozenset[str] | UnknownValue
     config_maps: frozenset[str] | UnknownValue
-    secrets: Mapping[str, frozenset[str] | UnknownValue]
+    secrets: Mapping[str, frozenset[str] | UnreadSecret | UnknownValue]
     """Keys of each needed Secret; empty if the Secret does not exist."""
     permissions: Mapping[tuple[str, Permission], bool] | UnknownValue
     """Whether an account has a permission."""

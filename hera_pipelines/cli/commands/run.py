@@ -80,6 +80,7 @@ _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
     "service_account": "--service-account",
     "executor_plugin": "--executor-plugin",
+    "preflight": "--no-preflight",
 }
 
 
@@ -104,6 +105,13 @@ def run(
     argo_server: ArgoServerOption = None,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
+    preflight: Annotated[
+        bool,
+        typer.Option(
+            "--preflight/--no-preflight",
+            help="With --cluster, stop before the submission if `tiphys preflight` finds a problem.",
+        ),
+    ] = True,
     in_background: LocalDetachOption = False,
     idempotency_key: Annotated[
         str | None,
@@ -118,9 +126,11 @@ def run(
 
     On this machine the steps are processes in the Python of this command, images
     are not used, and the plugin is the same as on a cluster. With --cluster, the
-    Workflow is submitted to Argo. Prints the name of the run on stdout and progress
-    on stderr. On this machine, Ctrl-C stops the run and lets programs save; a second
-    Ctrl-C ends them at once. On a cluster, Ctrl-C ends only the progress display.
+    Workflow is submitted to Argo, unless `tiphys preflight` finds a problem: then
+    nothing is submitted, and the exit code is 1. Prints the name of the run on stdout
+    and progress on stderr. On this machine, Ctrl-C stops the run and lets programs
+    save; a second Ctrl-C ends them at once. On a cluster, Ctrl-C ends only the
+    progress display.
     """
     screen: Screen = command.obj
     if not cluster:
@@ -131,7 +141,7 @@ def run(
         return
     refuse_options(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
     cluster_options = ClusterOptions(kubeconfig, context, namespace, argo_server)
-    target = _ClusterTarget(cluster_options, service_account, executor_plugin, in_background)
+    target = _ClusterTarget(cluster_options, service_account, executor_plugin, in_background, preflight)
     _run_on_cluster(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key), target)
 
 
@@ -161,6 +171,7 @@ class _ClusterTarget:
     service_account: str
     executor_plugin: Path | None
     detach: bool
+    preflight: bool
 
 
 def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions, detachment: Detachment | None) -> None:
@@ -210,6 +221,10 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
     namespace = target.cluster_options.namespace or manifest["metadata"].get("namespace") or default_namespace
     if not namespace:
         raise UsageError("no namespace is given for the Workflow; give one with -n")
+    if target.preflight:
+        from hera_pipelines.cli.commands.compilation.preflight import check_before_submission
+
+        check_before_submission(screen, request.file, manifest, namespace, target.cluster_options)
     started = request.start(run_store, submitter, manifest, namespace)
     screen.write(started.run)
     screen.out.file.flush()

@@ -34,6 +34,8 @@ from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
 from .conftest import Command
 
 RUN = "digits-1"
+SUBMIT = ("run", "--cluster", "--no-preflight")
+"""Preflight has its own tests; this server has nothing of Argo or Tiphys."""
 
 
 @pytest.fixture
@@ -290,7 +292,17 @@ def test_a_pipeline_runs_on_the_cluster_under_the_charts_account(
 ) -> None:
     file = tiny.write(tmp_path / "code")
     answer = tiphys(
-        "run", file, "--cluster", "--detach", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig
+        "run",
+        file,
+        "--cluster",
+        "--no-preflight",
+        "--detach",
+        "--run",
+        "hot",
+        "--store",
+        store.url,
+        "--kubeconfig",
+        kubeconfig,
     )
     assert (answer.code, answer.out) == (0, "hot\n")
     [found] = server.objects("workflows")
@@ -319,7 +331,17 @@ def test_a_run_that_argo_cannot_store_is_started_with_a_warning(
         f"    prep(with_sequence={{'count': '{items}'}})\n"
     )
     answer = tiphys(
-        "run", file, "--cluster", "--detach", "--run", "many", "--store", store.url, "--kubeconfig", kubeconfig
+        "run",
+        file,
+        "--cluster",
+        "--no-preflight",
+        "--detach",
+        "--run",
+        "many",
+        "--store",
+        store.url,
+        "--kubeconfig",
+        kubeconfig,
     )
     assert (answer.code, len(server.objects("workflows"))) == (0, 1)
     assert ("warning: the Workflow will have some 20,006 nodes" in answer.err) == is_warned
@@ -336,7 +358,7 @@ def test_a_run_on_the_cluster_is_watched_to_its_end(
 
     file = tiny.write(tmp_path / "code")
     with meanwhile(finish):
-        answer = tiphys("run", file, "--cluster", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
+        answer = tiphys(*SUBMIT, file, "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
 
     assert (answer.code, answer.out) == (0, "hot\n")
     assert "fit: Succeeded" in answer.err
@@ -358,7 +380,7 @@ def test_ctrl_c_ends_the_display_and_not_the_run(
 
     monkeypatch.setattr(KubernetesSubmitter, "watch", interrupted)
     file = tiny.write(tmp_path / "code")
-    answer = tiphys("run", file, "--cluster", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
+    answer = tiphys(*SUBMIT, file, "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
     assert answer.code == 130
     assert "run hot continues on the cluster" in answer.error
     assert "stop it with `tiphys stop hot" in answer.error
@@ -380,7 +402,7 @@ def test_options_of_a_cluster_are_refused_without_one(tiphys: Command, tmp_path:
 def test_a_cluster_that_cannot_be_reached_is_said_with_what_to_do(tiphys: Command, tmp_path: Path) -> None:
     missing = tmp_path / "no-such-kubeconfig"
     file = tiny.write(tmp_path / "code")
-    answer = tiphys("run", file, "--cluster", "--store", tmp_path / "store", "--kubeconfig", missing)
+    answer = tiphys(*SUBMIT, file, "--store", tmp_path / "store", "--kubeconfig", missing)
     assert answer.code == 2
     assert "set KUBECONFIG or give --context" in answer.error
 

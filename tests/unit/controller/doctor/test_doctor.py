@@ -33,6 +33,7 @@ from tiphys_controller.doctor.observed import (
     PodReadiness,
     StoreAccess,
     UnknownValue,
+    UnreadSecret,
     WorkflowNamespace,
 )
 from tiphys_controller.doctor.pod_readiness import (
@@ -131,6 +132,13 @@ def only(observed: ClusterObservation) -> DoctorFinding:
 def test_a_good_cluster_has_nothing_to_complain_about(observed: ClusterObservation) -> None:
     assert bad(observed) == {}
     assert is_cluster_usable(run_checks(observed))
+
+
+def test_secrets_that_exist_are_in_order_where_their_content_is_not_read() -> None:
+    unread = {name: UnreadSecret() for name in SECRETS}
+    found = run_checks(replace(GOOD, namespaces=(replace(NAMESPACE, secrets=unread),)))
+    assert {one.state for one in found if one.name in ("ml/tokens", "ml/store", "ml/gangs")} == {CheckStatus.OK}
+    assert "Secret tiphys-store exists" in [one.sentence for one in found]
 
 
 def test_what_costs_time_at_each_step_is_said_first() -> None:

@@ -1,0 +1,166 @@
+"""Checks of the installation and of the store: the findings of `tiphys doctor` that concern this Workflow. Pure.
+
+What slows all runs down is for the administrator, so warnings about the cluster as a whole are counted only.
+"""
+
+from collections.abc import Iterator
+
+from tiphys_controller.doctor import CheckStatus, DoctorFinding, run_checks
+from tiphys_controller.doctor.observed import ClusterObservation, UnknownValue, find_served_store
+
+import tiphys
+from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
+from hera_pipelines.preflight.observation import PreflightObservation
+from hera_pipelines.preflight.subject import PreflightSubject
+from tiphys.protocol.gang import GANG_ACCOUNT, GangBackend
+from tiphys.store.open import PLACEHOLDER
+
+_ONLY_GPUS = frozenset({"tiphys-kinds", "gpu-ledger", "kueue", "local-queues"})
+_HARMLESS = frozenset({"controller", "clocks"})
+"""Checks whose failure leaves a new run working, or concerns single nodes."""
+_PLUGIN_CHECKS = frozenset({"plugin", "executor-plugins"})
+
+
+def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+    """Argo, Tiphys and the namespace are fit for this Workflow."""
+    if isinstance(observed.cluster, UnknownValue):
+        queues = ", queues" if subject.gpu_steps and isinstance(observed.queues, UnknownValue) else ""
+        reason = observed.unasked or observed.cluster.reason
+        yield not_checked("cluster", f"installation, rights, claims, Secrets{queues}: {reason}")
+        return
+    findings = run_checks(observed.cluster)
+    shown = [
+        PreflightFinding("cluster", state, f"{one.name}: {one.sentence}", one.remedy)
+        for one in findings
+        if (state := _state_for(subject, one)) is not CheckStatus.OK
+    ]
+    shown += _check_gang_account(subject, observed.cluster)
+    yield from shown
+    unread = [one.name for one in findings if one.state is CheckStatus.UNKNOWN]
+    if unread:
+        yield not_checked(
+            "cluster",
+            f"this account may not read {len(unread)} of {len(findings)} facts about the cluster "
+            f"({', '.join(unread[:4])}{', …' if len(unread) > 4 else ''})",
+            "see `tiphys doctor --cluster`",
+        )
+    elif not shown:
+        warned = sum(one.state is CheckStatus.WARNING for one in findings)
+        hint = f", and warns of {warned} settings" if warned else ""
+        yield passed("cluster", f"`tiphys doctor --cluster` finds nothing that stops this Workflow{hint}")
+    yield from _check_version(observed)
+
+
+def _state_for(subject: PreflightSubject, found: DoctorFinding) -> CheckStatus:
+    """How bad a finding of the doctor is for this Workflow; ``OK`` if it is not about it."""
+    _namespace, slash, name = found.name.rpartition("/")
+    if found.state in (CheckStatus.OK, CheckStatus.UNKNOWN):
+        return CheckStatus.OK
+    if name in _ONLY_GPUS and not subject.gpu_steps:
+        return CheckStatus.OK
+    if name in _PLUGIN_CHECKS and (slash or name != "plugin") and subject.spec.get("executorPlugins"):
+        return CheckStatus.OK  # the Workflow brings the plugin along
+    if name == "artifacts" and not _has_artifacts(subject):
+        return CheckStatus.OK
+    if name == "gangs":
+        return CheckStatus.FAILED if _makes_jobs(subject) else CheckStatus.OK
+    if name == "store":
+        return CheckStatus.WARNING if _needs_store(subject) else CheckStatus.OK
+    if found.state is CheckStatus.FAILED:
+        return CheckStatus.WARNING if name in _HARMLESS else CheckStatus.FAILED
+    return CheckStatus.WARNING if name in ("local-queues", "artifacts") else CheckStatus.OK
+
+
+def _check_gang_account(subject: PreflightSubject, cluster: ClusterObservation) -> Iterator[PreflightFinding]:
+    """For the doctor, a namespace without trainings on several nodes is in order."""
+    for namespace in cluster.namespaces:
+        accounts = namespace.accounts
+        if _makes_jobs(subject) and not isinstance(accounts, UnknownValue) and GANG_ACCOUNT not in accounts:
+            yield problem(
+                "cluster",
+                f"{namespace.name}/gangs: trainings on several nodes are off, and this pipeline has one",
+                "helm upgrade tiphys charts/tiphys --reuse-values --set gangs.job=true",
+            )
+
+
+def _has_artifacts(subject: PreflightSubject) -> bool:
+    return any(
+        (template.get(side) or {}).get("artifacts")
+        for template in subject.spec.get("templates") or []
+        for side in ("inputs", "outputs")
+    )
+
+
+def _makes_jobs(subject: PreflightSubject) -> bool:
+    return any(step.gang is not None and step.gang.backend is GangBackend.JOB for step in subject.steps.values())
+
+
+def _needs_store(subject: PreflightSubject) -> bool:
+    """Whether a training writes checkpoints with the credentials of its pod."""
+    return subject.pipeline.store.startswith("s3:") and any(
+        step.checkpoints is not None and not step.checkpoints.store.startswith("file:")
+        for step in subject.steps.values()
+    )
+
+
+def _check_version(observed: PreflightObservation) -> Iterator[PreflightFinding]:
+    if isinstance(observed.plugin_version, UnknownValue):
+        return
+    installed, own = observed.plugin_version, tiphys.__version__
+    if not installed or installed == own:
+        yield passed(
+            "version",
+            f"this command and the services are version {own}"
+            if installed
+            else "the services carry no version, so it was not compared",
+        )
+    elif _minor(installed) != _minor(own):
+        yield warning(
+            "version",
+            f"the services are version {installed}, and this command compiles for {own}",
+            f"use tiphys {installed}, or upgrade the chart",
+        )
+    else:
+        yield passed("version", f"the services are version {installed}, this command {own}")
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def check_store(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+    """The store keeps what runs rely on, and the services of the cluster use the same one."""
+    url = subject.pipeline.store
+    if not url:
+        yield not_checked("store", "no store is named", "give --store URL, or write Pipeline(store=…)")
+        return
+    if isinstance(observed.store, UnknownValue):
+        yield not_checked("store", observed.store.reason, f"try it with `tiphys doctor {url}`")
+    else:
+        troubled = [finding for finding in observed.store if not finding.ok]
+        for finding in troubled:
+            report = warning if finding.ok is None else problem
+            yield report("store", f"{url}: {finding.name}: {finding.sentence}", f"see `tiphys doctor {url}`")
+        if not troubled:
+            yield passed(
+                "store",
+                f"{url} {observed.store[0].sentence}"
+                if len(observed.store) == 1
+                else f"{url} passes all {len(observed.store)} checks of `tiphys doctor`",
+            )
+    if not isinstance(observed.cluster, UnknownValue):
+        yield from _check_served_store(subject, observed.cluster, url)
+
+
+def _check_served_store(subject: PreflightSubject, cluster: ClusterObservation, url: str) -> Iterator[PreflightFinding]:
+    served = find_served_store(cluster.tiphys.found, subject.namespace)
+    if served is None:
+        return
+    kept = served.url.replace(PLACEHOLDER, subject.namespace).rstrip("/")
+    if kept not in (url.rstrip("/"), url.removeprefix("file://").rstrip("/")):
+        yield problem(
+            "store",
+            f"the services keep the runs of namespace {subject.namespace} in {kept}, and this pipeline names {url}: "
+            "they refuse its steps",
+            f"use --store {kept}, or another namespace",
+        )

@@ -1,0 +1,310 @@
+"""`PreflightSubject`: a compiled Workflow as the checks read it, with its pods and the lines of its source.
+
+Values of workflow parameters are filled in, because images, claims and queues are often parameters.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hera_pipelines.compile.gated_step import list_declared
+from hera_pipelines.compile.references import TemplateNames
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import (
+    PLACEHOLDER_PATTERN,
+    CompiledPipeline,
+    Manifest,
+    read_workflow_parameters,
+    substitute_tags,
+)
+from tiphys.protocol.fan_out import is_fan_out
+from tiphys.protocol.step_spec import StepKind, StepSpec
+
+_CONTAINER_FIELDS = ("initContainers", "containers", "sidecars")
+_REPLICA_FIELDS = ("parallelism", "replicas", "numNodes")
+_MAX_DEPTH = 40
+
+
+@dataclass(frozen=True)
+class CreatedObject:
+    """The object that a ``resource`` template creates or changes."""
+
+    action: str
+    api_version: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class PodTemplate:
+    """Pods that one template makes."""
+
+    template: str
+    step: str
+    """The gated step, or the template itself if it belongs to a plain task."""
+    containers: tuple[Manifest, ...]
+    """Main containers first in each pod; those of init containers and sidecars follow."""
+    main_images: tuple[str, ...]
+    """Image of the main container of each kind of pod: several for a resource with several roles."""
+    volumes: tuple[Manifest, ...]
+    pull_secrets: tuple[str, ...]
+    members: int = 1
+    """Pods of one attempt that run at the same time, each on a node of its own."""
+    fan_out: bool = False
+    """Whether pods of several items of a fan-out may run at the same time."""
+
+
+@dataclass(frozen=True)
+class PreflightSubject:
+    """What is examined.
+
+    Attributes:
+        file: The file of the pipeline.
+        pipeline: The compiled Workflow, with the values of its parameters.
+        account: Service account of its pods.
+        namespace: Namespace that it will be created in; empty: not known.
+        run_prefix: How the names of its runs begin.
+        lines: Line of the definition in ``file``, by step, task or template.
+        schedule_complaint: Why the schedule of the pipeline cannot be compiled; empty: it can, or there is none.
+    """
+
+    file: Path
+    pipeline: CompiledPipeline
+    account: str
+    namespace: str
+    run_prefix: str
+    lines: Mapping[str, int]
+    schedule_complaint: str = ""
+
+    @property
+    def spec(self) -> Manifest:
+        spec: Manifest = self.pipeline.manifest["spec"]
+        return spec
+
+    @property
+    def steps(self) -> Mapping[str, StepSpec]:
+        return self.pipeline.steps
+
+    @property
+    def gpu_steps(self) -> list[StepSpec]:
+        """Steps that request GPUs."""
+        return [step for step in self.steps.values() if step.gpu is not None]
+
+    @cached_property
+    def pods(self) -> tuple[PodTemplate, ...]:
+        """The pods of all templates that the author wrote."""
+        return tuple(_iter_pods(self))
+
+    @cached_property
+    def created_objects(self) -> list[tuple[str, str, CreatedObject]]:
+        """Step, service account and object of each ``resource`` template."""
+        found = []
+        for template in self.spec.get("templates") or []:
+            resource = template.get("resource") or {}
+            document = _parse_manifest(resource.get("manifest"))
+            if isinstance(document, dict) and document.get("kind"):
+                account = (template.get("executor") or {}).get("serviceAccountName")
+                created = CreatedObject(
+                    str(resource.get("action", "")), str(document.get("apiVersion", "")), str(document["kind"])
+                )
+                found.append((self.step_of(template["name"]), str(account or self.executor_account), created))
+        return found
+
+    @property
+    def executor_account(self) -> str:
+        """Account of Argo's own containers."""
+        return str((self.spec.get("executor") or {}).get("serviceAccountName") or self.account)
+
+    @cached_property
+    def _step_by_template(self) -> Mapping[str, str]:
+        return {TemplateNames(name).run: name for name in self.steps}
+
+    def step_of(self, template: str) -> str:
+        """The gated step that a template belongs to; the template itself for one of the author."""
+        return self._step_by_template.get(template, template)
+
+    def line_of(self, step: str) -> int | None:
+        """Line of a step or template in the file; None if it is not known."""
+        return self.lines.get(_plain_name(step))
+
+    def is_generated(self, template: str) -> bool:
+        """Whether compile made a template for the attempts of a training, whose repeats settle decides."""
+        return any(
+            template == TemplateNames(name).attempt for name, step in self.steps.items() if step.kind is StepKind.TRAIN
+        )
+
+
+def build_subject(
+    file: Path, manifest: Manifest, account: str, namespace: str = "", schedule_complaint: str = ""
+) -> PreflightSubject:
+    """The subject for a compiled Workflow.
+
+    Args:
+        file: The file of the pipeline.
+        manifest: The compiled Workflow, with the values of its parameters.
+        account: Service account of the pods, if the Workflow names none.
+        namespace: Namespace that it will be created in; empty: not known.
+        schedule_complaint: Why the schedule of the pipeline cannot be compiled.
+
+    Raises:
+        UsageError: Tiphys did not compile the Workflow.
+    """
+    values = {f"workflow.parameters.{name}": value for name, value in read_workflow_parameters(manifest).items()}
+    filled = {**manifest, "spec": substitute_tags(manifest["spec"], values.get)}
+    named = filled["spec"].get("serviceAccountName") or account
+    pipeline = CompiledPipeline.from_manifest(filled)
+    run_prefix = CompiledPipeline.from_manifest(manifest).run_name.partition("{{")[0] or pipeline.name
+    lines = find_source_lines(file)
+    return PreflightSubject(file, pipeline, str(named), namespace, run_prefix, lines, schedule_complaint)
+
+
+def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
+    repeated = _find_repeated_templates(subject.spec)
+    shared = subject.spec.get("volumes") or []
+    pull_secrets = _names(subject.spec.get("imagePullSecrets"))
+    for template in subject.spec.get("templates") or []:
+        name = template.get("name", "")
+        step = subject.step_of(name)
+        spec = subject.steps.get(step)
+        is_repeated = name in repeated or bool(spec and spec.fan_out)
+        if main := _main_containers(template):
+            extra = [*(template.get("initContainers") or []), *(template.get("sidecars") or [])]
+            yield PodTemplate(
+                template=name,
+                step=step,
+                containers=(*main, *extra),
+                main_images=(str(main[0].get("image") or ""),),
+                volumes=(*shared, *(template.get("volumes") or [])),
+                pull_secrets=pull_secrets,
+                fan_out=is_repeated,
+            )
+        elif "resource" in template:
+            document = _parse_manifest(template["resource"].get("manifest"))
+            if specs := list(_iter_pod_specs(document)):
+                members = spec.gang.members if spec and spec.gang else _count_members(document)
+                yield PodTemplate(
+                    template=name,
+                    step=step,
+                    containers=tuple(
+                        container for one in specs for field in _CONTAINER_FIELDS for container in one.get(field) or []
+                    ),
+                    main_images=tuple(str(one["containers"][0].get("image") or "") for one in specs),
+                    volumes=tuple(chain.from_iterable(one.get("volumes") or [] for one in specs)),
+                    pull_secrets=tuple(chain.from_iterable(_names(one.get("imagePullSecrets")) for one in specs)),
+                    members=members,
+                    fan_out=is_repeated,
+                )
+
+
+def _main_containers(template: Manifest) -> list[Manifest]:
+    single = template.get("container") or template.get("script")
+    if single:
+        return [single]
+    return list((template.get("containerSet") or {}).get("containers") or [])
+
+
+def _names(entries: Any) -> tuple[str, ...]:
+    return tuple(str(one["name"]) for one in entries or [] if isinstance(one, dict) and one.get("name"))
+
+
+def _parse_manifest(text: Any) -> Any:
+    """The object of a resource template. Argo's placeholders may stand where JSON has no text."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return yaml.safe_load(PLACEHOLDER_PATTERN.sub("placeholder", text))
+    except (yaml.YAMLError, RecursionError):
+        return None
+
+
+def _iter_pod_specs(part: Any, depth: int = 0) -> Iterator[Manifest]:
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(part, dict):
+        containers = part.get("containers")
+        if isinstance(containers, list) and containers and all(isinstance(one, dict) for one in containers):
+            yield part
+        for value in part.values():
+            yield from _iter_pod_specs(value, depth + 1)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _iter_pod_specs(value, depth + 1)
+
+
+def _count_members(part: Any, depth: int = 0) -> int:
+    """Pods that an object of the author makes at the same time, by its counts of replicas; 1 if it declares none."""
+    if depth > _MAX_DEPTH or not isinstance(part, dict | list):
+        return 1
+    if isinstance(part, list):
+        return max((_count_members(value, depth + 1) for value in part), default=1)
+    own: list[int] = [part[field] for field in _REPLICA_FIELDS if isinstance(part.get(field), int)]
+    return max([1, *own, *(_count_members(value, depth + 1) for value in part.values())])
+
+
+def _find_repeated_templates(spec: Manifest) -> set[str]:
+    """Templates that a fan-out calls, directly or in a DAG or steps of its own."""
+    templates = {template.get("name", ""): template for template in spec.get("templates") or []}
+    open_names = [
+        str(call.get("template", ""))
+        for template in templates.values()
+        for call in iter_calls(template)
+        if is_fan_out(call)
+    ]
+    found: set[str] = set()
+    while open_names:
+        name = open_names.pop()
+        if name not in found:
+            found.add(name)
+            open_names += [str(call.get("template", "")) for call in iter_calls(templates.get(name, {}))]
+    return found
+
+
+def iter_calls(template: Manifest) -> Iterator[Manifest]:
+    """Tasks of a DAG, or steps of a list of steps."""
+    yield from list_declared(template, "dag", "tasks")
+    yield from chain.from_iterable(template.get("steps") or [])
+
+
+def find_source_lines(file: Path) -> Mapping[str, int]:
+    """Line of the definition of each step, task or template in a pipeline file, by its plain name; empty if unknown.
+
+    In Python, that is a function, or a call that gives a name, such as ``Train(name="fit")``.
+    """
+    try:
+        if file.suffix in (".yaml", ".yml"):
+            return _find_yaml_lines(file)
+        tree = ast.parse(file.read_text())
+    except (OSError, ValueError, SyntaxError, RecursionError, UsageError):
+        return {}
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        for name in _defined_names(node):
+            lines.setdefault(_plain_name(name), node.lineno)  # type: ignore[attr-defined]
+    return lines
+
+
+def _defined_names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+                yield str(keyword.value.value)
+
+
+def _find_yaml_lines(file: Path) -> Mapping[str, int]:
+    from hera_pipelines.authoring.adoption import read_argo_documents  # imports Hera
+
+    documents = read_argo_documents(file)
+    return {_plain_name(name): line for document in reversed(documents) for name, line in document.lines.items()}
+
+
+def _plain_name(name: str) -> str:
+    """The form that a task's name and its template's have in common: compile makes ``make-it`` of ``make_it``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
