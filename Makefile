@@ -9,6 +9,10 @@ RUN := $(UV) run --no-sync
 IN_BROWSER := $(UV) run --quiet --isolated --frozen --all-extras --no-extra torch --group browser
 SBOM_DIR := build/sbom
 SBOM = $(UV) export --quiet --locked --preview-features sbom-export --format cyclonedx1.5 --no-dev
+EMULATORS := build/emulators
+FAKE_GCS := v1.56.1
+# Later ones need Node 22.
+AZURITE := 3.35.0
 # The harness needs only Python.
 HARNESS := PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 -m cluster
 
@@ -40,6 +44,15 @@ mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEE
 
 test-integration: setup  ## run the tests that take minutes: hundreds of kills
 	@$(RUN) pytest -m heavy -n0
+
+emulators:  ## install the emulators of Google Cloud Storage and Azure for the tests, by Go and npm, in build/emulators
+	@mkdir -p $(EMULATORS)
+	@[ -x $(EMULATORS)/fake-gcs-server-$(FAKE_GCS) ] || { GOBIN=$(CURDIR)/$(EMULATORS) GOFLAGS=-buildvcs=false go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) && mv $(EMULATORS)/fake-gcs-server $(EMULATORS)/fake-gcs-server-$(FAKE_GCS); }
+	@ln -sf fake-gcs-server-$(FAKE_GCS) $(EMULATORS)/fake-gcs-server
+	@npm install --prefix $(EMULATORS) --no-audit --no-fund --ignore-scripts --loglevel=error --prefer-offline azurite@$(AZURITE)
+
+test-stores: setup emulators  ## run the tests of every store, with emulators of Google Cloud Storage and Azure
+	@TIPHYS_EMULATORS=required $(RUN) pytest -n 2 tests/contract/test_store.py tests/contract/test_clouds.py
 
 test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in a separate environment (5 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
@@ -131,4 +144,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test test-ui screenshots bench-ui fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from support.emulators import azure_container, azure_endpoint, gcs_bucket, gcs_endpoint, own_cloud_settings
 from support.s3 import bucket, own_aws_settings, s3_endpoint
 from support.world import close_worlds
 
@@ -36,7 +37,16 @@ settings.register_profile(
 settings.register_profile("fuzz", settings.get_profile("tiphys"), derandomize=False, max_examples=100, print_blob=True)
 settings.load_profile("tiphys")
 
-__all__ = ["bucket", "own_aws_settings", "s3_endpoint"]
+__all__ = [
+    "azure_container",
+    "azure_endpoint",
+    "bucket",
+    "gcs_bucket",
+    "gcs_endpoint",
+    "own_aws_settings",
+    "own_cloud_settings",
+    "s3_endpoint",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -213,7 +213,7 @@ DEFAULT_STORE = Path(".tiphys/store")
 DEFAULT_STATE = Path(".tiphys/state")
 _FROM_OPTION, _FROM_PIPELINE, _FROM_DEFAULT = "--store", "the pipeline", "the default"
 
-_STORE_HELP = "Store of the runs: s3://bucket/prefix, file:///dir or a path. Default: "
+_STORE_HELP = "Store of the runs: s3://, gs:// or az:// URL, file:///dir or a path. Default: "
 _DEFAULT_STORE_HELP = (
     "the variable TIPHYS_STORE, then that of `tiphys config`, then .tiphys/store in the working directory."
 )

@@ -34,7 +34,7 @@ from tiphys.faults import InjectedFaultError
 from tiphys.records import SubmissionEnd
 from tiphys.store import ObjectInfo, S3Store, claim_record, open_store
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
-from tiphys.store.s3 import S3Uploader
+from tiphys.store.buckets.s3 import S3Uploader
 
 MIB = 1 << 20
 SMALL_PARTS = S3Uploader(multipart_bytes=5 * MIB, part_bytes=5 * MIB)

@@ -15,7 +15,7 @@ from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TEMPLATES, WORKFLOWS
 from tiphys.records.trigger import TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 from tiphys.store import open_store, read_events
-from tiphys.store.s3_client import make_client
+from tiphys.store.buckets.s3_client import make_client
 
 TOKEN = "a-secret-token"
 

@@ -2,6 +2,9 @@
 
 from tiphys.store.attempt_ends import DamagedRecord, find_attempt_end, pass_over_end, read_attempt_end
 from tiphys.store.base import ObjectInfo, Store, check_key
+from tiphys.store.buckets.azure import AzureStore
+from tiphys.store.buckets.gcs import GcsStore
+from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.directory import DirectoryStore
 from tiphys.store.layout import LineageLayout, RunLayout, idempotency_record_key, lineage_name, memo_key
@@ -26,13 +29,14 @@ from tiphys.store.runs import (
     read_submission_workflow,
     read_submissions,
 )
-from tiphys.store.s3 import S3Store
 
 __all__ = [
     "Attempt",
+    "AzureStore",
     "ClaimResult",
     "DamagedRecord",
     "DirectoryStore",
+    "GcsStore",
     "LineageLayout",
     "ObjectInfo",
     "RunLayout",

@@ -1,8 +1,9 @@
 """Abandoned uploads: multipart uploads and temporary files of writers that died.
 
-No listing of objects shows them, and they cost money. Their age is measured by
-the clock of the store, which also recorded their start, because the clock of the
-caller may be wrong.
+No listing of objects shows them, and they cost money. Google Cloud Storage and
+Azure drop theirs by themselves after a week, so none are removed there. Their
+age is measured by the clock of the store, which also recorded their start,
+because the clock of the caller may be wrong.
 """
 
 import contextlib
@@ -15,8 +16,8 @@ from typing import NamedTuple
 
 from tiphys.errors import StoreError
 from tiphys.store.base import Store
+from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.directory import DirectoryStore
-from tiphys.store.s3 import S3Store
 
 
 class AbandonedUpload(NamedTuple):
@@ -54,7 +55,7 @@ def _multipart_uploads(store: S3Store) -> Iterator[AbandonedUpload]:
 
 
 def _parse_time(initiated: datetime | str) -> datetime:
-    """Parse a time. The client of `S3Store` returns times as text, see `tiphys.store.s3_client.make_client`."""
+    """Parse a time. The client of `S3Store` returns times as text, see `tiphys.store.buckets.s3_client.make_client`."""
     return initiated if isinstance(initiated, datetime) else datetime.fromisoformat(initiated)
 
 

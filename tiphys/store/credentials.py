@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tiphys.errors import ForbiddenError, NotFoundError, UsageError
+from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.layout import CONTROL, DATA, FORMAT_MARKER, StoreHalf, probe_folder
 from tiphys.store.open import PLACEHOLDER
 from tiphys.store.probe import ProbeFinding
-from tiphys.store.s3 import S3Store
 
 _READ, _LIST, _CREATE, _DELETE = "s3:GetObject", "s3:ListBucket", "s3:PutObject", "s3:DeleteObject"
 _ABORT, _LIST_UPLOADS = "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads"

@@ -13,21 +13,28 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.store.base import Store
+from tiphys.store.buckets.azure import AzureStore
+from tiphys.store.buckets.bucket_store import BucketStore
+from tiphys.store.buckets.gcs import GcsStore
+from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.directory import DirectoryStore
 from tiphys.store.format import check_format
-from tiphys.store.s3 import S3Store
 from tiphys.threads import map_parallel
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_SUPPORTED_URLS = "use s3://bucket/prefix, file:///absolute/folder or a path such as ./store"
+_SUPPORTED_URLS = (
+    "use s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, file:///absolute/folder or a path such "
+    "as ./store"
+)
 
 
 def open_store(url: str, must_exist: bool = False, *, namespace: str = "") -> Store:
-    """Open the store that ``url`` names: ``s3://bucket/prefix``, ``file:///folder`` or a path.
+    """Open the store that ``url`` names.
 
     Args:
-        url: The URL. Credentials, region and endpoint of S3 come from the
-            standard settings of the AWS SDKs, never from the URL.
+        url: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://account/container/prefix``,
+            ``file:///folder`` or a path. Credentials, region and endpoint come from
+            the standard settings of the cloud's own tools, never from the URL.
         must_exist: Fail if the folder or bucket is missing. Otherwise a missing
             folder is created.
         namespace: The namespace whose runs it holds; empty if unknown.
@@ -50,29 +57,34 @@ def _find_store(url: str, must_exist: bool, namespace: str) -> Store:
         return DirectoryStore(url, create=not must_exist, namespace=namespace)
     parts = urlsplit(url)
     match parts.scheme:
-        case "s3":
-            return _open_s3(parts, must_exist, namespace)
         case "file":
             return DirectoryStore(_file_path(parts), create=not must_exist, namespace=namespace)
-        case "gs":
-            raise UsageError(
-                "gs:// is not supported: Google Cloud Storage makes creation conditional by its own generation "
-                f"preconditions, which Tiphys does not implement; {_SUPPORTED_URLS}"
-            )
+        case "s3" | "gs" | "az":
+            store = _open_bucket(parts, namespace)
+            if must_exist:
+                store.check_bucket()
+            return store
     raise UsageError(f"no store has the scheme {parts.scheme}://; {_SUPPORTED_URLS}")
 
 
-def _open_s3(parts: SplitResult, must_exist: bool, namespace: str) -> S3Store:
+def _open_bucket(parts: SplitResult, namespace: str) -> BucketStore:
     if "@" in parts.netloc:
         raise UsageError(
-            "credentials do not belong in a store's URL, which is recorded and shown; use a profile or role"
+            "credentials do not belong in a store's URL, which is recorded and shown; use a profile, a role or "
+            "workload identity"
         )
     if not parts.netloc or parts.query or parts.fragment:
         raise UsageError(f"{parts.geturl()!r} names no bucket and prefix; {_SUPPORTED_URLS}")
-    store = S3Store(parts.netloc, parts.path.strip("/"), namespace=namespace)
-    if must_exist:
-        store.check_bucket()
-    return store
+    prefix = parts.path.strip("/")
+    match parts.scheme:
+        case "gs":
+            return GcsStore(parts.netloc, prefix, namespace=namespace)
+        case "az":
+            container, _, prefix = prefix.partition("/")
+            if not container:
+                raise UsageError(f"{parts.geturl()!r} names an account without a container; {_SUPPORTED_URLS}")
+            return AzureStore(parts.netloc, container, prefix, namespace=namespace)
+    return S3Store(parts.netloc, prefix, namespace=namespace)
 
 
 def _file_path(parts: SplitResult) -> Path:

@@ -1,14 +1,13 @@
 """Probe of a store: checks the guarantees that all of Tiphys depends on.
 
-Some servers with an S3 API ignore ``If-None-Match``, and some let several
-writers of a race win. Neither a setting nor a single write shows this. The probe
-therefore performs the operations, on keys that it removes afterwards. Stores on
-S3 get additional checks: multipart uploads, checksums, and clock skew.
+Some servers ignore the condition of a write, and some let several writers of a
+race win. Neither a setting nor a single write shows this. The probe therefore
+performs the operations, on keys that it removes afterwards. Stores in a bucket
+get additional checks: uploads in parts, checksums, clock skew (S3), and folders
+that are objects (Azure).
 """
 
-import base64
 import contextlib
-import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,38 +17,14 @@ from functools import partial
 from threading import Barrier
 from typing import NamedTuple
 
-from botocore.exceptions import ClientError
-
-from tiphys.errors import ObjectExistsError, TiphysError
+from tiphys.errors import ForbiddenError, ObjectExistsError, TiphysError
 from tiphys.records import utc_now
 from tiphys.store.base import Store
+from tiphys.store.buckets.azure import AzureStore
+from tiphys.store.buckets.bucket_store import BucketStore
+from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.layout import CONTROL, DATA, StoreHalf, probe_folder
 from tiphys.store.open import open_store
-from tiphys.store.s3 import S3Store, S3Uploader
-
-
-def with_multipart_uploads(store: S3Store) -> S3Store:
-    """The same store, with multipart uploads for all sizes.
-
-    Servers that support conditional PUT may ignore the condition of a multipart
-    completion, on which large shards depend.
-    """
-    return store.with_options(uploader=S3Uploader(multipart_bytes=1))
-
-
-def is_checksum_verified(store: S3Store, key: str) -> bool:
-    """Whether the server refuses bytes that do not match the SHA-256 sent with them."""
-    wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
-    with store.translate_errors("create", key):
-        try:
-            store.client.put_object(
-                Bucket=store.bucket, Key=store.artifact_key(key), Body=b"bytes", ChecksumSHA256=wrong
-            )
-        except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 400:
-                raise
-            return True
-    return False
 
 
 def measure_clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> float:
@@ -112,7 +87,7 @@ def probe_store(
     nonce = secrets.token_hex(8)
     folders = {half: probe_folder(half, nonce) for half in halves}
     first, *others = halves
-    checks = [*_store_checks(store, folders[first], races), *_s3_checks(store, folders[first], now)]
+    checks = [*_store_checks(store, folders[first], races), *_bucket_checks(store, folders[first], now)]
     checks += [(half.rstrip("/"), partial(_read_after_write, store, f"{folders[half]}fresh/")) for half in others]
     findings: list[ProbeFinding] = []
     try:
@@ -128,7 +103,7 @@ def is_store_usable(findings: Iterable[ProbeFinding]) -> bool:
 
 
 def _store_checks(store: Store, folder: str, races: int) -> list[ProbeCheck]:
-    paged = store.with_options(page_size=_PAGE_SIZE) if isinstance(store, S3Store) else store
+    paged = store.with_page_size(_PAGE_SIZE) if isinstance(store, BucketStore) else store
     return [
         ("create-only", partial(_create_only, store, f"{folder}once")),
         ("race", partial(_check_races, store, f"{folder}race/", races)),
@@ -137,21 +112,28 @@ def _store_checks(store: Store, folder: str, races: int) -> list[ProbeCheck]:
     ]
 
 
-def _s3_checks(store: Store, folder: str, now: Callable[[], datetime]) -> list[ProbeCheck]:
-    if not isinstance(store, S3Store):
+def _bucket_checks(store: Store, folder: str, now: Callable[[], datetime]) -> list[ProbeCheck]:
+    if not isinstance(store, BucketStore):
         return []
-    return [
-        ("create-only-parts", partial(_create_only, with_multipart_uploads(store), f"{folder}parts")),
+    checks: list[ProbeCheck] = [
+        ("create-only-parts", partial(_create_only, store.with_multipart_uploads(), f"{folder}parts")),
         ("checksum", partial(_checksum, store, f"{folder}checksum")),
-        ("clock", partial(_clock, store, now)),
     ]
+    if isinstance(store, S3Store):
+        checks.append(("clock", partial(_clock, store, now)))
+    if isinstance(store, AzureStore):
+        checks.append(("flat-namespace", partial(_flat_namespace, store)))
+    return checks
 
 
 def _create_only(store: Store, key: str) -> CheckResult:
     store.create(key, b"first")
     with contextlib.suppress(ObjectExistsError):
         store.create(key, b"second")
-        return CheckResult(False, "a second write of the same key was accepted: the server ignores If-None-Match")
+        return CheckResult(
+            False,
+            "a second write of the same key was accepted: the server ignores If-None-Match",
+        )
     if store.read(key) != b"first":
         return CheckResult(False, "a second write of the same key was refused, and changed the object all the same")
     return CheckResult(True, "a second write of the same key is refused and changes nothing")
@@ -192,12 +174,26 @@ def _listing(store: Store, folder: str) -> CheckResult:
     return CheckResult(True, "listings are complete, and in bytewise order of the whole key")
 
 
-def _checksum(store: S3Store, key: str) -> CheckResult:
-    if is_checksum_verified(store, key):
-        return CheckResult(True, "the server refuses bytes that do not match the SHA-256 sent with them")
+def _checksum(store: BucketStore, key: str) -> CheckResult:
+    if store.is_checksum_verified(key):
+        return CheckResult(True, "the server refuses bytes that do not match the checksum sent with them")
     return CheckResult(
         None, "not verified by the server: bytes damaged on the way are stored, and noticed only when read"
     )
+
+
+def _flat_namespace(store: AzureStore) -> CheckResult:
+    try:
+        has_hierarchy = store.has_hierarchy()
+    except ForbiddenError as error:
+        return CheckResult(None, f"whether the account has a hierarchical namespace could not be read: {error}")
+    if has_hierarchy:
+        return CheckResult(
+            False,
+            "the account has a hierarchical namespace, whose folders are listed as objects and stay after a deletion: "
+            "use an account without one",
+        )
+    return CheckResult(True, "the account has no hierarchical namespace")
 
 
 def _clock(store: S3Store, now: Callable[[], datetime]) -> CheckResult:

@@ -40,7 +40,7 @@ _STATE_TEXTS = {
 def doctor(
     command: typer.Context,
     url: Annotated[
-        str | None, typer.Argument(help="Store to check: s3://bucket/prefix, file:///dir or a path.")
+        str | None, typer.Argument(help="Store to check: s3://, gs:// or az:// URL, file:///dir or a path.")
     ] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Check a cluster instead of a store.")] = False,
     namespace: Annotated[

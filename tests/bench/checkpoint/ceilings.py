@@ -11,7 +11,7 @@ from bench.checkpoint.workload import MIB, State, Workload
 from bench.progress import say
 from bench.samples import seconds, significant, summary
 
-from tiphys.store.s3_client import make_client
+from tiphys.store.buckets.s3_client import make_client
 
 STREAMS = (1, 2, 4, 8)
 _PIECE_BYTES = 32 * MIB

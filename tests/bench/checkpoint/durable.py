@@ -8,7 +8,7 @@ from bench.checkpoint.workload import Workload, commit, session
 from bench.progress import say
 from bench.samples import interleaved, ratio, seconds, summary
 
-from tiphys.store.s3_client import make_client
+from tiphys.store.buckets.s3_client import make_client
 
 
 def measure(work: Workload) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tiphys.records import ObjectVersion, TriggeredRunRecord
 from tiphys.records.trigger import TRIGGER_ANNOTATION, TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 from tiphys.store import DirectoryStore
 from tiphys.store.layout import triggered_run_key
-from tiphys.store.s3_client import make_client
+from tiphys.store.buckets.s3_client import make_client
 
 from .conftest import Command
 

@@ -67,9 +67,22 @@ def test_an_s3_url_names_bucket_and_prefix(url: str, same: str, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "URL is empty; use s3://bucket/prefix, file:///absolute/folder or a path"),
-        ("gs://ml/tiphys", "gs:// is not supported: Google Cloud Storage .* generation preconditions"),
-        ("az://ml", "no store has the scheme az://; use s3://"),
+        (
+            "",
+            "URL is empty; use s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, file:///absolute",
+        ),
+        ("gs://m!l/tiphys", "no bucket can have the name 'm!l'; use gs://bucket/prefix"),
+        ("gs://", "names no bucket"),
+        ("gs:///prefix", "names no bucket"),
+        ("gs://ml-runs/p?generation=1", "names no bucket and prefix"),
+        ("gs://ml-runs/a//b", "must not be empty"),
+        ("az://mlruns", "names an account without a container"),
+        ("az://mlruns/", "names an account without a container"),
+        ("az:///runs", "names no bucket"),
+        ("az://ml-runs/runs", "no account can have the name 'ml-runs'; use az://account/container/prefix"),
+        ("az://mlruns/Runs/p", "no container can have the name 'Runs'"),
+        ("az://mlruns/a--b/p", "no container can have the name 'a--b'"),
+        ("abfs://runs@mlruns/p", "no store has the scheme abfs://; use s3://"),
         ("http://minio:9000/ml", "no store has the scheme http://"),
         ("s3:/ml/tiphys", "names no bucket and prefix"),
         ("s3://", "names no bucket"),
@@ -91,9 +104,12 @@ def test_what_no_store_can_mean_is_refused_with_a_reason(url: str, reason: str) 
         open_store(url)
 
 
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize(
+    "url", ["s3://AKIAXXX:hunter2@ml/tiphys", "gs://me:hunter2@ml/tiphys", "az://ml:hunter2@ml/runs/tiphys"]
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UsageError, match="credentials do not belong") as caught:
-        open_store("s3://AKIAXXX:hunter2@ml/tiphys")
+        open_store(url)
 
     assert "hunter2" not in str(caught.value)
 

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from botocore.loaders import JSONFileLoader
 
 from tiphys.errors import ForbiddenError, SettingsError, StoreError, TiphysError, UsageError
-from tiphys.store.s3_client import make_client, translate_boto_errors
+from tiphys.store.buckets.s3_client import make_client, translate_boto_errors
 
 URL, ENDPOINT = "s3://ml-runs/tiphys", "https://s3.example.com"
 

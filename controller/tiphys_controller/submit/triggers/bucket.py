@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tiphys.records import ObjectVersion
-from tiphys.store.s3_client import make_client, translate_boto_errors
+from tiphys.store.buckets.s3_client import make_client, translate_boto_errors
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client

@@ -44,7 +44,8 @@ def ui(
     url: Annotated[
         str | None,
         typer.Argument(
-            metavar="[STORE]", help="Store: s3://bucket/prefix, file:///dir or a path. Default: that of `tiphys runs`."
+            metavar="[STORE]",
+            help="Store: s3://, gs:// or az:// URL, file:///dir or a path. Default: that of `tiphys runs`.",
         ),
     ] = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",

@@ -8,7 +8,7 @@ from support.triggers import FakeBuckets
 from tiphys_controller.submit.triggers.bucket import S3Buckets
 
 from tiphys.errors import SettingsError
-from tiphys.store.s3_client import make_client
+from tiphys.store.buckets.s3_client import make_client
 
 KEYS = ["in/a", "in/a b", "in/a%20b", "in/a+b", "in/<b>&\x1b[2J", "in/ü", "in/" + "k" * 1021, "other", "in/a/b"]
 

@@ -17,15 +17,15 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 
 from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
 from tiphys.faults import failpoint
-from tiphys.store.base import ObjectInfo, UploadSource, bytes_source, check_key, check_read_size, file_source
-from tiphys.store.s3_client import error_code, make_client, skip_stored_checksum, translate_boto_errors
+from tiphys.store.base import ObjectInfo, UploadSource, check_read_size
+from tiphys.store.buckets.bucket_store import BucketStore
+from tiphys.store.buckets.s3_client import error_code, make_client, skip_stored_checksum, translate_boto_errors
 from tiphys.threads import map_parallel
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _RequestContext = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class S3Store:
+class S3Store(BucketStore):
     """A store below a prefix in a bucket. Credentials, region and endpoint come from the settings of the AWS SDKs.
 
     Args:
@@ -168,40 +168,35 @@ class S3Store:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.bucket = _check_bucket_name(bucket)
-        self.namespace = namespace
-        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        super().__init__(f"s3://{bucket}", prefix, page_size, namespace)
         self._uploader = uploader or S3Uploader()
-        self._page_size = page_size
         self._sleep = sleep
         with translate_boto_errors(self.url, "open it", "AWS"):
             self.client = make_client(variables)
 
-    def with_options(self, *, uploader: S3Uploader | None = None, page_size: int | None = None) -> "S3Store":
-        """The same store with the same client and other sizes."""
+    def with_multipart_uploads(self) -> "S3Store":
         other = copy.copy(self)
-        other._uploader = uploader or self._uploader
-        other._page_size = page_size or self._page_size
+        other._uploader = S3Uploader(multipart_bytes=1)
         return other
+
+    def is_checksum_verified(self, key: str) -> bool:
+        wrong = _sha256(b"other")
+        with self.translate_errors("create", key):
+            try:
+                self.client.put_object(
+                    Bucket=self.bucket, Key=self.artifact_key(key), Body=b"bytes", ChecksumSHA256=wrong
+                )
+            except ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 400:
+                    raise
+                return True
+        return False
 
     def translate_errors(self, action: str, key: str = "") -> contextlib.AbstractContextManager[None]:
         """Raise errors of botocore as `TiphysError`; the message names the failed ``action`` and ``key``."""
         return translate_boto_errors(self.url, f"{action} {key}".strip(), self.client.meta.endpoint_url, key)
 
-    @property
-    def url(self) -> str:
-        return f"s3://{self.bucket}/{self._prefix}".rstrip("/")
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of its keys in the bucket: empty, or with a final slash."""
-        return self._prefix
-
     def check_bucket(self) -> None:
-        """Check that the bucket exists.
-
-        Raises:
-            NotFoundError: it does not.
-        """
         with self.translate_errors("list"):
             try:
                 self.client.list_objects_v2(Bucket=self.bucket, Prefix=self._prefix, MaxKeys=1)
@@ -210,13 +205,6 @@ class S3Store:
                     f"there is no store at {self.url}: {self.client.meta.endpoint_url} has no bucket {self.bucket}; "
                     "check the name and AWS_ENDPOINT_URL_S3, or create it"
                 ) from None
-
-    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
-        self._create(key, bytes_source(data, sha256))
-
-    def create_from_file(self, key: str, path: Path) -> None:
-        with file_source(path) as source:
-            self._create(key, source)
 
     def read(self, key: str) -> bytes:
         return b"".join(self._read_chunks(key, 8 << 20, contextlib.nullcontext, as_a_whole=True))
@@ -259,15 +247,6 @@ class S3Store:
     def delete(self, key: str) -> None:
         with self.translate_errors("delete", key):
             self.client.delete_object(Bucket=self.bucket, Key=self.artifact_key(key))
-
-    def artifact_key(self, key: str) -> str:
-        return check_key(self._prefix + check_key(key))
-
-    def from_artifact_key(self, key: str) -> str | None:
-        with contextlib.suppress(UsageError):
-            if key.startswith(self._prefix):
-                return check_key(key[len(self._prefix) :])
-        return None
 
     def _create(self, key: str, source: UploadSource) -> None:
         artifact_key, failures = self.artifact_key(key), 0

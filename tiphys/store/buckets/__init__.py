@@ -1,0 +1,1 @@
+"""Stores in a bucket: of S3, of Google Cloud Storage, and of Azure Blob Storage."""
