@@ -40,7 +40,7 @@ def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> 
     if unread:
         yield not_checked(
             "cluster",
-            f"this account may not read {len(unread)} of {len(findings)} facts about the cluster "
+            f"{len(unread)} of {len(findings)} facts about the cluster could not be read "
             f"({', '.join(unread[:4])}{', …' if len(unread) > 4 else ''})",
             "see `tiphys doctor --cluster`",
         )
@@ -156,8 +156,8 @@ def _check_served_store(subject: PreflightSubject, cluster: ClusterObservation, 
     served = find_served_store(cluster.tiphys.found, subject.namespace)
     if served is None:
         return
-    kept = served.url.replace(PLACEHOLDER, subject.namespace).rstrip("/")
-    if kept not in (url.rstrip("/"), url.removeprefix("file://").rstrip("/")):
+    kept = served.url.replace(PLACEHOLDER, subject.namespace)
+    if kept.removeprefix("file://").rstrip("/") != url.removeprefix("file://").rstrip("/"):
         yield problem(
             "store",
             f"the services keep the runs of namespace {subject.namespace} in {kept}, and this pipeline names {url}: "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tiphys_controller.doctor.observed import UnknownValue, is_kueue_ledger
 from tiphys_plugin.quota.kueue.backend import find_unsupported
 from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest, Rejected
-from tiphys_plugin.quota.queues import format_gpus
+from tiphys_plugin.quota.queues import QueueRules, Queues, format_gpus
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
@@ -25,7 +25,7 @@ def check_gpus(subject: PreflightSubject, observed: PreflightObservation) -> Ite
     if subject.gpu_steps and observed.queues_note:
         yield not_checked("gpus", observed.queues_note)
     for step in subject.gpu_steps:
-        request = build_request(subject, step)
+        request = build_request(subject, step, observed.queues)
         if not isinstance(observed.cluster, UnknownValue) and is_kueue_ledger(observed.cluster.tiphys.found):
             yield _check_kueue(subject, observed, request)
         elif isinstance(observed.queues, UnknownValue):
@@ -36,14 +36,19 @@ def check_gpus(subject: PreflightSubject, observed: PreflightObservation) -> Ite
             yield _decide(observed, request)
 
 
-def build_request(subject: PreflightSubject, step: StepSpec) -> LeaseRequest:
-    """The request that the first attempt of ``step`` will make."""
+def build_request(subject: PreflightSubject, step: StepSpec, queues: QueueRules | UnknownValue) -> LeaseRequest:
+    """The request that the first attempt of ``step`` will make.
+
+    Where the namespace is not known, it is one that may use the queue.
+    """
+    queue = queues.find(step.gpu.queue) if isinstance(queues, Queues) and step.gpu else None
+    allowed = queue.namespaces if queue else None
     return LeaseRequest.from_gpu_request(
         step.gpu or GpuRequest(gpus=1),
         uid="preflight",
         step=step.name,
         node=f"preflight.{step.name}",
-        namespace=subject.namespace or _ANY_NAMESPACE,
+        namespace=subject.namespace or (allowed[0] if allowed else _ANY_NAMESPACE),
         workflow=subject.pipeline.name,
         instance=f"preflight.{step.name}",
         run=subject.pipeline.name,

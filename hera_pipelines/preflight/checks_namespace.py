@@ -64,25 +64,22 @@ def check_volumes(subject: PreflightSubject, observed: PreflightObservation) -> 
 
 def _judge_claim(name: str, modes: frozenset[str], users: list[PodTemplate]) -> PreflightFinding:
     text = ", ".join(sorted(modes)) or "without an access mode"
-    gang = next((pod for pod in users if pod.members > 1), None)
-    wide = gang or next((pod for pod in users if pod.fan_out), None)
-    remedy = f"use a claim that is ReadWriteMany in the place of {name}"
-    if wide is None or modes & _MANY_NODES:
+    several = [pod for pod in users if pod.members > 1 or pod.fan_out]
+    if not several or modes & _MANY_NODES:
         return passed("volumes", f"claim {name} is {text}", users[0].step if users else "")
-    if gang is not None:
-        sentence = (
-            f"its {gang.members} pods run on nodes of their own, and claim {name} is {text}: one of them can mount it"
-        )
-        return problem("volumes", sentence, remedy, gang.step)
+    pod = next((one for one in several if one.spread), several[0])
+    remedy = f"use a claim that is ReadWriteMany in the place of {name}"
+    shared = f"its pods share claim {name}, which is {text}"
+    if pod.spread:
+        sentence = f"{shared}, and its {pod.members} pods run on nodes of their own: one of them can mount it"
+        return problem("volumes", sentence, remedy, pod.step)
     if modes == {_ONE_POD}:
-        return problem(
-            "volumes", f"its items share claim {name}, which is {text}: they run one by one", remedy, wide.step
-        )
+        return problem("volumes", f"{shared}: they run one by one", remedy, pod.step)
     return warning(
         "volumes",
-        f"its items share claim {name}, which is {text}: an item on another node than the first waits, or fails",
-        f"{remedy}, or keep the items on one node",
-        wide.step,
+        f"{shared}: a pod on another node than the first waits, or fails",
+        f"{remedy}, or keep the pods on one node",
+        pod.step,
     )
 
 
@@ -147,6 +144,14 @@ def _judge_object(
     )
 
 
+def find_accounts(subject: PreflightSubject) -> list[str]:
+    """Service accounts of the pods, beside those that `tiphys doctor` looks for."""
+    named: list[object] = [subject.account, subject.executor_account]
+    for template in subject.spec.get("templates") or []:
+        named += [template.get("serviceAccountName"), (template.get("executor") or {}).get("serviceAccountName")]
+    return sorted({str(name) for name in named if name and "{{" not in str(name)} - PERMISSIONS.keys())
+
+
 def find_needed_rights(
     subject: PreflightSubject, mode: PluginMode | None, plurals: Mapping[tuple[str, str], str]
 ) -> dict[tuple[str, Permission], str]:
@@ -163,7 +168,8 @@ def find_needed_rights(
     if subject.executor_account not in PERMISSIONS:
         needed |= {(subject.executor_account, right): "" for right in EXECUTOR_PERMISSIONS}
     for step, account, created in subject.created_objects:
-        if plural := plurals.get((created.api_version, created.kind)):
+        plural = plurals.get((created.api_version, created.kind))
+        if plural and created.namespace in ("", subject.namespace):
             group = created.api_version.rpartition("/")[0]
             for verb in _needed_verbs(created):
                 needed.setdefault((account, Permission(verb, plural, group)), step)
@@ -190,6 +196,12 @@ def check_rights(subject: PreflightSubject, observed: PreflightObservation) -> I
     if isinstance(observed.rights, UnknownValue):
         yield not_checked("rights", f"the accounts of the pods: {observed.rights.reason}")
         return
+    for account in observed.rights.missing_accounts:
+        yield problem(
+            "rights",
+            f"namespace {subject.namespace} has no service account {account}: its pods are never made",
+            f"kubectl create serviceaccount {account} -n {subject.namespace}, or name another account",
+        )
     for kind, step in observed.rights.missing_kinds.items():
         yield problem("rights", f"the cluster has no kind {kind}: the step ends in Error", "install it", step)
     lacking: dict[str, list[str]] = {}

@@ -48,6 +48,8 @@ def _describe_image(image: str, pods: list[PodTemplate]) -> PreflightFinding:
     if members > 1:
         consequence = f"its {members} pods may run different programs, and {consequence}"
     name = image.rpartition("/")[2]
+    if "@" in name:
+        return problem("images", f"the image {image}{of} has a digest that is none", "correct the digest", where)
     tag = name.partition(":")[2]
     # A mutable image is what development uses on purpose, and such a run does not fail: so it never stops a submission.
     named = f"has the tag {tag}" if tag and tag != _LATEST else f"has {'the tag latest' if tag else 'no tag'}"
@@ -65,10 +67,10 @@ def check_gang_images(subject: PreflightSubject) -> Iterator[PreflightFinding]:
     for pod in subject.pods:
         images = sorted(set(pod.main_images))
         if pod.members > 1 and len(images) > 1:
-            yield problem(
+            yield warning(  # a launcher may have its own: the object is the author's, and its roles are not known
                 "gang-images",
-                f"its pods train together and have different images: {', '.join(images[:5])}",
-                "give all roles of the object one image",
+                f"the roles of its object have different images: {', '.join(images[:5])}",
+                "give all pods that train together one image",
                 pod.step,
             )
         elif pod.members > 1:

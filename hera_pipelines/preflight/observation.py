@@ -39,6 +39,8 @@ class ObservedRights:
     """Whether an account has a right."""
     missing_kinds: Mapping[str, str] = field(default_factory=dict)
     """Kinds that the cluster does not have, each with the step that creates one."""
+    missing_accounts: tuple[str, ...] = ()
+    """Accounts of the pods that do not exist, beside those that `tiphys doctor` looks for."""
 
 
 @dataclass(frozen=True)

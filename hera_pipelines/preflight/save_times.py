@@ -13,16 +13,17 @@ from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import CheckpointManifest, CheckpointRef, RunRecord, task_name
-from tiphys.store import Store, list_runs, read_run
+from tiphys.store import RunLayout, Store, list_runs, read_run
 from tiphys.store.layout import lineage_name
-from tiphys.store.runs import read_all_attempts, read_concurrently
+from tiphys.store.runs import read_concurrently
 
 _MAX_NAMES = 100_000
 _MAX_RECORDS = 100
 _MAX_RUNS = 20
 _MAX_SAVES = 50
 """Of one step or item of one run, the newest."""
-_MAX_LINEAGES = 20
+_MAX_LINEAGES = 5
+"""Items of a fan-out whose saves are read in one run."""
 
 
 def read_save_times(store: Store, subject: PreflightSubject) -> dict[str, SaveTimes]:
@@ -68,7 +69,9 @@ def _find_runs(store: Store, subject: PreflightSubject) -> list[str]:
 
 def _read_saves(store: Store, run: str, step: str) -> Iterator[float]:
     """Durations of the saves of a step; of a fan-out, those of its items."""
-    step_ids = [one for one in read_all_attempts(store, run, []) if task_name(one) == step][:_MAX_LINEAGES]
+    lineages = RunLayout(run).lineages
+    listed = (prefix.removeprefix(lineages).rstrip("/") for prefix in store.prefixes(lineages))
+    step_ids = list(islice((one for one in listed if task_name(one) == step), _MAX_LINEAGES))
     commits = [ref for one in step_ids for ref in list_commits(store, lineage_name(run, one))[:_MAX_SAVES]]
 
     def read(ref: CheckpointRef) -> CheckpointManifest | None:

@@ -4,6 +4,7 @@ Values of workflow parameters are filled in, because images, claims and queues a
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from tiphys.protocol.step_spec import StepKind, StepSpec
 _CONTAINER_FIELDS = ("initContainers", "containers", "sidecars")
 _REPLICA_FIELDS = ("parallelism", "replicas", "numNodes")
 _MAX_DEPTH = 40
+_TAG = "tag-of-argo-5f0c1d"
+"""Stands for a tag while a manifest is parsed; afterwards, the tag is ``{{}}``."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class CreatedObject:
     action: str
     api_version: str
     kind: str
+    namespace: str
+    """Empty: that of the Workflow."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,10 @@ class PodTemplate:
     main_images: tuple[str, ...]
     """Image of the main container of each kind of pod: several for a resource with several roles."""
     volumes: tuple[Manifest, ...]
-    pull_secrets: tuple[str, ...]
     members: int = 1
-    """Pods of one attempt that run at the same time, each on a node of its own."""
+    """Pods of one attempt that run at the same time."""
+    spread: bool = False
+    """Whether each of them has a node of its own, as in a gang of Tiphys."""
     fan_out: bool = False
     """Whether pods of several items of a fan-out may run at the same time."""
 
@@ -110,8 +116,12 @@ class PreflightSubject:
             document = _parse_manifest(resource.get("manifest"))
             if isinstance(document, dict) and document.get("kind"):
                 account = (template.get("executor") or {}).get("serviceAccountName")
+                namespace = (document.get("metadata") or {}).get("namespace")
                 created = CreatedObject(
-                    str(resource.get("action", "")), str(document.get("apiVersion", "")), str(document["kind"])
+                    str(resource.get("action", "")),
+                    str(document.get("apiVersion", "")),
+                    str(document["kind"]),
+                    str(namespace or ""),
                 )
                 found.append((self.step_of(template["name"]), str(account or self.executor_account), created))
         return found
@@ -167,7 +177,6 @@ def build_subject(
 def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
     repeated = _find_repeated_templates(subject.spec)
     shared = subject.spec.get("volumes") or []
-    pull_secrets = _names(subject.spec.get("imagePullSecrets"))
     for template in subject.spec.get("templates") or []:
         name = template.get("name", "")
         step = subject.step_of(name)
@@ -181,7 +190,6 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                 containers=(*main, *extra),
                 main_images=(str(main[0].get("image") or ""),),
                 volumes=(*shared, *(template.get("volumes") or [])),
-                pull_secrets=pull_secrets,
                 fan_out=is_repeated,
             )
         elif "resource" in template:
@@ -196,8 +204,8 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                     ),
                     main_images=tuple(str(one["containers"][0].get("image") or "") for one in specs),
                     volumes=tuple(chain.from_iterable(one.get("volumes") or [] for one in specs)),
-                    pull_secrets=tuple(chain.from_iterable(_names(one.get("imagePullSecrets")) for one in specs)),
                     members=members,
+                    spread=bool(spec and spec.gang),
                     fan_out=is_repeated,
                 )
 
@@ -209,17 +217,14 @@ def _main_containers(template: Manifest) -> list[Manifest]:
     return list((template.get("containerSet") or {}).get("containers") or [])
 
 
-def _names(entries: Any) -> tuple[str, ...]:
-    return tuple(str(one["name"]) for one in entries or [] if isinstance(one, dict) and one.get("name"))
-
-
 def _parse_manifest(text: Any) -> Any:
     """The object of a resource template. Argo's placeholders may stand where JSON has no text."""
     if not isinstance(text, str):
         return None
     try:
-        return yaml.safe_load(PLACEHOLDER_PATTERN.sub("placeholder", text))
-    except (yaml.YAMLError, RecursionError):
+        document = yaml.safe_load(PLACEHOLDER_PATTERN.sub(_TAG, text))
+        return json.loads(json.dumps(document, default=str).replace(_TAG, "{{}}"))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return None
 
 
@@ -301,8 +306,15 @@ def _defined_names(node: ast.AST) -> Iterator[str]:
 def _find_yaml_lines(file: Path) -> Mapping[str, int]:
     from hera_pipelines.authoring.adoption import read_argo_documents  # imports Hera
 
-    documents = read_argo_documents(file)
-    return {_plain_name(name): line for document in reversed(documents) for name, line in document.lines.items()}
+    lines: dict[str, int] = {}
+    for document in read_argo_documents(file):
+        for name, line in document.lines.items():
+            lines.setdefault(_plain_name(name), line)
+        for template in document.workflow_spec.get("templates") or []:
+            for call in iter_calls(template):  # a step has the name of its task
+                if line := document.lines.get(str(call.get("template")), 0):
+                    lines.setdefault(_plain_name(str(call.get("name"))), line)
+    return lines
 
 
 def _plain_name(name: str) -> str:

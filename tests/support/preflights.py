@@ -87,11 +87,15 @@ HEALTHY = PreflightObservation(
 
 
 def subject_of(
-    *templates: Manifest, file: Path = Path("digits.py"), account: str = "tiphys-workflow", **fields: Any
+    *templates: Manifest,
+    file: Path = Path("digits.py"),
+    account: str = "tiphys-workflow",
+    namespace: str = "ml",
+    **fields: Any,
 ) -> PreflightSubject:
     """A pipeline of these templates as the checks read it; ``fields`` are those of `support.authored.workflow`."""
     compiled = compile_workflow(workflow(*templates, **fields), CompileOptions(store=STORE))
-    return build_subject(file, compiled, account, "ml")
+    return build_subject(file, compiled, account, namespace)
 
 
 def in_namespace(**changes: Any) -> PreflightObservation:

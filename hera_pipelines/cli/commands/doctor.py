@@ -29,7 +29,7 @@ _RESULT_TEXTS = {
     False: Text("FAILED", style="bold red"),
     None: Text("warn", style="yellow"),
 }
-_STATE_TEXTS = {
+STATE_TEXTS = {
     "ok": _RESULT_TEXTS[True],
     "failed": _RESULT_TEXTS[False],
     "warning": _RESULT_TEXTS[None],
@@ -175,7 +175,7 @@ def _examine_cluster(
         screen.table(
             ("RESULT", "CHECK", "FINDING"),
             [
-                (_STATE_TEXTS[f.state.value], f.name, f"{f.sentence}\n→ {f.remedy}" if f.remedy else f.sentence)
+                (STATE_TEXTS[f.state.value], f.name, f"{f.sentence}\n→ {f.remedy}" if f.remedy else f.sentence)
                 for f in findings
             ],
             wraps=True,

@@ -216,7 +216,8 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
     require_values(manifest)
     record_code_version(manifest, read_git_commit(request.file.parent))
     manifest["spec"].setdefault("serviceAccountName", target.service_account)
-    warn_of_size(screen, manifest)
+    if not target.preflight:  # which looks at the size, too
+        warn_of_size(screen, manifest)
     submitter, default_namespace = cluster_submitter(target.cluster_options, screen.note)
     namespace = target.cluster_options.namespace or manifest["metadata"].get("namespace") or default_namespace
     if not namespace:

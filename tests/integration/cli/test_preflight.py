@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 import yaml
 from support import ledger, tiny
-from support.compiled import History
 from support.hostile import HOSTILE, MARK
 from support.installed_cluster import install
 from support.kube_server import KubeServer, Request, serving
@@ -385,6 +384,16 @@ def test_run_tries_a_store_that_holds_runs_no_more(
     assert len(probed) == 1
 
 
+def test_an_argo_server_may_submit_for_whom_the_api_server_refuses(
+    look: Command, server: KubeServer, tmp_path: Path
+) -> None:
+    server.authorize = lambda request: (request.verb, request.plural) != ("create", "workflows")
+    file = write_training(tmp_path)
+    assert set(failed(look(file))) == {"submit"}
+    answer = look(file, "--argo-server", "argo.example.com:443")
+    assert (answer.code, failed(answer)) == (0, {})
+
+
 def test_no_preflight_is_for_a_cluster(tiphys: Command, tmp_path: Path) -> None:
     answer = tiphys("run", tiny.write(tmp_path / "code"), "--no-preflight")
     assert (answer.code, "--no-preflight: this is for a cluster; add --cluster" in answer.error) == (2, True)
@@ -432,7 +441,6 @@ def test_the_page_shows_what_the_command_prints(
     store = DirectoryStore(tmp_path / "store")
     record = RunRecord(run="digits-1", pipeline="digits", workflow={}, digest="d")
     store.create(RunLayout("digits-1").run_record, record.to_bytes())
-    History(store, "digits-1").opened("fit")
     for number in range(1, 41):
         write_save(store, "digits-1", 48.0 if number > 39 else 34.0, number)
     given = ("-n", "ml", "--store", tmp_path / "store", "--kubeconfig", kubeconfig)

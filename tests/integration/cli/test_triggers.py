@@ -17,8 +17,8 @@ from tiphys.kube.resources import WORKFLOW_TEMPLATES
 from tiphys.records import ObjectVersion, TriggeredRunRecord
 from tiphys.records.trigger import TRIGGER_ANNOTATION, TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 from tiphys.store import DirectoryStore
-from tiphys.store.layout import triggered_run_key
 from tiphys.store.buckets.s3_client import make_client
+from tiphys.store.layout import triggered_run_key
 
 from .conftest import Command
 

@@ -3,7 +3,7 @@
 | seen | state |
 |---|---|
 | an image without a digest, by tag or latest | warning |
-| pods that train together and have different images | failed |
+| roles of an object of the author with different images | warning |
 | a branch, a key without a hash, a revision of Hugging Face that is no commit | warning |
 | a budget above 3, or a retryStrategy without a cause above 3, for an error that comes again | warning |
 | most, some measured saves longer than the grace period | failed, warning |
@@ -31,7 +31,7 @@ from tiphys_controller.doctor.observed import DeploymentSearch, KueueObservation
 
 from hera_pipelines.preflight import PreflightFinding, PreflightObservation, PreflightSubject, is_ready
 from hera_pipelines.preflight import run_preflight_checks as run
-from hera_pipelines.preflight.checks_namespace import find_named_objects, find_needed_rights
+from hera_pipelines.preflight.checks_namespace import find_accounts, find_named_objects, find_needed_rights
 from hera_pipelines.preflight.observation import ObservedRights, ReferencedObjects, SaveTimes
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GangSpec
@@ -70,7 +70,7 @@ def test_a_sound_pipeline_on_a_sound_cluster_has_no_warning() -> None:
         ("fit:1.4", "warning", "has the tag 1.4"),
         ("registry:5000/fit", "warning", "has no tag"),
         ("fit:latest", "warning", "has the tag latest"),
-        (f"fit@sha256:{'a' * 63}", "warning", "fit@sha256"),
+        (f"fit@sha256:{'a' * 63}", "failed", "has a digest that is none"),
         ("{{inputs.parameters.image}}", "unknown", "known only when the step runs"),
     ],
 )
@@ -78,7 +78,7 @@ def test_an_image_is_pinned_by_digest(image: str, state: str, words: str) -> Non
     fields: dict[str, Any] = {"inputs": {"parameters": [{"name": "image"}]}} if "{{" in image else {}
     one = only("images", subject_of(step(container={"image": image}, **fields)))
     assert (one.state.value, words in one.sentence) == (state, True), one
-    assert bool(one.remedy) == (state == "warning")
+    assert bool(one.remedy) == (state in ("warning", "failed"))
 
 
 def test_an_image_is_often_a_parameter_of_the_workflow() -> None:
@@ -111,7 +111,7 @@ def test_pods_that_train_together_have_one_image() -> None:
     assert only("gang-images", subject_of(gang())).sentence == "its 2 pods have one image"
     assert only("gang-images", subject_of(step(), replicas(DIGEST, DIGEST))).state == "ok"
     one = only("gang-images", subject_of(step(), replicas("a:1", "b:1")))
-    assert (one.state, one.step) == ("failed", "torch")
+    assert (one.state, one.step) == ("warning", "torch")
     assert "a:1, b:1" in one.sentence
     assert not found("gang-images", subject_of(step()))
 
@@ -368,6 +368,11 @@ def test_a_claim_of_a_gang() -> None:
     one = only("volumes", subject_of(member), claims("ReadWriteOnce"))
     assert one.state == "failed"
     assert "its 2 pods run on nodes of their own" in one.sentence
+    authored = replicas(DIGEST)
+    text = authored["resource"]["manifest"].replace('"image": ', '"volumeMounts": [{"name": "data"}], "image": ')
+    mounted = '"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}}], "containers"'
+    authored["resource"]["manifest"] = text.replace('"containers"', mounted)
+    assert only("volumes", subject_of(step(), authored), claims("ReadWriteOnce")).state == "warning"
 
 
 def test_a_claim_that_the_workflow_makes_needs_no_cluster() -> None:
@@ -409,6 +414,22 @@ def test_secrets_and_config_maps_that_pods_name() -> None:
     assert states(found("secrets", subject, replace(HEALTHY, objects=FORBIDDEN))) == {"secrets": "unknown"}
 
 
+def test_what_a_tag_decides_in_an_object_is_not_looked_for() -> None:
+    manifest = (
+        '{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"namespace": "other"}, "spec": {"template": {"spec": '
+        '{"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c-{{inputs.parameters.c}}"}}], '
+        '"containers": [{"image": "{{inputs.parameters.i}}", "volumeMounts": [{"name": "data"}], '
+        '"envFrom": [{"secretRef": {"name": "{{inputs.parameters.s}}"}}], "args": [{{inputs.parameters.a}}]}]}}}}'
+    )
+    tagged = {"name": "make", "resource": {"action": "create", "manifest": manifest}}
+    subject = subject_of(step(container={"image": DIGEST}), tagged)
+    assert len(subject.pods) == 2
+    assert find_named_objects(subject) == ({}, {})
+    assert not found("volumes", subject)
+    assert states(found("images", subject)) == {"images": "unknown"}
+    assert find_needed_rights(subject, None, {("batch/v1", "Job"): "jobs"}) == {}
+
+
 def resource(action: str = "create", kind: str = "Job") -> Manifest:
     manifest = f"apiVersion: batch/v1\nkind: {kind}\nmetadata: {{generateName: x-}}"
     return {"name": "make", "resource": {"action": action, "manifest": manifest}}
@@ -429,6 +450,12 @@ def test_rights_that_the_accounts_need() -> None:
     assert ("own", Permission("patch", "workflowtasksets/status")) in needed
 
 
+def test_accounts_beside_those_of_the_chart() -> None:
+    other = plain("look") | {"serviceAccountName": "looker", "executor": {"serviceAccountName": "{{x}}"}}
+    assert find_accounts(subject_of(step(), other, account="own")) == ["looker", "own"]
+    assert find_accounts(subject_of(step(), gang())) == []
+
+
 def test_a_right_that_is_lacking() -> None:
     right = ("own", Permission("patch", "workflowtasksets/status"))
     subject = subject_of(step(), account="own")
@@ -436,6 +463,8 @@ def test_a_right_that_is_lacking() -> None:
     one = only("rights", subject, replace(HEALTHY, rights=ObservedRights({right: False})))
     assert (one.state, "account own may not patch workflowtasksets/status" in one.sentence) == ("failed", True)
     assert only("rights", subject, replace(HEALTHY, rights=FORBIDDEN)).state == "unknown"
+    unknown = only("rights", subject, replace(HEALTHY, rights=ObservedRights(missing_accounts=("own",))))
+    assert (unknown.state, "no service account own" in unknown.sentence) == ("failed", True)
     missing = only("rights", subject, replace(HEALTHY, rights=ObservedRights({}, {"JobSet": "make"})))
     assert (missing.state, missing.step) == ("failed", "make")
 
@@ -551,6 +580,13 @@ def test_without_a_cluster_one_line_says_what_was_not_checked() -> None:
     assert any(one.check == "gpus" and one.state == "failed" for one in with_queues)
 
 
+def test_a_namespace_that_is_not_known_is_one_that_may_use_the_queue() -> None:
+    owned = type(QUEUES).model_validate({"queues": [{"name": "default", "gpus": {"*": 8}, "namespaces": ["vision"]}]})
+    here = subject_of(train(asked={"gpu": GpuRequest(gpus=1)}))
+    assert only("gpus", here, replace(OFFLINE, queues=owned)).state == "failed"
+    assert only("gpus", replace(here, namespace=""), replace(OFFLINE, queues=owned)).state == "ok"
+
+
 def test_a_finding_knows_its_line(tmp_path: Path) -> None:
     file = tmp_path / "digits.py"
     file.write_text("x = 1\n\nprep = Step(name='prep')\n\ndef make_it():\n    pass\n")
@@ -563,8 +599,10 @@ def test_the_lines_of_a_yaml_file(tmp_path: Path) -> None:
     file.write_text(
         "apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nmetadata: {name: w}\nspec:\n  entrypoint: main\n"
         "  templates:\n  - name: make_it\n    container: {image: x}\n"
+        "  - name: main\n    dag: {tasks: [{name: again, template: make_it}]}\n"
     )
-    assert subject_of(step("make-it"), file=file).line_of("make-it") == 7
+    subject = subject_of(step("make-it"), file=file)
+    assert (subject.line_of("make-it"), subject.line_of("again"), subject.line_of("main")) == (7, 7, 9)
 
 
 @pytest.mark.parametrize("text", ["def (", "\0", "'" * 3])
@@ -574,7 +612,7 @@ def test_a_file_without_lines_is_no_failure(text: str, tmp_path: Path) -> None:
     assert subject_of(step(), file=file).line_of("prep") is None
 
 
-@pytest.mark.parametrize("manifest", ["{{", "[" * 5000, "a: *b", "- {{x}}", 7])
+@pytest.mark.parametrize("manifest", ["{{", "[" * 1000, "a: *b", "- {{x}}", 7])
 def test_an_object_that_cannot_be_read_is_none(manifest: Any) -> None:
     other = {"name": "make", "resource": {"action": "create", "manifest": manifest}}
     subject = subject_of(step(), other)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support.authored import STORE, step, train, workflow
-from support.compiled import History
 from support.preflights import subject_of, write_save
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
@@ -29,7 +28,6 @@ def add_run(store: Store, run: str, pipeline: str = "digits", *, days_ago: float
         run=run, pipeline=pipeline, workflow={}, digest="d", written_at=utc_now() - timedelta(days=days_ago)
     )
     store.create(RunLayout(run).run_record, record.to_bytes())
-    History(store, run).opened("fit")
 
 
 def test_stage_and_upload_of_all_runs_of_the_pipeline(store: Store) -> None:
@@ -72,7 +70,6 @@ def test_items_of_a_fan_out_count_as_their_step(store: Store) -> None:
     add_run(store, "digits-1")
     ids = [one.step_id for one in assign_item_ids("fit", ["a", "b"])]
     for number, name in enumerate(ids, start=1):
-        History(store, "digits-1").opened(name)
         write_save(store, "digits-1", 4.0 * number, step=name)
     assert read_save_times(store, SUBJECT) == {"fit": SaveTimes(2, 4.0, 8.0)}
 

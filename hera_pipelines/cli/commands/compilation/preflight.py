@@ -1,16 +1,22 @@
 """``tiphys preflight``: says what would go wrong with a pipeline, before it is submitted."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
+from tiphys_controller import API_VERSION
+from tiphys_controller.doctor.observed import UnknownValue
+from tiphys_plugin import load_queues
 
+from hera_pipelines.cli.commands.compilation.preflight_observation import observe_for_preflight
+from hera_pipelines.cli.commands.doctor import STATE_TEXTS
 from hera_pipelines.cli.error_messages import PreflightFailedError
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
+    ArgoServerOption,
     ClusterOptions,
     ContextOption,
     ExecutorPluginOption,
@@ -27,12 +33,19 @@ from hera_pipelines.cli.shared_options import (
     parse_parameters,
     with_parameters,
 )
+from hera_pipelines.preflight import (
+    PreflightFinding,
+    PreflightObservation,
+    PreflightSubject,
+    build_subject,
+    is_ready,
+    run_preflight_checks,
+)
 from tiphys.errors import TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 
 if TYPE_CHECKING:
     from hera_pipelines.authoring.loading import AnyPipeline
-    from hera_pipelines.preflight import PreflightFinding, PreflightSubject
     from tiphys.kube import KubeApi
 
 EXAMPLES = """\b
@@ -42,7 +55,6 @@ Examples:
   tiphys preflight digits.py --queues queues.yaml
   tiphys preflight adopted.yaml -o json | jq '.findings[] | select(.state == "failed")'
 """
-API_VERSION = "tiphys.dev/v1alpha1"
 LIMIT_SECONDS = 30.0
 
 
@@ -59,6 +71,7 @@ def preflight(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
     limit: Annotated[
@@ -79,14 +92,14 @@ def preflight(
     url = named_store(screen, store, loaded.store)
     options = {"store": url, "executor_plugin": executor_plugin}
     manifest = with_parameters(compile_to_workflow(loaded, **options), parse_parameters(parameter or []))
-    rules = _load_queue_file(queues)
+    rules = load_queues(queues) if queues else None
     api, unasked = _connect(ClusterOptions(kubeconfig, context, namespace))
     if api is not None:
         command.call_on_close(api.close)
     place = namespace or (manifest.get("metadata") or {}).get("namespace") or (api.namespace if api else "")
-    subject, findings = _examine(
-        file, manifest, service_account, place, api, unasked, rules, limit, _find_schedule_complaint(loaded, options)
-    )
+    subject = build_subject(file, manifest, service_account, place, _find_schedule_complaint(loaded, options))
+    observed = observe_for_preflight(subject, api, unasked, rules, limit, tries_used_store=True)
+    findings = run_preflight_checks(subject, _leave_submission_to(argo_server, observed))
     _show(screen, subject, findings, output)
     _require_ready(findings)
 
@@ -101,30 +114,22 @@ def check_before_submission(
     """
     api, unasked = _connect(options, is_optional=True)
     try:
-        account = manifest["spec"]["serviceAccountName"]
-        subject, findings = _examine(
-            file, manifest, account, namespace, api, unasked, None, LIMIT_SECONDS, "", tries_used_store=False
-        )
+        subject = build_subject(file, manifest, SERVICE_ACCOUNT, namespace)
+        observed = observe_for_preflight(subject, api, unasked, None, LIMIT_SECONDS, tries_used_store=False)
+        observed = _leave_submission_to(options.argo_server, observed)
     finally:
         if api is not None:
             api.close()
-    failed = [one for one in findings if one.state == "failed"]
+    findings = run_preflight_checks(subject, observed)
     for one in findings:
         if one.state == "warning":
             screen.note(f"preflight warning: {_format_line(subject, one)}")
-    for one in failed:
-        screen.error(f"preflight problem: {_format_line(subject, one)}")
+    for one in findings:
+        if one.state == "failed":
+            screen.error(f"preflight problem: {_format_line(subject, one)}")
     if unchecked := sum(one.state == "unknown" for one in findings):
         screen.note(f"preflight: {unchecked} checks could not be made; `tiphys preflight {file}` lists them")
     _require_ready(findings, "; add --no-preflight to submit all the same")
-
-
-def _load_queue_file(file: Path | None) -> Any:
-    if file is None:
-        return None
-    from tiphys_plugin import load_queues
-
-    return load_queues(file)
 
 
 def _connect(options: ClusterOptions, *, is_optional: bool = False) -> "tuple[KubeApi | None, str]":
@@ -137,8 +142,19 @@ def _connect(options: ClusterOptions, *, is_optional: bool = False) -> "tuple[Ku
         return None, f"there is no cluster to ask: {error}"
 
 
+def _leave_submission_to(argo_server: str | None, observed: PreflightObservation) -> PreflightObservation:
+    """An argo-server may create Workflows for callers who may not; only it knows."""
+    if not argo_server:
+        return observed
+    return replace(observed, may_submit=UnknownValue(f"argo-server {argo_server} decides who may create Workflows"))
+
+
 def _find_schedule_complaint(pipeline: "AnyPipeline", options: dict[str, Any]) -> str:
     """Why the schedule or template of the pipeline cannot be compiled, though its Workflow can."""
+    from hera_pipelines import Pipeline
+
+    if isinstance(pipeline, Pipeline):
+        return ""
     try:
         pipeline.compile(**options)
     except UsageError as error:
@@ -146,30 +162,7 @@ def _find_schedule_complaint(pipeline: "AnyPipeline", options: dict[str, Any]) -
     return ""
 
 
-def _examine(
-    file: Path,
-    manifest: Manifest,
-    account: str,
-    namespace: str,
-    api: "KubeApi | None",
-    unasked: str,
-    queues: Any,
-    limit_seconds: float,
-    schedule_complaint: str,
-    *,
-    tries_used_store: bool = True,
-) -> "tuple[PreflightSubject, list[PreflightFinding]]":
-    from hera_pipelines.cli.commands.compilation.preflight_observation import observe_for_preflight
-    from hera_pipelines.preflight import build_subject, run_preflight_checks
-
-    subject = build_subject(file, manifest, account, namespace, schedule_complaint)
-    observed = observe_for_preflight(subject, api, unasked, queues, limit_seconds, tries_used_store=tries_used_store)
-    return subject, run_preflight_checks(subject, observed)
-
-
-def _require_ready(findings: "Iterable[PreflightFinding]", hint: str = "") -> None:
-    from hera_pipelines.preflight import is_ready
-
+def _require_ready(findings: Iterable[PreflightFinding], hint: str = "") -> None:
     if not is_ready(findings := list(findings)):
         failed = [one.check for one in findings if one.state == "failed"]
         raise PreflightFailedError(
@@ -178,21 +171,11 @@ def _require_ready(findings: "Iterable[PreflightFinding]", hint: str = "") -> No
         )
 
 
-_STATE_TEXTS = {
-    "ok": Text("ok", style="green"),
-    "warning": Text("warn", style="yellow"),
-    "failed": Text("FAILED", style="bold red"),
-    "unknown": Text("?", style="yellow"),
-}
-
-
-def _show(screen: Screen, subject: "PreflightSubject", findings: "Sequence[PreflightFinding]", output: Format) -> None:
-    from hera_pipelines.preflight import is_ready
-
+def _show(screen: Screen, subject: PreflightSubject, findings: Sequence[PreflightFinding], output: Format) -> None:
     if output is Format.TABLE:
         rows = [
             (
-                _STATE_TEXTS[one.state.value],
+                STATE_TEXTS[one.state.value],
                 one.check,
                 _format_place(subject, one),
                 f"{one.sentence}\n→ {one.remedy}" if one.remedy else one.sentence,
@@ -214,14 +197,14 @@ def _show(screen: Screen, subject: "PreflightSubject", findings: "Sequence[Prefl
     screen.document({**document, "ready": is_ready(findings), "findings": listed}, output)
 
 
-def _format_place(subject: "PreflightSubject", one: "PreflightFinding") -> str:
+def _format_place(subject: PreflightSubject, one: PreflightFinding) -> str:
     if not one.step:
         return "-"
     line = subject.line_of(one.step)
     return one.step if line is None else f"{one.step} ({subject.file.name}:{line})"
 
 
-def _format_line(subject: "PreflightSubject", one: "PreflightFinding") -> str:
+def _format_line(subject: PreflightSubject, one: PreflightFinding) -> str:
     place = f"{_format_place(subject, one)}: " if one.step else ""
     remedy = f" → {one.remedy}" if one.remedy else ""
     return f"{one.check}: {place}{one.sentence}{remedy}"

@@ -12,12 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tiphys_controller.doctor.observe import is_permitted, observe_cluster
-from tiphys_controller.doctor.observed import ClusterObservation, UnknownValue, find_plugin_mode, is_kueue_ledger
+from tiphys_controller.doctor.observed import (
+    ClusterObservation,
+    UnknownValue,
+    find_plugin_mode,
+    find_served_store,
+    is_kueue_ledger,
+)
 from tiphys_plugin.quota.queues import QueueRules
 
 from hera_pipelines.cli.quota_commands.nodes import apply_cluster_nodes
 from hera_pipelines.cli.quota_commands.queues import parse_ledger
-from hera_pipelines.preflight.checks_namespace import find_claims, find_named_objects, find_needed_rights
+from hera_pipelines.preflight.checks_namespace import find_accounts, find_claims, find_named_objects, find_needed_rights
 from hera_pipelines.preflight.observation import (
     NO_CLUSTER,
     ObservedRights,
@@ -35,6 +41,7 @@ from tiphys.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     SECRETS,
     SELF_SUBJECT_ACCESS_REVIEWS,
+    SERVICE_ACCOUNTS,
     WORKFLOWS,
 )
 from tiphys.store import list_runs, open_store
@@ -48,7 +55,6 @@ ValueT = TypeVar("ValueT")
 
 _RACES = 3
 """Fewer than `tiphys doctor` runs: a faulty server fails within the first few."""
-_MAX_OBJECTS = 50
 _API_VERSION = re.compile(r"v[a-z0-9]+|[a-z0-9.-]+/v[a-z0-9]+")
 _VERSION_LABEL = "app.kubernetes.io/version"
 _PLUGIN_CONFIG = "tiphys-executor-plugin"
@@ -117,7 +123,7 @@ def observe_for_preflight(
     reads, url = BoundedReads(limit_seconds), subject.pipeline.store
     store = reads.start(f"store {url}", partial(_probe, url, tries_used_store)) if url else None
     saves = reads.start(f"store {url}", partial(_read_saves, subject)) if url else None
-    known = PreflightObservation(unasked=unasked) if api is None else _observe_cluster(api, subject, reads)
+    known = PreflightObservation(unasked=unasked) if api is None else observe_cluster_for_preflight(api, subject, reads)
     if queues is not None:
         known = replace(known, queues=queues, queues_note="")
     if store is not None and saves is not None:
@@ -125,7 +131,10 @@ def observe_for_preflight(
     return known
 
 
-def _observe_cluster(api: "KubeApi", subject: PreflightSubject, reads: BoundedReads) -> PreflightObservation:
+def observe_cluster_for_preflight(
+    api: "KubeApi", subject: PreflightSubject, reads: BoundedReads
+) -> PreflightObservation:
+    """What the cluster holds, without the store."""
     server = f"the API server {api.server}"
     cluster_read = reads.start(server, partial(observe_cluster, api, [subject.namespace], opens_secrets=False))
     may_submit = reads.start(server, partial(_may_create_workflows, api, subject.namespace))
@@ -134,7 +143,7 @@ def _observe_cluster(api: "KubeApi", subject: PreflightSubject, reads: BoundedRe
     if isinstance(cluster, UnknownValue):
         return PreflightObservation(unasked=cluster.reason, cluster=cluster)
     rights = reads.start(server, partial(_read_rights, api, subject, cluster))
-    queues = reads.start(server, partial(_read_queues, api, cluster))
+    queues = reads.start(server, partial(_read_queues, api, cluster, subject.namespace))
     version = reads.start(server, partial(_read_plugin_version, api, subject.namespace, cluster))
     found = queues.wait() if subject.gpu_steps and not is_kueue_ledger(cluster.tiphys.found) else NO_CLUSTER
     rules, note = (found, "") if isinstance(found, UnknownValue) else found
@@ -179,11 +188,10 @@ def _may_create_workflows(api: "KubeApi", namespace: str) -> bool:
 def _read_objects(api: "KubeApi", subject: PreflightSubject) -> ReferencedObjects:
     namespace = subject.namespace
     secrets, config_maps = find_named_objects(subject)
-    claims = list(find_claims(subject))[:_MAX_OBJECTS]
     return ReferencedObjects(
-        secrets={name: _exists(api, SECRETS, namespace, name) for name in list(secrets)[:_MAX_OBJECTS]},
-        config_maps={name: _exists(api, CONFIG_MAPS, namespace, name) for name in list(config_maps)[:_MAX_OBJECTS]},
-        claims={name: _read_access_modes(api, namespace, name) for name in claims},
+        secrets={name: _exists(api, SECRETS, namespace, name) for name in secrets},
+        config_maps={name: _exists(api, CONFIG_MAPS, namespace, name) for name in config_maps},
+        claims={name: _read_access_modes(api, namespace, name) for name in find_claims(subject)},
     )
 
 
@@ -218,12 +226,13 @@ def _read_rights(api: "KubeApi", subject: PreflightSubject, cluster: ClusterObse
     needed = find_needed_rights(subject, find_plugin_mode(cluster.tiphys.found), plurals)
     namespace = subject.namespace
     allowed = {(account, right): is_permitted(api, namespace, (namespace, account), right) for account, right in needed}
-    return ObservedRights(allowed, missing)
+    accounts = [name for name in find_accounts(subject) if not api.exists(SERVICE_ACCOUNTS, namespace, name)]
+    return ObservedRights(allowed, missing, tuple(accounts))
 
 
 def _find_plural(api: "KubeApi", api_version: str, kind: str) -> str | None:
     """Plural of a kind; empty if the cluster does not have it, None if a tag decides at run time."""
-    if not _API_VERSION.fullmatch(api_version):
+    if not _API_VERSION.fullmatch(api_version) or "{{" in kind:
         return None
     root = "apis" if "/" in api_version else "api"
     try:
@@ -235,10 +244,14 @@ def _find_plural(api: "KubeApi", api_version: str, kind: str) -> str | None:
     return next((str(one["name"]) for one in listed if one.get("kind") == kind and "/" not in one["name"]), "")
 
 
-def _read_queues(api: "KubeApi", cluster: ClusterObservation) -> "tuple[QueueRules, str] | UnknownValue":
-    homes = [one["metadata"]["namespace"] for one in cluster.tiphys.found]
+def _read_queues(
+    api: "KubeApi", cluster: ClusterObservation, namespace: str
+) -> "tuple[QueueRules, str] | UnknownValue":
+    serving = [one for one in cluster.tiphys.found if find_served_store((one,), namespace)]
+    homes = [one["metadata"]["namespace"] for one in serving]
     if not homes:
-        return UnknownValue(cluster.tiphys.unseen_reason or "no Deployment of Tiphys was found")
+        unseen = cluster.tiphys.unseen_reason
+        return UnknownValue(unseen or f"no Deployment of Tiphys was found that serves {namespace}")
     ledger = WholeLedgerReader(api, homes[0], DEFAULT_LEDGER_NAME).read()
     if ledger is None:
         return UnknownValue(f"there is no GPULedger {homes[0]}/{DEFAULT_LEDGER_NAME}")
