@@ -8,25 +8,38 @@
 | the request that is next starts no later because of those behind it    | `..._delayed` |
 | a deferred request is told why, and what it is told is true            | `..._reason`  |
 | more quota, more GPUs or fewer leases never defer a lone request       | `..._more_...` |
+| it does not matter when the start of a reservation is worked out       | `..._whenever_...` |
+| it does not matter that requests wait in groups                        | `..._group`   |
 """
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.ledger import NOW, ask
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, Lease, PendingRequest
+from tiphys_plugin.quota.lease import (
+    AdmissionReason,
+    Admitted,
+    Deferred,
+    EndedUsage,
+    Lease,
+    LeaseRequest,
+    PendingRequest,
+)
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler import cycle, pools
+from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import select_admissible
-from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
+from tiphys_plugin.quota.scheduler.cycle import _SchedulingCycle, select_admissible
+from tiphys_plugin.quota.scheduler.cycle_result import CycleResult, PoolAssignment
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, decide_pending
-from tiphys_plugin.quota.scheduler.snapshot import declared_end
+from tiphys_plugin.quota.scheduler.snapshot import DerivedState, PendingQueues, declared_end
 
 OTHERS = {
     AdmissionReason.BEHIND_EARLIER_REQUEST,
@@ -115,6 +128,12 @@ def states(
 
 def started(state: SchedulingState) -> list[PoolAssignment]:
     return select_admissible(state.queues, state.leases, state.history, state.pending, LATER)
+
+
+def evaluated(state: SchedulingState) -> CycleResult:
+    """The result of a cycle that no other has left anything for."""
+    derived = DerivedState(state.queues, state.leases, state.history)
+    return _SchedulingCycle(derived, LATER).run(PendingQueues(state.queues, state.pending))
 
 
 def decided(state: SchedulingState, one: PendingRequest):
@@ -219,3 +238,79 @@ def test_more_never_defers_a_lone_request(state, data):
         queue["lending_limit"] = {pool: limit + 1 for pool, limit in queue["lending_limit"].items()}
     more = replace(lone, queues=Queues.model_validate(document))
     assert isinstance(decide_admission(more, request, 1, LATER), Admitted)
+
+
+class EagerReservation(Reservation):
+    """Has its start worked out at once."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert self.start is not None
+
+
+def busy_state(seed: int, backfills: Sequence[str]) -> SchedulingState:
+    """Little is free, most leases and requests have known ends, and some requests may start before others."""
+    draw = random.Random(seed)
+    queues = [
+        {
+            "name": name,
+            "gpus": {gpu_type: draw.choice([4, 8, 16]) for gpu_type in TYPES},
+            "backfill": draw.choice(backfills),
+            **({"cohort": "lab"} if draw.random() < 0.7 else {}),
+        }
+        for name in NAMES
+    ]
+    found = Queues.model_validate({"queues": queues, "inventory": {name: {"count": 24} for name in TYPES}})
+
+    def request(number: int) -> LeaseRequest:
+        return ask(
+            draw.choice([1, 1, 1, 6]),
+            f"u{number}",
+            queue=draw.choice(NAMES),
+            gpu_type=draw.choice([*TYPES, *TYPES, None]),
+            priority=draw.choice([0, 0, 0, 5]),
+            seconds=draw.choice([None, *(draw.randrange(700, 9000) for _ in range(4))]),
+        )
+
+    leases: list[Lease] = []
+    for number in range(40):
+        one = request(number)
+        answer = decide_admission(SchedulingState(found, tuple(leases)), one, 1, NOW)
+        if isinstance(answer, Admitted):
+            leases.append(Lease(f"l{number}", one, answer.pool, NOW, NOW, answer.nodes))
+    kept = tuple(one for one in leases if draw.random() < 0.8)
+    waiting = tuple(PendingRequest(request(100 + number), number, NOW, NOW) for number in range(1, 41))
+    return SchedulingState(found, kept, waiting)
+
+
+@given(st.integers(0, 2**32).map(lambda seed: busy_state(seed, ["bounded", "strict", "preemptible"])))
+def test_the_start_of_a_reservation_is_the_same_whenever_it_is_worked_out(state):
+    late = evaluated(state)
+    with patch.object(cycle, "Reservation", EagerReservation):
+        early = evaluated(state)
+    for one in state.pending:
+        outcomes = [result.outcome_of(one.arrival) for result in (late, early)]
+        shown = [
+            (outcome.pool, outcome.nodes, outcome.position, outcome.expected_start, start_of(outcome.reservation))
+            for outcome in outcomes
+        ]
+        assert shown[0] == shown[1]
+
+
+def start_of(reservation: Reservation | None) -> tuple[Any, ...] | None:
+    if reservation is None:
+        return None
+    start = reservation.start
+    return reservation.pending.arrival, start.expected_start, start.is_open, start.closes_at
+
+
+@given(st.integers(0, 2**32).map(lambda seed: busy_state(seed, ["bounded", "strict"])))
+def test_requests_that_wait_are_decided_alone_as_in_their_group(state):
+    """Not with preemptible backfill, where a later request of a group may have come earlier."""
+    together = evaluated(state)
+    with patch.object(PendingQueues, "_group_key", lambda _, entry: (entry.pool_options, entry.position)):
+        alone = evaluated(state)
+    assert list(together.assignments) == list(alone.assignments)
+    for one in state.pending:
+        outcomes = [result.outcome_of(one.arrival) for result in (together, alone)]
+        assert len({(outcome.pool, outcome.nodes, outcome.expected_start) for outcome in outcomes}) == 1

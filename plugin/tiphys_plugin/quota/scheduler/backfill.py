@@ -6,10 +6,12 @@ take the resources that it lacks, unless the backfill of its queue allows it. Se
 `tiphys_plugin.quota.scheduler.cycle` for the rules and their source.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import count, groupby, islice
+from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import ANY_TYPE, Queue
@@ -43,9 +45,6 @@ class ReservationScope:
         """Whether leases with this quota key may be in the scope."""
         _, pool = quota_key
         return quota_key in self.quota_keys or (pool in self.gpu_kinds if pool != ANY_TYPE else bool(self.gpu_kinds))
-
-
-EMPTY_SCOPE = ReservationScope(frozenset())
 
 
 def find_first_fit(
@@ -103,27 +102,72 @@ def _release_ends(capacity: Capacity, ended: list[LeaseEnd]) -> None:
         capacity.remove(held_gpus)
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """A reservation for a pending request that does not fit; ``missing_limits`` are the limits that it lacks.
+class StartedRequest(NamedTuple):
+    """GPUs of a request that the scheduling cycle starts, and its declared end; None: unknown."""
 
-    ``expected_start`` is when it will fit, and ``capacity_at_start`` the held GPUs at that time. Both are None if no
-    known ends of leases make it fit.
+    held_gpus: HeldGpus
+    end: datetime | None
+
+
+class ReservedStart(NamedTuple):
+    """When a request with a reservation is expected to start, and the held GPUs at that time.
+
+    Both are None if no known ends of leases make the request fit.
     """
 
-    pending: PendingRequest
-    queue: Queue
-    missing_limits: frozenset[ResourceLimit]
     expected_start: datetime | None = None
     capacity_at_start: Capacity | None = None
-    scope: ReservationScope = EMPTY_SCOPE
     is_open: bool = False
     """Whether other requests of its queue may start on what it lacks, if no known ends of leases make it fit: any of
     them with preemptible backfill, and those of its priority until ``closes_at`` with bounded backfill."""
     closes_at: datetime | None = None
     """None without bounded backfill."""
-    is_promised: bool = False
-    """Whether the request is promised GPUs of victims; then other promised requests may also count on them."""
+
+
+class Reservation:
+    """A reservation for a pending request that does not fit; ``missing_limits`` are the limits that it lacks.
+
+    Most reservations of a cycle affect no request that fits, so the expected start is computed when it is first asked
+    for. It is that as of the reservation: ``find_start`` gets the starts of the cycle before it.
+
+    Args:
+        pending: The request.
+        queue: Its queue.
+        missing_limits: The limits that it lacks.
+        scope: The leases that can affect it.
+        starts: The starts of the cycle, to which the cycle appends.
+        find_start: Computes the expected start.
+        is_promised: Whether the request is promised GPUs of victims; then other promised requests may also count on
+            them.
+    """
+
+    def __init__(
+        self,
+        pending: PendingRequest,
+        queue: Queue,
+        missing_limits: frozenset[ResourceLimit],
+        scope: ReservationScope,
+        starts: Sequence[StartedRequest],
+        find_start: Callable[["Reservation", Sequence[StartedRequest]], ReservedStart],
+        *,
+        is_promised: bool,
+    ) -> None:
+        self.pending = pending
+        self.queue = queue
+        self.missing_limits = missing_limits
+        self.scope = scope
+        self.is_promised = is_promised
+        self._starts = starts
+        self._starts_before = self._counted_starts = len(starts)
+        self._find_start = find_start
+
+    @cached_property
+    def start(self) -> ReservedStart:
+        return self._find_start(self, self._starts[: self._starts_before])
+
+    def may_be_delayed_by(self, held_gpus: HeldGpus, consumed_limits: frozenset[ResourceLimit]) -> bool:
+        """Whether `is_delayed_by` may be true for a lease, whenever it ends; does not compute the expected start."""
+        return not self.missing_limits.isdisjoint(consumed_limits) or self.scope.includes(held_gpus)
 
     def is_delayed_by(
         self,
@@ -143,19 +187,24 @@ class Reservation:
             end: Declared end of the lease; None: unknown.
             is_promised: Whether the request of the lease is promised GPUs of victims, too.
         """
-        if self.expected_start is None or self.capacity_at_start is None:
+        expected_start, capacity_at_start, _, _ = self.start
+        if expected_start is None or capacity_at_start is None:
             may_overtake = self._may_be_overtaken_by(request) and (is_promised or not self.is_promised)
             return not may_overtake and bool(consumed_limits & self.missing_limits)
-        if (end is not None and end <= self.expected_start) or not self.scope.includes(held_gpus):
+        if (end is not None and end <= expected_start) or not self.scope.includes(held_gpus):
             return False
         if self.is_promised and not is_promised and consumed_limits & self.missing_limits:
             return True
-        self.capacity_at_start.add(held_gpus)
-        delayed = not self.capacity_at_start.fits(self.queue, self.pending.request)
-        self.capacity_at_start.remove(held_gpus)
+        for started in self._starts[self._counted_starts :]:
+            if started.end is None or started.end > expected_start:
+                capacity_at_start.add(started.held_gpus)
+        self._counted_starts = len(self._starts)
+        capacity_at_start.add(held_gpus)
+        delayed = not capacity_at_start.fits(self.queue, self.pending.request)
+        capacity_at_start.remove(held_gpus)
         return delayed
 
     def _may_be_overtaken_by(self, request: LeaseRequest) -> bool:
-        if not self.is_open or request.queue != self.queue.name:
+        if not self.start.is_open or request.queue != self.queue.name:
             return False
         return self.queue.is_backfill_preemptible or request.priority == self.pending.request.priority

@@ -246,14 +246,13 @@ class Capacity:
         return HeldGpus(gpus, queue_name, current_pool, gpu_kind, queue.cohort, queue.guaranteed_quota(current_pool))
 
     def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
-        self._held_by_kind[held_gpus.gpu_type] += gpus
+        _, queue, pool, gpu_type, cohort, guaranteed, _ = held_gpus
+        self._held_by_kind[gpu_type] += gpus
         self._held_in_total += gpus
-        before = self._held[held_gpus.queue, held_gpus.pool]
-        self._held[held_gpus.queue, held_gpus.pool] = before + gpus
-        if held_gpus.cohort is not None:
-            guaranteed = held_gpus.guaranteed_quota
-            borrowed = max(0, before + gpus - guaranteed) - max(0, before - guaranteed)
-            self._borrowed[held_gpus.cohort, held_gpus.pool] += borrowed
+        before = self._held[queue, pool]
+        self._held[queue, pool] = before + gpus
+        if cohort is not None:
+            self._borrowed[cohort, pool] += max(0, before + gpus - guaranteed) - max(0, before - guaranteed)
 
 
 def _placement_of_lease(lease: Lease) -> Placement:

@@ -6,11 +6,15 @@ Several indexes follow each change, so the newest answers are kept.
 """
 
 from collections.abc import Sequence
+from itertools import compress, count
+from operator import is_not, not_
 from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 _STRIDE = 512
 """Objects that are compared at once."""
+_MOST_SKIPPED = 8
+"""Objects removed or added side by side, after which the search for the next same object compares all of them."""
 _KEPT_ANSWERS = 8
 _answers: tuple[tuple[object, object, Any], ...] = ()
 """The newest answers, with the two tuples that each compares. Threads replace it whole: a lost one is found again."""
@@ -34,17 +38,46 @@ def find_changes(before: tuple[_Item, ...], after: tuple[_Item, ...]) -> tuple[S
 
 
 def _compare(before: tuple[_Item, ...], after: tuple[_Item, ...]) -> tuple[Sequence[_Item], Sequence[_Item]]:
-    start, shorter = 0, min(len(before), len(after))
-    while start < shorter and before[start : start + _STRIDE] == after[start : start + _STRIDE]:
-        start += _STRIDE
-    start = min(start, shorter)
-    end = 0
-    while end + _STRIDE <= shorter - start and (
-        before[len(before) - end - _STRIDE : len(before) - end] == after[len(after) - end - _STRIDE : len(after) - end]
-    ):
-        end += _STRIDE
-    removed, added = before[start : len(before) - end], after[start : len(after) - end]
+    removed: list[_Item] = []
+    added: list[_Item] = []
+    old = new = 0
+    while True:
+        same = _count_same(before, old, after, new)
+        old, new = old + same, new + same
+        if old == len(before) or new == len(after) or (next_same := _find_same(before, old, after, new)) is None:
+            removed += before[old:]
+            added += after[new:]
+            break
+        removed += before[old : next_same[0]]
+        added += after[new : next_same[1]]
+        old, new = next_same
     if not removed or not added:
-        return removed, added
-    old, new = set(map(id, removed)), set(map(id, added))
-    return tuple(one for one in removed if id(one) not in new), tuple(one for one in added if id(one) not in old)
+        return tuple(removed), tuple(added)
+    old_ids, new_ids = list(map(id, removed)), list(map(id, added))
+    return _without(removed, old_ids, set(new_ids)), _without(added, new_ids, set(old_ids))
+
+
+def _count_same(before: tuple[_Item, ...], old: int, after: tuple[_Item, ...], new: int) -> int:
+    """How many objects from ``old`` and ``new`` on are the same, side by side."""
+    length, same = min(len(before) - old, len(after) - new), 0
+    while same < length:
+        stride = min(_STRIDE, length - same)
+        one, other = before[old + same : old + same + stride], after[new + same : new + same + stride]
+        if one != other:
+            return same + next(compress(count(), map(is_not, one, other)))
+        same += stride
+    return same
+
+
+def _find_same(before: tuple[_Item, ...], old: int, after: tuple[_Item, ...], new: int) -> tuple[int, int] | None:
+    """The next places of one object in both, after a few objects were removed, added or replaced; None: after more."""
+    for skipped in range(1, _MOST_SKIPPED + 1):
+        for place in ((old + skipped, new), (old, new + skipped), (old + skipped, new + skipped)):
+            if place[0] < len(before) and place[1] < len(after) and before[place[0]] is after[place[1]]:
+                return place
+    return None
+
+
+def _without(items: Sequence[_Item], ids: Sequence[int], others: set[int]) -> tuple[_Item, ...]:
+    """The ``items``, which have these ``ids``, without those that have one of ``others``."""
+    return tuple(compress(items, map(not_, map(others.__contains__, ids))))

@@ -28,20 +28,28 @@ whole, and `CycleResult.outcome_of` computes the answer for one request on deman
 """
 
 import heapq
-from bisect import insort
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, inf
 from operator import attrgetter
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, Reservation, ReservationScope, end_time, find_first_fit
-from tiphys_plugin.quota.scheduler.capacity import HeldGpus
+from tiphys_plugin.quota.scheduler.backfill import (
+    LeaseEnd,
+    Reservation,
+    ReservationScope,
+    ReservedStart,
+    StartedRequest,
+    end_time,
+    find_first_fit,
+)
+from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
 from tiphys_plugin.quota.scheduler.cycle_result import (
     CycleResult,
     EvaluatedRequest,
@@ -55,7 +63,7 @@ from tiphys_plugin.quota.scheduler.cycle_result import (
 )
 from tiphys_plugin.quota.scheduler.fair_share import FairShares
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
-from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind, find_first_since
+from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind, find_first_since, has_seniority
 from tiphys_plugin.quota.scheduler.snapshot import (
     DerivedState,
     GroupKey,
@@ -68,7 +76,7 @@ from tiphys_plugin.quota.scheduler.snapshot import (
 
 PROMISE_DURATION = timedelta(minutes=2)
 """Freed GPUs of victims are kept this long for their preemptor, which repeats its request every few seconds."""
-_HIGHEST_KEY: SchedulingKey = (False, False, 0, 0.0, 0)
+_HIGHEST_KEY: SchedulingKey = (False, False, -sys.maxsize, 0.0, 0)
 _NO_VERDICT: tuple[float, SchedulingVerdict | None] = (inf, None)
 
 
@@ -128,17 +136,17 @@ class _SchedulingCycle:
         self._derived = derived
         self._capacity = derived.capacity.copy()
         self._shares = FairShares(derived.queues, derived.decayed_usage, now)
-        self._started_ends: defaultdict[tuple[str, str], list[LeaseEnd]] = defaultdict(list)
+        self._starts: list[StartedRequest] = []
+        self._snapshot: Capacity | None = None
+        """Copy of the capacity after the present starts, which reservations share."""
         self._known_verdicts: dict[PoolOptions, tuple[float, SchedulingVerdict]] = {}
         """Verdict to wait for requests with these options that may hold GPUs for more than this many seconds."""
         self._must_borrow: defaultdict[str, dict[PoolOptions, bool]] = defaultdict(dict)
         """By queue, because the held GPUs of its own queue decide whether a request borrows."""
         self._share_by_queue: dict[str, float] = {}
         self._reservations: list[Reservation] = []
-        """Sorted by expected start; reservations without one come first."""
         self._reserved_limits: defaultdict[str, set[ResourceLimit]] = defaultdict(set)
         """By queue, the limits of which its reservations keep something."""
-        self._started_queues: set[str] = set()
         self._promised_arrivals: set[int] = set()
         """Arrival numbers of the requests that go first; see `_find_promised_arrivals`."""
 
@@ -166,14 +174,15 @@ class _SchedulingCycle:
                 longer_than, verdict = self._known_verdicts.get(one.pool_options, _NO_VERDICT)
                 if verdict is None or one.max_seconds <= longer_than:
                     _advance(line)
-                    # A request never goes before one with a better position in its own queue.
-                    passed = (
-                        group.entries[group.index_of(order) - 1] for group in own_waiting if group.index_of(order)
-                    )
-                    keys = (self._scheduling_key(queue, entry) for entry in (one, *passed) if entry is not None)
-                    heapq.heappush(heads, (max(before, *keys), queue.name, queue, line, one, own_waiting))
+                    key = max(before, self._key_in_line(queue, one, order, own_waiting))
+                    heapq.heappush(heads, (key, queue.name, queue, line, one, own_waiting))
                     return
                 heapq.heappop(line)
+                # Shorter ones may still start, because they end before the reserved GPUs are needed.
+                rest = entries[index:] if longer_than > -inf else []
+                if shorter := [other for other in rest if other.max_seconds <= longer_than]:
+                    heapq.heappush(line, (self._order_of(shorter[0]), shorter, 0))
+                    entries, index = [other for other in rest if other.max_seconds > longer_than], 0
                 group = WaitingGroup(queue, entries, index, verdict, is_promised=not order[0])
                 own_waiting.append(group)
                 waiting.append(group)
@@ -230,6 +239,17 @@ class _SchedulingCycle:
             return True
         return pending.promised_at is not None and abs(self._now - pending.promised_at) <= PROMISE_DURATION
 
+    def _key_in_line(
+        self, queue: Queue, one: PendingEntry, order: LineOrder, own_waiting: Sequence[WaitingGroup]
+    ) -> SchedulingKey:
+        """The scheduling key of a request, which never goes before one with a better position in its own queue."""
+        key = self._scheduling_key(queue, one)
+        _, borrows, *_ = key
+        if borrows and not has_seniority(queue):
+            return key  # those before it have a higher priority, or the same and an earlier arrival
+        passed = [group.entries[end - 1] for group in own_waiting if (end := group.index_of(order))]
+        return max([key, *(self._scheduling_key(queue, entry) for entry in passed)])
+
     def _scheduling_key(self, queue: Queue, one: PendingEntry) -> SchedulingKey:
         request, options, borrows_by_options = one.pending.request, one.pool_options, self._must_borrow[queue.name]
         if (borrows := borrows_by_options.get(options)) is None:
@@ -249,23 +269,17 @@ class _SchedulingCycle:
 
     def _evaluate(self, queue: Queue, one: PendingEntry) -> SchedulingVerdict:
         request = one.pending.request
-        fitting = self._capacity.find_fitting_pools(queue, request)
+        missing_limits = self._capacity.find_missing_limits(queue, request)
+        fitting = [] if missing_limits else self._capacity.find_fitting_pools(queue, request)
         if not fitting:
-            return self._record_shortage(queue, one, self._capacity.find_missing_limits(queue, request))
+            return self._record_shortage(queue, one, missing_limits)
         delayed_reservations: list[Reservation] = []
         is_promised = one.pending.arrival in self._promised_arrivals
         end = declared_end(request, self._now)
         for pool in fitting:
             held_gpus = self._capacity.held_gpus_if_placed(request, pool)
             limits = self._capacity.find_consumed_limits(queue, request, pool)
-            delayed = next(
-                (
-                    reservation
-                    for reservation in self._reservations
-                    if reservation.is_delayed_by(request, held_gpus, limits, end, is_promised=is_promised)
-                ),
-                None,
-            )
+            delayed = self._find_delayed(request, held_gpus, limits, end, is_promised=is_promised)
             if delayed is None:
                 self._start(request, held_gpus, end)
                 nodes = held_gpus.placement.nodes if held_gpus.placement is not None else ()
@@ -274,6 +288,26 @@ class _SchedulingCycle:
         verdict = SchedulingVerdict(one.pool_options.limits, reservation=delayed_reservations[0])
         self._known_verdicts[one.pool_options] = max(map(self._seconds_until_start, delayed_reservations)), verdict
         return verdict
+
+    def _find_delayed(
+        self,
+        request: LeaseRequest,
+        held_gpus: HeldGpus,
+        limits: frozenset[ResourceLimit],
+        end: datetime | None,
+        *,
+        is_promised: bool,
+    ) -> Reservation | None:
+        """The first reservation that a lease until ``end`` would delay, by expected start; see `is_delayed_by`."""
+        relevant = [one for one in self._reservations if one.may_be_delayed_by(held_gpus, limits)]
+        return next(
+            (
+                one
+                for one in sorted(relevant, key=self._seconds_until_start)
+                if one.is_delayed_by(request, held_gpus, limits, end, is_promised=is_promised)
+            ),
+            None,
+        )
 
     def _record_shortage(
         self, queue: Queue, one: PendingEntry, missing_limits: frozenset[ResourceLimit]
@@ -285,22 +319,15 @@ class _SchedulingCycle:
 
     def _seconds_until_start(self, reservation: Reservation) -> float:
         """Seconds until the expected start, during which backfill may use the kept GPUs; -inf without such a start."""
-        return -inf if reservation.expected_start is None else (reservation.expected_start - self._now).total_seconds()
+        expected_start = reservation.start.expected_start
+        return -inf if expected_start is None else (expected_start - self._now).total_seconds()
 
     def _start(self, request: LeaseRequest, held_gpus: HeldGpus, end: datetime | None) -> None:
         self._capacity.add(held_gpus)
-        self._started_queues.add(request.queue)
+        self._starts.append(StartedRequest(held_gpus, end))
+        self._snapshot = None
         self._must_borrow.pop(request.queue, None)
         self._share_by_queue.pop(request.queue, None)
-        if end is not None:
-            insort(self._started_ends[held_gpus.quota_key], (end, held_gpus), key=end_time)
-        for one in self._reservations:
-            if (
-                one.expected_start is not None
-                and one.capacity_at_start is not None
-                and (end is None or end > one.expected_start)
-            ):
-                one.capacity_at_start.add(held_gpus)
 
     def _reserve(
         self, queue: Queue, one: PendingRequest, missing_limits: frozenset[ResourceLimit]
@@ -309,35 +336,25 @@ class _SchedulingCycle:
         if not self._reserved_limits[queue.name].isdisjoint(missing_limits):
             return None
         self._reserved_limits[queue.name] |= missing_limits
-        capacity_at_start = self._capacity.copy()
-        scope = self._scope(queue, one.request)
-        start = find_first_fit(capacity_at_start, self._relevant_ends(scope), queue, one.request)
-        reservation = Reservation(one, queue, missing_limits, is_promised=one.arrival in self._promised_arrivals)
-        if start is not None:
-            reservation = replace(reservation, expected_start=start, capacity_at_start=capacity_at_start, scope=scope)
-        elif not self._is_promised(one):
-            reservation = self._open_to_backfill(reservation)
-        insort(self._reservations, reservation, key=self._seconds_until_start)
+        if self._snapshot is None:
+            self._snapshot = self._capacity.copy()
+        reservation = Reservation(
+            one,
+            queue,
+            missing_limits,
+            self._scope(queue, one.request),
+            self._starts,
+            partial(
+                _find_start,
+                self._derived,
+                self._now,
+                self._snapshot,
+                may_be_overtaken=not self._is_promised(one),
+            ),
+            is_promised=one.arrival in self._promised_arrivals,
+        )
+        self._reservations.append(reservation)
         return reservation
-
-    def _open_to_backfill(self, reservation: Reservation) -> Reservation:
-        """The reservation, open to later requests where the backfill of its queue allows it."""
-        queue, one, leases = reservation.queue, reservation.pending, self._derived.leases_of(reservation.queue.name)
-        if queue.is_backfill_preemptible:
-            has_turn = could_start_without_those_behind(queue, one, leases, self._capacity, self._now)
-            return replace(reservation, is_open=not has_turn)
-        if queue.is_backfill_bounded:
-            first_since = self._now if queue.name in self._started_queues else find_first_since(queue, one, leases)
-            closes_at = first_since + timedelta(hours=queue.backfill_hours)
-            return replace(reservation, is_open=self._now < closes_at, closes_at=closes_at)
-        return reservation
-
-    def _relevant_ends(self, scope: ReservationScope) -> Iterable[LeaseEnd]:
-        """Known ends of the leases in ``scope``, in order of time."""
-        quota_keys = [one for one in {*self._derived.quota_keys, *self._started_ends} if scope.may_include_account(one)]
-        lease_ends = [self._derived.known_ends(key, self._now) for key in quota_keys]
-        ends = heapq.merge(*lease_ends, *(self._started_ends[key] for key in quota_keys), key=end_time)
-        return (end for end in ends if scope.includes(end[1]))
 
     def _scope(self, queue: Queue, request: LeaseRequest) -> ReservationScope:
         eligible_pools = pools.find_eligible_pools(self._queues, queue, request)
@@ -350,6 +367,44 @@ class _SchedulingCycle:
             quota_keys,
             frozenset(self._queues.gpu_inventory if any_kind else pools.find_suitable_kinds(self._queues, request)),
         )
+
+
+def _find_start(
+    derived: DerivedState,
+    now: datetime,
+    capacity: Capacity,
+    reservation: Reservation,
+    starts: Sequence[StartedRequest],
+    *,
+    may_be_overtaken: bool,
+) -> ReservedStart:
+    """The expected start of a reservation after these ``starts`` of the cycle, or how far it is open to backfill.
+
+    ``capacity`` has the held GPUs after the ``starts``.
+    """
+    queue, one, capacity_at_start = reservation.queue, reservation.pending, capacity.copy()
+    ends = _relevant_ends(derived, reservation.scope, starts, now)
+    if (expected_start := find_first_fit(capacity_at_start, ends, queue, one.request)) is not None:
+        return ReservedStart(expected_start, capacity_at_start)
+    leases = derived.leases_of(queue.name)
+    if may_be_overtaken and queue.is_backfill_preemptible:
+        has_turn = could_start_without_those_behind(queue, one, leases, capacity, now)
+        return ReservedStart(is_open=not has_turn)
+    if may_be_overtaken and queue.is_backfill_bounded:
+        has_started = any(started.held_gpus.queue == queue.name for started in starts)
+        first_since = now if has_started else find_first_since(queue, one, leases)
+        closes_at = first_since + timedelta(hours=queue.backfill_hours)
+        return ReservedStart(is_open=now < closes_at, closes_at=closes_at)
+    return ReservedStart()
+
+
+def _relevant_ends(
+    derived: DerivedState, scope: ReservationScope, starts: Sequence[StartedRequest], now: datetime
+) -> Iterable[LeaseEnd]:
+    """Known ends of the leases in ``scope``, those of ``starts`` included, in order of time."""
+    lease_ends = [derived.known_ends(key, now) for key in derived.quota_keys if scope.may_include_account(key)]
+    started_ends = sorted(((end, held_gpus) for held_gpus, end in starts if end is not None), key=end_time)
+    return (end for end in heapq.merge(*lease_ends, started_ends, key=end_time) if scope.includes(end[1]))
 
 
 _Line = list[tuple[LineOrder, Sequence[PendingEntry], int]]

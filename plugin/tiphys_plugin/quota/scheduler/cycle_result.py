@@ -6,6 +6,7 @@ before it by bisection.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,9 +17,9 @@ from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.pools import ResourceLimit
+from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
 from tiphys_plugin.quota.scheduler.queue_order import QueuePosition
-from tiphys_plugin.quota.scheduler.snapshot import GroupKey, PendingEntry, PendingQueues
+from tiphys_plugin.quota.scheduler.snapshot import PendingEntry, PendingQueues
 
 SchedulingKey = tuple[bool, bool, int, float, int]
 """Not promised, borrows, negated priority, fair share of the queue, arrival; the smallest key is served first.
@@ -98,9 +99,10 @@ class WaitingGroup(NamedTuple):
             return self.first
         return bisect_left(self.entries, position, self.first, key=_position)
 
-    def last_before(self, order: LineOrder) -> PendingEntry | None:
-        index = self.index_of(order)
-        return self.entries[index - 1] if index > self.first else None
+    def has(self, entry: PendingEntry) -> bool:
+        """Whether the request is one of the group."""
+        index = bisect_left(self.entries, entry.position, self.first, key=_position)
+        return index < len(self.entries) and self.entries[index].position == entry.position
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class RequestOutcome:
     @property
     def expected_start(self) -> datetime | None:
         """Expected start; None if no reservation gives one."""
-        return None if self.own_reservation is None else self.own_reservation.expected_start
+        return None if self.own_reservation is None else self.own_reservation.start.expected_start
 
 
 class CycleResult:
@@ -145,7 +147,9 @@ class CycleResult:
         self._evaluated = sorted(evaluated, key=lambda one: one.ranked.key)
         self._by_arrival = {one.ranked.pending.arrival: one for one in self._evaluated}
         self._waiting = waiting
-        self._waiting_by_group = {(one.queue.name, *_group_of(one.entries[one.first])): one for one in waiting}
+        self._waiting_by_options: defaultdict[PoolOptions, list[WaitingGroup]] = defaultdict(list)
+        for group in waiting:
+            self._waiting_by_options[group.entries[group.first].pool_options].append(group)
         self._pending_queues = pending_queues
         self._scheduling_key = scheduling_key
 
@@ -164,8 +168,8 @@ class CycleResult:
         verdict, entry = own.ranked.verdict, self._pending_queues.entry_of(arrival)
         assert entry is not None
         limits = entry.pool_options.limits
-        before = [one.ranked for one in self._evaluated if one is not own and _goes_before(one, own)]
-        ahead = [one for one in before if not limits.isdisjoint(one.verdict.contended_limits)]
+        contending = [one for one in self._evaluated if not limits.isdisjoint(one.ranked.verdict.contended_limits)]
+        ahead = [one.ranked for one in contending if _goes_before(one, own)]
         waiting_ahead = sum(
             self._count_before(group, own)
             for group in self._waiting
@@ -173,7 +177,8 @@ class CycleResult:
         )
         if not ahead and verdict.pool is None and self._would_start_alone(own.queue, entry.pending.request):
             # Leases without a type count against every type, so a start on one type can take the last GPU of another.
-            ahead = [one for one in before if one.verdict.pool is not None]
+            started = [one for one in self._evaluated if one.ranked.verdict.pool is not None]
+            ahead = [one.ranked for one in started if _goes_before(one, own)]
         return RequestOutcome(
             verdict.pool,
             verdict.nodes,
@@ -189,7 +194,7 @@ class CycleResult:
         """The request of a group with its own key, which is never before that of one before it in its queue."""
         entry = self._pending_queues.entry_of(arrival)
         assert entry is not None
-        group = self._waiting_by_group[entry.pending.request.queue, *_group_of(entry)]
+        group = next(one for one in self._waiting_by_options[entry.pool_options] if one.has(entry))
         own_key = self._scheduling_key(group.queue, entry)
         order = (own_key[0], entry.position)
         earlier = (one.ranked.key for one in self._evaluated if one.queue is group.queue and one.order < order)
@@ -212,10 +217,6 @@ def _goes_before(one: EvaluatedRequest, other: EvaluatedRequest) -> bool:
     if one.queue is other.queue:
         return one.order < other.order
     return one.ranked.key < other.ranked.key
-
-
-def _group_of(entry: PendingEntry) -> GroupKey:
-    return entry.pool_options, entry.max_seconds
 
 
 _position = attrgetter("position")

@@ -351,13 +351,13 @@ def _explain_deferral(queue: Queue, pending: PendingRequest, outcome: RequestOut
         yield DeferralReason(AdmissionReason.WAITING_FOR_INVENTORY, message)
     elif (placement_reason := _explain_placement(capacity, request, candidates)) is not None:
         yield placement_reason
-    if outcome.reservation is not None and outcome.reservation.expected_start is not None:
+    if outcome.reservation is not None and outcome.reservation.start.expected_start is not None:
         yield _explain_reservation(pending, outcome.reservation)
     elif outcome.reservation is not None and _is_line_closed(outcome.reservation, request):
         yield _explain_closed_line(pending, outcome.reservation)
     elif outcome.first_ahead is not None:
         yield _explain_order(queue, outcome.first_ahead, pending)
-    if outcome.own_reservation is not None and outcome.own_reservation.expected_start is None:
+    if outcome.own_reservation is not None and outcome.own_reservation.start.expected_start is None:
         yield from _explain_backfill(outcome.own_reservation)
 
 
@@ -404,7 +404,7 @@ def _explain_reservation(pending: PendingRequest, reservation: Reservation) -> D
         AdmissionReason.RESERVED,
         f"{_format_requested_gpus(pending.request)} would be free, and "
         f"{'are' if pending.request.gpus > 1 else 'is'} kept for {format_step_name(first)} "
-        f"({_format_requested_gpus(first)}){_expected_start_text(reservation.expected_start)}",
+        f"({_format_requested_gpus(first)}){_expected_start_text(reservation.start.expected_start)}",
     )
 
 
@@ -412,7 +412,7 @@ def _is_line_closed(reservation: Reservation, request: LeaseRequest) -> bool:
     """Whether ``request`` could have overtaken the reserved one until ``closes_at``."""
     first = reservation.pending.request
     could_overtake = (first.queue, first.priority) == (request.queue, request.priority)
-    return reservation.closes_at is not None and not reservation.is_open and could_overtake
+    return reservation.start.closes_at is not None and not reservation.start.is_open and could_overtake
 
 
 def _explain_closed_line(pending: PendingRequest, reservation: Reservation) -> DeferralReason:
@@ -428,19 +428,18 @@ def _explain_closed_line(pending: PendingRequest, reservation: Reservation) -> D
 def _explain_backfill(own: Reservation) -> Iterator[DeferralReason]:
     """Which bound on overtaking applies to the first blocked request of a queue, and until when."""
     hours = f"(backfill_hours {own.queue.backfill_hours:g})"
-    if own.closes_at is None and not own.is_open:
+    is_open, closes_at = own.start.is_open, own.start.closes_at
+    if closes_at is None and not is_open:
         return
-    if own.closes_at is None:
+    if closes_at is None:
         message = (
             "later requests of the queue may start on what it lacks until its turn has come; it may preempt them "
             f"once they have run for {own.queue.protected_seconds} s"
         )
-    elif own.is_open:
-        message = (
-            f"later requests of the queue may start on what it lacks until {_format_moment(own.closes_at)} {hours}"
-        )
+    elif is_open:
+        message = f"later requests of the queue may start on what it lacks until {_format_moment(closes_at)} {hours}"
     else:
-        message = f"no later request of the queue starts on what it lacks since {_format_moment(own.closes_at)} {hours}"
+        message = f"no later request of the queue starts on what it lacks since {_format_moment(closes_at)} {hours}"
     yield DeferralReason(AdmissionReason.FIRST_IN_LINE, message)
 
 

@@ -23,7 +23,7 @@ QueuePosition = tuple[int, int, float, int]
 def queue_position(queue: Queue | None, pending: PendingRequest) -> QueuePosition:
     """Position of a request among those of its queue. ``queue`` None: an undeclared queue, ordered by arrival."""
     request = pending.request
-    if queue is None or not _has_seniority(queue):
+    if queue is None or not has_seniority(queue):
         return -request.priority, 0, 0.0, pending.arrival
     return *_order_of(queue, request, pending.since), pending.arrival
 
@@ -86,7 +86,7 @@ def find_first_since(queue: Queue, pending: PendingRequest, leases: Sequence[Lea
 def request_of_lease(rules: QueueRules, pending: PendingRequest, granted: LeaseRequest) -> LeaseRequest:
     """``granted`` as its lease keeps it: with the time of the request, by which it keeps its position in its queue."""
     queue = rules.find(granted.queue) if isinstance(rules, Queues) else None
-    if queue is None or granted.first_start is not None or not (_has_seniority(queue) or queue.is_backfill_bounded):
+    if queue is None or granted.first_start is not None or not (has_seniority(queue) or queue.is_backfill_bounded):
         return granted
     return replace(granted, first_start=pending.since.timestamp())
 
@@ -95,13 +95,13 @@ def drop_unused_attained(rules: QueueRules, request: LeaseRequest) -> LeaseReque
     """``request`` without attained service if its queue has no use for it, so that the ledger does not store it."""
     queue = rules.find(request.queue) if isinstance(rules, Queues) else None
     attained = request.attained if queue is not None and queue.order == "attained" else 0.0
-    first_start = request.first_start if queue is not None and _has_seniority(queue) else None
+    first_start = request.first_start if queue is not None and has_seniority(queue) else None
     if (attained, first_start) == (request.attained, request.first_start):
         return request
     return replace(request, attained=attained, first_start=first_start)
 
 
-def _has_seniority(queue: Queue) -> bool:
+def has_seniority(queue: Queue) -> bool:
     """Whether the queue goes by the time of the first request of a step and not by that of each attempt."""
     return queue.order == "attained" or queue.is_backfill_preemptible
 

@@ -24,7 +24,7 @@ from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, get_pool_options
-from tiphys_plugin.quota.scheduler.queue_order import QueuePosition, queue_position
+from tiphys_plugin.quota.scheduler.queue_order import QueuePosition, has_seniority, queue_position
 
 _Known = TypeVar("_Known")
 
@@ -65,8 +65,9 @@ class PendingEntry(NamedTuple):
     """Declared time limit; infinite if none is declared."""
 
 
-GroupKey = tuple[PoolOptions, float]
-"""Pool options and time limit. A verdict to wait on the first request of a group holds for all of it."""
+GroupKey = tuple[PoolOptions, float | None]
+"""Pool options, and in a queue that `has_seniority` also the time limit. There a later position may have an earlier
+arrival, and the cycle takes the last position of a group for its latest arrival: smaller groups are nearer to it."""
 
 
 class PendingQueues:
@@ -86,7 +87,7 @@ class PendingQueues:
         for one in pending:
             if (entry := self._build_entry(one)) is not None:
                 groups = self._groups_by_queue.setdefault(one.request.queue, {})
-                groups.setdefault(_group_key(entry), []).append(entry)
+                groups.setdefault(self._group_key(entry), []).append(entry)
         for groups in self._groups_by_queue.values():
             for entries in groups.values():
                 entries.sort(key=_by_position)
@@ -157,7 +158,7 @@ class PendingQueues:
         copied: set[tuple[str, GroupKey]],
     ) -> None:
         """Change a group in place, after its first copy: the queues before the change share it."""
-        groups, key = self._groups_by_queue.setdefault(queue, {}), _group_key(entry)
+        groups, key = self._groups_by_queue.setdefault(queue, {}), self._group_key(entry)
         if (queue, key) not in copied:
             copied.add((queue, key))
             groups[key] = groups[key].copy() if key in groups else []
@@ -173,9 +174,9 @@ class PendingQueues:
         seconds = inf if request.seconds is None else request.seconds
         return PendingEntry(queue_position(queue, one), one, get_pool_options(self.queues, queue, request), seconds)
 
-
-def _group_key(entry: PendingEntry) -> GroupKey:
-    return entry.pool_options, entry.max_seconds
+    def _group_key(self, entry: PendingEntry) -> GroupKey:
+        queue = self.queues.find(entry.pending.request.queue)
+        return entry.pool_options, entry.max_seconds if queue is not None and has_seniority(queue) else None
 
 
 def _add_entry(entries: list[PendingEntry], entry: PendingEntry) -> None:

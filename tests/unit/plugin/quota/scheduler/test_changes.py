@@ -35,6 +35,24 @@ def test_removed_and_added_objects_are_found():
         assert list(added) == [one for one in after if one not in before]
 
 
+def test_removed_and_added_objects_are_found_among_thousands():
+    """Alone, side by side, more than the search skips at once, and objects that only moved."""
+    draw = random.Random(SEED)
+    for _ in range(200):
+        before = tuple(Item() for _ in range(draw.randrange(3000)))
+        after = list(before)
+        for _ in range(draw.randrange(4)):
+            place, length = draw.randrange(len(after) + 1), draw.choice([1, 1, 2, 8, 9, 40])
+            after[place : place + draw.choice([0, length])] = [Item() for _ in range(draw.choice([0, length]))]
+        if after and draw.random() < 0.2:
+            after.append(after.pop(draw.randrange(len(after))))
+        removed, added = find_changes(before, tuple(after))
+        assert set(removed) == set(before) - set(after)
+        assert set(added) == set(after) - set(before)
+        assert list(removed) == [one for one in before if one in set(removed)]
+        assert list(added) == [one for one in after if one in set(added)]
+
+
 def test_the_same_sequence_has_no_changes():
     items = (Item(), Item())
     assert find_changes(items, items) == ((), ())

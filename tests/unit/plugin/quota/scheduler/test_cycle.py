@@ -18,7 +18,7 @@ from support.ledger import NOW, ask, cohort, deferral, lease, queues, strict, wa
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, PreemptionNotice, Rejected
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, decide_pending
 
 EIGHT = queues(research={"A100": 8})
 PAIR = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}})
@@ -253,6 +253,17 @@ def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves(
     assert admits(state, ask(4, "first", priority=9), arrival=1)
     assert not admits(state, ask(4, "late", priority=99), arrival=3), "who came later takes nothing from the second"
     assert not admits(state, ask(4, "low"), arrival=1), "nor does one that was behind it"
+
+
+def test_of_two_that_are_promised_gpus_the_higher_priority_goes_first_and_the_other_is_told():
+    stocked = queues({"A100": {"count": 8}}, a={"A100": 8}, b={"A100": 8})
+    low = replace(waiting(8, 1, "low", queue="a", priority=5), promised_at=NOW)
+    high = replace(waiting(8, 2, "high", queue="b", priority=9), promised_at=NOW)
+    state = SchedulingState(stocked, (), (low, high))
+    assert isinstance(decide_pending(state, high, NOW), Admitted)
+    answer = decide_pending(state, low, NOW)
+    assert isinstance(answer, Deferred)
+    assert (answer.reason, answer.position) == (AdmissionReason.RESERVED, 2)
 
 
 def test_who_should_be_gone_and_is_not_holds_on():
