@@ -7,8 +7,8 @@ head under the resourceVersion that was read (optimistic concurrency). After a
 conflict the service applies what others appended, and decides again. If an answer
 got lost, the repeated request finds its lease.
 
-`WriteBatcher`: calls that arrive during a write wait; the next write applies and
-stores their transitions together. `WriteBackoff`: a replica that writes
+`WriteBatcher`: calls that arrive during a write or a back-off wait; the next write
+applies and stores their transitions together. `WriteBackoff`: a replica that writes
 back-to-back starves slower ones under compare-and-swap, so each waits a random
 back-off after a write. The back-off costs little, because calls that arrive
 meanwhile share the next write.
@@ -16,6 +16,7 @@ meanwhile share the next write.
 
 import random
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -88,13 +89,13 @@ class WriteBatcher:
     """Combines the writes of concurrent threads.
 
     Args:
-        apply: Stores a batch of writes, and returns their answers in order.
+        apply: Stores a batch of writes, and returns their answers in order. It may add to the batch by `add_waiting`.
         wait_seconds: Longest time that a call waits for the batch before it.
         ledger_name: Name of the ledger in errors.
     """
 
     def __init__(
-        self, apply: Callable[[Sequence[QueuedWrite[Any]]], list[Any]], wait_seconds: float, ledger_name: object
+        self, apply: Callable[[list[QueuedWrite[Any]]], list[Any]], wait_seconds: float, ledger_name: object
     ) -> None:
         self._apply = apply
         self._wait_seconds = wait_seconds
@@ -119,6 +120,12 @@ class WriteBatcher:
                     self._changed.notify_all()
         return write.answer.result()
 
+    def add_waiting(self, batch: list[QueuedWrite[Any]]) -> None:
+        """Add the calls that have arrived meanwhile to the ``batch`` that is being written."""
+        with self._changed:
+            batch += self._waiting
+            self._waiting = []
+
     def _wait_for_batch(self, write: QueuedWrite[Any]) -> list[QueuedWrite[Any]]:
         """The queued writes, which the caller must write; empty if another thread has written ``write``."""
         with self._changed:
@@ -133,7 +140,7 @@ class WriteBatcher:
             self._is_writing, batch, self._waiting = True, self._waiting, []
             return batch
 
-    def _write_batch(self, writes: Sequence[QueuedWrite[Any]]) -> None:
+    def _write_batch(self, writes: list[QueuedWrite[Any]]) -> None:
         try:
             answers = self._apply(writes)
         except Exception as error:  # noqa: BLE001 - every waiting caller raises it
@@ -256,17 +263,20 @@ class KubernetesLedger(BaseLedger):
             version = self._ledger_object.read()
         return version.state, self._rules(version.rules)
 
-    def _apply_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any]:
+    def _apply_batch(self, writes: list[QueuedWrite[Any]]) -> list[Any]:
         """Apply ``writes`` in order, store the result, and return the answers.
 
-        After several conflicts in a row fewer of them are decided together: the less time a decision takes, the more
-        likely no other service has written meanwhile.
+        Calls that arrive during the back-off, or before another try, join the batch: services take turns, so each write
+        has to serve as many calls as it can. After several conflicts in a row fewer of them are decided together: the
+        less time a decision takes, the more likely no other service has written meanwhile.
         """
         answers: list[Any] = []
-        size, failed_tries = len(writes), 0
+        size, failed_tries = sys.maxsize, 0
         while len(answers) < len(writes):
             if not failed_tries:
                 self._backoff.wait()
+            if not answers:
+                self._write_batcher.add_waiting(writes)
             found = self._try_batch(writes[len(answers) : len(answers) + size])
             if found is not None:
                 answers += found
@@ -276,7 +286,7 @@ class KubernetesLedger(BaseLedger):
             if failed_tries == _MAX_TRIES:
                 raise StoreError(f"{self._ledger_object} was changed by others {_MAX_TRIES} times in a row; ask again")
             if failed_tries >= _TRIES_OF_ALL:
-                size = max(1, size // 2)
+                size = max(1, min(size, len(writes) - len(answers)) // 2)
             self._pause(random.uniform(0, _RETRY_SECONDS))  # noqa: S311  services must not keep in step
         return answers
 

@@ -269,7 +269,8 @@ class DerivedState:
         """Whether this is the state derived from these queues, leases and history."""
         if self.queues is not queues or len(self.leases) != len(leases):
             return False
-        return self.leases == tuple(leases) and self.history == tuple(history)
+        # Tuples are compared object by object, even one with itself.
+        return (self.leases is leases or self.leases == tuple(leases)) and self.history == tuple(history)
 
     def with_changes(self, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> "DerivedState | None":
         """The state for new leases and history; None if so much changed that a new computation is faster."""

@@ -3,6 +3,7 @@
 | what happens                              | what follows                                   |
 |-------------------------------------------|------------------------------------------------|
 | many ask while one writes                 | one more write serves all of them, in order    |
+| somebody comes before another try         | that try serves it too                         |
 | another service was faster                | fewer are decided together, until it goes well |
 | one of them has no room                   | the others get theirs                          |
 | the API server refuses                    | all who shared the write are told              |
@@ -59,6 +60,25 @@ def test_one_write_serves_all_who_came_while_another_wrote():
     assert len(held.leases) == 8
     assert {answer.lease for answer in others if isinstance(answer, Admitted)} < {lease.id for lease in held.leases}
     assert sorted(answer.position for answer in others if isinstance(answer, Deferred)) == list(range(1, MANY - 6))
+
+
+def test_who_comes_before_another_try_is_served_by_it():
+    api = ledger_api(queues(research={"A100": 8}))
+    conflicts = ["conflict"]
+    api.meanwhile = lambda: conflicts.pop() if conflicts else ""
+    with ThreadPoolExecutor(1) as pool:
+        late = []
+
+        def pause(_: float) -> None:
+            late.append(pool.submit(ledger.request, ask(1, "late")))
+            while not ledger._write_batcher._waiting:
+                threading.Event().wait(0.001)
+
+        ledger = KubernetesLedger(api, "tiphys", pause=pause)
+        answers = [ledger.request(ask(1, "first")), late[0].result()]
+    assert all(isinstance(answer, Admitted) for answer in answers)
+    assert len(late) == 1
+    assert api.calls.count("replace") == 2, "one met the conflict, and one was for both"
 
 
 def test_after_conflicts_fewer_are_decided_together_and_all_get_their_answer():
