@@ -5,6 +5,7 @@ changes only by a new submission, so of these it only lists the submissions, onc
 a minute. For the page of queues it also keeps which GPUs its attempts held.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -156,9 +157,10 @@ class RunIndex:
         return self._read(name)
 
     def _read(self, name: str) -> IndexedRun:
-        keys, read_at = self._list_submissions(name), self._clock()
-        summary = summarize_run(self._store, name, self._submitter)
-        indexed = IndexedRun(summary, tuple(self._read_spans(name)), keys, read_at)
+        keys, spans, read_at = tuple[str, ...](), tuple[SubmissionSpan, ...](), self._clock()
+        with contextlib.suppress(UsageError):  # it has no name that a run can have, and the summary says so
+            keys, spans = self._list_submissions(name), tuple(self._read_spans(name))
+        indexed = IndexedRun(summarize_run(self._store, name, self._submitter), spans, keys, read_at)
         if (known := self._runs.get(name)) is not None:
             indexed = replace(indexed, holds=known.holds, holds_of=known.holds_of, holds_read_at=known.holds_read_at)
         self._runs[name] = indexed  # a first round over many runs shows them as they come

@@ -81,6 +81,17 @@ def test_the_page_of_queues_quotes_the_committed_report():
     assert f"for the paper's policy are {published}" in page
 
 
+def test_the_page_of_the_web_pages_quotes_the_committed_report():
+    found = read_report("ui")
+    home, run = (round(1000 * found["seconds"][name]["median"]) for name in ("home", "run"))
+    size = round(found["bytes"]["run"] / 1000)
+    page = " ".join((README.parent / "docs" / "ui.md").read_text().split())
+    assert f"a store of {found['runs']:,} runs, of which one has {found['attempts']} attempts" in page
+    assert f"and {found['checkpoints']:,} checkpoints" in page
+    assert f"takes {home} ms at the server, the page of that run {run} ms" in page
+    assert f"its size is {size} kB" in page
+
+
 @pytest.mark.parametrize("report", [checkpoint, resume, quota])
 def test_a_quick_run_is_judged_by_names_that_a_full_run_has(report):
     assert report.QUICK_AIMS.keys() <= report.AIMS.keys()
