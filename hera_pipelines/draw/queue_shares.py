@@ -89,7 +89,8 @@ def average_held(holds: Iterable[GpuHold], begin: datetime, now: datetime) -> li
     # A change counts in its interval for the rest of it, and in all later ones as a whole.
     partial, whole = [0.0] * INTERVALS, [0.0] * (INTERVALS + 1)
     for hold in holds:
-        for moment, gpus in ((hold.begin, hold.gpus), (hold.end or now, -hold.gpus)):
+        end = max(hold.begin, hold.end or now)  # the clocks of the writers of claim and end may differ
+        for moment, gpus in ((hold.begin, hold.gpus), (end, -hold.gpus)):
             at = min(max((moment - begin).total_seconds() / width, 0.0), float(INTERVALS))
             index = min(int(at), INTERVALS - 1)
             partial[index] += gpus * (index + 1 - at)

@@ -37,7 +37,7 @@ PHASE_STYLES = {
     TimePhase.FIRST_STEP: ("first step", "#4fb3bf"),
     TimePhase.DETECTING: ("detecting", "#e0a030"),
 }
-_WAITING = ("waiting", "#c4ccd4")
+_WAITING = ("waiting", "#a9b3bd")
 """Between two attempts of a step."""
 PART_COLOURS = {
     "detect": "#e0a030",

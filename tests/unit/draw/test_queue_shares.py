@@ -40,6 +40,10 @@ def test_a_short_attempt_counts_for_its_part_of_an_interval() -> None:
     assert sum(held) == pytest.approx(2.0, abs=1e-4)
 
 
+def test_an_end_before_its_begin_holds_nothing() -> None:
+    assert average_held([hold(6, 5)], BEGIN, NOW) == [0.0] * INTERVALS
+
+
 @given(
     st.lists(
         st.tuples(
