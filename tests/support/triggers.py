@@ -15,6 +15,7 @@ from support.compiled import gated, pipeline_of
 from support.submitter import FakeSubmitter
 from tiphys.errors import StoreError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import ObjectVersion, TriggerSpec
 from tiphys.records.trigger import TRIGGER_ANNOTATION
 from tiphys.store import Store
@@ -32,7 +33,7 @@ def template(name: str = "digits", namespace: str = "ml", *, parameter: str = "s
     if spec:
         given = {"parameters": {} if spec.get("resume") else {parameter: "url"}, **spec}
         metadata["annotations"] = {TRIGGER_ANNOTATION: TriggerSpec(**given).model_dump_json(exclude_defaults=True)}
-    inherited = {"annotations": workflow["metadata"]["annotations"]}
+    inherited = {"labels": {PIPELINE_ANNOTATION: "digits"}, "annotations": workflow["metadata"]["annotations"]}
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "WorkflowTemplate",

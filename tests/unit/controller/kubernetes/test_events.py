@@ -129,6 +129,7 @@ def test_what_the_training_program_and_a_resume_have_stored_is_told(store: Memor
     history.opened("fit", 1, submission=2)
     events = [
         Event(name="run.resumed", message="submission 2 runs fit", data={"submission": 2}),
+        Event(name="run.triggered", message="submission 2 was made for s3://raw/a", data={"submission": 2}),
         Event(name="checkpoint.skipped", step="fit", attempt=1, message="checkpoint 90 of attempt 1 is corrupt"),
         Event(name="checkpoint.restored", step="fit", attempt=1, message="starts from 80"),
         Event(name="checkpoint.save_failed", step="fit", attempt=7, message="of another submission"),
@@ -136,6 +137,7 @@ def test_what_the_training_program_and_a_resume_have_stored_is_told(store: Memor
     append_events(store, RUN, "test", events)
     assert list(told(store, submission=2)) == [
         ("RunResumed", "submission 2 runs fit"),
+        ("RunTriggered", "submission 2 was made for s3://raw/a"),
         ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 is corrupt"),
     ]
 
