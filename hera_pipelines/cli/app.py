@@ -100,6 +100,7 @@ COMMANDS = {
     "events": CommandSource(
         "Print the events of a run in order of time.", "cli.commands.runs", "events", "EVENTS_EXAMPLES"
     ),
+    "openlineage": CommandSource("Send runs as events to an OpenLineage server.", "openlineage.command", "openlineage"),
     "report": CommandSource(
         "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"
     ),

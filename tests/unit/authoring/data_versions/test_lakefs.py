@@ -9,6 +9,7 @@
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,11 @@ def test_a_commit_id_needs_no_server(server: FakeLakefs) -> None:
     version = read_data_version(Lakefs(f"lakefs://datasets/{commit}/images/"))
     assert (version.digest, version.uri) == (commit, f"lakefs://datasets/{commit}/images/")
     assert server.requests == []
+
+
+def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lakefs", None)
+    assert "needs the client of lakeFS: `pip install 'tiphys[lakefs]'`" in refusal(UsageError)
 
 
 def test_credentials_of_lakectl_are_used(server: FakeLakefs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

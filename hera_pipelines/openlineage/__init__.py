@@ -1,0 +1,1 @@
+"""Runs as events of OpenLineage."""

@@ -1,0 +1,184 @@
+"""``tiphys openlineage``: sends runs as events to an OpenLineage server.
+
+The store is the queue. Events are derived from records, so nothing that runs
+waits for the server, nothing is lost while it is down, and the command may be
+repeated: ids are the same each time.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
+from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError
+from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.records import utc_now
+from tiphys.store import DamagedRecord, Store, list_runs, read_submissions
+
+if TYPE_CHECKING:
+    from openlineage.client import OpenLineageClient
+    from openlineage.client.event_v2 import RunEvent
+
+EXAMPLES = """\b
+Examples:
+  OPENLINEAGE_URL=http://marquez:5000 tiphys openlineage digits-7xk2p
+  tiphys openlineage digits-7xk2p --follow
+  tiphys openlineage --since 2h
+  tiphys openlineage digits-7xk2p -o json | jq .eventType
+"""
+_POLL_SECONDS = 10.0
+_CLOSE_SECONDS = 60.0
+"""For transports that send in the background."""
+
+
+def openlineage(
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.", autocompletion=complete_run),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Send new events of the named runs until they have ended.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option("--since", metavar="DURATION", help="Only events since then, such as 2h or 3d.")
+    ] = "",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", envvar="OPENLINEAGE_NAMESPACE", metavar="NAME", help="Namespace of the jobs, for the server."
+        ),
+    ] = "tiphys",
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Send runs as events to an OpenLineage server.
+
+    Events tell what each attempt read and wrote. The server is that of the standard
+    settings of OpenLineage, such as OPENLINEAGE_URL. Events are derived from the store,
+    and have the same ids each time, so the command may be repeated. -o json prints them
+    instead, one on a line.
+    """
+    screen: Screen = context.obj
+    if follow and not runs:
+        raise UsageError("--follow needs the names of runs; for all runs, repeat the command with --since")
+    begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
+    run_store = existing_store(screen, store)
+    _require_client()
+    client = _connect() if output is Format.TABLE else None
+    emit = client.emit if client else _printer(screen, output)
+    sent: set[str] = set()
+    while True:
+        ended = not follow or _have_ended(run_store, runs or ())
+        events = _new_events(screen, run_store, runs or (), namespace, begin, sent)
+        complete = _send(screen, events, emit, sent, patient=follow)
+        if ended and complete:
+            break
+        time.sleep(_POLL_SECONDS)
+    if client:
+        if not client.close(_CLOSE_SECONDS):
+            raise StoreError(f"the OpenLineage server did not take all of {len(sent)} events; run the command again")
+        screen.note(f"sent {len(sent)} event{'' if len(sent) == 1 else 's'}")
+
+
+def _require_client() -> None:
+    try:
+        import openlineage.client  # noqa: F401
+    except ImportError as error:
+        raise UsageError("this needs the client of OpenLineage: `pip install 'tiphys[openlineage]'`") from error
+
+
+def _connect() -> "OpenLineageClient":
+    """The client, as the environment or the configuration file of OpenLineage sets it up."""
+    from openlineage.client import OpenLineageClient
+
+    try:
+        client = OpenLineageClient()
+        kind = client.transport.kind
+    except Exception as error:  # each transport has errors of its own
+        raise SettingsError(f"the settings of OpenLineage are not valid: {type(error).__name__}: {error}") from error
+    if kind == "noop":
+        raise SettingsError("OpenLineage is disabled (OPENLINEAGE_DISABLED, or the transport noop); nothing was sent")
+    if kind == "console":
+        raise SettingsError(
+            "no server of OpenLineage is set; set OPENLINEAGE_URL, or write openlineage.yml, or print the events with "
+            "-o json"
+        )
+    return client
+
+
+def _printer(screen: Screen, output: Format) -> "Callable[[RunEvent], object]":
+    def show(event: "RunEvent") -> None:
+        document = _document(event)
+        if output is Format.YAML:
+            screen.write("---")
+        screen.document(document, output, **({"indent": None} if output is Format.JSON else {}))
+        screen.out.file.flush()
+
+    return show
+
+
+def _document(event: "RunEvent") -> dict[str, Any]:
+    from openlineage.client.serde import Serde
+
+    return Serde.to_dict(event)
+
+
+def _have_ended(store: Store, names: Sequence[str]) -> bool:
+    return all(submission.end for name in names for submission in read_submissions(store, name))
+
+
+def _new_events(
+    screen: Screen, store: Store, names: Sequence[str], namespace: str, begin: datetime | None, sent: set[str]
+) -> "Iterator[tuple[str, RunEvent]]":
+    """Events that were not sent yet, each with its identity; without ``names``, of all runs that can be read."""
+    from openlineage.client.serde import Serde
+
+    from hera_pipelines.openlineage.events import derive_events
+
+    for name in names or list(list_runs(store)):
+        damaged: list[DamagedRecord] = []
+        try:
+            events = derive_events(store, name, namespace, damaged)
+        except (IntegrityError, NotFoundError, UsageError) as error:
+            if names:
+                raise
+            screen.note(f"run {name} cannot be read, and is left out: {error}")
+            continue
+        for one in damaged:
+            screen.note(f"damaged, so events are missing: {one.message}")
+        for event in events:
+            identity = Serde.to_json(event)
+            if identity not in sent and (begin is None or datetime.fromisoformat(event.eventTime) >= begin):
+                yield identity, event
+
+
+def _send(
+    screen: Screen,
+    events: "Iterator[tuple[str, RunEvent]]",
+    emit: "Callable[[RunEvent], object]",
+    sent: set[str],
+    patient: bool,
+) -> bool:
+    """Send ``events`` and add them to ``sent``; whether the server took all. ``patient``: say so if it did not.
+
+    Raises:
+        StoreError: the server did not take an event, and ``patient`` is False.
+    """
+    for identity, event in events:
+        try:
+            emit(event)
+        except Exception as error:  # each transport has its own errors; their texts may hold secrets
+            status = getattr(getattr(error, "response", None), "status_code", "")
+            reason = f"{type(error).__name__} {status}".rstrip()
+            problem = f"the OpenLineage server took {len(sent)} events and then failed ({reason})"
+            if not patient:
+                raise StoreError(f"{problem}; run the command again, which sends equal ids for equal events") from error
+            screen.note(f"{problem}; it is tried again")
+            return False
+        sent.add(identity)
+    return True
