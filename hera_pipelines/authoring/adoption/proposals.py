@@ -18,10 +18,18 @@ from hera_pipelines.authoring.adoption.translation import (
     translate_workflow,
 )
 from hera_pipelines.compile import CompileOptions, compile_workflow
+from hera_pipelines.compile.settings import DataSource
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.records import DataVersion
 
-_OPTIONS = CompileOptions(pipeline="adopted", store="s3://bucket/prefix")
+
+def _unknown_version(source: DataSource) -> DataVersion:
+    """Takes the place of each version: what can be compiled does not depend on it."""
+    return DataVersion(name=str(source), algorithm="md5", digest="unknown")
+
+
+_OPTIONS = CompileOptions(pipeline="adopted", store="s3://bucket/prefix", read_data_version=_unknown_version)
 _TYPES = ("steps", "dag", "resource", "suspend", "http", "plugin", "data", "containerSet")
 
 

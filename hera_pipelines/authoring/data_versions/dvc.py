@@ -22,10 +22,10 @@ _SCHEMA = "2.0"
 _HASHES = ("md5", "etag", "checksum")
 """Names under which DVC stores a hash; the last two are those of data on S3 and HDFS."""
 _DIGEST = {"md5": re.compile(r"[0-9a-f]{32}(\.dir)?")}
-_ANY_DIGEST = re.compile(r"[!-~]{1,256}")
+_ANY_DIGEST = re.compile(r"[!-z|~]{1,256}")
+"""Without braces, which Argo would replace."""
+_ALGORITHM = re.compile(r"[a-z0-9-]{1,32}")
 _DVC_SUFFIX = ".dvc"
-
-
 _MAX_DEPTH = 100
 _BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 """The parser in C where PyYAML has it. Deep nesting would crash that one, so `_check_depth` comes first."""
@@ -62,7 +62,7 @@ def read_version(source: Dvc) -> DataVersion:
         NotFoundError: the file does not exist, or has no such output.
         UsageError: the file cannot be read, or is not of the form that DVC writes.
     """
-    if source.path.endswith(_DVC_SUFFIX):
+    if PurePosixPath(source.path).suffix == _DVC_SUFFIX:
         file = Path(source.path)
         return _build_version(file, source.path.removesuffix(_DVC_SUFFIX), _only_output(file))
     file = Path(source.lock)
@@ -131,6 +131,8 @@ def _build_version(file: Path, name: str, output: _Output) -> DataVersion:
             f"{file}: {name!r} has no hash there, because DVC has not recorded its content; run `dvc commit`, or "
             "`dvc repro`"
         )
+    if not _ALGORITHM.fullmatch(algorithm):
+        raise UsageError(f"{file}: the hash of {name!r} is called {_shorten(algorithm)}; {_RESTORE}")
     if not isinstance(digest, str) or not _DIGEST.get(algorithm, _ANY_DIGEST).fullmatch(digest):
         raise UsageError(f"{file}: the {_shorten(algorithm)} of {name!r} is {_shorten(digest)}; {_RESTORE}")
     return DataVersion(

@@ -289,3 +289,13 @@ def test_a_workflow_of_odd_parts_is_refused_and_not_a_crash(tmp_path: Path) -> N
         path = write(tmp_path, f"{head}{spec}\n")
         with pytest.raises(UsageError, match=r"old\.yaml:1: this is no Workflow: spec"):
             adopt(path)
+
+
+def test_a_template_that_names_data_stays_what_its_author_made_it_though_nothing_can_be_read(tmp_path: Path) -> None:
+    marked = TEXT.replace(
+        "    name: report\n",
+        "        tiphys.dev/adopt: step\n        tiphys.dev/data: data/train, lakefs://d-1/main/x\n    name: report\n",
+    ).replace('        when: "{{steps.flip.outputs.result}} == heads"\n', "")
+    [adoption] = adopt(write(tmp_path, marked))
+    [report] = [one for one in adoption.proposals if one.template == "report"]
+    assert (report.kind.value, report.is_marked, adoption.refusal) == ("step", True, "")

@@ -117,6 +117,9 @@ def test_a_path_outside_or_none_at_all_is_refused_before_anything_is_read(path: 
         (locked("    - md5: x\n"), "stage 'prepare' has outputs without a path"),
         (locked("      data\n"), "stage 'prepare' has outputs without a path"),
         (locked("    - path: data\n"), "'data' has no hash there"),
+        (locked("    - path: data\n      etag: '{{x}}'\n"), "the 'etag' of 'data' is '{{x}}'"),
+        (locked("    - path: data\n      hash: '{{x}}'\n      '{{x}}': a\n"), "the hash of 'data' is called '{{x}}'"),
+        (locked(f"    - path: data\n      hash: {'x' * 33}\n      {'x' * 33}: a\n"), "the hash of 'data' is called"),
         (locked("    - path: data\n      hash: md5\n      md5: 0123\n"), "the 'md5' of 'data' is '0123'"),
         (locked("    - path: data\n      hash: md5\n      md5: [1]\n"), "the 'md5' of 'data' is"),
         (locked(f"    - path: data\n      md5: {MD5}\n      size: many\n"), "the size of 'data' is 'many'"),
@@ -164,6 +167,11 @@ def test_a_file_that_is_too_large_is_not_parsed(lock: Path) -> None:
 def test_a_folder_in_the_place_of_the_lock_is_refused(lock: Path) -> None:
     lock.mkdir()
     assert "cannot be read: Is a directory" in refusal(Dvc("data"))
+
+
+def test_a_file_that_is_only_called_dvc_is_not_taken_for_one_that_tracks_data(lock: Path) -> None:
+    lock.write_bytes((RECORDED / "dvc.lock").read_bytes())
+    assert "dvc.lock has no output '.dvc'" in refusal(Dvc(".dvc"), NotFoundError)
 
 
 @pytest.mark.parametrize(("outputs", "count"), [("outs: []\n", 0), ("{}\n", 0), ("outs: [{path: a}, {path: b}]\n", 2)])
