@@ -130,7 +130,7 @@ lock: $(filter .tools/bin/uv,$(UV))  ## write uv.lock and the hashes of uv itsel
 
 sbom: $(filter .tools/bin/uv,$(UV))  ## list the packages of the images and of the desk in build/sbom, as CycloneDX
 	@mkdir -p $(SBOM_DIR)
-	@$(SBOM) --extra plugin --extra controller --extra cluster --extra ui --output-file $(SBOM_DIR)/tiphys.cdx.json
+	@$(SBOM) --extra plugin --extra controller --extra cluster --extra ui --extra gcs --extra azure --output-file $(SBOM_DIR)/tiphys.cdx.json
 	@$(SBOM) --extra numpy --output-file $(SBOM_DIR)/tiphys-trainer.cdx.json
 	@$(SBOM) --extra all --output-file $(SBOM_DIR)/desk.cdx.json
 	@ls $(SBOM_DIR)/*

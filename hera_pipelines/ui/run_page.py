@@ -241,6 +241,17 @@ def write_copy_command(url: str, output: StepOutput) -> str:
     source = f"{url}/{output.key}"
     if url.startswith("file:"):
         return shlex.join(["cp", *(["-r"] if output.directory else []), unquote(urlsplit(source).path), "."])
+    if url.startswith("gs:"):
+        return shlex.join(["gcloud", "storage", "cp", *(["-r"] if output.directory else []), source, "."])
+    if url.startswith("az:"):
+        place = urlsplit(source)
+        container, _, blob = place.path.lstrip("/").partition("/")
+        names = ["--account-name", place.netloc, "--auth-mode", "login"]
+        if output.directory:
+            options = ["download-batch", "--source", container, "--pattern", f"{blob}/*", "--destination", "."]
+        else:
+            options = ["download", "--container-name", container, "--name", blob, "--file", blob.rpartition("/")[2]]
+        return shlex.join(["az", "storage", "blob", *options, *names])
     if output.directory:
         return shlex.join(["aws", "s3", "cp", "--recursive", source, output.key.rpartition("/")[2]])
     return shlex.join(["aws", "s3", "cp", source, "."])

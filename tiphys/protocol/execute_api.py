@@ -5,7 +5,8 @@ A reply without ``node`` means that the plugin does not handle the template.
 finished node again. Source: Argo Workflows ``pkg/plugins/executor``.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -43,7 +44,31 @@ class ParameterValue(BaseModel):
 
 
 class S3Location(BaseModel):
+    """A key in the artifact repository of the Workflow, whatever its kind.
+
+    Argo takes bucket and kind of an artifact that names a key only from the
+    repository, and nothing but the key from the artifact (``ArtifactLocation.Relocate``).
+    """
+
     key: str
+
+
+class ArtifactPlace(NamedTuple):
+    """Where an artifact of Argo is. ``bucket`` is empty for the artifact repository of the Workflow."""
+
+    bucket: str
+    key: str
+
+
+_PLACES = {"s3": ("bucket", "key"), "gcs": ("bucket", "key"), "azure": ("container", "blob")}
+
+
+def find_artifact_place(artifact: Mapping[str, Any]) -> ArtifactPlace | None:
+    """Where an artifact is; None if it is in no bucket of S3, Google Cloud Storage or Azure."""
+    for kind, (bucket, key) in _PLACES.items():
+        if location := artifact.get(kind):
+            return ArtifactPlace(str(location.get(bucket) or ""), str(location.get(key) or ""))
+    return None
 
 
 class ArtifactValue(BaseModel):

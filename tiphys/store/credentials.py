@@ -222,6 +222,11 @@ def _open_without_check(url: str, namespace: str, variables: Mapping[str, str] |
 
 def _parse_url(url: str) -> _BucketPlace:
     parts = urlsplit(url)
+    if parts.scheme in ("gs", "az"):
+        raise UsageError(
+            f"{url}: policies and trials of the credentials of programs are for S3 only; give the identity of the "
+            "programs the roles of 'Google Cloud Storage and Azure' in docs/install.md"
+        )
     if parts.scheme != "s3" or not parts.netloc or _POLICY_CHARACTERS.intersection(url):
         raise UsageError(
             f"{url or 'the URL'} names no bucket of S3, and a folder knows no users: use s3://bucket/prefix, "

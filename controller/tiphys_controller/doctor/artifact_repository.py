@@ -18,6 +18,12 @@ ARTIFACT_CONFIG_MAP = "artifact-repositories"
 _DEFAULT_ANNOTATION = "workflows.argoproj.io/default-artifact-repository"
 _CONTROLLER_SETTING = "artifactRepository"
 _REMEDY = "see 'The artifact repository of Argo' in docs/install.md"
+# By the scheme of a store's URL: the kind of repository, its field, and what both are called.
+_KINDS = {
+    "s3": ("s3", "bucket", "S3 bucket"),
+    "gs": ("gcs", "bucket", "bucket of Google Cloud Storage (gcs)"),
+    "az": ("azure", "container", "container of Azure (azure)"),
+}
 _UNIQUE_TAGS = ("{{pod.name}}", "{{ pod.name }}")
 
 
@@ -29,8 +35,10 @@ class ArtifactRepository:
     store_url: str
     """Store of the runs of the namespace."""
     bucket: str = ""
-    """S3 bucket; empty for a repository of another kind, or one that cannot be read."""
+    """Bucket or container; empty for a repository of another kind than the store, or one that cannot be read."""
     key_format: str = ""
+    endpoint: str = ""
+    """URL of the account of Azure."""
 
 
 def read_artifact_repository(
@@ -53,16 +61,18 @@ def _parse_repository(origin: str, text: str, store_url: str) -> ArtifactReposit
         document = yaml.safe_load(text)
     except yaml.YAMLError:
         document = None
-    s3 = document.get("s3") if isinstance(document, dict) else None
-    if not isinstance(s3, dict):
+    kind, field, _ = _KINDS[urlsplit(store_url).scheme]
+    found = document.get(kind) if isinstance(document, dict) else None
+    if not isinstance(found, dict):
         return ArtifactRepository(origin, store_url)
-    return ArtifactRepository(origin, store_url, str(s3.get("bucket") or ""), str(s3.get("keyFormat") or ""))
+    bucket, key_format, endpoint = (str(found.get(name) or "") for name in (field, "keyFormat", "endpoint"))
+    return ArtifactRepository(origin, store_url, bucket, key_format, endpoint)
 
 
 def check_artifact_repository(
     namespace: WorkflowNamespace, controller_settings: Mapping[str, str] | UnknownValue
 ) -> Iterator[DoctorFinding]:
-    """Findings about the default repository of a namespace whose store is in S3."""
+    """Findings about the default repository of a namespace whose store is in a bucket."""
     name, settings = f"{namespace.name}/artifacts", namespace.artifact_settings
     if settings is None:
         return
@@ -86,20 +96,25 @@ def check_artifact_repository(
 
 def _check_repository(name: str, repository: ArtifactRepository) -> DoctorFinding:
     store = urlsplit(repository.store_url)
+    bucket, prefix = store.netloc, store.path.strip("/")
+    _, field, kind = _KINDS[store.scheme]
+    if store.scheme == "az":
+        bucket, _, prefix = prefix.partition("/")
     if not repository.bucket:
-        return failed_finding(
-            name, f"{repository.origin} names no S3 bucket, so no step with an artifact works", _REMEDY
-        )
-    if repository.bucket != store.netloc:
+        return failed_finding(name, f"{repository.origin} names no {kind}, so no step with an artifact works", _REMEDY)
+    account = (urlsplit(repository.endpoint).hostname or "").partition(".")[0]
+    if repository.bucket != bucket or (store.scheme == "az" and account != store.netloc):
+        place = f"{repository.bucket} of {repository.endpoint}" if store.scheme == "az" else repository.bucket
+        right = f"{bucket} of account {store.netloc}" if store.scheme == "az" else bucket
         return failed_finding(
             name,
-            f"{repository.origin} keeps artifacts in bucket {repository.bucket}, and the store of the runs is "
+            f"{repository.origin} keeps artifacts in {field} {place}, and the store of the runs is "
             f"{repository.store_url}: no output of a step is found",
-            f"name the bucket {store.netloc}; {_REMEDY}",
+            f"name the {field} {right}; {_REMEDY}",
         )
-    if problem := _find_key_format_problem(repository.key_format, store.path.strip("/")):
+    if problem := _find_key_format_problem(repository.key_format, prefix):
         return warning_finding(name, f"keyFormat {repository.key_format!r} of {repository.origin}: {problem}", _REMEDY)
-    return ok_finding(name, f"Argo keeps artifacts in bucket {repository.bucket} ({repository.origin})")
+    return ok_finding(name, f"Argo keeps artifacts in {field} {repository.bucket} ({repository.origin})")
 
 
 def _find_key_format_problem(key_format: str, store_prefix: str) -> str:

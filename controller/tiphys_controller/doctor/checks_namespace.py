@@ -184,7 +184,7 @@ def _check_store_secret(namespace: WorkflowNamespace) -> DoctorFinding:
             f"there is no Secret {STORE_SECRET}: training pods cannot save, unless they get credentials of the store "
             "from their node or by workload identity",
             f"kubectl create secret generic {STORE_SECRET} -n {namespace.name} --from-literal=AWS_ACCESS_KEY_ID=… "
-            "--from-literal=AWS_SECRET_ACCESS_KEY=…",
+            "--from-literal=AWS_SECRET_ACCESS_KEY=…; or see 'Google Cloud Storage and Azure' in docs/install.md",
         )
     return ok_finding(name, f"Secret {STORE_SECRET} sets {', '.join(sorted(keys))}")
 

@@ -254,7 +254,7 @@ def _namespace(api: KubeApi, tiphys: DeploymentSearch, opens_secrets: bool, name
 
 def _read_artifact_settings(api: KubeApi, tiphys: DeploymentSearch, name: str) -> ArtifactSettings | None:
     served = find_served_store(tiphys.found, name)
-    if served is None or not served.url.startswith("s3://"):
+    if served is None or not served.url.startswith(("s3://", "gs://", "az://")):
         return None
     return ArtifactSettings(served.url.replace(PLACEHOLDER, name), api.get(CONFIG_MAPS, name, ARTIFACT_CONFIG_MAP))
 

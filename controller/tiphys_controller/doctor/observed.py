@@ -105,9 +105,9 @@ class WorkflowNamespace:
     permissions: Mapping[tuple[str, Permission], bool] | UnknownValue
     """Whether an account has a permission."""
     store_access: "StoreAccess | UnknownValue | None" = None
-    """What its Secret with the credentials of the store allows; None without a Secret, or if the store is a folder."""
+    """What its Secret with the credentials of the store allows; None without a Secret, or if the store is not in S3."""
     artifact_settings: "ArtifactSettings | UnknownValue | None" = None
-    """None if its store is not in S3, or not known."""
+    """None if its store is not in a bucket, or not known."""
 
 
 @dataclass(frozen=True)

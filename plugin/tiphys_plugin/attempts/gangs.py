@@ -20,6 +20,7 @@ from typing import Any
 
 from tiphys.errors import UsageError
 from tiphys.failures.classify import AttemptObservation
+from tiphys.protocol.execute_api import find_artifact_place
 from tiphys.protocol.gang import GangPhase, GangSpec, gang_name
 from tiphys.records import AttemptClaim
 from tiphys.store import Store
@@ -177,10 +178,10 @@ def resolve_input_keys(store: Store, template: Mapping[str, Any]) -> str:
     """
     keys: dict[str, str] = {}
     for artifact in (template.get("inputs") or {}).get("artifacts") or []:
-        s3 = artifact.get("s3") or {}
-        if not s3 and artifact.get("optional"):
+        place = find_artifact_place(artifact)
+        if place is None and artifact.get("optional"):
             continue
-        key = None if s3.get("bucket") else store.from_artifact_key(s3.get("key") or "")
+        key = store.from_artifact_key(place.key) if place and not place.bucket else None
         if key is None:
             raise UsageError(
                 f"input artifact {artifact['name']!r} is not in {store.url}, from which the pods of a training on "

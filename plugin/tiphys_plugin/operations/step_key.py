@@ -12,6 +12,7 @@ them has changed.
 
 from typing import Any, NamedTuple
 
+from tiphys.protocol.execute_api import find_artifact_place
 from tiphys.protocol.operations import AdmitOperation
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import AttemptEnd, AttemptEndOutcome, item_hash, json_digest
@@ -65,7 +66,8 @@ def compute_step_key(store: Store, spec: StepSpec, operation: AdmitOperation, te
 def _artifact_identity(store: Store, artifact: dict[str, Any]) -> Any:
     """Identity of an input artifact: its content hashes if they are recorded, else its location."""
     location = {key: value for key, value in artifact.items() if key not in _NON_CONTENT_FIELDS}
-    key = store.from_artifact_key((location.get("s3") or {}).get("key") or "")
+    place = find_artifact_place(location)
+    key = store.from_artifact_key(place.key) if place else None
     output = parse_output(key) if key else None
     if key is None or output is None:
         return location

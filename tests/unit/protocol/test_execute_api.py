@@ -1,5 +1,7 @@
 """The reply of Argo's template.execute, byte for byte as its agent reads it."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -11,6 +13,7 @@ from tiphys.protocol.execute_api import (
     ParameterValue,
     S3Location,
     failed_reply,
+    find_artifact_place,
     pending_reply,
     succeeded_reply,
 )
@@ -72,3 +75,23 @@ def test_a_request_may_say_more_than_we_read() -> None:
 def test_a_request_that_is_no_request_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ExecuteRequest.model_validate(body)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "place"),
+    [
+        ({"s3": {"key": "p/a"}}, ("", "p/a")),
+        ({"s3": {"key": "p/a", "bucket": "b"}}, ("b", "p/a")),
+        ({"gcs": {"key": "p/a"}}, ("", "p/a")),
+        ({"gcs": {"key": "p/a", "bucket": "b"}}, ("b", "p/a")),
+        ({"azure": {"blob": "p/a"}}, ("", "p/a")),
+        ({"azure": {"blob": "p/a", "container": "c", "endpoint": "https://x"}}, ("c", "p/a")),
+        ({"gcs": {}}, None),
+        ({"raw": {"data": "x"}}, None),
+        ({}, None),
+    ],
+)
+def test_an_artifact_is_in_a_bucket_of_any_of_the_three_clouds(
+    artifact: dict[str, Any], place: tuple[str, str] | None
+) -> None:
+    assert find_artifact_place(artifact) == place

@@ -103,11 +103,18 @@ def test_outputs_have_their_size_and_digest_and_the_command_that_copies_them(
     assert pages.get(f"/runs/{run}").text.count("cp ") == 1
 
 
+AZ = "az storage blob"
+
+
 @pytest.mark.parametrize(
     ("url", "directory", "command"),
     [
         ("s3://ml-runs/tiphys", False, ["aws", "s3", "cp", "s3://ml-runs/tiphys/data/a/model", "."]),
         ("s3://ml-runs", True, ["aws", "s3", "cp", "--recursive", "s3://ml-runs/data/a/model", "model"]),
+        ("gs://ml-runs/tiphys", False, ["gcloud", "storage", "cp", "gs://ml-runs/tiphys/data/a/model", "."]),
+        ("gs://ml-runs", True, ["gcloud", "storage", "cp", "-r", "gs://ml-runs/data/a/model", "."]),
+        ("az://mlruns/runs/tiphys", False, f"{AZ} download --container-name runs --name tiphys/data/a/model".split()),
+        ("az://mlruns/runs", True, f"{AZ} download-batch --source runs --pattern data/a/model/*".split()),
         ("file:///mnt/my%20runs", False, ["cp", "/mnt/my runs/data/a/model", "."]),
         ("file:///mnt/$(id)", True, ["cp", "-r", "/mnt/$(id)/data/a/model", "."]),
     ],
@@ -117,7 +124,14 @@ def test_an_output_is_copied_by_one_command(url: str, directory: bool, command: 
         step="fit", source="attempt 1", name="model", key="data/a/model", directory=directory, value=None,
         objects=1, size_bytes=1, sha256="",
     )  # fmt: skip
-    assert shlex.split(write_copy_command(url, output)) == command
+    written = shlex.split(write_copy_command(url, output))
+
+    assert written[: len(command)] == command
+    if url.startswith("az:"):
+        target = ["--destination", "."] if directory else ["--file", "model"]
+        assert written[len(command) :] == [*target, "--account-name", "mlruns", "--auth-mode", "login"]
+    else:
+        assert written == command
 
 
 def test_an_attempt_shows_the_versions_of_the_data_that_no_step_made(store: Store, pages: Pages) -> None:

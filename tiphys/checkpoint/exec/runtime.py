@@ -18,7 +18,7 @@ import tiphys
 from tiphys.errors import StoreError, UsageError
 
 REQUIRED_PACKAGES = ("boto3", "pydantic")
-OPTIONAL_PACKAGES = ("prometheus-client",)
+OPTIONAL_PACKAGES = ("prometheus-client", "google-cloud-storage", "azure-storage-blob", "azure-identity")
 LOADER = "lib/loader"
 PYTHON = "bin/python"
 _PACKAGES = "packages"

@@ -21,6 +21,7 @@ from hera_pipelines.local.pods.pod_files import pod_log_path
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.protocol.execute_api import find_artifact_place
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.records import AttemptClaim
 from tiphys.store import RunLayout, Store, Submission
@@ -203,5 +204,6 @@ def _read_nodes(workflow: Object) -> list[dict[str, Any]]:
 def _archived_log_key(node: dict[str, Any]) -> str:
     for artifact in (node.get("outputs") or {}).get("artifacts") or []:
         if artifact.get("name") == _ARCHIVED_LOG:
-            return str((artifact.get("s3") or {}).get("key") or "")
+            place = find_artifact_place(artifact)
+            return place.key if place else ""
     return ""

@@ -27,8 +27,10 @@ def config_map(name: str = "default", **s3: str) -> dict[str, Any]:
     return {"metadata": {"annotations": {ANNOTATION: name}}, "data": {"default": json.dumps({"s3": s3})}}
 
 
-def check(declared: dict[str, Any] | None, controller: Mapping[str, str] | UnknownValue | None = None) -> DoctorFinding:
-    settings = ArtifactSettings(STORE, declared)
+def check(
+    declared: dict[str, Any] | None, controller: Mapping[str, str] | UnknownValue | None = None, store: str = STORE
+) -> DoctorFinding:
+    settings = ArtifactSettings(store, declared)
     namespace = WorkflowNamespace("team-a", True, frozenset(), frozenset(), {}, {}, artifact_settings=settings)
     [finding] = check_artifact_repository(namespace, {} if controller is None else controller)
     assert finding.name == "team-a/artifacts"
@@ -68,6 +70,48 @@ def test_argos_controller_may_declare_it_for_all(bucket: str) -> None:
 
     assert check(None, settings).state is (CheckStatus.OK if bucket == "ml-runs" else CheckStatus.FAILED)
     assert check(config_map(bucket="ml-runs"), settings).state is CheckStatus.OK
+
+
+AZURE = {"container": "runs", "endpoint": "https://mlruns.blob.core.windows.net"}
+
+
+@pytest.mark.parametrize(
+    ("store", "repository", "state", "says"),
+    [
+        ("gs://ml-runs/p", {"gcs": {"bucket": "ml-runs"}}, CheckStatus.OK, "bucket ml-runs"),
+        ("gs://ml-runs/p", {"gcs": {"bucket": "other"}}, CheckStatus.FAILED, "keeps artifacts in bucket other"),
+        (
+            "gs://ml-runs/p",
+            {"s3": {"bucket": "ml-runs"}},
+            CheckStatus.FAILED,
+            "names no bucket of Google Cloud Storage",
+        ),
+        ("az://mlruns/runs/p", {"azure": AZURE}, CheckStatus.OK, "container runs"),
+        (
+            "az://mlruns/runs/p",
+            {"azure": {**AZURE, "container": "x"}},
+            CheckStatus.FAILED,
+            "container x of https://mlr",
+        ),
+        ("az://other/runs/p", {"azure": AZURE}, CheckStatus.FAILED, "the store of the runs is az://other/runs/p"),
+        ("az://mlruns/runs/p", {"azure": "?"}, CheckStatus.FAILED, "names no container of Azure"),
+        (
+            "az://mlruns/runs/p",
+            {"azure": {**AZURE, "keyFormat": "p/control/{{pod.name}}"}},
+            CheckStatus.WARNING,
+            "below control/",
+        ),
+    ],
+)
+def test_the_repository_is_of_the_kind_of_the_store(
+    store: str, repository: dict[str, Any], state: CheckStatus, says: str
+) -> None:
+    declared = {"metadata": {"annotations": {ANNOTATION: "default"}}, "data": {"default": json.dumps(repository)}}
+
+    finding = check(declared, store=store)
+
+    assert finding.state is state
+    assert says in finding.sentence
 
 
 def test_what_may_not_be_read_is_unknown() -> None:
