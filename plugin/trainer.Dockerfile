@@ -6,11 +6,13 @@
 ARG BASE
 
 FROM ${BASE} AS build
+# For a store outside of S3: --build-arg EXTRAS="--extra gcs" or "--extra azure".
+ARG EXTRAS=
 ENV UV_PROJECT_ENVIRONMENT=/opt/tiphys UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 WORKDIR /build
 COPY pyproject.toml uv.lock plugin/uv.txt ./
 RUN pip install --no-cache-dir --require-hashes --requirement uv.txt
-RUN uv sync --frozen --no-dev --no-install-project --extra numpy
+RUN uv sync --frozen --no-dev --no-install-project --extra numpy ${EXTRAS}
 COPY tiphys /opt/tiphys/lib/python3.11/site-packages/tiphys
 # Byte code is made here, because nothing can be written where the root is read-only.
 RUN python -m compileall -q --invalidation-mode unchecked-hash /opt/tiphys/lib/python3.11/site-packages

@@ -27,8 +27,11 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobServiceClient
 from support import s3_proxy as faults
 from support.emulators import ACCOUNT, connection_string
+from support.lineage import LINEAGE, RUN, ref
 from support.s3_proxy import Reply, Request, S3Proxy, Times
+from support.sessions import admitted, open_session, state_at, train
 
+from tiphys import checkpoint
 from tiphys.errors import (
     ForbiddenError,
     IntegrityError,
@@ -40,8 +43,9 @@ from tiphys.errors import (
     UsageError,
 )
 from tiphys.faults import InjectedFaultError
+from tiphys.lineage.select import list_commits
 from tiphys.records import SubmissionEnd
-from tiphys.store import AzureStore, GcsStore, claim_record, open_store
+from tiphys.store import AzureStore, GcsStore, LineageLayout, claim_record, open_store
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.buckets.bucket_store import BucketStore
 from tiphys.store.probe import is_store_usable, probe_store
@@ -79,6 +83,13 @@ class Cloud:
             body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
             reply = Reply(status, {"content-type": "application/xml", "x-ms-error-code": code}, body)
         return lambda request, forward: reply
+
+    def refuses_deletion(self) -> faults.Behaviour:
+        """Answer as a bucket with a retention policy."""
+        if self.name == "gcs":
+            kept = "Object 'b/a' is subject to bucket's retention policy or object retention and cannot be deleted"
+            return self.refuses(403, "retentionPolicyNotMet", kept)
+        return self.refuses(409, "BlobImmutableDueToPolicy")
 
     def is_condition(self, request: Request) -> bool:
         """Whether the request makes an object if none is there."""
@@ -295,11 +306,7 @@ class TestErrors:
 
     def test_what_a_retention_policy_keeps_is_named(self, cloud: Cloud, store: BucketStore) -> None:
         store.create("a", b"1")
-        if cloud.name == "gcs":
-            kept = "Object 'b/a' is subject to bucket's retention policy or object retention and cannot be deleted"
-            cloud.proxy.behaviour = cloud.refuses(403, "retentionPolicyNotMet", kept)
-        else:
-            cloud.proxy.behaviour = cloud.refuses(409, "BlobImmutableDueToPolicy")
+        cloud.proxy.behaviour = cloud.refuses_deletion()
 
         with pytest.raises(SettingsError, match=r"cannot delete a: .* policy .* keeps it; Tiphys deletes"):
             store.delete("a")
@@ -352,6 +359,55 @@ class TestErrors:
             secret = last.path.partition("upload_id=" if cloud.name == "gcs" else "sig=")[2].partition("&")[0]
             assert secret
             assert secret not in str(caught.value)
+
+
+class TestTraining:
+    def test_a_program_finds_its_checkpoints_by_the_environment_alone(self, cloud: Cloud, store: BucketStore) -> None:
+        environ = {
+            "TIPHYS_STORE": cloud.url(),
+            "TIPHYS_RUN": RUN,
+            "TIPHYS_STEP": "fit",
+            "TIPHYS_ATTEMPT": "1",
+            "TIPHYS_LINEAGE": LINEAGE,
+            "TIPHYS_SAVE_EVERY": "2 steps",
+        }
+        admitted(store, 1)
+        with checkpoint.session(environ=environ) as session:
+            session.restore(default=state_at(0))
+            session.step(2, state_at(2))
+        admitted(store, 2, ref(1, 2))
+
+        with checkpoint.session(environ={**environ, "TIPHYS_ATTEMPT": "2", "TIPHYS_RESUME_FROM": "1-2"}) as session:
+            restored = session.restore(default=state_at(0))
+
+        assert restored["step"] == 2
+
+    def test_every_reply_lost_once_is_still_one_commit(self, cloud: Cloud, store: BucketStore) -> None:
+        cloud.proxy.behaviour = lost = Times(3, cloud.is_condition, faults.loses_reply)
+        session = open_session(store)
+
+        assert session.save(1, state_at(1)).wait() == ref(1, 1)
+
+        assert (lost.happened, session.failed_saves) == (3, 0)
+        assert open_session(store, 2, resume_from=ref(1, 1)).restore()["step"] == 1
+
+    def test_retention_leaves_what_it_should(self, store: BucketStore) -> None:
+        train(store, 5, keep_last=2)
+
+        assert list_commits(store, LINEAGE) == [ref(1, 5), ref(1, 4)]
+        layout = LineageLayout(LINEAGE)
+        assert {layout.parse_shard(info.key) for info in store.list(layout.all_shards)} == {ref(1, 5), ref(1, 4)}
+
+    def test_a_retention_policy_of_the_bucket_keeps_checkpoints_and_the_training_goes_on(
+        self, cloud: Cloud, store: BucketStore
+    ) -> None:
+        policy = cloud.refuses_deletion()
+        cloud.proxy.behaviour = kept = Times(99, lambda request: request.method == "DELETE", policy)
+
+        train(store, 4, keep_last=2)
+
+        assert kept.happened
+        assert list_commits(store, LINEAGE) == [ref(1, 4), ref(1, 3), ref(1, 2), ref(1, 1)]
 
 
 class TestProbe:

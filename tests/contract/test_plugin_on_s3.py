@@ -1,14 +1,22 @@
-"""The plugin over S3: keys are answered as Argo sees them in the bucket, and understood when they come back."""
+"""The plugin over a bucket: keys are answered as Argo sees them in the bucket, and understood when they come back."""
 
 import pytest
+from support.emulators import ACCOUNT
 from support.world import World, artifacts, commit, fit, outputs, phase, prep, records, world
 
 from tiphys.store import open_store
 
+BUCKETS = {
+    "s3": ("s3://{}", "bucket"),
+    "gcs": ("gs://{}", "gcs_bucket"),
+    "azure": (f"az://{ACCOUNT}/{{}}", "azure_container"),
+}
 
-@pytest.fixture
-def here(tmp_path, bucket) -> World:
-    return world(tmp_path, store=open_store(f"s3://{bucket}/team/tiphys"))
+
+@pytest.fixture(params=BUCKETS)
+def here(tmp_path, request) -> World:
+    url, bucket = BUCKETS[request.param]
+    return world(tmp_path, store=open_store(f"{url.format(request.getfixturevalue(bucket))}/team/tiphys"))
 
 
 def test_run_is_kept_below_the_prefix_of_the_store(here):
