@@ -22,6 +22,7 @@ from tiphys.records import utc_now
 from tiphys.store.base import Store
 from tiphys.store.buckets.azure import AzureStore
 from tiphys.store.buckets.bucket_store import BucketStore
+from tiphys.store.buckets.gcs import GcsStore
 from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.layout import CONTROL, DATA, StoreHalf, probe_folder
 from tiphys.store.open import open_store
@@ -130,10 +131,8 @@ def _create_only(store: Store, key: str) -> CheckResult:
     store.create(key, b"first")
     with contextlib.suppress(ObjectExistsError):
         store.create(key, b"second")
-        return CheckResult(
-            False,
-            "a second write of the same key was accepted: the server ignores If-None-Match",
-        )
+        condition = "ifGenerationMatch" if isinstance(store, GcsStore) else "If-None-Match"
+        return CheckResult(False, f"a second write of the same key was accepted: the server ignores {condition}")
     if store.read(key) != b"first":
         return CheckResult(False, "a second write of the same key was refused, and changed the object all the same")
     return CheckResult(True, "a second write of the same key is refused and changes nothing")

@@ -257,10 +257,10 @@ class AzureStore(BucketStore):
         from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
 
         reason = _describe(error)
+        if isinstance(error, ClientAuthenticationError) and not _error_code(error):  # of azure-identity
+            return SettingsError(f"{self.url}: cannot {action}: {reason}; {_CREDENTIALS}")
         if isinstance(error, HttpResponseError) and error.response is not None:
             return self._translate_reply(error, action, key)
-        if isinstance(error, ClientAuthenticationError):  # of azure-identity
-            return SettingsError(f"{self.url}: cannot {action}: {reason}; {_CREDENTIALS}")
         return StoreError(
             f"{self.url}: cannot {action}: {self._endpoint} did not answer, or closed the connection ({reason}); "
             f"check the name of the account, the network and {ENDPOINT_VARIABLE}, then try again"
@@ -268,7 +268,7 @@ class AzureStore(BucketStore):
 
     def _translate_reply(self, error: "HttpResponseError", action: str, key: str) -> TiphysError:
         status, code = error.status_code or 0, _error_code(error)
-        if code in _EXISTS:
+        if code in _EXISTS and action.startswith("create "):
             return ObjectExistsError(f"{self.url} already has an object {key}; objects are never overwritten")
         if code == "BlobNotFound":
             return ObjectMissingError(f"{self.url} has no object {key}")

@@ -51,7 +51,7 @@ _CHUNK_BYTES = 16 << 20
 # The URI of a resumable upload is a credential for it.
 _SECRETS = re.compile(r"(upload_id=)[^&\s:'\")]+")
 _MAX_REASON = 500
-_RETENTION = ("retention", "hold")
+_RETENTION = frozenset(("retentionPolicyNotMet", "objectUnderActiveHold"))
 _CREDENTIALS = (
     "give this process application default credentials: workload identity on GKE, the service account of the machine, "
     "or `gcloud auth application-default login`"
@@ -91,14 +91,14 @@ class GcsStore(BucketStore):
             raise UsageError(f"no bucket can have the name {bucket!r}; use gs://bucket/prefix")
         self.bucket = bucket
         super().__init__(f"gs://{bucket}", prefix, page_size, namespace)
-        self._resumable_bytes = 8 << 20
+        self._is_always_resumable = False
         self._client = _make_client(self.url)
         self._bucket: Bucket = self._client.bucket(bucket)
         self._options = {"timeout": _TIMEOUT_SECONDS, "retry": _make_retry(retry_seconds)}
 
     def with_multipart_uploads(self) -> "GcsStore":
         other = copy.copy(self)
-        other._resumable_bytes = 0
+        other._is_always_resumable = True
         return other
 
     def check_bucket(self) -> None:
@@ -169,7 +169,7 @@ class GcsStore(BucketStore):
         blob = self._blob(key)
         blob.chunk_size = _CHUNK_BYTES
         # The library sends an upload of unknown size, and one of more than 8 MiB, as a resumable one.
-        size = source.size if self._resumable_bytes else None
+        size = None if self._is_always_resumable else source.size
         with self._translate_errors("create", key):
             blob.upload_from_file(_UploadBody(source), size=size, if_generation_match=0, **self._options)
         failpoint("store.after_publish")
@@ -237,7 +237,7 @@ class GcsStore(BucketStore):
             return SettingsError(
                 f"{self.url}: cannot {action}: {self._endpoint} has no such bucket; check the name, or create it"
             )
-        if status == 403 and any(word in reason for word in _RETENTION):
+        if any(row.get("reason") in _RETENTION for row in getattr(error, "errors", ()) if isinstance(row, dict)):
             return SettingsError(
                 f"{self.url}: cannot {action}: a retention policy or a hold of the bucket keeps it; Tiphys deletes old "
                 "checkpoints and finished records, so use a bucket without one"
