@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
 from tiphys_plugin.quota.placement.place import PlacementFailure, UnschedulableReason, find_placement
-from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit
+from tiphys_plugin.quota.placement.scoring import BestFitScorer, FragmentationScorer, PlacementPolicy
 
 TYPES = ["A100", "T4"]
-POLICIES = [
-    PlacementPolicy(best_fit),
-    PlacementPolicy(FragmentationScorer({PodRequest(1): 2, PodRequest(2, "A100"): 1, PodRequest(4): 1})),
-]
+TYPICAL = {PodRequest(1): 2, PodRequest(2, "A100"): 1, PodRequest(4): 1}
+POLICIES = [PlacementPolicy(scorer(TYPICAL, {"A100": 8, "T4": 8})) for scorer in (BestFitScorer, FragmentationScorer)]
 
 
 @st.composite

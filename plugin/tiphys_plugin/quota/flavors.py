@@ -166,6 +166,10 @@ class FlavorSet:
         """GPU type of a flavor; a type that no flavor names is returned as it is."""
         return self.by_name[gpu_kind].gpu_type if gpu_kind in self.by_name else gpu_kind
 
+    def kinds_of_type(self, gpu_type: str) -> tuple[str, ...]:
+        """GPU kinds of a type: its flavors, or the type itself."""
+        return tuple(one.name for one in self.by_gpu_type.get(gpu_type, ())) or (gpu_type,)
+
     def gpu_kind_of(self, node: GpuNode) -> str:
         """GPU kind of a node: its flavor, or its type if that has no flavors; empty if no flavor matches its labels."""
         if self.is_unflavored(node.gpu_type):

@@ -33,8 +33,8 @@ from tiphys.protocol.step_spec import Priority, is_label_value
 from tiphys.protocol.validation import describe_mistake
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
-from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
-from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit
+from tiphys_plugin.quota.placement.model import GpuNode
+from tiphys_plugin.quota.placement.scoring import PlacementPolicy, TypicalGpus, build_placement_policy
 
 ANY_TYPE = "*"
 DEFAULT_LEDGER_SHARE = 0.25
@@ -218,8 +218,8 @@ class Queues(BaseModel):
     """How the nodes of the cluster are read; None: they are not read."""
     placement: Literal["best-fit", "fragmentation"] = "best-fit"
     """Best fit, or least fragmentation for the requests of ``typical_gpus`` (see `FragmentationScorer`)."""
-    typical_gpus: dict[PositiveInt, _Positive] = {1: 1, 2: 1, 4: 1, 8: 1}
-    """Typical requests of pods for the placement by fragmentation: number of GPUs, and relative frequency."""
+    typical_gpus: dict[PositiveInt | TypicalGpus, _Positive] = {1: 1, 2: 1, 4: 1, 8: 1}
+    """Typical requests of pods: number of GPUs, or these with their types, and relative frequency."""
     usage_half_life_hours: _Positive = 24.0
     """Half-life of past usage in the fair shares of queues."""
     ledger_share: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LEDGER_SHARE
@@ -409,10 +409,8 @@ class Queues(BaseModel):
     @cached_property
     def placement_policy(self) -> PlacementPolicy:
         """Chooses among the nodes that fit."""
-        typical = {PodRequest(gpus): weight for gpus, weight in self.typical_gpus.items()}
-        return PlacementPolicy(
-            FragmentationScorer(typical) if self.placement == "fragmentation" and typical else best_fit
-        )
+        stock = {kind: entry.count for kind, entry in (self.gpu_inventory or {}).items()}
+        return build_placement_policy(self.placement, self.typical_gpus, stock, self.flavor_set.kinds_of_type)
 
     @property
     def usage_half_life(self) -> timedelta:

@@ -14,6 +14,7 @@ and none leaves. What is compared is the part of all GPUs that is then used.
 import csv
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -23,14 +24,20 @@ from bench.samples import percentile
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import WHOLE_GPU, GangRequest, GpuNode, Placement, PodRequest
 from tiphys_plugin.quota.placement.place import find_placement
-from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit, find_typical_requests
+from tiphys_plugin.quota.placement.scoring import (
+    BestFitScorer,
+    FragmentationScorer,
+    PlacementPolicy,
+    best_fit,
+    find_typical_requests,
+)
 
 FOLDER = "TIPHYS_TRACES"
 NODES = "openb_node_list_all_node.csv"
 TASKS = "openb_pod_list_default.csv"
 TYPED_TASKS = "openb_pod_list_gpuspec33.csv"
 """The same trace with a third of the tasks bound to types of GPUs, often to any of several."""
-POLICIES = ("best-fit", "fragmentation")
+SCORERS = {"best-fit": BestFitScorer, "fragmentation": FragmentationScorer}
 PUBLISHED = {"best-fit": 92.9, "fragmentation": 95.2}
 PUBLISHED_TYPED = {"best-fit": 80.4, "fragmentation": 87.8}
 
@@ -73,7 +80,7 @@ def _by_policy(
     nodes: Sequence[GpuNode], tasks: Sequence[PodRequest], seeds: Sequence[int], published: Mapping[str, float]
 ) -> dict[str, Any]:
     return {
-        policy: _summary(published[policy], [fill(nodes, tasks, policy, seed) for seed in seeds]) for policy in POLICIES
+        policy: _summary(published[policy], [fill(nodes, tasks, policy, seed) for seed in seeds]) for policy in SCORERS
     }
 
 
@@ -92,7 +99,10 @@ def fill(nodes: Sequence[GpuNode], tasks: Sequence[PodRequest], policy: str, see
     """Let tasks arrive until they ask for as many GPUs as there are."""
     began = time.perf_counter()
     free = ClusterFreeCapacity(NodeInventory(nodes))
-    chosen = PlacementPolicy(best_fit if policy == "best-fit" else FragmentationScorer(find_typical_requests(tasks)))
+    stock: Counter[str] = Counter()
+    for node in nodes:
+        stock[node.gpu_type] += node.gpus
+    chosen = PlacementPolicy(SCORERS[policy](find_typical_requests(tasks), stock))
     capacity = WHOLE_GPU * sum(node.gpus for node in nodes)
     arrived = used = unplaced = 0
     for number, task in enumerate(_arriving(tasks, seed), 1):

@@ -337,6 +337,21 @@ def find_placement(
     return _find_placement(free_capacity, gang, policy)
 
 
+def find_placement_by_preference(
+    free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
+) -> Placement | PlacementFailure:
+    """As `find_placement`, for a gang with ``gpu_types``: on the first of its types that has room.
+
+    Another of them is taken if the gang fits on the first one only with nodes that it avoids.
+    """
+    of_one_type = (replace(gang.pod, gpu_type=one, gpu_types=()) for one in gang.pod.gpu_types)
+    found = [find_placement(free_capacity, replace(gang, pod=pod), policy) for pod in of_one_type]
+    placements = [one for one in found if isinstance(one, Placement)]
+    if not placements:
+        return find_placement(free_capacity, gang, policy)
+    return min(placements, key=lambda one: not set(gang.avoided_nodes).isdisjoint(one.nodes))
+
+
 def _find_placement(
     free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
 ) -> Placement | PlacementFailure:

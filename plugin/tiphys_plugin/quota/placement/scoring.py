@@ -4,14 +4,20 @@ A `PlacementScorer` scores the free capacity before and after a placement; the
 smallest score wins. `best_fit` leaves the fewest free GPUs. `FragmentationScorer`
 implements least fragmentation (FGD): Q. Weng et al., "Beware of Fragmentation:
 Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023.
+
+A request that several GPU types may serve must not take GPUs for which others have
+no substitute. So both policies know how much is typically asked for each type
+(`compute_relative_demand`), and prefer the types that are wanted least.
 """
 
 import math
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
+
+from pydantic import Field
 
 from tiphys_plugin.quota.placement.model import (
     WHOLE_GPU,
@@ -85,6 +91,37 @@ def best_fit(_before: NodeFreeCapacity, after: NodeFreeCapacity) -> PlacementSco
     return after.free_gpu_milli, after.gpu_memory_mb, -after.free_gpus, after.cpu_milli
 
 
+def compute_relative_demand(typical: Mapping[PodRequest, float], stock: Mapping[str, int]) -> dict[str, float]:
+    """Typical demand for a GPU of each type in ``stock``, relative to the mean over all GPUs.
+
+    It is 1 for each type if no request names types. A request asks for all types that may serve it, in proportion to
+    their GPUs.
+    """
+    demand: defaultdict[str, float] = defaultdict(float)
+    existing = {gpu_type: gpus for gpu_type, gpus in stock.items() if gpus}
+    for pod, frequency in typical.items():
+        accepted = [gpu_type for gpu_type in existing if pod.gpus and pod.accepts_type(gpu_type)]
+        for gpu_type in accepted:
+            demand[gpu_type] += frequency * pod.gpus * pod.gpu_milli / sum(existing[one] for one in accepted)
+    total = sum(demand[gpu_type] * gpus for gpu_type, gpus in existing.items())
+    mean = total / sum(existing.values()) if total else 1.0
+    return {gpu_type: round(demand[gpu_type] / mean, _DEMAND_DIGITS) for gpu_type in existing} if total else {}
+
+
+_DEMAND_DIGITS = 6
+"""Equal demands stay equal beside the rounding of sums."""
+
+
+class BestFitScorer:
+    """Scorer: the GPU type that is wanted least, then `best_fit`."""
+
+    def __init__(self, typical: Mapping[PodRequest, float], stock: Mapping[str, int]) -> None:
+        self._demand = compute_relative_demand(typical, stock)
+
+    def __call__(self, before: NodeFreeCapacity, after: NodeFreeCapacity, /) -> PlacementScore:
+        return self._demand.get(before.gpu_type, 1.0), *best_fit(before, after)
+
+
 _SIGNIFICANT_GROWTH_MILLI = WHOLE_GPU / 10
 """Differences in fragmentation below this are ignored: it is an estimate, and best fit decides better there."""
 _COVERED_SHARE = 0.95
@@ -100,9 +137,13 @@ class FragmentationScorer:
     the request needs. The expected fragmentation is the mean over the ``typical``
     requests, weighted by their frequency. The paper (see module) compares the growth
     exactly; this scorer compares tenths of a GPU, and best fit breaks ties.
+
+    ``stock`` are the existing GPUs by type. A GPU of a type for which more is asked than for the mean of all counts
+    as a growth, too: by the demand for it beyond that mean, or less if the demand is below it.
     """
 
-    def __init__(self, typical: Mapping[PodRequest, float]) -> None:
+    def __init__(self, typical: Mapping[PodRequest, float], stock: Mapping[str, int]) -> None:
+        self._demand = compute_relative_demand(typical, stock)
         total = sum(typical.values())
         by_cpu = sorted(typical.items(), key=lambda item: item[0].cpu_milli)
         self._typical = [(pod, frequency / total) for pod, frequency in by_cpu]
@@ -111,7 +152,10 @@ class FragmentationScorer:
 
     def __call__(self, before: NodeFreeCapacity, after: NodeFreeCapacity, /) -> PlacementScore:
         growth = self.expected_fragmentation_milli(after) - self.expected_fragmentation_milli(before)
-        return math.floor(growth / _SIGNIFICANT_GROWTH_MILLI + _ROUNDING_TOLERANCE), *best_fit(before, after)
+        excess_demand = self._demand.get(before.gpu_type, 1.0) - 1.0
+        price = excess_demand * (before.free_gpu_milli - after.free_gpu_milli) / _SIGNIFICANT_GROWTH_MILLI
+        tenths = math.floor(growth / _SIGNIFICANT_GROWTH_MILLI + _ROUNDING_TOLERANCE)
+        return tenths + price, *best_fit(before, after)
 
     def expected_fragmentation_milli(self, capacity: NodeFreeCapacity) -> float:
         """Expected free thousandths of GPUs that a typical request cannot use."""
@@ -137,6 +181,37 @@ def _usable_milli(capacity: NodeFreeCapacity, pod: PodRequest) -> int:
     return WHOLE_GPU * max(0, capacity.free_gpus) + sum(
         part for part in capacity.shared_gpu_free_milli if part >= pod.gpu_milli
     )
+
+
+TypicalGpus = Annotated[str, Field(max_length=1024, pattern=r"^[1-9][0-9]{0,3} [^ |]+(\|[^ |]+)*$")]
+"""Number of GPUs and the types of which any will do: ``8 H100|A100``."""
+
+
+def build_placement_policy(
+    name: Literal["best-fit", "fragmentation"],
+    typical_gpus: Mapping[int | str, float],
+    stock: Mapping[str, int],
+    kinds_of: Callable[[str], Iterable[str]],
+) -> PlacementPolicy:
+    """The policy of a queue file.
+
+    Args:
+        name: Name of the policy.
+        typical_gpus: Frequency of requests for a number of GPUs, or for `TypicalGpus`.
+        stock: Existing GPUs by kind.
+        kinds_of: The GPU kinds of a type.
+    """
+    typical = {_parse_typical_request(gpus, kinds_of): weight for gpus, weight in typical_gpus.items()}
+    scorer = FragmentationScorer if name == "fragmentation" and typical else BestFitScorer
+    return PlacementPolicy(scorer(typical, stock))
+
+
+def _parse_typical_request(gpus: int | str, kinds_of: Callable[[str], Iterable[str]]) -> PodRequest:
+    if isinstance(gpus, int):
+        return PodRequest(gpus)
+    number, _, types = gpus.partition(" ")
+    kinds = dict.fromkeys(kind for gpu_type in types.split("|") for kind in kinds_of(gpu_type))
+    return PodRequest(int(number), gpu_types=tuple(kinds))
 
 
 def find_typical_requests(pods: Iterable[PodRequest]) -> dict[PodRequest, float]:

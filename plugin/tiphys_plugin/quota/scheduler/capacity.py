@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity
 from tiphys_plugin.quota.placement.model import Placement
-from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement
+from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement, find_placement_by_preference
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.pools import PoolOption, ResourceLimit, build_gang_request, get_pool_options
@@ -91,11 +91,12 @@ class Capacity:
 
     def find_placement(self, request: LeaseRequest, pool: str) -> Placement | PlacementFailure | None:
         """The nodes for the request in ``pool``, or why there are none; None where no nodes are declared."""
-        return (
-            None
-            if self._free_capacity is None
-            else find_placement(self._free_capacity, build_gang_request(request, pool), self.queues.placement_policy)
-        )
+        if self._free_capacity is None:
+            return None
+        gang, policy = build_gang_request(request, pool), self.queues.placement_policy
+        if gang.pod.gpu_types:
+            return find_placement_by_preference(self._free_capacity, gang, policy)
+        return find_placement(self._free_capacity, gang, policy)
 
     def add(self, held_gpus: HeldGpus) -> None:
         """Count ``held_gpus`` as held."""

@@ -113,6 +113,10 @@ def test_under_a_quota_for_all_types_only_nodes_of_its_types_are_used():
     nodes = [{"name": f"n-{kind}", "gpu_type": kind, "gpus": 8} for kind in ("A10", "A100", "H100")]
     rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"*": 24}}], "nodes": nodes})
     assert decided(rules, either(8, "H100")).nodes == ("n-H100",)
+    for types in (("H100", "A100"), ("A100", "H100")):
+        assert decided(rules, either(8, *types)).nodes == (f"n-{types[0]}",), (
+            "the preferred one, as under quotas by type"
+        )
     held = replace(lease(8, "h", "*", gpu_type=None, gpu_types=("H100", "A100")), nodes=("n-H100",))
     answer = decided(rules, either(8, "H100", "A100"), held)
     assert answer == Admitted("", "*", nodes=("n-A100",))

@@ -14,13 +14,26 @@
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
-from tiphys_plugin.quota.placement.place import PlacementFailure, UnschedulableReason, find_placement
-from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit, find_typical_requests
+from tiphys_plugin.quota.placement.place import (
+    PlacementFailure,
+    UnschedulableReason,
+    find_placement,
+    find_placement_by_preference,
+)
+from tiphys_plugin.quota.placement.scoring import (
+    BestFitScorer,
+    FragmentationScorer,
+    PlacementPolicy,
+    best_fit,
+    compute_relative_demand,
+    find_typical_requests,
+)
 
 BEST_FIT = PlacementPolicy(best_fit)
 
@@ -57,19 +70,64 @@ def test_of_equal_free_capacities_the_one_with_the_least_memory_is_taken() -> No
 def test_fragmentation_leaves_what_others_usually_want() -> None:
     """Everybody else wants four GPUs of one node: one of five is a fragment, and one of four is a loss of four."""
     nodes = free(node("a", 4), node("b", 5))
-    usual = PlacementPolicy(FragmentationScorer({PodRequest(4): 9, PodRequest(1): 1}))
+    usual = PlacementPolicy(FragmentationScorer({PodRequest(4): 9, PodRequest(1): 1}, {}))
     assert where(find_placement(nodes, GangRequest(PodRequest(1)), BEST_FIT)) == ("a",)
     assert where(find_placement(nodes, GangRequest(PodRequest(1)), usual)) == ("b",)
 
 
 def test_expected_fragmentation_is_the_mean_of_what_typical_requests_cannot_use() -> None:
     measure = FragmentationScorer(
-        {PodRequest(4): 1, PodRequest(1): 1, PodRequest(1, gpu_milli=500): 1, PodRequest(1, "T4"): 1}
+        {PodRequest(4): 1, PodRequest(1): 1, PodRequest(1, gpu_milli=500): 1, PodRequest(1, "T4"): 1}, {}
     )
     hole = next(iter(free(node("a", 3)).distinct_capacities()))
     assert measure.expected_fragmentation_milli(hole) == pytest.approx((3000 + 0 + 0 + 3000) / 4)
     shared = hole._replace(free_gpus=1, shared_gpu_free_milli=(300, 600))
     assert measure.expected_fragmentation_milli(shared) == pytest.approx((1900 + 900 + 300 + 1900) / 4)
+
+
+STOCK = {"A100": 8, "T4": 4, "K80": 4, "A10": 0}
+
+
+def test_the_demand_for_a_type_is_what_is_typically_asked_of_its_gpus() -> None:
+    """8 of 16 ask for any GPU, 4 for a T4, and 4 for an A100 or a K80, of which there are 12."""
+    typical = {PodRequest(8): 1.0, PodRequest(4, "T4"): 1.0, PodRequest(2, gpu_types=("A100", "K80", "A10")): 2.0}
+    demand = compute_relative_demand(typical, STOCK)
+    assert demand == pytest.approx({"A100": 8 / 16 + 4 / 12, "T4": 8 / 16 + 4 / 4, "K80": 8 / 16 + 4 / 12}, abs=1e-6)
+    halves = {PodRequest(1, "T4", gpu_milli=500): 2.0, PodRequest(1, "K80"): 1.0}
+    assert compute_relative_demand(halves, STOCK) == {"A100": 0, "T4": 2, "K80": 2}
+    assert compute_relative_demand({PodRequest(8): 3, PodRequest(1): 1}, STOCK) == {"A100": 1, "T4": 1, "K80": 1}
+    assert compute_relative_demand({PodRequest(1, "H100"): 1}, STOCK) == {}
+    assert compute_relative_demand({}, STOCK) == compute_relative_demand({PodRequest(1): 1}, {}) == {}
+
+
+@pytest.mark.parametrize("scorer", [BestFitScorer, FragmentationScorer])
+def test_who_takes_any_type_leaves_those_that_others_must_have(
+    scorer: type[BestFitScorer | FragmentationScorer],
+) -> None:
+    nodes = [node("t", 4, gpu_type="T4"), node("a1", gpu_type="A100"), node("k", 4, gpu_type="K80")]
+    for wanted, taken in (("T4", "k"), ("K80", "t")):
+        policy = PlacementPolicy(scorer({PodRequest(1): 8, PodRequest(4, wanted): 4}, STOCK))
+        cluster, used = free(*nodes), []
+        for _ in range(3):
+            found = find_placement(cluster, GangRequest(PodRequest(4)), policy)
+            assert isinstance(found, Placement)
+            used.append(found.nodes[0])
+            cluster.allocate(found)
+        assert used.index(taken) < 2 and {"T4": "t", "K80": "k"}[wanted] not in used
+
+
+def test_the_first_type_with_room_is_taken_and_another_rather_than_a_node_that_failed() -> None:
+    nodes = free(node("t", gpu_type="T4"), node("a", gpu_type="A100"))
+
+    def of(*types: str, **more: Any) -> Placement | PlacementFailure:
+        gang = GangRequest(PodRequest(more.pop("gpus", 8), gpu_types=types), **more)
+        return find_placement_by_preference(nodes, gang, BEST_FIT)
+
+    assert [where(of("T4", "A100")), where(of("A100", "T4"))] == [("t",), ("a",)]
+    assert where(of("H100", "A100", "T4")) == ("a",)
+    assert where(of("T4", "A100", avoided_nodes=("t",))) == ("a",)
+    assert where(of("T4", "A100", avoided_nodes=("t", "a"))) == ("t",)
+    assert "9 are needed" in why(of("T4", "A100", gpus=9)).message
 
 
 def test_typical_requests_are_the_most_frequent() -> None:

@@ -10,14 +10,17 @@
 | never enough on one node                  | a pod                        | rejected, with the most there is |
 """
 
+import json
 from datetime import timedelta
 
 import pytest
 from pydantic import ValidationError
 from support.ledger import NOW, ask, deferral, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, Rejected
-from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.queues import Queues, parse_queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+
+from tiphys.errors import UsageError
 
 
 def cluster(*sizes: int, nvlink_domain: list[str] | None = None, **fields) -> Queues:
@@ -110,6 +113,32 @@ def test_fragmentation_keeps_whole_what_is_usually_asked_for():
     rules = cluster(8, 3, placement="fragmentation", typical_gpus={3: 1.0})
     assert decided(SchedulingState(rules), ask(2)).nodes == ("n1",), "of n2 nothing would be left that is of use"
     assert decided(SchedulingState(cluster(8, 3)), ask(2)).nodes == ("n2",)
+
+
+@pytest.mark.parametrize("placement", ["best-fit", "fragmentation"])
+def test_a_request_without_a_type_leaves_the_type_that_is_usually_asked_for(placement):
+    nodes = [{"name": kind, "gpu_type": kind, "gpus": 8} for kind in ("A100", "H100")]
+    queue = {"name": "research", "gpus": {"*": 16}}
+    for wanted, taken in (("A100", "H100"), ("H100|B200", "A100")):
+        rules = {"queues": [queue], "nodes": nodes, "placement": placement, "typical_gpus": {1: 9, f"1 {wanted}": 1}}
+        for stored in (rules, json.loads(Queues.model_validate(rules).model_dump_json())):
+            assert decided(SchedulingState(Queues.model_validate(stored)), ask(1, gpu_type=None)).nodes == (taken,)
+
+
+def test_a_typical_request_for_a_type_is_one_for_its_flavors():
+    """One GPU of five is a fragment for requests for four, and one of four is a loss of four."""
+    flavors = [{"name": "h-rent", "gpu_type": "H100", "node_labels": {"pool": "rent"}}]
+    nodes = [{"name": f"n{gpus}", "gpu_type": "H100", "gpus": gpus, "labels": {"pool": "rent"}} for gpus in (4, 5)]
+    rules = {"queues": [{"name": "research", "gpus": {"h-rent": 9}}], "flavors": flavors, "nodes": nodes}
+    for typical, taken in (({"4 H100": 1}, "n5"), ({"4 A100": 1}, "n4")):
+        chosen = Queues.model_validate({**rules, "placement": "fragmentation", "typical_gpus": typical})
+        assert decided(SchedulingState(chosen), ask(1, gpu_type="H100")).nodes == (taken,)
+
+
+@pytest.mark.parametrize("key", ["A100", "0 A100", "8 A100|", "8  A100", "-1", "1.5", "99999 A100"])
+def test_a_typical_request_that_is_none_is_refused_by_name(key):
+    with pytest.raises(UsageError, match="typical_gpus"):
+        parse_queues({"queues": [], "typical_gpus": {key: 1}}, "queue file q.yaml")
 
 
 def test_a_lease_of_a_time_without_nodes_counts_among_all():
