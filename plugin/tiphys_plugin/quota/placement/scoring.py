@@ -201,7 +201,9 @@ def build_placement_policy(
         stock: Existing GPUs by kind.
         kinds_of: The GPU kinds of a type.
     """
-    typical = {_parse_typical_request(gpus, kinds_of): weight for gpus, weight in typical_gpus.items()}
+    typical: defaultdict[PodRequest, float] = defaultdict(float)
+    for gpus, weight in typical_gpus.items():
+        typical[_parse_typical_request(gpus, kinds_of)] += weight
     scorer = FragmentationScorer if name == "fragmentation" and typical else BestFitScorer
     return PlacementPolicy(scorer(typical, stock))
 
@@ -211,7 +213,7 @@ def _parse_typical_request(gpus: int | str, kinds_of: Callable[[str], Iterable[s
         return PodRequest(gpus)
     number, _, types = gpus.partition(" ")
     kinds = dict.fromkeys(kind for gpu_type in types.split("|") for kind in kinds_of(gpu_type))
-    return PodRequest(int(number), gpu_types=tuple(kinds))
+    return PodRequest(int(number), gpu_types=tuple(sorted(kinds)))
 
 
 def find_typical_requests(pods: Iterable[PodRequest]) -> dict[PodRequest, float]:

@@ -135,6 +135,14 @@ def test_a_typical_request_for_a_type_is_one_for_its_flavors():
         assert decided(SchedulingState(chosen), ask(1, gpu_type="H100")).nodes == (taken,)
 
 
+def test_typical_requests_for_the_same_types_are_added():
+    nodes = [{"name": kind, "gpu_type": kind, "gpus": 8} for kind in ("A100", "H100", "T4")]
+    rules = {"queues": [{"name": "research", "gpus": {"*": 24}}], "nodes": nodes}
+    typical = {"1 T4|A100": 2, "1 A100|T4": 2, "1 H100": 1.5}
+    chosen = Queues.model_validate({**rules, "typical_gpus": typical})
+    assert decided(SchedulingState(chosen), ask(1, gpu_type=None)).nodes == ("H100",)
+
+
 @pytest.mark.parametrize("key", ["A100", "0 A100", "8 A100|", "8  A100", "-1", "1.5", "99999 A100"])
 def test_a_typical_request_that_is_none_is_refused_by_name(key):
     with pytest.raises(UsageError, match="typical_gpus"):
