@@ -5,10 +5,11 @@ waits for the server, nothing is lost while it is down, and the command may be
 repeated: ids are the same each time.
 """
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -70,12 +71,11 @@ def openlineage(
     run_store = existing_store(screen, store)
     _require_client()
     client = _connect() if output is Format.TABLE else None
-    emit = client.emit if client else _printer(screen, output)
     sent: set[str] = set()
     while True:
         ended = not follow or _have_ended(run_store, runs or ())
         events = _new_events(screen, run_store, runs or (), namespace, begin, sent)
-        complete = _send(screen, events, emit, sent, patient=follow)
+        complete = _send(screen, events, client, sent, follow) if client else _print(screen, events, output, sent)
         if ended and complete:
             break
         time.sleep(_POLL_SECONDS)
@@ -111,21 +111,15 @@ def _connect() -> "OpenLineageClient":
     return client
 
 
-def _printer(screen: Screen, output: Format) -> "Callable[[RunEvent], object]":
-    def show(event: "RunEvent") -> None:
-        document = _document(event)
+def _print(screen: Screen, events: "Iterator[tuple[str, RunEvent]]", output: Format, sent: set[str]) -> bool:
+    """Print ``events`` and add them to ``sent``; True, as all were taken."""
+    for identity, _ in events:
         if output is Format.YAML:
             screen.write("---")
-        screen.document(document, output, **({"indent": None} if output is Format.JSON else {}))
+        screen.document(json.loads(identity), output, indent=None)
         screen.out.file.flush()
-
-    return show
-
-
-def _document(event: "RunEvent") -> dict[str, Any]:
-    from openlineage.client.serde import Serde
-
-    return Serde.to_dict(event)
+        sent.add(identity)
+    return True
 
 
 def _have_ended(store: Store, names: Sequence[str]) -> bool:
@@ -135,7 +129,7 @@ def _have_ended(store: Store, names: Sequence[str]) -> bool:
 def _new_events(
     screen: Screen, store: Store, names: Sequence[str], namespace: str, begin: datetime | None, sent: set[str]
 ) -> "Iterator[tuple[str, RunEvent]]":
-    """Events that were not sent yet, each with its identity; without ``names``, of all runs that can be read."""
+    """Events that were not sent yet, each with its JSON; without ``names``, of all runs that can be read."""
     from openlineage.client.serde import Serde
 
     from hera_pipelines.openlineage.events import derive_events
@@ -160,7 +154,7 @@ def _new_events(
 def _send(
     screen: Screen,
     events: "Iterator[tuple[str, RunEvent]]",
-    emit: "Callable[[RunEvent], object]",
+    client: "OpenLineageClient",
     sent: set[str],
     patient: bool,
 ) -> bool:
@@ -171,7 +165,7 @@ def _send(
     """
     for identity, event in events:
         try:
-            emit(event)
+            client.emit(event)
         except Exception as error:  # each transport has its own errors; their texts may hold secrets
             status = getattr(getattr(error, "response", None), "status_code", "")
             reason = f"{type(error).__name__} {status}".rstrip()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
 
-from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState, set_producer
 from openlineage.client.facet_v2 import (
     DatasetFacet,
     JobFacet,
@@ -65,6 +65,7 @@ from tiphys.store import (
 )
 
 PRODUCER = f"urn:tiphys:{tiphys.__version__}"
+set_producer(PRODUCER)  # of all facets
 _INTEGRATION = "TIPHYS"
 _FROM_TASK = re.compile(r"\{\{tasks\.([^.}]+)\.outputs\.artifacts\.([^}]+)\}\}")
 _END_STATES = {

@@ -96,6 +96,7 @@ def validate(event: dict[str, Any]) -> None:
         for kind in ("facets", "outputFacets")
         for name, facet in part.get(kind, {}).items()
     ]
+    assert {facet["_producer"] for name, facet in facets if name != "tags"} == {event["producer"]}
     for name, facet in facets:
         base, _, place = facet["_schemaURL"].partition("#")
         schema = REGISTRY.contents(base)
