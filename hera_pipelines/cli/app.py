@@ -117,7 +117,10 @@ COMMANDS = {
     ),
     "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.commands.verify", "verify"),
     "triggers": CommandSource(
-        "List the triggers of a namespace: their objects, and the last run.", "cli.commands.follow.triggers", "triggers"
+        "List the triggers of a namespace: their objects, and the last run.",
+        "cli.commands.follow.triggers",
+        "triggers",
+        logs=True,
     ),
     "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
     "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),

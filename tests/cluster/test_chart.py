@@ -394,6 +394,23 @@ def test_the_controller_may_make_workflows_only_where_something_has_it_do_so(
     assert ("create" in verbs) is ("get" in verbs) is may
 
 
+def test_triggers_are_off_until_the_administrator_says_where_they_may_look() -> None:
+    for values, on in (((), False), (("triggers.sources={s3://raw}", "autoResume.enabled=false"), True)):
+        objects = render(*MINIMAL, *values)
+        rules = named(objects, "Role", "ours-controller-workflows")["rules"]
+        rights_of = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+        assert rights_of.get("workflowtemplates") == ({"get", "list"} if on else None)
+        assert {"get", "create"} <= {
+            verb for rule in rules if "workflows" in rule["resources"] for verb in rule["verbs"]
+        }
+        [container] = controller_pod(objects)["spec"]["containers"]
+        given = [one for one in container["args"] if one.startswith("--trigger")]
+        expected = ["--trigger-source=s3://raw", "--trigger-interval-seconds=60", "--triggered-runs-per-minute=60"]
+        assert given == (expected if on else [])
+    with pytest.raises(Refused, match="sources"):
+        render(*MINIMAL, "triggers.sources={raw}")
+
+
 def test_token_and_rules_for_alerts_are_files_and_new_rules_make_new_pods() -> None:
     objects = render(file=TENANTS)
     [container] = controller_pod(objects)["spec"]["containers"]

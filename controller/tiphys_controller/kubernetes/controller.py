@@ -19,7 +19,6 @@ from tiphys.kube import KubeApi, LeaderElector, Object, identify_cluster
 from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES, WORKFLOW_TEMPLATES
 from tiphys.records import utc_now
-from tiphys.records.trigger import TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 from tiphys.service.http_server import AppServer, ServerCertificate
 from tiphys.store import Store
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, AlertRules
@@ -40,7 +39,7 @@ from tiphys_controller.kubernetes.watch_cache import ClusterWatches, WatchCache,
 from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
 from tiphys_controller.server.app import create_controller_app
 from tiphys_controller.submit.triggers.bucket import Buckets, S3Buckets
-from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog
+from tiphys_controller.submit.triggers.catalog import ObjectSources, TriggerCatalog, list_trigger_templates
 from tiphys_controller.submit.triggers.worker import TriggerDependencies, TriggerWorker
 
 WorkerSpec = tuple[str, Callable[[threading.Event], None]]
@@ -175,9 +174,8 @@ def create_trigger_worker(
     """Create the worker that makes the runs of objects."""
 
     def list_templates() -> list[Object]:
-        selector = f"{TRIGGER_LABEL}={TRIGGER_LABEL_VALUE}"
         scopes: Sequence[str | None] = (None,) if namespaces is None else namespaces
-        return [one for scope in scopes for one in api.list(WORKFLOW_TEMPLATES, scope, selector, transform=_head).items]
+        return [one for scope in scopes for one in list_trigger_templates(api, scope)]
 
     @functools.cache
     def rate(_: str) -> TokenBucket:
@@ -196,11 +194,6 @@ def create_trigger_worker(
             settings.interval_seconds,
         )
     )
-
-
-def _head(template: Object) -> Object:
-    """A WorkflowTemplate without its steps, which are read when a run is made."""
-    return {"metadata": template["metadata"]}
 
 
 LEADER_LEASE_NAME = "tiphys-controller"

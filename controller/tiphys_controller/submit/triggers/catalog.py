@@ -14,9 +14,17 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from tiphys.errors import TiphysError, UsageError
+from tiphys.kube import KubeApi
+from tiphys.kube.resources import WORKFLOW_TEMPLATES
 from tiphys.protocol.compiled_workflow import Manifest, read_annotation
 from tiphys.records import ObjectVersion, TriggerSpec
-from tiphys.records.trigger import TRIGGER_ANNOTATION, is_recent, split_object_url
+from tiphys.records.trigger import (
+    TRIGGER_ANNOTATION,
+    TRIGGER_LABEL,
+    TRIGGER_LABEL_VALUE,
+    is_recent,
+    split_object_url,
+)
 from tiphys.store.open import PLACEHOLDER
 
 MAX_TRIGGERS_PER_NAMESPACE = 100
@@ -101,6 +109,19 @@ def _lies_below(spec: TriggerSpec, bucket: str, prefix: str) -> bool:
     """Whether all objects of a trigger lie in the folder ``prefix``: `ml` does not cover `ml-2/…`."""
     folder = prefix.rstrip("/")
     return spec.bucket == bucket and (not folder or spec.prefix.startswith(f"{folder}/"))
+
+
+def list_trigger_templates(api: KubeApi, namespace: str | None) -> list[Manifest]:
+    """Name, age and trigger of each WorkflowTemplate with a trigger, without its steps; None: of all namespaces."""
+    selector = f"{TRIGGER_LABEL}={TRIGGER_LABEL_VALUE}"
+    return api.list(WORKFLOW_TEMPLATES, namespace, selector, transform=_keep_trigger).items
+
+
+def _keep_trigger(template: Manifest) -> Manifest:
+    metadata = template["metadata"]
+    text = (metadata.get("annotations") or {}).get(TRIGGER_ANNOTATION, "")
+    kept = {field: metadata[field] for field in ("namespace", "name", "creationTimestamp")}
+    return {"metadata": {**kept, "annotations": {TRIGGER_ANNOTATION: text}}}
 
 
 def read_trigger(template: Manifest) -> Trigger | None:

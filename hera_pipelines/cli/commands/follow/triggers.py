@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 from tiphys_controller import API_VERSION
-from tiphys_controller.submit.triggers.catalog import Trigger, read_trigger
+from tiphys_controller.submit.triggers.catalog import Trigger, list_trigger_templates, read_trigger
 from tiphys_controller.submit.triggers.start import check_object_name, find_triggered_run, read_last_triggered_run
 
 from hera_pipelines.cli.screen import Format, Screen
@@ -20,7 +20,7 @@ from hera_pipelines.cli.shared_options import (
 )
 from tiphys.errors import UsageError
 from tiphys.records import ObjectVersion, TriggeredRunRecord
-from tiphys.records.trigger import TRIGGER_LABEL, TRIGGER_LABEL_VALUE, is_recent, split_object_url
+from tiphys.records.trigger import is_recent, split_object_url
 from tiphys.store import Store
 
 EXAMPLES = """\b
@@ -54,13 +54,7 @@ def triggers(
     runs = existing_store(screen, store)
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    from tiphys.kube.resources import WORKFLOW_TEMPLATES
-
-    selector = f"{TRIGGER_LABEL}={TRIGGER_LABEL_VALUE}"
-    found = api.list(
-        WORKFLOW_TEMPLATES, api.namespace, selector, transform=lambda one: {"metadata": one["metadata"]}
-    ).items
-    rows = [_read_row(runs, template) for template in found]
+    rows = [_read_row(runs, template) for template in list_trigger_templates(api, api.namespace)]
     if test is not None:
         _show_test(screen, runs, rows, test)
     elif output is Format.TABLE:
