@@ -183,7 +183,7 @@ class TriggerWorker:
             if isinstance(error, FencedError):
                 raise
             self._report(trigger, f"{version.url}: {error}")
-            return TriggerOutcome.WAITING
+            return TriggerOutcome.WAITING if trigger.spec.resume else TriggerOutcome.REFUSED
         except StoreError:
             raise
         except TiphysError as error:

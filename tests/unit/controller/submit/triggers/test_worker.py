@@ -249,6 +249,17 @@ def test_an_object_waits_until_the_run_that_it_resumes_has_ended(world: TriggerW
     assert world.submitter.names() == [run, f"{run}-2"]
 
 
+def test_a_pipeline_that_names_its_runs_alike_has_one_run_and_the_next_object_is_refused(world: TriggerWorld) -> None:
+    [finalize] = [
+        one for one in world.templates["ml", "digits"]["spec"]["templates"] if one["name"].endswith("finalize")
+    ]
+    finalize["plugin"]["tiphys"]["run"] = "nightly"
+    world.buckets.put(version("ml/a"), version("ml/b"))
+    assert world.worker.handle_notification(notified("ml/a")) == NONE | {"started": 1}
+    assert world.worker.handle_notification(notified("ml/b")) == NONE | {"refused": 1}
+    assert world.submitter.names() == ["nightly"]
+
+
 def test_too_many_notifications_at_once_are_put_off(world: TriggerWorld) -> None:
     taken = [world.worker._deliveries.acquire(blocking=False) for _ in range(9)]
     assert taken == [True] * 8 + [False]
