@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from support.controller_process import ControllerProcess, kubeconfig
 from support.kube_server import serving
 from support.polling import until
@@ -33,13 +34,14 @@ def notify(controller: ControllerProcess, bucket: str, key: str) -> dict[str, An
         f"{controller.url}/v1/storage-events",
         json={"Records": [record]},
         headers={"Authorization": f"Bearer {TOKEN}"},
-        timeout=60,
+        timeout=600,
     )
     assert answer.status_code == 200, answer.text
     counts: dict[str, Any] = answer.json()
     return counts
 
 
+@pytest.mark.timeout(1200)
 def test_delivered_again_lost_and_found(tmp_path: Path, bucket: str, s3_endpoint: str) -> None:
     (tmp_path / "token").write_text(TOKEN)
     client = make_client()
@@ -69,7 +71,7 @@ def test_delivered_again_lost_and_found(tmp_path: Path, bucket: str, s3_endpoint
         client.put_object(Bucket=bucket, Key="raw/ml/b.csv", Body=b"2")
         client.put_object(Bucket=bucket, Key="raw/ml/b.txt", Body=b"3")
         third = start("controller-3")
-        until(lambda: third.said("trigger.started"))
+        until(lambda: third.said("trigger.started"), seconds=600.0)
         notify(third, bucket, "raw/ml/b.csv")
         assert sources(api) == [f"s3://{bucket}/raw/ml/a b+c.csv", f"s3://{bucket}/raw/ml/b.csv"]
         _, metrics = third.get("/metrics")
