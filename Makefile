@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # uv installs the locked packages; it is installed into .tools where it is absent.
 UV := $(shell command -v uv || echo .tools/bin/uv)
 RUN := $(UV) run --no-sync
-IN_BROWSER := $(UV) run --quiet --isolated --frozen --all-extras --no-extra torch --group browser
+IN_BROWSER := $(UV) run --quiet --isolated --frozen --all-extras --no-extra torch --no-extra mlflow --group browser
 SBOM_DIR := build/sbom
 SBOM = $(UV) export --quiet --locked --preview-features sbom-export --format cyclonedx1.5 --no-dev
 EMULATORS := build/emulators
@@ -27,7 +27,7 @@ help:  ## list the targets by group
 	.tools/bin/python -m pip install --quiet --require-hashes --requirement plugin/uv.txt
 
 setup: $(filter .tools/bin/uv,$(UV))  ## install the locked packages into .venv
-	@$(UV) sync --quiet --locked --all-extras --no-extra torch
+	@$(UV) sync --quiet --locked --all-extras --no-extra torch --no-extra mlflow
 
 demo: setup  ## watch a training run survive kills, corruption and a lost orchestrator
 	@$(RUN) tiphys demo
@@ -55,8 +55,12 @@ test-stores: setup emulators  ## run the tests of every store, with emulators of
 	@TIPHYS_EMULATORS=required $(RUN) pytest -n 2 tests/contract/test_store.py tests/contract/test_clouds.py
 
 test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in a separate environment (5 GB)
-	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py
+
+test-mlflow: $(filter .tools/bin/uv,$(UV))  ## run the tests against a real MLflow server, in a separate environment (1 GB)
+	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(UV) sync --quiet --locked --all-extras --no-extra torch --group mlflow
+	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(RUN) pytest tests/tracking
 
 test-ui: $(filter .tools/bin/uv,$(UV))  ## run the tests of the web pages in a real Chromium, which must be installed
 	@$(IN_BROWSER) pytest tests/browser -m browser -n0
@@ -142,6 +146,6 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 	@UV="$(UV)" .ci/audit
 
 clean:  ## remove the files that targets created
-	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
+	rm -rf .venv .venv-torch .venv-mlflow .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

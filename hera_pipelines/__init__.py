@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         ObjectTrigger,
         Retries,
     )
+    from hera_pipelines.authoring.registration import RegisterModel
+    from hera_pipelines.authoring.tracking import Mlflow, Wandb
     from hera_pipelines.compile.settings import Dvc, Lakefs, SharedVolume, Spot
     from hera_pipelines.sweeps import choice, grid, integers, log_uniform, random_search, uniform
 
@@ -36,15 +38,18 @@ __all__ = [
     "Drift",
     "Dvc",
     "Lakefs",
+    "Mlflow",
     "ObjectTrigger",
     "Pipeline",
     "Plain",
     "PluginTemplate",
+    "RegisterModel",
     "Retries",
     "SharedVolume",
     "Spot",
     "Step",
     "Train",
+    "Wandb",
     "best",
     "choice",
     "grid",
@@ -68,6 +73,8 @@ _MODULE_BY_NAME = {
         "authoring.policies",
     ),
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),
+    **dict.fromkeys(("Mlflow", "Wandb"), "authoring.tracking"),
+    "RegisterModel": "authoring.registration",
     "best": "authoring.best_trial",
     "CronPipeline": "authoring.cron",
     "Drift": "authoring.policies",

@@ -31,6 +31,7 @@ from tiphys.records import (
 )
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
 from tiphys.store.runs import read_concurrently
+from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
@@ -194,6 +195,8 @@ class RunDetail(OutputDocument):
     code_version: str | None
     submissions: tuple[SubmissionDetail, ...]
     steps: tuple[StepDetail, ...]
+    models: tuple[RegistrationReport, ...] = Field(default=(), exclude_if=lambda models: not models)
+    """Models that its steps register in MLflow, complete or pending."""
     damaged: tuple[str, ...] = Field(default=(), exclude_if=lambda damaged: not damaged)
     """Records that cannot be read, each with its key, what is damaged, and what to do."""
 
@@ -276,6 +279,8 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
     selected = run_plan.names.resolve(step) if step else ""
     attempts = {one: tries for one, tries in attempts.items() if selects_step(selected, one)}
     progress = _read_open_progress(store, attempts)
+    registers = any(spec.registration for spec in run_plan.pipeline.steps.values())
+    models = list_registrations(store, run, damaged) if registers else []
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
@@ -289,6 +294,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
             for report in build_plan_report(run_plan, store.url).steps
             if task_name(selected) in ("", report.name)
         ),
+        models=tuple(one.report() for one in models if selects_step(selected, one.request.step)),
         damaged=tuple(one.message for one in sorted(damaged)),
     )
 

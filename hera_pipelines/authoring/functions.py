@@ -22,6 +22,7 @@ from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import create_task, function_input_slots, require_image, separate_shared_inputs
 from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
+from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
@@ -188,6 +189,7 @@ def step(
     deadline: Duration | None = None,
     spot: bool | Spot = False,
     data: DataSource | Sequence[DataSource] = (),
+    tracking: Mlflow | Wandb | None = None,
     **script: Any,
 ) -> StepDecorator[P, R]:
     """Make a function a step whose result is recorded, so that a resumed run does not repeat it.
@@ -201,10 +203,18 @@ def step(
         spot: True: the step may run on spot nodes. A `Spot`: it runs only on those nodes.
         data: Data that the step reads and no step makes: `Dvc`, `Lakefs`, or a list of these. Its version at compile
             decides with program and inputs whether a finished result is reused.
+        tracking: The service whose run of the step is the same in all attempts and submissions; None: none.
         **script: Arguments of Hera's ``@script``.
     """
     options = StepOptions(
-        cache=cache, share=share, retries=retries, grace=grace, deadline=deadline, spot=spot, data=data
+        cache=cache,
+        share=share,
+        retries=retries,
+        grace=grace,
+        deadline=deadline,
+        spot=spot,
+        data=data,
+        tracking=tracking,
     )
     return _build_decorator(options, script)
 
@@ -229,6 +239,7 @@ def train(
     deadline: Duration | None = None,
     spot: bool | Spot = False,
     data: DataSource | Sequence[DataSource] = (),
+    tracking: Mlflow | Wandb | None = None,
     **script: Any,
 ) -> StepDecorator[P, R]:
     """Make a function a training step: each attempt is admitted first, and resumes from the newest valid checkpoint.
@@ -261,6 +272,7 @@ def train(
         deadline: As in `step`.
         spot: As in `step`.
         data: As in `step`.
+        tracking: As in `step`.
         **script: Arguments of Hera's ``@script``.
     """
     options = TrainOptions(
@@ -282,6 +294,7 @@ def train(
         deadline=deadline,
         spot=spot,
         data=data,
+        tracking=tracking,
     )
     return _build_decorator(options, script)
 

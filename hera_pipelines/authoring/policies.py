@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, SharedVolume, Spot, StepSettings, refuse_unknown_keywords
 from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
 from tiphys.checkpoint.telemetry.metrics import MetricsEndpoint
@@ -276,6 +277,7 @@ class StepOptions:
     deadline: Duration | None = None
     spot: bool | Spot = False
     data: DataSource | Sequence[DataSource] = ()
+    tracking: Mlflow | Wandb | None = None
 
     def step_settings(self, step: str) -> StepSettings:
         """The settings for the annotation of the template ``step``.
@@ -297,6 +299,7 @@ class StepOptions:
             "deadline_seconds": None if deadline is None else round(deadline),
             "spot": _spot_kinds(self.spot),
             "data": _data_sources(self.data, where),
+            "tracking": None if self.tracking is None else self.tracking.settings(),
         }
 
 

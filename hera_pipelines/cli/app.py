@@ -122,6 +122,11 @@ COMMANDS = {
         "triggers",
         logs=True,
     ),
+    "register": CommandSource(
+        "Register models of a run in MLflow that were requested and are not complete.",
+        "cli.commands.cleanup.register",
+        "register",
+    ),
     "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
     "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
     "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),

@@ -17,6 +17,13 @@ from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, CheckpointPolicy, GpuRequest
+from tiphys.records.tracking import (
+    MLFLOW_EXPERIMENT_NAME,
+    MLFLOW_TRACKING_URI,
+    TRACKING_ID_OUTPUT,
+    MlflowTracking,
+    WandbTracking,
+)
 
 
 def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
@@ -32,7 +39,9 @@ def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
     if checkpoints is not None:
         values |= _checkpoint_values(checkpoints, store)
         values[environment.IMAGE] = program_container(step.program).get("image", "")
-    values |= _path_variables(step)
+    if step.settings.registration is not None:
+        values[environment.REGISTRATION] = step.settings.registration.model_dump_json()
+    values |= _path_variables(step) | _tracking_variables(step)
     if step.data:
         values[environment.DATA] = json.dumps([one.model_dump(mode="json") for one in step.data])
     return [{"name": name, "value": value} for name, value in values.items() if value]
@@ -72,6 +81,47 @@ def _format_save_interval(policy: CheckpointPolicy) -> str:
         lowest, highest = policy.every_bounds
         return f"auto:{lowest:g}s..{highest:g}s"
     return f"{policy.every:g}{'s' if policy.every_unit == 'seconds' else ' steps'}"
+
+
+TRACKING_COMMAND = ("python", "-m", "tiphys.checkpoint.track", "--")
+"""Wrapper around the program of a step that MLflow tracks; it sets the id of the run, which MLflow chooses."""
+
+
+def track_program(container: Manifest, step: GatedStep) -> None:
+    """Put the wrapper for MLflow in front of the program.
+
+    Raises:
+        UsageError: the container names no command, so that the program is unknown.
+    """
+    if not isinstance(step.settings.tracking, MlflowTracking):
+        return
+    if not container.get("command"):
+        raise UsageError(
+            f"step {step.name!r} has tracking=Mlflow(…) and no command, and the entry point of its image is unknown; "
+            "add command=[…]"
+        )
+    container["command"] = [*TRACKING_COMMAND, *container["command"]]
+
+
+def _tracking_variables(step: GatedStep) -> dict[str, str]:
+    """Variables of the tracking service that the author has not set."""
+    match step.settings.tracking:
+        case None:
+            return {}
+        case MlflowTracking(uri=uri, experiment=experiment):
+            values = {MLFLOW_TRACKING_URI: uri, MLFLOW_EXPERIMENT_NAME: experiment}
+        case WandbTracking(project=project, entity=entity):
+            run = _admit_output_placeholder("run-id")
+            values = {
+                "WANDB_RUN_ID": _admit_output_placeholder(TRACKING_ID_OUTPUT),
+                "WANDB_RESUME": "allow",
+                "WANDB_RUN_GROUP": run,
+                "WANDB_NAME": f"{run}/{_admit_output_placeholder('step') if step.fan_out else step.name}",
+                "WANDB_PROJECT": project,
+                "WANDB_ENTITY": entity,
+            }
+    own = {variable["name"] for variable in program_container(step.program).get("env") or []}
+    return {name: value for name, value in values.items() if name not in own}
 
 
 def _path_variables(step: GatedStep) -> dict[str, str]:

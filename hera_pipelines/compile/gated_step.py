@@ -16,6 +16,7 @@ from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, NodeLabelValue, StepKind, StepSpec
 from tiphys.records import DataVersion, json_digest
+from tiphys.records.tracking import MlflowTracking
 
 DEFAULT_GRACE_SECONDS = 30.0
 """Kubernetes' default of ``terminationGracePeriodSeconds``."""
@@ -49,6 +50,11 @@ class GatedStep:
     @property
     def is_training(self) -> bool:
         return self.settings.kind is StepKind.TRAIN
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether programs of Tiphys in its pod read and write the store for MLflow."""
+        return isinstance(self.settings.tracking, MlflowTracking) or self.settings.registration is not None
 
     @property
     def fan_out(self) -> bool:
@@ -113,6 +119,8 @@ class GatedStep:
             spot=self._avoidable_spot_nodes(),
             has_result=self.has_result,
             data=self.data,
+            tracker=self.settings.tracking.kind if self.settings.tracking else "",
+            registration=self.settings.registration,
         )
 
     def _avoidable_spot_nodes(self) -> tuple[NodeLabelValue, ...]:

@@ -21,6 +21,7 @@ from tiphys.protocol.operations import (
     reused_parameter,
 )
 from tiphys.protocol.step_spec import RESULT_PARAMETER, RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.records.tracking import TRACKING_ID_OUTPUT
 
 STATUS, EXIT_CODE = "status", "exit-code"
 _RUN_OUTPUTS = ("run-id", "attempt", "outputs")
@@ -33,7 +34,8 @@ def admit_output_names(step: GatedStep) -> tuple[str, ...]:
     checkpoints = _CHECKPOINT_OUTPUTS if step.settings.checkpoints else ()
     placement = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAINING_OUTPUTS
     item = ("step",) if step.fan_out else ()
-    return item + _RUN_OUTPUTS + checkpoints + (placement if step.is_training else ())
+    tracked = (TRACKING_ID_OUTPUT,) if step.spec().tracker == "wandb" else ()
+    return item + _RUN_OUTPUTS + checkpoints + tracked + (placement if step.is_training else ())
 
 
 class IdentityPlaceholders:

@@ -23,6 +23,7 @@ from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.step_spec import MAX_DATA_VERSIONS, CheckpointPolicy, GpuRequest, RetryPolicy, StepKind
 from tiphys.protocol.validation import describe_mistake
 from tiphys.records import DataVersion, TriggerSpec
+from tiphys.records.tracking import ModelRegistration, TrackingSettings
 
 KindT = TypeVar("KindT")
 
@@ -171,6 +172,9 @@ class StepSettings(_Setting):
     """Several pods that train together; None: one pod."""
     data: tuple[DataSource, ...] = Field(default=(), max_length=MAX_DATA_VERSIONS, exclude_if=lambda data: not data)
     """Data that the step reads and no step makes. Compile replaces it by its versions."""
+    tracking: TrackingSettings | None = Field(default=None, exclude_if=lambda tracking: tracking is None)
+    """MLflow or Weights & Biases; None: the step is not tracked."""
+    registration: ModelRegistration | None = Field(default=None, exclude_if=lambda registration: registration is None)
 
     @classmethod
     def from_annotation(cls, template: str, text: str) -> "StepSettings":

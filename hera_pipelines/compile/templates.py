@@ -16,7 +16,7 @@ ends shortly after the answer (``workflow/controller/operator.go``,
 import copy
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.container import apply_placement, build_step_environment
+from hera_pipelines.compile.container import apply_placement, build_step_environment, track_program
 from hera_pipelines.compile.gang import gang_template
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import (
@@ -46,7 +46,8 @@ from tiphys.protocol.step_spec import (
     STORE_SECRET,
 )
 
-# A training program writes its checkpoints itself. Optional, because pods may get credentials in another way. First
+# A training program writes its checkpoints itself, and the ids of MLflow are kept in the store. Optional, because pods
+# may get credentials in another way. First
 # in the list, because Kubernetes uses the later of two variables of the same name.
 _CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
 
@@ -60,9 +61,10 @@ def run_template(step: GatedStep, store: str) -> Manifest:
     template["outputs"] = _outputs(step)
     container = program_container(template)
     container["env"] = [*(container.get("env") or []), *build_step_environment(step, store)]
+    track_program(container, step)
     if step.settings.gang is None or step.settings.gang.backend is not GangBackend.TRAINJOB:  # which has no such field
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    if step.is_training:
+    if step.is_training or step.uses_store:
         container["envFrom"] = [_CREDENTIALS, *(container.get("envFrom") or [])]
     if not step.is_training:
         template.setdefault("retryStrategy", step_retry_strategy(step.settings.retry))

@@ -13,6 +13,8 @@ from hera.workflows.models import ValueFrom
 
 from hera_pipelines.authoring.containers import Step, Train
 from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries
+from hera_pipelines.authoring.registration import RegisterModel
+from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import Spot
 
 _OUTPUT_FOLDER = "/tmp/tiphys"  # noqa: S108  a path in the container; variables name it to the programs
@@ -57,6 +59,7 @@ class Training:
     deadline: Duration | None = None
     spot: bool | Spot = False
     nodes: int = 1
+    tracking: Mlflow | Wandb | None = None
 
 
 def validate_step(program: Program) -> Step:
@@ -91,8 +94,15 @@ def train_step(program: Program, training: Training, parameters: Sequence[str] =
     )
 
 
-def register_step(program: Program) -> Step:
-    """Build the step that registers the model."""
+def call_register(program: Program | RegisterModel, model: Any) -> None:
+    """Call the step that registers ``model``, the task of the step that made it."""
+    if isinstance(program, RegisterModel):
+        program(model=model)
+    else:
+        _register_step(program)(model=model, metrics=model)
+
+
+def _register_step(program: Program) -> Step:
     return Step(
         name="register",
         inputs=[_input_artifact("model"), _input_artifact("metrics")],

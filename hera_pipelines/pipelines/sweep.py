@@ -14,11 +14,12 @@ from hera.workflows import Parameter
 from hera_pipelines.authoring.best_trial import best
 from hera_pipelines.authoring.pipeline import Pipeline
 from hera_pipelines.authoring.policies import Checkpoints
+from hera_pipelines.authoring.registration import RegisterModel
 from hera_pipelines.pipelines.programs import (
     Program,
     Training,
+    call_register,
     preprocess_step,
-    register_step,
     train_step,
     validate_step,
 )
@@ -37,7 +38,7 @@ def sweep_pipeline(
     validate: Program,
     preprocess: Program,
     train: Program,
-    register: Program,
+    register: Program | RegisterModel,
     training: Training | None = None,
     parameters: Mapping[str, str] | None = None,
     run_name: str = "",
@@ -56,7 +57,7 @@ def sweep_pipeline(
         validate: As in `train_pipeline`.
         preprocess: As in `train_pipeline`.
         train: Trains one trial. Its image needs Python and ``tiphys``, because best runs in it, too.
-        register: Registers the model of the best trial.
+        register: As in `train_pipeline`, with the model of the best trial.
         training: GPUs, queue, checkpoints and budgets of each trial. Unless it sets ``keep_best``, retention keeps
             the best checkpoint by ``metric``.
         parameters: More workflow parameters and their defaults.
@@ -76,7 +77,7 @@ def sweep_pipeline(
         data = preprocess_step(preprocess)(source=raw, fingerprint=fingerprint)
         trials = train_step(train, training, sweep.parameters)(data=data, sweep=sweep, parallel=parallel)
         winner = best(trials, metric, mode)
-        register_step(register)(model=winner, metrics=winner)
+        call_register(register, winner)
     return pipeline
 
 

@@ -19,11 +19,12 @@ from typing import Any
 from hera.workflows import Parameter
 
 from hera_pipelines.authoring.pipeline import Pipeline
+from hera_pipelines.authoring.registration import RegisterModel
 from hera_pipelines.pipelines.programs import (
     Program,
     Training,
+    call_register,
     preprocess_step,
-    register_step,
     train_step,
     validate_step,
 )
@@ -37,7 +38,7 @@ def train_pipeline(
     validate: Program,
     preprocess: Program,
     train: Program,
-    register: Program,
+    register: Program | RegisterModel,
     training: Training | None = None,
     parameters: Mapping[str, str] | None = None,
     run_name: str = "",
@@ -53,7 +54,7 @@ def train_pipeline(
         validate: Fails if the data cannot be used for training.
         preprocess: Makes the training data.
         train: Trains. It reads CHECKPOINT_URI, or uses `tiphys.checkpoint`.
-        register: Registers the model; it may run twice and must be idempotent.
+        register: Registers the model: a program, which may run twice and must be idempotent, or `RegisterModel`.
         training: GPUs, queue, checkpoints and budgets of train.
         parameters: More workflow parameters and their defaults.
         run_name: As in `Pipeline`.
@@ -69,5 +70,5 @@ def train_pipeline(
         fingerprint = validate_step(validate)(source=raw)
         data = preprocess_step(preprocess)(source=raw, fingerprint=fingerprint)
         model = train_step(train, training or Training())(data=data)
-        register_step(register)(model=model, metrics=model)
+        call_register(register, model)
     return pipeline

@@ -77,6 +77,7 @@ READS: dict[str, list[list[str]]] = {
     "lineage": [["lineage", RUN, "-o", form] for form in (*FORMS, "svg")],
     "report": [["report", RUN, "-o", form] for form in (*FORMS, "html")],
     "verify": [["verify", RUN, "--deep", "-o", form] for form in FORMS],
+    "register": [["register", RUN, "--dry-run", "-o", form] for form in FORMS],
     "gc": [["gc", RUN, "--dry-run", "-o", form] for form in FORMS],
     "cache drop": [["cache", "drop", "-o", form] for form in FORMS],
     "sweep": [["sweep", RUN]],

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiphys.checkpoint.exec.supervise import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
-from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.checkpoint.exec.supervise import SignalQueue, run_child
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError, report_error
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, open_store
 
-_WAIT_SECONDS = 1.0
 _RENDEZVOUS_VARIABLE = "PET_RDZV_CONF"
 
 
@@ -145,17 +143,7 @@ def _files(path: Path) -> Iterator[Path]:
 def _run_program(command: Sequence[str], signals: SignalQueue) -> int:
     if signals.is_stop_requested:
         raise _StoppedError
-    try:
-        child = ChildProcess(command, os.environ)
-    except OSError as error:
-        log_message(f"{command[0]} cannot be started: {error.strerror}; check the command of the step and its image")
-        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    while child.exit_code is None:
-        number = signals.wait_next(_WAIT_SECONDS)
-        if number in FORWARDED:
-            child.send_signal(number)
-        child.reap()
-    return child.exit_code
+    return run_child(command, os.environ, signals)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,9 @@ INPUT_KEYS = "TIPHYS_INPUT_KEYS"
 ELASTIC = "TIPHYS_ELASTIC"
 """Set for an elastic gang: the minimum and maximum number of nodes, ``2:4``."""
 
+REGISTRATION = "TIPHYS_REGISTRATION"
+"""The model that a step registers, as JSON (`tiphys.records.tracking.ModelRegistration`)."""
+
 CHECKPOINT_URI = "CHECKPOINT_URI"
 
 EX_TEMPFAIL = 75

@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangSpec
 from tiphys.records import Cause, DataVersion, Record
+from tiphys.records.tracking import ModelRegistration
 
 DELETE_AFTER_SECONDS = 600.0
 """Long enough to notice a wrong policy and pin checkpoints; short compared with the cost of storage."""
@@ -335,6 +336,10 @@ class StepSpec(Record):
     """Labels of the spot nodes that it may use; set only if ``retry.on_demand_after`` is set."""
     data: tuple[DataVersion, ...] = Field(default=(), max_length=MAX_DATA_VERSIONS, exclude_if=lambda data: not data)
     """Versions of the data that it reads and no step makes, as they were at compile."""
+    tracker: Literal["", "mlflow", "wandb"] = Field(default="", exclude_if=lambda tracker: not tracker)
+    """The service that tracks the step; empty for none."""
+    registration: ModelRegistration | None = Field(default=None, exclude_if=lambda registration: registration is None)
+    """The model that the step registers; None for another kind of step."""
     has_result: bool = Field(default=False, exclude_if=lambda has_result: not has_result)
     """True: its standard output, which Argo calls ``outputs.result``, is the output parameter `RESULT_PARAMETER`."""
 

@@ -70,6 +70,7 @@ from tiphys.records.run import (
     WorkflowRecord,
 )
 from tiphys.records.save_coordination import RankShardsRecord, SaveAbandonedRecord, SaveRequest
+from tiphys.records.tracking import ModelVersionRecord, RegistrationRequest, TrackingRunRecord
 from tiphys.records.training_progress import TrainingProgress
 from tiphys.records.trigger import ObjectVersion, TriggeredRunRecord, TriggerSpec
 
@@ -98,6 +99,7 @@ __all__ = [
     "LastCheckpoint",
     "ManualStopRecord",
     "MemoRecord",
+    "ModelVersionRecord",
     "ObjectVersion",
     "Output",
     "OutputKind",
@@ -108,6 +110,7 @@ __all__ = [
     "QuarantineRecord",
     "RankShardsRecord",
     "Record",
+    "RegistrationRequest",
     "ReuseRecord",
     "RunProgress",
     "RunRecord",
@@ -125,6 +128,7 @@ __all__ = [
     "SubmissionKind",
     "Timestamp",
     "TombstoneRecord",
+    "TrackingRunRecord",
     "TrainingProgress",
     "TriggerSpec",
     "TriggeredRunRecord",

@@ -1,14 +1,11 @@
 """Keys of all objects. No other module builds a key.
 
-A store has two halves, so that one policy of the storage service can tell them
-apart. Below ``control/`` lies what Tiphys acts on: only the services, the local
-engine and a person with the control credentials write there. Below ``data/``
-lies what training programs and Argo's artifacts write. A program that writes
-nonsense there harms its own tenant only.
+A store has two halves, so that one policy of the storage service can tell them apart. Below ``control/`` lies what
+Tiphys acts on: only the services, the local engine and a person with the control credentials write there. Below
+``data/`` lies what training programs and Argo's artifacts write. Nonsense there harms its own tenant only.
 
-Numbers are zero-padded, so that listings return them in order. In ``manifests/``,
-``quarantine/``, ``pins/``, ``tombstones/``, ``training-progress/`` and ``triggers/`` they count
-down, so that the newest is listed first.
+Numbers are zero-padded, so that listings return them in order. In ``manifests/``, ``quarantine/``, ``pins/``,
+``tombstones/``, ``training-progress/`` and ``triggers/`` they count down, so that the newest is listed first.
 """
 
 import re
@@ -174,6 +171,11 @@ class RunLayout:
     def progress(self, step: str, attempt: int) -> str:
         """Key of an empty object: this attempt has committed a checkpoint on a volume, which only its pod can read."""
         return f"{self.all_progress}{check_step_id(step)}/{_pad_number(attempt)}"
+
+    @property
+    def tracking(self) -> str:
+        """Prefix of what the run knows of MLflow; `tiphys.tracking.records` names the objects below it."""
+        return f"{self.data}tracking/"
 
     @property
     def events(self) -> str:

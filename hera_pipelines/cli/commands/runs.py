@@ -284,6 +284,9 @@ def _show_summary(screen: Screen, detail: RunDetail) -> None:
     screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {submissions}"))
     for damaged in detail.damaged:
         screen.show(Text(f"damaged: {damaged}", style="red"))
+    for model in detail.models:
+        state = f"version {model.model_version}" if model.model_version else f"pending; `tiphys register {summary.run}`"
+        screen.show(Text(f"model {model.model} of step {model.step}: {state}"))
     if detail.parent:
         screen.show(Text(f"fork of run {detail.parent}"))
     if detail.parameters:

@@ -210,9 +210,10 @@ def _check_grace(step: GatedStep) -> str | None:
 
 
 def _check_store(step: GatedStep, options: CompileOptions) -> str | None:
-    if step.settings.checkpoints and not options.store:
+    if (step.settings.checkpoints or step.uses_store) and not options.store:
+        kept = "checkpoints" if step.settings.checkpoints else "the ids of MLflow"
         return (
-            "it keeps checkpoints, but the run has no store to record them in; give --store, set TIPHYS_STORE, or "
+            f"it keeps {kept}, but the run has no store to record them in; give --store, set TIPHYS_STORE, or "
             "write Pipeline(store='s3://…')"
         )
     return None

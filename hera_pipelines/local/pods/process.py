@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hera_pipelines.compile.container import TRACKING_COMMAND
 from hera_pipelines.compile.gang.member_pod import MEMBER_COMMAND
 from hera_pipelines.local.pods import init_process
 from tiphys.errors import UsageError
@@ -91,7 +92,11 @@ class PodProcess:
 
 _INTERPRETERS = ("python", "python3")
 _INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
-_INHERITED_PREFIXES = ("AWS_", "TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_")
+_INHERITED_PREFIXES = (
+    *("AWS_", "TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_"),
+    *("MLFLOW_TRACKING_", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"),  # in a cluster, from a Secret
+)
+_WRAPPERS = (MEMBER_COMMAND, TRACKING_COMMAND)
 
 
 def _replace_interpreter(arguments: Sequence[str]) -> list[str]:
@@ -110,9 +115,10 @@ class ProcessEnvironment:
     """Upper limit of grace periods; None sets no limit."""
 
     def build_command(self, arguments: Sequence[str]) -> list[str]:
-        """Replace ``python`` by the interpreter that runs Tiphys, also behind the member command of a gang."""
-        if tuple(arguments[: len(MEMBER_COMMAND)]) == MEMBER_COMMAND:
-            return [*_replace_interpreter(MEMBER_COMMAND), *_replace_interpreter(arguments[len(MEMBER_COMMAND) :])]
+        """Replace ``python`` by the interpreter that runs Tiphys, also behind the wrappers that compile adds."""
+        for wrapper in _WRAPPERS:
+            if tuple(arguments[: len(wrapper)]) == wrapper:
+                return [*_replace_interpreter(wrapper), *self.build_command(arguments[len(wrapper) :])]
         return _replace_interpreter(arguments)
 
     def build_environment(self, declared: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,8 @@ from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS, attempt_node_name, reused_parameter
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
-from tiphys.store import LineageLayout, Store
+from tiphys.records.tracking import TRACKING_ID_OUTPUT, tracking_id
+from tiphys.store import LineageLayout, Store, read_run
 from tiphys_plugin.attempts import gangs
 from tiphys_plugin.operations import pod_patch
 from tiphys_plugin.quota.flavors import Flavor
@@ -87,10 +88,18 @@ def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavo
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
         "pod-patch": json.dumps(patch, sort_keys=True) if patch else "",
+        **_tracking_parameters(call, claim),
         **(_gang_parameters(call, claim, call.spec.gang, flavor) if call.spec.gang else {}),
     }
     message = ". ".join(part for part in (_describe_attempt(call, claim), _describe_escalation(claim), note) if part)
     return _admit_reply(message, values, _expected_artifacts(call, values["outputs"]))
+
+
+def _tracking_parameters(call: StepCall, claim: AttemptClaim) -> dict[str, str]:
+    """The id of the run of Weights & Biases, whose clients take one; that of MLflow is found in the pod."""
+    if call.spec.tracker != "wandb":
+        return {}
+    return {TRACKING_ID_OUTPUT: tracking_id(read_run(call.store, claim.run), claim.step)}
 
 
 def _expected_artifacts(call: StepCall, outputs_key: str) -> list[ArtifactValue]:

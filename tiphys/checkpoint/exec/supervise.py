@@ -18,6 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Self
 
 from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderCheckpoint, find_checkpoints, parse_global_step
 from tiphys.checkpoint.exec.files import scan_folder
@@ -45,7 +46,7 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 class SignalQueue:
     """Context manager that blocks signals until `wait_next` takes them. Enter it before any thread is started."""
 
-    def __enter__(self) -> "SignalQueue":
+    def __enter__(self) -> Self:
         self._previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         return self
 
@@ -109,6 +110,24 @@ class ChildProcess:
         code = os.waitstatus_to_exitcode(status)
         self.was_signalled = code < 0
         self.exit_code = 128 - code if code < 0 else code
+
+
+_WAIT_SECONDS = 1.0
+
+
+def run_child(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> int:
+    """Run ``command`` to its end, forward ``signals`` to it, and return its exit code as a shell reports it."""
+    try:
+        child = ChildProcess(command, environ)
+    except OSError as error:
+        log_message(f"{command[0]} cannot be started: {error.strerror}; check the command of the step and its image")
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    while child.exit_code is None:
+        number = signals.wait_next(_WAIT_SECONDS)
+        if number in FORWARDED:
+            child.send_signal(number)
+        child.reap()
+    return child.exit_code
 
 
 _GRACE_SECONDS = 30.0

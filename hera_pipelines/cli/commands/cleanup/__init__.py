@@ -1,1 +1,1 @@
-"""The `tiphys` commands that remove what is no longer needed: gc, janitor, cache."""
+"""The `tiphys` commands that remove what is not needed, or finish what is left over: gc, janitor, cache, register."""

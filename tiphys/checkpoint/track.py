@@ -1,0 +1,96 @@
+"""``python -m tiphys.checkpoint.track -- PROGRAM``: runs the program of a step as one run of MLflow.
+
+Compile puts it in front of the program of a step with ``tracking=Mlflow(…)``. It
+sets ``MLFLOW_RUN_ID`` and ``MLFLOW_EXPERIMENT_ID``, so that an unchanged program
+continues the run of earlier attempts, and sets the run's status at the end.
+MLflow never decides about the step: without an answer the program starts anyway,
+and its exit code is that of the step.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from tiphys.checkpoint.exec.supervise import SignalQueue, run_child
+from tiphys.checkpoint.member import is_first_member
+from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.protocol import environment
+from tiphys.records.tracking import MLFLOW_RUN_ID, STOPPED
+
+OPEN_SECONDS, CLOSE_SECONDS = 60.0, 30.0
+"""Longest time that MLflow may delay the start, and the end, of a program."""
+_DEFAULT_GRACE_SECONDS = 30.0
+_EXIT_MARGIN_SECONDS = 2.0
+_LEAST_CLOSE_SECONDS = 2.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Open the run of MLflow, run the program, close the run; return the exit code of the program."""
+    argv = sys.argv[1:] if arguments is None else list(arguments)
+    command = argv[1:] if argv[:1] == ["--"] else argv
+    with _StopAwareSignals() as signals:
+        environ = dict(os.environ)
+        if MLFLOW_RUN_ID in environ:
+            log_message(f"{MLFLOW_RUN_ID} is set by the author of the step, who thus decides which run of MLflow it is")
+            return run_child(command, environ, signals)
+        variables = _open_run(environ)
+        if signals.is_stop_requested:
+            return environment.EX_TEMPFAIL
+        code = run_child(command, {**environ, **variables}, signals)
+        if variables and is_first_member(environ):
+            _close_run(environ, code, signals.stopped_at)
+        return code
+
+
+class _StopAwareSignals(SignalQueue):
+    """Remembers when SIGTERM was taken from the queue, in seconds of the monotonic clock."""
+
+    stopped_at: float | None = None
+
+    def wait_next(self, seconds: float) -> int | None:
+        number = super().wait_next(seconds)
+        if number == signal.SIGTERM and self.stopped_at is None:
+            self.stopped_at = time.monotonic()
+        return number
+
+
+def _open_run(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for the program; none if its run of MLflow is not known."""
+    answer = _call_tracking(environ, ["open"], OPEN_SECONDS)
+    if answer is None:
+        log_message("this attempt is not tracked in MLflow")
+        return {}
+    return {str(name): str(value) for name, value in json.loads(answer).items()}
+
+
+def _close_run(environ: Mapping[str, str], code: int, stopped_at: float | None) -> None:
+    seconds = CLOSE_SECONDS
+    if stopped_at is not None:
+        grace = float(environ.get(environment.GRACE_SECONDS) or _DEFAULT_GRACE_SECONDS)
+        seconds = min(seconds, stopped_at + grace - _EXIT_MARGIN_SECONDS - time.monotonic())
+    if seconds < _LEAST_CLOSE_SECONDS:
+        log_message("the grace period is over, so the status of the run in MLflow stays RUNNING")
+        return
+    _call_tracking(environ, ["close", str(code) if stopped_at is None else STOPPED], seconds)
+
+
+def _call_tracking(environ: Mapping[str, str], words: Sequence[str], seconds: float) -> str | None:
+    """Standard output of a call of `tiphys.tracking`; None if it failed, which its standard error explains."""
+    command = [sys.executable, "-P", "-m", "tiphys.tracking", *words]
+    try:
+        ended = subprocess.run(command, env=dict(environ), stdout=subprocess.PIPE, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        log_message(f"MLflow did not answer within {seconds:.0f} s")
+        return None
+    except OSError as error:
+        log_message(f"MLflow cannot be called: {error}")
+        return None
+    return ended.stdout.decode() if ended.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""`MlflowServer`: the calls of MLflow's REST API that Tiphys needs, through MLflow's own client.
+
+The client is imported here and only when it is used. It waits for minutes by
+default; the limits that `connect` sets keep a server that does not answer from
+holding up a training.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, Protocol
+
+from tiphys.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    SettingsError,
+    StoreError,
+    TiphysError,
+    UsageError,
+)
+from tiphys.records.tracking import MLFLOW_TRACKING_URI, check_tracking_uri
+
+RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+PARENT_TAG = "mlflow.parentRunId"
+"""MLflow's own tag, by which its UI nests runs."""
+
+_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Environment of the client where the user has set nothing."""
+_MOST_RUNS = 1000
+_MOST_VERSIONS = 200
+
+
+class MlflowRun(NamedTuple):
+    """A run of MLflow that is not deleted."""
+
+    id: str
+    status: str
+
+
+class MlflowApi(Protocol):
+    """What Tiphys asks of MLflow.
+
+    Every method raises `StoreError` if MLflow does not answer, `SettingsError` if it refuses these credentials, and
+    `UsageError` if it refuses the request.
+    """
+
+    def experiment(self, name: str) -> str:
+        """Id of the experiment ``name``, which is created if there is none.
+
+        Raises:
+            NotFoundError: it is deleted.
+        """
+
+    def find_runs(self, experiment: str, tag: str, value: str) -> list[MlflowRun]:
+        """Runs of an experiment with this value of a tag, the oldest first, without deleted ones."""
+
+    def run_exists(self, run: str) -> bool:
+        """Whether there is a run of this id that is not deleted."""
+
+    def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
+        """Create a run in the status RUNNING; return its id."""
+
+    def delete_run(self, run: str) -> None:
+        """Move a run to MLflow's trash; no error if it is there or nowhere."""
+
+    def set_status(self, run: str, status: RunStatus) -> None:
+        """Set the status of a run; all but RUNNING also set its end time.
+
+        Raises:
+            NotFoundError: there is no such run.
+        """
+
+    def ensure_model(self, model: str) -> None:
+        """Create a registered model unless there is one of this name."""
+
+    def find_versions(self, model: str, tag: str, value: str) -> list[int]:
+        """Versions of a model with this value of a tag, in ascending order."""
+
+    def create_version(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> int:
+        """Create a version with its tags in one request; ``run`` is an MLflow run, or empty. Return its number."""
+
+    def delete_version(self, model: str, version: int) -> None:
+        """Delete a version; no error if there is none."""
+
+    def version_exists(self, model: str, version: int) -> bool: ...
+
+    def tag_version(self, model: str, version: int, tag: str, value: str) -> None: ...
+
+    def alias(self, model: str, alias: str) -> int | None:
+        """Version that an alias names; None for none."""
+
+    def set_alias(self, model: str, alias: str, version: int) -> None: ...
+
+
+class MlflowServer:
+    """`MlflowApi` at a tracking server. Use `connect`."""
+
+    def __init__(self, client: Any, uri: str) -> None:
+        self._client = client
+        self.uri = uri
+
+    def experiment(self, name: str) -> str:
+        with self._translated():
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                try:
+                    return str(self._client.create_experiment(name))
+                except _mlflow_exception() as error:
+                    if _error_code(error) != "RESOURCE_ALREADY_EXISTS":
+                        raise
+                found = self._client.get_experiment_by_name(name)  # another caller created it meanwhile
+            if found is None or found.lifecycle_stage != "active":
+                raise NotFoundError(
+                    f"{self.uri}: experiment {name!r} is deleted; restore it with `mlflow experiments restore`, or "
+                    "name another"
+                )
+            return str(found.experiment_id)
+
+    def find_runs(self, experiment: str, tag: str, value: str) -> list[MlflowRun]:
+        query = f"tags.`{tag}` = '{value}'"
+        with self._translated():
+            found = self._client.search_runs([experiment], query, order_by=["start_time ASC"], max_results=_MOST_RUNS)
+        return [MlflowRun(run.info.run_id, run.info.status) for run in found]
+
+    def run_exists(self, run: str) -> bool:
+        try:
+            with self._translated():
+                return bool(self._client.get_run(run).info.lifecycle_stage == "active")
+        except NotFoundError:
+            return False
+
+    def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
+        with self._translated():
+            return str(self._client.create_run(experiment, tags=dict(tags), run_name=name).info.run_id)
+
+    def delete_run(self, run: str) -> None:
+        if self.run_exists(run):
+            with self._translated():
+                self._client.delete_run(run)
+
+    def set_status(self, run: str, status: RunStatus) -> None:
+        with self._translated():
+            if status == "RUNNING":
+                self._client.update_run(run, status=status)
+            else:
+                self._client.set_terminated(run, status=status)
+
+    def ensure_model(self, model: str) -> None:
+        try:
+            with self._translated():
+                self._client.create_registered_model(model)
+        except ConflictError:
+            return
+
+    def find_versions(self, model: str, tag: str, value: str) -> list[int]:
+        query = f"name = '{model}' and tags.`{tag}` = '{value}'"
+        with self._translated():
+            found = self._client.search_model_versions(query, max_results=_MOST_VERSIONS)
+        return sorted(int(version.version) for version in found)
+
+    def create_version(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> int:
+        with self._translated():
+            created = self._client.create_model_version(
+                model, source, run or None, tags=dict(tags), await_creation_for=None
+            )
+        return int(created.version)
+
+    def delete_version(self, model: str, version: int) -> None:
+        try:
+            with self._translated():
+                self._client.delete_model_version(model, str(version))
+        except NotFoundError:
+            return
+
+    def version_exists(self, model: str, version: int) -> bool:
+        try:
+            with self._translated():
+                self._client.get_model_version(model, str(version))
+        except NotFoundError:
+            return False
+        return True
+
+    def tag_version(self, model: str, version: int, tag: str, value: str) -> None:
+        with self._translated():
+            self._client.set_model_version_tag(model, str(version), tag, value)
+
+    def alias(self, model: str, alias: str) -> int | None:
+        try:
+            with self._translated():
+                return int(self._client.get_model_version_by_alias(model, alias).version)
+        except (NotFoundError, UsageError):  # MLflow 3 says INVALID_PARAMETER_VALUE for an alias that is not set
+            return None
+
+    def set_alias(self, model: str, alias: str, version: int) -> None:
+        with self._translated():
+            self._client.set_registered_model_alias(model, alias, str(version))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise errors of the client as ours."""
+        try:
+            yield
+        except _mlflow_exception() as error:
+            raise _translate(self.uri, error) from error
+        except OSError as error:  # of a certificate or token file
+            raise SettingsError(f"{self.uri}: MLflow's client cannot be used: {error}") from error
+
+
+def connect(environ: Mapping[str, str]) -> MlflowServer:
+    """Connect to the server that MLFLOW_TRACKING_URI names, with the credentials of MLflow's own variables.
+
+    Raises:
+        UsageError: no server is named, the URL is not valid, ``mlflow`` is not installed, or the server is MLflow 2.
+        SettingsError: it refuses these credentials.
+        StoreError: it does not answer.
+    """
+    if not (uri := environ.get(MLFLOW_TRACKING_URI, "")):
+        raise UsageError(f"no MLflow server is named; set {MLFLOW_TRACKING_URI}, such as http://mlflow:5000")
+    check_tracking_uri(uri, f"{MLFLOW_TRACKING_URI}=")
+    for variable, value in _LIMITS.items():
+        os.environ.setdefault(variable, value)
+    try:
+        client = importlib.import_module("mlflow").MlflowClient(uri, uri)
+    except ImportError as error:
+        raise UsageError(
+            f"MLflow's client cannot be imported ({error}); install tiphys[mlflow] into the image or environment"
+        ) from error
+    _check_version(uri)
+    return MlflowServer(client, uri)
+
+
+def _check_version(uri: str) -> None:
+    """Refuse MLflow 2. A server that does not tell its version, as behind some proxies, is taken for MLflow 3."""
+    if not uri.startswith("http"):
+        return
+    rest = importlib.import_module("mlflow.utils.rest_utils")
+    credentials = importlib.import_module("mlflow.utils.credentials").get_default_host_creds(uri)
+    try:
+        reply = rest.http_request(credentials, "/version", "GET", raise_on_status=False)
+    except _mlflow_exception() as error:
+        raise _translate(uri, error) from error
+    version = reply.text.strip()
+    if reply.status_code == 200 and version[:2] in ("0.", "1.", "2."):
+        raise UsageError(
+            f"{uri} is MLflow {version[:20]}; Tiphys needs MLflow 3, whose versions have aliases and tags instead of "
+            "stages: upgrade the server"
+        )
+
+
+_ERRORS: Mapping[str, tuple[type[TiphysError], str]] = {
+    "RESOURCE_DOES_NOT_EXIST": (NotFoundError, ""),
+    "RESOURCE_ALREADY_EXISTS": (ConflictError, ""),
+    **dict.fromkeys(
+        ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"),
+        (
+            ForbiddenError,
+            "; check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, and the rights "
+            "of that user",
+        ),
+    ),
+    **dict.fromkeys(("INVALID_PARAMETER_VALUE", "BAD_REQUEST"), (UsageError, "")),
+    **dict.fromkeys(
+        ("ENDPOINT_NOT_FOUND", "NOT_FOUND"), (UsageError, "; is this the URL of an MLflow 3 server, without a path?")
+    ),
+}
+_MOST_CHARACTERS = 300
+
+
+def _mlflow_exception() -> type[Exception]:
+    kind: type[Exception] = importlib.import_module("mlflow.exceptions").MlflowException
+    return kind
+
+
+def _error_code(error: Exception) -> str:
+    return str(getattr(error, "error_code", ""))
+
+
+def _translate(uri: str, error: Exception) -> TiphysError:
+    """``error`` of MLflow's client as ours. The text of a server may be a page of HTML; it is cut to one line."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:_MOST_CHARACTERS]
+    kind, remedy = _ERRORS.get(_error_code(error), (StoreError, "; it is tried again later"))
+    return kind(f"MLflow at {uri} answered: {text}{remedy}")
