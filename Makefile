@@ -60,7 +60,7 @@ test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, i
 
 test-mlflow: $(filter .tools/bin/uv,$(UV))  ## run the tests against a real MLflow server, in a separate environment (1 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(UV) sync --quiet --locked --all-extras --no-extra torch --group mlflow
-	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(RUN) pytest tests/tracking
+	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(RUN) pytest tests/tracking -n 2
 
 test-ui: $(filter .tools/bin/uv,$(UV))  ## run the tests of the web pages in a real Chromium, which must be installed
 	@$(IN_BROWSER) pytest tests/browser -m browser -n0

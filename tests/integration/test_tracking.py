@@ -20,7 +20,7 @@ PROGRAM = """
 import json, os, pathlib, sys
 given = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "MLFLOW_"))}
 attempt = os.environ["TIPHYS_ATTEMPT"]
-(pathlib.Path(__file__).parent / f"given-{os.environ['TIPHYS_RUN']}-{attempt}").write_text(json.dumps(given))
+(pathlib.Path(__file__).resolve().parent / f"given-{os.environ['TIPHYS_RUN']}-{attempt}").write_text(json.dumps(given))
 if attempt in ("1", "2"):
     sys.exit(1)
 pathlib.Path(os.environ["TIPHYS_OUTPUT_MODEL"]).write_text("weights")

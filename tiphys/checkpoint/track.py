@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variables = _open_run(environ)
         if signals.is_stop_requested:
             return environment.EX_TEMPFAIL
-        code = run_child(command, {**environ, **variables}, signals)
+        code = run_child(command, {**variables, **environ}, signals)
         if variables and is_first_member(environ):
             _close_run(environ, code, signals.stopped_at)
         return code

@@ -32,7 +32,7 @@ TRACKING_ID_OUTPUT = "tracking-id"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_. ]{0,198}[A-Za-z0-9])?")
 _ALIAS = re.compile(r"[A-Za-z][-A-Za-z0-9_]{0,99}")
 _VERSION_ALIAS = re.compile(r"v\d+", re.IGNORECASE)
-_SCHEMES = ("http", "https", "databricks")
+_SCHEMES = ("http", "https")
 
 
 class MlflowTracking(Record):
@@ -90,10 +90,10 @@ def check_tracking_uri(uri: str, where: str) -> str:
         scheme, user, host = parts.scheme or uri, parts.username or parts.password, parts.hostname
     except ValueError:
         scheme, user, host = "", None, None
-    if scheme not in _SCHEMES or (scheme != "databricks" and not host) or not uri.isprintable():
+    if scheme not in _SCHEMES or not host or not uri.isprintable():
         raise UsageError(
-            f"{where}{uri[:200]!r} is no MLflow server: write http://host:port, https://host or databricks; files and "
-            "databases such as sqlite: belong to the server"
+            f"{where}{uri[:200]!r} is no MLflow server: write http://host:port or https://host; files and databases "
+            "such as sqlite: belong to the server, and the registry of Databricks cannot be searched by a tag"
         )
     if user:
         raise UsageError(
@@ -187,4 +187,4 @@ class ModelVersionRecord(StoredRecord):
     run: str
     step: str
     model: str
-    model_version: Annotated[str, Field(max_length=40)]
+    model_version: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from tiphys.errors import IntegrityError
 from tiphys.records import ModelVersionRecord, Record, RegistrationRequest, check_step_id
 from tiphys.store import DamagedRecord, RunLayout, Store, find_record, read_record
+from tiphys.store.attempt_ends import check_record_identity
 
 _SUFFIX, _DONE = ".json", ".done.json"
 MAX_REGISTRATIONS = 100
@@ -73,6 +74,7 @@ def list_registrations(store: Store, run: str, damaged: list[DamagedRecord] | No
         stem = key.removesuffix(_SUFFIX)
         try:
             request = read_record(store, key, RegistrationRequest)
+            check_record_identity(store, key, request, run=run, step=stem.split("/")[-2])
             done = find_record(store, f"{stem}{_DONE}", ModelVersionRecord)
         except IntegrityError as error:
             if damaged is None:

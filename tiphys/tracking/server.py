@@ -238,8 +238,6 @@ def connect(environ: Mapping[str, str]) -> MlflowServer:
 
 def _check_version(uri: str) -> None:
     """Refuse MLflow 2. A server that does not tell its version, as behind some proxies, is taken for MLflow 3."""
-    if not uri.startswith("http"):
-        return
     rest = importlib.import_module("mlflow.utils.rest_utils")
     credentials = importlib.import_module("mlflow.utils.credentials").get_default_host_creds(uri)
     try:

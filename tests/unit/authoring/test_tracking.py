@@ -125,6 +125,8 @@ def test_without_a_store_there_is_nowhere_to_keep_the_ids() -> None:
         ("mlflow:5000", "is no MLflow server"),
         ("sqlite:///mlruns.db", "is no MLflow server"),
         ("/mlruns", "is no MLflow server"),
+        ("databricks", "cannot be searched by a tag"),
+        ("databricks://profile", "cannot be searched by a tag"),
         ("https://", "is no MLflow server"),
         ("http://[::1", "is no MLflow server"),
         ("https://mlflow\n.example.com", "is no MLflow server"),
@@ -139,7 +141,7 @@ def test_a_url_that_cannot_work_is_refused_before_anything_runs(uri: str, reason
         RegisterModel(name="register", model="digits", image="tools", uri=uri)
 
 
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "https://h/prefix", "databricks", "databricks://profile"])
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "https://h/prefix"])
 def test_urls_of_servers_are_accepted(uri: str) -> None:
     assert variables(container(compiled(tracking=Mlflow(uri))))["MLFLOW_TRACKING_URI"] == uri
 

@@ -63,6 +63,13 @@ def test_the_program_gets_the_run_and_its_exit_code_is_that_of_the_step(
     assert [words for words, _ in tracking.calls] == [["open"], ["close", str(code)]]
 
 
+def test_an_experiment_that_the_author_has_named_stays(
+    tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "mine")
+    assert run(tmp_path, program=PROGRAM.replace("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")) == (0, "mine")
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_without_an_answer_the_program_runs_untracked(tracking: Tracking, tmp_path: Path, code: int) -> None:
     tracking.answer = None

@@ -21,7 +21,7 @@ from tiphys.errors import IntegrityError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import ModelVersionRecord, RegistrationRequest, ReuseRecord
 from tiphys.records.tracking import ModelRegistration
-from tiphys.store import DirectoryStore, RunLayout, Store, read_current_run
+from tiphys.store import DamagedRecord, DirectoryStore, RunLayout, Store, read_current_run
 from tiphys.tracking.records import list_registrations, registration_key
 from tiphys.tracking.registration import (
     find_recorded_output,
@@ -255,7 +255,6 @@ def forge(store: Store, **changes: str | int) -> None:
     [
         ({"model": "fraud-detection"}, "not what its Workflow registers"),
         ({"alias": "production"}, "not what its Workflow registers"),
-        ({"step": "fit"}, "not what its Workflow registers"),
         ({"source_run": "digits-2"}, "neither made nor reused"),
         ({"output": "../../model"}, "neither made nor reused"),
     ],
@@ -268,6 +267,16 @@ def test_the_desk_does_not_do_what_a_program_made_up(
     with pytest.raises(IntegrityError, match=reason):
         at_the_desk(server, store)
     assert server.versions == {}
+
+
+@pytest.mark.parametrize("changes", [{"run": "digits-2"}, {"step": "fit"}, {"step": "<b>../x</b>"}])
+def test_a_request_below_another_step_or_run_is_damage(store: DirectoryStore, changes: dict) -> None:
+    forge(store, **changes)
+    with pytest.raises(IntegrityError, match="copied from another key"):
+        list_registrations(store, RUN)
+    damaged: list[DamagedRecord] = []
+    assert list_registrations(store, RUN, damaged) == []
+    assert len(damaged) == 1
 
 
 def test_a_folder_is_compared_file_by_file(tmp_path: Path) -> None:
