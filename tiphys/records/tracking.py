@@ -31,6 +31,9 @@ TRACKING_ID_OUTPUT = "tracking-id"
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_. ]{0,198}[A-Za-z0-9])?")
 _ALIAS = re.compile(r"[A-Za-z][-A-Za-z0-9_]{0,99}")
+# Also in records and in Workflows written as YAML: a quote would change a search of MLflow.
+ModelName = Annotated[str, Field(pattern=f"^{_MODEL_NAME.pattern}$")]
+ModelAlias = Annotated[str, Field(pattern=f"^({_ALIAS.pattern})?$")]
 _VERSION_ALIAS = re.compile(r"v\d+", re.IGNORECASE)
 _SCHEMES = ("http", "https")
 
@@ -61,8 +64,8 @@ TrackingSettings = Annotated[MlflowTracking | WandbTracking, Field(discriminator
 class ModelRegistration(Record):
     """A model of MLflow's registry that a step registers its input artifact ``model`` as."""
 
-    model: str
-    alias: str = ""
+    model: ModelName
+    alias: ModelAlias = ""
     """Alias to set on the version once it is complete; empty for none."""
 
 
@@ -167,8 +170,8 @@ class RegistrationRequest(StoredRecord):
     run: str
     step: str
     """Id of the step that registers."""
-    model: Annotated[str, Field(max_length=200)]
-    alias: Annotated[str, Field(max_length=100)] = ""
+    model: ModelName
+    alias: ModelAlias = ""
     version_key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Tag of the version: the same for the same model, source step, output and content."""
     source_run: str
@@ -186,5 +189,5 @@ class ModelVersionRecord(StoredRecord):
 
     run: str
     step: str
-    model: str
+    model: ModelName
     model_version: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]

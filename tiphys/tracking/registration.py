@@ -138,8 +138,7 @@ def request_registration(
 ) -> tuple[str, RegistrationRequest]:
     """Store the request to register ``recorded``; return its id and the stored request."""
     end, output = recorded.end, recorded.output
-    source = read_run(store, end.run)
-    key = json_digest(["model", wanted.model, source.run, source.nonce, end.step, output.name, recorded.digests])[:32]
+    key = _version_key(store, wanted.model, recorded)
     request = RegistrationRequest(
         run=run,
         step=step,
@@ -155,6 +154,12 @@ def request_registration(
     stored = claim_record(store, registration_key(run, step, registration), request).record
     failpoint("register.after_request")
     return registration, stored
+
+
+def _version_key(store: Store, model: str, recorded: RecordedOutput) -> str:
+    end, source = recorded.end, read_run(store, recorded.end.run)
+    identity = ["model", model, source.run, source.nonce, end.step, recorded.output.name, recorded.digests]
+    return json_digest(identity)[:32]
 
 
 def repeat_registration(
@@ -178,6 +183,11 @@ def repeat_registration(
             f"remove {registration_key(request.run, request.step, registration.id)}"
         )
     recorded = read_requested_output(store, request)
+    if request.version_key != _version_key(store, request.model, recorded):
+        raise IntegrityError(
+            f"run {request.run}: a request of step {request.step} names the version of another output; nothing was "
+            f"done: remove {registration_key(request.run, request.step, registration.id)} and run the step again"
+        )
     if hash_stored(store, recorded) != recorded.digests:
         raise IntegrityError(
             f"run {request.run}: the bytes of {recorded.output.key} do not match their record; the model is not "

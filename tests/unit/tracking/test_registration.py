@@ -14,6 +14,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from support.faults import dying_at
 from support.mlflow import ALIAS, MODEL, MODEL_NAME, REGISTER, RUN, FakeMlflow, write_run
 
@@ -257,6 +258,7 @@ def forge(store: Store, **changes: str | int) -> None:
         ({"alias": "production"}, "not what its Workflow registers"),
         ({"source_run": "digits-2"}, "neither made nor reused"),
         ({"output": "../../model"}, "neither made nor reused"),
+        ({}, "names the version of another output"),
     ],
 )
 def test_the_desk_does_not_do_what_a_program_made_up(
@@ -267,6 +269,12 @@ def test_the_desk_does_not_do_what_a_program_made_up(
     with pytest.raises(IntegrityError, match=reason):
         at_the_desk(server, store)
     assert server.versions == {}
+
+
+@pytest.mark.parametrize("model", ["x' or name != '", "a\nb", "<b>", "x" * 300])
+def test_a_name_that_would_change_a_search_is_no_request(model: str) -> None:
+    with pytest.raises(ValidationError):
+        ModelRegistration(model=model)
 
 
 @pytest.mark.parametrize("changes", [{"run": "digits-2"}, {"step": "fit"}, {"step": "<b>../x</b>"}])
