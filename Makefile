@@ -49,7 +49,7 @@ emulators:  ## install the emulators of Google Cloud Storage and Azure for the t
 	@mkdir -p $(EMULATORS)
 	@[ -x $(EMULATORS)/fake-gcs-server-$(FAKE_GCS) ] || { GOBIN=$(CURDIR)/$(EMULATORS) GOFLAGS=-buildvcs=false go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) && mv $(EMULATORS)/fake-gcs-server $(EMULATORS)/fake-gcs-server-$(FAKE_GCS); }
 	@ln -sf fake-gcs-server-$(FAKE_GCS) $(EMULATORS)/fake-gcs-server
-	@npm install --prefix $(EMULATORS) --no-audit --no-fund --ignore-scripts --loglevel=error --prefer-offline azurite@$(AZURITE)
+	@npm ls --prefix $(EMULATORS) azurite@$(AZURITE) >/dev/null 2>&1 || npm install --prefix $(EMULATORS) --no-audit --no-fund --ignore-scripts --loglevel=error --prefer-offline azurite@$(AZURITE)
 
 test-stores: setup emulators  ## run the tests of every store, with emulators of Google Cloud Storage and Azure
 	@TIPHYS_EMULATORS=required $(RUN) pytest -n 2 tests/contract/test_store.py tests/contract/test_clouds.py

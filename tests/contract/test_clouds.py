@@ -465,9 +465,15 @@ class TestOpening:
         with pytest.raises(UsageError, match="is that of account wrong1, and the URL names account right1"):
             AzureStore("right1", "container")
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "hunter2")
-        with pytest.raises(UsageError, match="AZURE_STORAGE_CONNECTION_STRING is no connection string") as caught:
+        with pytest.raises(UsageError, match="AZURE_STORAGE_CONNECTION_STRING cannot be used") as caught:
             AzureStore("right1", "container")
         assert "hunter2" not in str(caught.value)
+
+    def test_the_endpoint_of_another_account_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", "https://wrong1.blob.core.chinacloudapi.cn")
+
+        with pytest.raises(UsageError, match="is that of account wrong1, and the URL names account right1"):
+            AzureStore("right1", "container")
 
     def test_an_identity_that_gets_no_token_is_a_matter_of_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from azure.core.credentials import AccessToken
@@ -488,7 +494,7 @@ class TestOpening:
     def test_a_token_is_not_sent_without_tls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", "http://127.0.0.1:1")
 
-        with pytest.raises(UsageError, match=r"AZURE_STORAGE_SERVICE_ENDPOINT is no endpoint: .*HTTPS"):
+        with pytest.raises(UsageError, match=r"AZURE_STORAGE_SERVICE_ENDPOINT cannot be used: .*HTTPS"):
             AzureStore("right1", "container")
 
     def test_a_store_is_found_again_through_its_url(self, cloud: Cloud, store: BucketStore) -> None:

@@ -187,6 +187,8 @@ def test_a_policy_of_a_bucket_names_its_users(capsys: pytest.CaptureFixture[str]
         (["s3://ml-runs/{namespace}/tiphys", "--policy", "program"], "name it by --namespace"),
         (["s3://ml-runs/{namespace}/tiphys", "--as-program"], "by --namespace"),
         (["./store", "--as-program"], "a folder knows no users"),
+        (["gs://ml-runs/tiphys", "--as-program"], "are for S3 only"),
+        (["az://mlruns/runs", "--policy", "program"], "are for S3 only"),
         (["./store", "--policy", "program"], "a folder knows no users"),
         (["s3://ml-runs/*/tiphys", "--policy", "program"], "without * and $"),
         (["s3://ml-runs/tiphys", "-n", "team-a", "--as-program"], "--namespace gives the one namespace"),

@@ -88,6 +88,27 @@ def test_values_for_the_tests_say_why_they_are_there(file: Path) -> None:
     assert file.read_text().startswith("# ")
 
 
+@pytest.mark.parametrize(
+    ("url", "is_valid"),
+    [
+        ("", True),
+        ("s3://ml-runs/{namespace}/tiphys", True),
+        ("gs://ml_runs-{namespace}/tiphys", True),
+        ("az://mlruns/runs-{namespace}/tiphys", True),
+        ("az://mlruns/runs", True),
+        ("az://mlruns", False),
+        ("az://mlruns/", False),
+        ("gs://", False),
+        ("https://mlruns.blob.core.windows.net/runs", False),
+        ("file:///runs", False),
+    ],
+)
+def test_the_store_is_in_a_bucket_of_a_cloud(url: str, is_valid: bool) -> None:
+    pattern = _schema()["properties"]["store"]["properties"]["url"]["pattern"]
+
+    assert bool(re.search(pattern, url)) is is_valid
+
+
 def _schema() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
     return loaded

@@ -137,9 +137,16 @@ class AzureStore(BucketStore):
         return False
 
     def read(self, key: str) -> bytes:
+        from azure.core.exceptions import HttpResponseError
+
         blob = self._blob(key)
         with self._translate_errors("read", key):
-            body = blob.download_blob(offset=0, length=MAX_RECORD_BYTES + 1, max_concurrency=1)
+            try:
+                body = blob.download_blob(offset=0, length=MAX_RECORD_BYTES + 1, max_concurrency=1)
+            except HttpResponseError as error:
+                if _error_code(error) != "InvalidRange":
+                    raise
+                return b""  # without bytes it has no range of bytes
             data = body.readall()
             if len(data) > MAX_RECORD_BYTES:
                 check_read_size(self, key, blob.get_blob_properties().size)
@@ -306,22 +313,22 @@ def _make_service(url: str, account: str, retries: int) -> "BlobServiceClient":
         "read_timeout": 30,
         "user_agent": "tiphys",
     }
-    if text := os.environ.get(CONNECTION_STRING_VARIABLE, ""):
-        try:
-            service = BlobServiceClient.from_connection_string(text, **options)
-        except ValueError as error:  # its text may repeat the key
-            raise UsageError(f"{url}: {CONNECTION_STRING_VARIABLE} is no connection string: {error}") from None
-        if service.account_name not in (None, account):
-            raise UsageError(
-                f"{url}: {CONNECTION_STRING_VARIABLE} is that of account {service.account_name}, and the URL names "
-                f"account {account}; correct one of them"
-            )
-        return service
-    endpoint = os.environ.get(ENDPOINT_VARIABLE) or f"https://{account}.blob.core.windows.net"
+    text = os.environ.get(CONNECTION_STRING_VARIABLE, "")
+    variable = CONNECTION_STRING_VARIABLE if text else ENDPOINT_VARIABLE
     try:
-        return BlobServiceClient(endpoint, credential=DefaultAzureCredential(), **options)
+        if text:
+            service = BlobServiceClient.from_connection_string(text, **options)
+        else:
+            endpoint = os.environ.get(ENDPOINT_VARIABLE) or f"https://{account}.blob.core.windows.net"
+            service = BlobServiceClient(endpoint, credential=DefaultAzureCredential(), **options)
     except ValueError as error:
-        raise UsageError(f"{url}: {ENDPOINT_VARIABLE} is no endpoint: {error}") from error
+        raise UsageError(f"{url}: {variable} cannot be used: {error}") from None
+    if service.account_name not in (None, account):
+        raise UsageError(
+            f"{url}: {variable} is that of account {service.account_name}, and the URL names account {account}; "
+            "correct one of them"
+        )
+    return service
 
 
 def _md5(data: bytes) -> bytes:
