@@ -11,18 +11,9 @@ if TYPE_CHECKING:
     from hera_pipelines.authoring.loading import load_pipeline
     from hera_pipelines.authoring.pipeline import Pipeline
     from hera_pipelines.authoring.plugins import PluginTemplate
-    from hera_pipelines.authoring.policies import (
-        AKS_SPOT,
-        EKS_SPOT,
-        GKE_SPOT,
-        KARPENTER_SPOT,
-        AutoResume,
-        Checkpoints,
-        Drift,
-        ObjectTrigger,
-        Retries,
-    )
+    from hera_pipelines.authoring.policies import AutoResume, Checkpoints, Drift, ObjectTrigger, Retries
     from hera_pipelines.authoring.registration import RegisterModel
+    from hera_pipelines.authoring.step_options import AKS_SPOT, EKS_SPOT, GKE_SPOT, KARPENTER_SPOT
     from hera_pipelines.authoring.tracking import Mlflow, Wandb
     from hera_pipelines.compile.settings import Dvc, Lakefs, SharedVolume, Spot
     from hera_pipelines.sweeps import choice, grid, integers, log_uniform, random_search, uniform
@@ -68,16 +59,13 @@ _MODULE_BY_NAME = {
     **dict.fromkeys(("Dvc", "Lakefs", "SharedVolume", "Spot"), "compile.settings"),
     **dict.fromkeys(("Plain", "Step", "Train"), "authoring.containers"),
     **dict.fromkeys(("plain", "step", "train"), "authoring.functions"),
-    **dict.fromkeys(
-        ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "ObjectTrigger", "Retries"),
-        "authoring.policies",
-    ),
+    **dict.fromkeys(("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT"), "authoring.step_options"),
+    **dict.fromkeys(("AutoResume", "Checkpoints", "Drift", "ObjectTrigger", "Retries"), "authoring.policies"),
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),
     **dict.fromkeys(("Mlflow", "Wandb"), "authoring.tracking"),
     "RegisterModel": "authoring.registration",
     "best": "authoring.best_trial",
     "CronPipeline": "authoring.cron",
-    "Drift": "authoring.policies",
     "Pipeline": "authoring.pipeline",
     "PluginTemplate": "authoring.plugins",
     "load_pipeline": "authoring.loading",

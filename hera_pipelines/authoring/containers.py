@@ -9,7 +9,7 @@ from typing import Any
 from hera.workflows import Container
 
 from hera_pipelines.authoring.calls import create_task, require_image, template_input_slots
-from hera_pipelines.authoring.policies import StepOptions, TrainOptions
+from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import STEP_ANNOTATION

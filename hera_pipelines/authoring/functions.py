@@ -21,7 +21,8 @@ from hera.workflows._context import _context
 from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import create_task, function_input_slots, require_image, separate_shared_inputs
-from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
+from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries
+from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
 from tiphys.errors import UsageError

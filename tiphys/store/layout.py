@@ -1,8 +1,7 @@
 """Keys of all objects. No other module builds a key.
 
-A store has two halves, so that one policy of the storage service can tell them apart. Below ``control/`` lies what
-Tiphys acts on: only the services, the local engine and a person with the control credentials write there. Below
-``data/`` lies what training programs and Argo's artifacts write. Nonsense there harms its own tenant only.
+A store has two halves, for one policy of the storage service. Below ``control/`` lies what Tiphys acts on: services,
+the local engine and people with its credentials write it. What programs and Argo's artifacts write is below ``data/``.
 
 Numbers are zero-padded, so that listings return them in order. In ``manifests/``, ``quarantine/``, ``pins/``,
 ``tombstones/``, ``training-progress/`` and ``triggers/`` they count down, so that the newest is listed first.

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from hera_pipelines.authoring.policies import Checkpoints, Retries, StepOptions, TrainOptions
+from hera_pipelines.authoring.policies import Checkpoints, Retries
+from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.compile.settings import DataSource, Dvc, Lakefs, StepSettings
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest

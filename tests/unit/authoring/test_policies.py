@@ -8,7 +8,7 @@ import pytest
 from hera.shared import global_config
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Pipeline, Retries, SharedVolume, Step, Train, step, train
-from hera_pipelines.authoring.policies import TrainOptions
+from hera_pipelines.authoring.step_options import TrainOptions
 from hera_pipelines.compile import StepSettings
 from hera_pipelines.compile.gated_step import GatedStep
 from tiphys.errors import UsageError
