@@ -22,7 +22,7 @@ import pytest
 from tiphys.store import DirectoryStore, read_step_attempts
 
 pytestmark = pytest.mark.timeout(3600)  # several runs of several programs that import MLflow
-EXAMPLE = Path(__file__).parents[2] / "examples" / "20-mlflow.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "21-mlflow.py"
 PATIENCE_SECONDS = 900.0
 NOWHERE = "http://127.0.0.1:9"
 """The discard port, where nothing listens."""

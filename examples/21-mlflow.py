@@ -5,7 +5,7 @@ another cluster. `register` verifies the model, registers it as a version, and s
 
 The Secret `mlflow` holds MLFLOW_TRACKING_URI and credentials. On this machine they come from the shell:
 
-    MLFLOW_TRACKING_URI=http://127.0.0.1:5000 tiphys run 20-mlflow.py
+    MLFLOW_TRACKING_URI=http://127.0.0.1:5000 tiphys run 21-mlflow.py
 """
 
 from typing import Annotated
