@@ -55,7 +55,7 @@ spec:
           script:
             image: IMAGE
             command: [python]
-            source: print("SAYS inline {{steps.name}}")
+            source: print("SAYS inline")
       - name: fails
         template: fail
         continueOn: {failed: true}

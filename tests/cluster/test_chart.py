@@ -533,7 +533,7 @@ def test_a_workflow_template_starts_the_image_that_was_chosen() -> None:
         (["plugin.replica=3"], "at '/plugin': additional properties 'replica' not allowed"),
         (["plugin.replicas=-1"], "at '/plugin/replicas'"),
         (["netwrokPolicy.enabled=true"], "additional properties 'netwrokPolicy' not allowed"),
-        (["store.url=gs://ml/tiphys"], "at '/store/url'"),
+        (["store.url=hdfs://ml/tiphys"], "at '/store/url'"),
         (["store.url=/data"], "at '/store/url'"),
         (["image.repository=a/b:latest"], "at '/image/repository'"),
         (["image.digest=0123"], "at '/image/digest'"),

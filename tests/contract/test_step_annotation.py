@@ -15,6 +15,8 @@ LEFT_OUT = {
     "gang": None,
     "spot": [],
     "has_result": False,
+    "tracker": "",
+    "registration": None,
     "data": [],
 }
 RETRY = {

@@ -249,18 +249,18 @@ def _keep_task_name(spec: Manifest, task: Manifest, original_name: str, called_b
         return
 
     arguments = _write_task_name(task.get("arguments"), "tasks", original_name)
-    program = _write_task_name(template, called_by, original_name)
+    # What was written within a step has become part of the DAG, with its references.
+    program = _write_task_name(template, "tasks" if task.get("inline") else called_by, original_name)
     if (arguments, program) == (task.get("arguments"), template):
         return
+    where = f"task {original_name!r}: {{{{{called_by}.name}}}}"
     if is_fan_out(task):
-        raise UsageError(
-            f"task {original_name!r}: {{{{{called_by}.name}}}} of an item has no counterpart; pass the item"
-        )
+        raise UsageError(f"{where} of an item has no counterpart")
+    if task.get("inline") and program != template:
+        raise UsageError(f"{where} of a template within a task is empty in Argo; write the name itself")
     if arguments:
         task["arguments"] = arguments
-    if task.get("inline"):
-        task["inline"] = program
-    elif program != template:
+    if program != template:
         program["name"] = _free_name(f"{task['name']}-template", spec)
         spec["templates"].append(program)
         task["template"] = program["name"]

@@ -309,6 +309,10 @@ CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
             "{{steps.name}} of an item has no counterpart",
         ),
         (
+            workflow({"name": "main", "steps": [[{"name": "one", "inline": {**marked("x"), **SAYS_NAME}}]]}),
+            "{{steps.name}} of a template within a task is empty in Argo",
+        ),
+        (
             workflow(
                 {"name": "main", "dag": {"tasks": [{"name": "A", "template": "e"}], "target": "{{workflow.name}}"}}
             ),
