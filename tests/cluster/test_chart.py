@@ -557,6 +557,13 @@ def test_wrong_values_are_refused_with_the_field_and_the_remedy(values: list[str
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("url", ["gs://ml-runs/{namespace}/tiphys", "az://account/runs/tiphys"])
+def test_a_store_in_another_cloud_reaches_every_process(url: str) -> None:
+    objects = render("image.repository=registry.example.com/tiphys", "namespaces={ml}", f"store.url={url}")
+    for component in ("plugin", "controller"):
+        assert f"--store={url}" in _arguments(objects, component)
+
+
 def test_kueue_takes_the_place_of_the_ledger_in_arguments_and_rights() -> None:
     ours, kueue = (render(*MINIMAL, f"ledger.kind={kind}") for kind in ("tiphys", "kueue"))
     assert "--ledger-kind=kueue" in _arguments(kueue, "plugin")
