@@ -28,13 +28,13 @@ from cluster.rights import new_account
 from support.controller_process import ControllerProcess
 from support.polling import until
 from support.triggers import template
-from tiphys.store.s3_client import make_client
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import EVENTS, WORKFLOW_TEMPLATES, WORKFLOWS
 from tiphys.protocol.step_spec import STORE_ANNOTATION
 from tiphys.records.trigger import TRIGGER_LABEL, TRIGGER_LABEL_VALUE
 from tiphys.store import DirectoryStore
+from tiphys.store.buckets.s3_client import make_client
 
 TOKEN, BUCKET = "a-secret-token", "raw"
 KEYS = {"AWS_ACCESS_KEY_ID": "raw", "AWS_SECRET_ACCESS_KEY": "raw-secret", "AWS_REGION": "us-east-1"}
