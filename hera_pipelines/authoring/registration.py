@@ -52,6 +52,8 @@ class RegisterModel(Step):
             check_alias(self.alias, where)
         if self.uri:
             check_tracking_uri(self.uri, where)
+        if self.cache:
+            raise UsageError(f"{where}RegisterModel(…) is asked again in each submission; drop cache")
         if given := next((name for name in _OWN_ARGUMENTS if getattr(self, name)), ""):
             raise UsageError(f"{where}RegisterModel(…) has a program of its own; drop {given}")
         if not self.image:

@@ -169,7 +169,7 @@ def _complete_from_store(
 ) -> list[str]:
     try:
         url = choose_store(context.params.get("store")).value
-        if url.startswith("s3:"):  # would be asked at each press of the key
+        if url.startswith(("s3:", "gs:", "az:")):  # would be asked at each press of the key
             return []
         store = open_store(url, must_exist=True)
         return [name for name in list_names(store) if name.startswith(incomplete) and name.isprintable()]

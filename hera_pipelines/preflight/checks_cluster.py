@@ -96,9 +96,11 @@ def _makes_jobs(subject: PreflightSubject) -> bool:
 
 
 def _needs_store(subject: PreflightSubject) -> bool:
-    """Whether a training writes checkpoints with the credentials of its pod."""
+    """Whether a program writes checkpoints, or records of MLflow, with the credentials of its pod."""
     return subject.pipeline.store.startswith("s3:") and any(
-        step.checkpoints is not None and not step.checkpoints.store.startswith("file:")
+        (step.checkpoints is not None and not step.checkpoints.store.startswith("file:"))
+        or step.tracker == "mlflow"
+        or step.registration is not None
         for step in subject.steps.values()
     )
 

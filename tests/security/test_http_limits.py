@@ -231,6 +231,14 @@ def test_flood_without_the_token_takes_nothing_of_the_rate_limit(controller: App
     assert [answer.status_code for answer in answers] == [202] * 5 + [429]
 
 
+def test_storage_events_take_nothing_of_the_rate_of_alerts(controller: AppServer) -> None:
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    events = [http.post(f"{controller.url}/v1/storage-events", content=b"{}", headers=known) for _ in range(6)]
+    assert events[-1].status_code == 429
+    delivery = json.dumps({"version": "4", "alerts": []}).encode()
+    assert http.post(f"{controller.url}/v1/alerts", content=delivery, headers=known).status_code == 202
+
+
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e3", "\uff11"])
 def test_strange_length_is_a_bad_request(plugin: PluginServer, length: str) -> None:
     with closing(dial(plugin.url)) as caller:

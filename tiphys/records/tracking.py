@@ -94,8 +94,9 @@ def check_tracking_uri(uri: str, where: str) -> str:
     except ValueError:
         scheme, user, host = "", None, None
     if scheme not in _SCHEMES or not host or not uri.isprintable():
+        shown = f"{scheme}://{host}" if host and "@" in uri else uri.rpartition("@")[2][:200]  # never credentials
         raise UsageError(
-            f"{where}{uri[:200]!r} is no MLflow server: write http://host:port or https://host; files and databases "
+            f"{where}{shown!r} is no MLflow server: write http://host:port or https://host; files and databases "
             "such as sqlite: belong to the server, and the registry of Databricks cannot be searched by a tag"
         )
     if user:

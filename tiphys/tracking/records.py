@@ -69,8 +69,9 @@ def list_registrations(store: Store, run: str, damaged: list[DamagedRecord] | No
         StoreError: storage did not answer.
     """
     found: list[Registration] = []
-    keys = (info.key for info in store.list(_registrations(run)) if _is_request(info.key))
-    for key in islice(keys, MAX_REGISTRATIONS):
+    # Programs write there, so what they list is bounded, too: a request and its end for each registration.
+    listed = islice(store.list(_registrations(run)), 4 * MAX_REGISTRATIONS)
+    for key in islice((info.key for info in listed if _is_request(info.key)), MAX_REGISTRATIONS):
         stem = key.removesuffix(_SUFFIX)
         try:
             request = read_record(store, key, RegistrationRequest)

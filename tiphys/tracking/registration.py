@@ -270,9 +270,14 @@ def _create_version(server: MlflowApi, store: Store, request: RegistrationReques
 
 
 def source_uri(store: Store, recorded: RecordedOutput) -> str:
-    """Location of the model for MLflow, which takes no path of a machine: ``s3://…``, or a name for a local store."""
-    if store.url.startswith("s3://"):
+    """Location of the model as MLflow knows it: ``s3://…``, ``gs://…``, ``wasbs://…``; a name for a local store."""
+    if store.url.startswith(("s3://", "gs://")):
         return f"{store.url.rstrip('/')}/{recorded.output.key}"
+    if store.url.startswith("az://"):
+        account, _, rest = store.url.removeprefix("az://").rstrip("/").partition("/")
+        container, _, prefix = rest.partition("/")
+        path = "/".join(filter(None, (prefix, recorded.output.key)))
+        return f"wasbs://{container}@{account}.blob.core.windows.net/{path}"
     end = recorded.end
     return f"tiphys://{end.run}/{end.step}/{end.attempt}/{recorded.output.name}"
 

@@ -52,25 +52,30 @@ class AccessControl:
         self._token_file = token_file
         self._observe_call = observe_call
         self._monotonic = monotonic
-        self._bucket = TokenBucket(_CALLS_PER_SECOND, burst, monotonic, starts_full=True)
+        self._burst = burst
 
     def guard(self, name: str, handler: CallHandler) -> Callable[[Request], Awaitable[Response]]:
-        """Return ``handler`` behind access control. ``name`` is that of the call in logs and metrics."""
+        """Return ``handler`` behind access control, with a rate of its own.
+
+        ``name`` is that of the call in logs and metrics. Who writes objects chooses how many storage events come, and
+        must not keep alerts from their answer.
+        """
+        bucket = TokenBucket(_CALLS_PER_SECOND, self._burst, self._monotonic, starts_full=True)
 
         async def answer(request: Request) -> Response:
             begin = self._monotonic()
-            response = await self._answer(name, handler, request)
+            response = await self._answer(name, handler, request, bucket)
             self._observe_call(name, response.status_code, self._monotonic() - begin)
             return response
 
         return answer
 
-    async def _answer(self, name: str, handler: CallHandler, request: Request) -> Response:
+    async def _answer(self, name: str, handler: CallHandler, request: Request, bucket: TokenBucket) -> Response:
         if (refusal := self._check_credentials(request)) is not None:
             status, why = refusal
             headers = {"WWW-Authenticate": 'Bearer realm="tiphys"', **CLOSE_CONNECTION}
             return self._refuse(name, request, status, why, headers)
-        if wait := self._bucket.take():
+        if wait := bucket.take():
             headers = {"Retry-After": str(math.ceil(wait)), **CLOSE_CONNECTION}
             return self._refuse(name, request, 429, "too many calls", headers)
         try:

@@ -131,6 +131,9 @@ def test_without_a_store_there_is_nowhere_to_keep_the_ids() -> None:
         ("http://[::1", "is no MLflow server"),
         ("https://mlflow\n.example.com", "is no MLflow server"),
         ("https://ada:secret-word@mlflow.example.com", "credentials do not belong in the URL"),
+        ("postgresql://ada:secret-word@db/mlflow", "is no MLflow server"),
+        ("ada:secret-word@mlflow:5000", "is no MLflow server"),
+        ("https://ada:secret-word@", "is no MLflow server"),
     ],
 )
 def test_a_url_that_cannot_work_is_refused_before_anything_runs(uri: str, reason: str) -> None:
@@ -187,6 +190,7 @@ def test_register_model_is_a_step_with_a_program_of_its_own() -> None:
         ({"command": ["mine"]}, "drop command"),
         ({"inputs": [Parameter(name="x")]}, "drop inputs"),
         ({"image": ""}, "needs image="),
+        ({"cache": True}, "drop cache"),
     ],
 )
 def test_register_model_takes_no_other_program(options: dict[str, Any], reason: str) -> None:

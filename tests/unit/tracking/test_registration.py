@@ -11,7 +11,9 @@
 | a program forged the request | the desk refuses it |
 """
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -22,7 +24,7 @@ from tiphys.errors import IntegrityError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import ModelVersionRecord, RegistrationRequest, ReuseRecord
 from tiphys.records.tracking import ModelRegistration
-from tiphys.store import DamagedRecord, DirectoryStore, RunLayout, Store, read_current_run
+from tiphys.store import DamagedRecord, DirectoryStore, ObjectInfo, RunLayout, Store, read_current_run
 from tiphys.tracking.records import list_registrations, registration_key
 from tiphys.tracking.registration import (
     find_recorded_output,
@@ -301,6 +303,40 @@ def test_the_source_is_no_path_of_this_machine(store: DirectoryStore) -> None:
     recorded = find_recorded_output(store, RUN, {"": _sha256_of_model(store)})
     assert source_uri(store, recorded) == f"tiphys://{RUN}/fit/1/model"
     assert all(len(value) < 5000 for value in version_tags(store, recorded).values())
+
+
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [
+        ("s3://ml-runs/tiphys", "s3://ml-runs/tiphys/KEY"),
+        ("gs://ml-runs/tiphys", "gs://ml-runs/tiphys/KEY"),
+        ("az://account/runs/ml/tiphys", "wasbs://runs@account.blob.core.windows.net/ml/tiphys/KEY"),
+        ("az://account/runs", "wasbs://runs@account.blob.core.windows.net/KEY"),
+    ],
+)
+def test_the_source_is_an_address_that_mlflow_can_load(store: DirectoryStore, url: str, source: str) -> None:
+    recorded = find_recorded_output(store, RUN, {"": _sha256_of_model(store)})
+    elsewhere = SimpleNamespace(url=url)
+    assert source_uri(elsewhere, recorded) == source.replace("KEY", recorded.output.key)  # type: ignore[arg-type]
+
+
+def test_what_a_program_writes_beside_registrations_is_listed_only_so_far(store: DirectoryStore) -> None:
+    stem = registration_key(RUN, "register", "0").rpartition("/")[0]
+    for number in range(50):
+        store.create(f"{stem}/{number:04}.done.json", b"{}")
+    listed: list[str] = []
+    original = store.list
+
+    def count(prefix: str, *arguments: object) -> Iterator[ObjectInfo]:
+        for info in original(prefix, *arguments):  # type: ignore[arg-type]
+            listed.append(info.key)
+            yield info
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "list", count)
+        patch.setattr("tiphys.tracking.records.MAX_REGISTRATIONS", 3)
+        assert list_registrations(store, RUN) == []
+    assert len(set(listed)) == 12
 
 
 def _sha256_of_model(store: Store) -> str:

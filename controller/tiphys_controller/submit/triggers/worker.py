@@ -19,7 +19,7 @@ from typing import Protocol
 
 import structlog
 
-from tiphys.errors import ConflictError, FencedError, NotFoundError, StoreError, TiphysError
+from tiphys.errors import ConflictError, FencedError, NotFoundError, SettingsError, StoreError, TiphysError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import ObjectVersion
 from tiphys.records.trigger import TriggerSource
@@ -30,6 +30,7 @@ from tiphys_controller.submit.triggers.catalog import Trigger, TriggerCatalog, T
 from tiphys_controller.submit.triggers.notification import NotifiedObject
 from tiphys_controller.submit.triggers.start import (
     TriggeredRun,
+    build_triggered_workflow,
     check_object_name,
     find_triggered_run,
     start_triggered_run,
@@ -42,6 +43,7 @@ _PARALLEL_DELIVERIES = 8
 _PAGES_PER_TURN = 2
 _STARTS_PER_TURN = 20
 _TICK_SECONDS = 1.0
+_REPORTS, _REPORTS_SECONDS = 20, 3600.0
 _log = structlog.get_logger()
 
 
@@ -100,12 +102,20 @@ class _Sweep:
 
 
 @dataclass
+class _Reports:
+    """Reasons for which a trigger made no run, that were logged since ``since`` (seconds of the monotonic clock)."""
+
+    since: float
+    reasons: set[str] = field(default_factory=set)
+
+
+@dataclass
 class TriggerWorker:
     """Makes the runs of objects. Thread-safe but for `run` and `run_round`, which the leader calls."""
 
     dependencies: TriggerDependencies
     _done: "OrderedDict[tuple[str, str, str], None]" = field(default_factory=OrderedDict)
-    _reported: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
+    _reports: dict[tuple[str, str], _Reports] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _deliveries: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(_PARALLEL_DELIVERIES)
@@ -184,6 +194,9 @@ class TriggerWorker:
                 raise
             self._report(trigger, f"{version.url}: {error}")
             return TriggerOutcome.WAITING if trigger.spec.resume else TriggerOutcome.REFUSED
+        except SettingsError as error:  # a tenant can cause it, and its sender may also report objects of others
+            self._report(trigger, f"{version.url}: {error}")
+            return TriggerOutcome.REFUSED
         except StoreError:
             raise
         except TiphysError as error:
@@ -217,11 +230,13 @@ class TriggerWorker:
         store = self.dependencies.stores(trigger.namespace)
         if (existing := find_triggered_run(store, trigger, version)) is not None:
             return TriggeredRun(existing, is_new=False)
-        if self.dependencies.take_start(trigger.namespace):
-            return None
         template = self.dependencies.find_template(trigger.namespace, trigger.template)
         if template is None:
             raise NotFoundError(f"WorkflowTemplate {trigger.namespace}/{trigger.template} was deleted")
+        if not trigger.spec.resume:
+            build_triggered_workflow(template, trigger.spec, version)  # what is refused takes nothing of the rate
+        if self.dependencies.take_start(trigger.namespace):
+            return None
         submitter = TenantSubmitter(self.dependencies.submitter(), trigger.namespace)
         return start_triggered_run(store, submitter, trigger, template, version, source)
 
@@ -232,16 +247,24 @@ class TriggerWorker:
                 self._done.popitem(last=False)
 
     def _report(self, trigger: Trigger | TriggerProblem, why: str) -> None:
-        """Log why a trigger makes no run; the same reason once, as each listing comes to it again."""
+        """Log why a trigger makes no run: a reason once, as each listing comes to it again, and few reasons an hour.
+
+        Whoever writes objects chooses how many reasons there are.
+        """
         self.dependencies.metrics.observe_trigger_failure()
-        text = f"{trigger.namespace}/{trigger.template}: {why}"[:2000]
+        now, reason = self.dependencies.monotonic(), why[:2000]
         with self._lock:
-            is_known = text in self._reported
-            self._reported[text] = None
-            while len(self._reported) > _STARTS_PER_TURN * 50:
-                self._reported.popitem(last=False)
+            reports = self._reports.get((trigger.namespace, trigger.template))
+            if reports is None or now - reports.since >= _REPORTS_SECONDS:
+                reports = self._reports[trigger.namespace, trigger.template] = _Reports(now)
+            is_known = reason in reports.reasons or len(reports.reasons) > _REPORTS
+            if not is_known:
+                reports.reasons.add(reason)
+            is_last = not is_known and len(reports.reasons) > _REPORTS
+        if is_last:
+            reason = "there are more reasons; `tiphys triggers --test URL` says what becomes of an object"
         if not is_known:
-            _log.warning("trigger.refused", namespace=trigger.namespace, trigger=trigger.template, reason=why[:2000])
+            _log.warning("trigger.refused", namespace=trigger.namespace, trigger=trigger.template, reason=reason)
 
     def run(self, stop: threading.Event) -> None:
         """List the buckets until ``stop``."""
@@ -274,6 +297,9 @@ class TriggerWorker:
             (one.namespace, one.template): self._sweeps.get((one.namespace, one.template)) or _Sweep()
             for one in listed.triggers
         }
+        known = self._sweeps.keys() | {(one.namespace, one.template) for one in listed.problems}
+        with self._lock:
+            self._reports = {key: reports for key, reports in self._reports.items() if key in known}
         for namespace, triggers in groupby(listed.triggers, lambda one: one.namespace):
             for trigger in triggers:
                 sweep = self._sweeps[namespace, trigger.template]
@@ -303,7 +329,7 @@ class TriggerWorker:
                     outcome = self._make_run(trigger, version, "found")
                     if outcome is TriggerOutcome.DELAYED:
                         return
-                    starts += outcome is TriggerOutcome.STARTED
+                    starts += outcome in (TriggerOutcome.STARTED, TriggerOutcome.REFUSED)
                     sweep.waiting += outcome is TriggerOutcome.WAITING
                 sweep.after = version.key
             if not page.next_key:

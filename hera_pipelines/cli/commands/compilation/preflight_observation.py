@@ -165,7 +165,7 @@ def _probe(url: str, tries_used_store: bool) -> Sequence[ProbeFinding]:
             return [ProbeFinding("reachable", True, "answers and holds runs, so its promises were not tried again")]
         return probe_store(url, races=_RACES)
     except NotFoundError as error:
-        if url.startswith("s3:"):
+        if url.startswith(("s3:", "gs:", "az:")):
             return [ProbeFinding("reachable", False, str(error))]
         return [ProbeFinding("reachable", True, "does not exist yet; the first run creates it")]
     except TiphysError as error:

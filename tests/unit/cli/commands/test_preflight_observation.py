@@ -5,8 +5,9 @@ import threading
 import pytest
 from tiphys_controller.doctor.observed import UnknownValue
 
+from hera_pipelines.cli.commands.compilation import preflight_observation
 from hera_pipelines.cli.commands.compilation.preflight_observation import BoundedReads
-from tiphys.errors import StoreError
+from tiphys.errors import NotFoundError, StoreError
 
 
 def test_a_value_in_time() -> None:
@@ -46,3 +47,16 @@ def test_a_machine_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BoundedReads(60).start("the store", lambda: 7).wait() == UnknownValue(
         "the store: no thread could be started"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "is_fine"),
+    [("s3://nope/x", False), ("gs://nope/x", False), ("az://account/nope/x", False), ("/nope", True)],
+)
+def test_only_a_folder_is_made_by_the_first_run(monkeypatch: pytest.MonkeyPatch, url: str, is_fine: bool) -> None:
+    def refuse(url: str, **_: object) -> None:
+        raise NotFoundError(f"{url} does not exist")
+
+    monkeypatch.setattr(preflight_observation, "open_store", refuse)
+    [found] = preflight_observation._probe(url, tries_used_store=False)
+    assert found.ok is is_fine

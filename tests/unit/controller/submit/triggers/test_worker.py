@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from support.triggers import TriggerWorld, template, version
 from tiphys_controller.submit.triggers.notification import NotifiedObject
 
-from tiphys.errors import StoreError
+from tiphys.errors import ForbiddenError, StoreError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import DirectoryStore, Store
 
@@ -167,6 +167,41 @@ def test_while_the_store_does_not_answer_the_sender_must_repeat(
     assert world.sources("nlp") == ["s3://raw/nlp/b"], "the other tenant's storage answers"
     broken.run_round(threading.Event())
     assert world.worker.handle_notification(notified("ml/a", "nlp/b")) == NONE | {"started": 1, "repeated": 1}
+
+
+def test_a_refusal_of_one_tenant_does_not_have_the_objects_of_others_repeated(
+    world: TriggerWorld, open_store: Callable[[str], Store]
+) -> None:
+    def refuse(namespace: str) -> Store:
+        if namespace == "ml":
+            raise ForbiddenError("exceeded quota: count/workflows.argoproj.io")
+        return open_store(namespace)
+
+    world.buckets.put(version("ml/a"), version("nlp/b"))
+    world._open_store = refuse
+    assert world.new_worker().handle_notification(notified("ml/a", "nlp/b")) == NONE | {"refused": 1, "started": 1}
+
+
+def test_names_of_objects_fill_neither_the_log_nor_the_turn(world: TriggerWorld) -> None:
+    world.buckets.put(*(version(f"ml/{{{{{number:04}}}}}") for number in range(300)), version("nlp/b"))
+    with capture_logs() as log:
+        sweep(world)
+    refused = [one for one in log if one["event"] == "trigger.refused"]
+    assert len(refused) == 20, "as many as it may start in a turn"
+    assert world.sources("nlp") == ["s3://raw/nlp/b"]
+    with capture_logs() as log:
+        for _ in range(20):
+            world.worker.run_round(threading.Event(), begin=False)
+    assert [one["reason"][:22] for one in log] == ["there are more reasons"]
+
+
+def test_what_is_refused_takes_nothing_of_the_rate(world: TriggerWorld) -> None:
+    world.rates["ml"] = 1
+    world.templates["ml", "digits"] = template(objects="s3://raw/ml/", parameter="other")
+    world.templates["ml", "fine"] = template("fine", objects="s3://raw/ml/")
+    world.buckets.put(version("ml/a"))
+    counts = world.worker.handle_notification(notified("ml/a"))
+    assert counts == NONE | {"refused": 1, "started": 1}
 
 
 def test_a_bucket_that_does_not_answer_is_looked_at_later(world: TriggerWorld) -> None:
