@@ -1,12 +1,10 @@
 """``tiphys openlineage``: sends runs as events to an OpenLineage server.
 
-The store is the queue. Events are derived from records, so nothing that runs
-waits for the server, nothing is lost while it is down, and the command may be
-repeated: ids are the same each time.
+Events are derived from records, so the command may be repeated: ids are the same
+each time.
 """
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +13,11 @@ import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
-from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError
+from hera_pipelines.run_histories import read_histories, repeat_until_ended
+from tiphys.errors import SettingsError, StoreError, UsageError
 from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
-from tiphys.store import DamagedRecord, Store, list_runs, read_submissions
+from tiphys.store import Store
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -31,7 +30,6 @@ Examples:
   tiphys openlineage --since 2h
   tiphys openlineage digits-7xk2p -o json | jq .eventType
 """
-_POLL_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0
 """For transports that send in the background."""
 
@@ -72,13 +70,12 @@ def openlineage(
     _require_client()
     client = _connect() if output is Format.TABLE else None
     sent: set[str] = set()
-    while True:
-        ended = not follow or _have_ended(run_store, runs or ())
+
+    def send() -> bool:
         events = _new_events(screen, run_store, runs or (), namespace, begin, sent)
-        complete = _send(screen, events, client, sent, follow) if client else _print(screen, events, output, sent)
-        if ended and complete:
-            break
-        time.sleep(_POLL_SECONDS)
+        return _send(screen, events, client, sent, follow) if client else _print(screen, events, output, sent)
+
+    repeat_until_ended(run_store, runs or (), follow, send)
     if client:
         if not client.close(_CLOSE_SECONDS):
             raise StoreError(f"the OpenLineage server did not take all of {len(sent)} events; run the command again")
@@ -122,10 +119,6 @@ def _print(screen: Screen, events: "Iterator[tuple[str, RunEvent]]", output: For
     return True
 
 
-def _have_ended(store: Store, names: Sequence[str]) -> bool:
-    return all(submission.end for name in names for submission in read_submissions(store, name))
-
-
 def _new_events(
     screen: Screen, store: Store, names: Sequence[str], namespace: str, begin: datetime | None, sent: set[str]
 ) -> "Iterator[tuple[str, RunEvent]]":
@@ -134,18 +127,8 @@ def _new_events(
 
     from hera_pipelines.openlineage.events import derive_events
 
-    for name in names or list(list_runs(store)):
-        damaged: list[DamagedRecord] = []
-        try:
-            events = derive_events(store, name, namespace, damaged)
-        except (IntegrityError, NotFoundError, UsageError) as error:
-            if names:
-                raise
-            screen.note(f"run {name} cannot be read, and is left out: {error}")
-            continue
-        for one in damaged:
-            screen.note(f"damaged, so events are missing: {one.message}")
-        for event in events:
+    for history in read_histories(screen, store, names):
+        for event in derive_events(history, namespace):
             identity = Serde.to_json(event)
             if identity not in sent and (begin is None or datetime.fromisoformat(event.eventTime) >= begin):
                 yield identity, event

@@ -16,7 +16,7 @@ Source of the model: https://openlineage.io/docs/spec/object-model.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -37,9 +37,8 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_static_uuid
 
 import tiphys
-from tiphys.lineage import CheckpointNode, LineageTree
-from tiphys.lineage.tree import build_lineage_tree
-from tiphys.protocol.compiled_workflow import CompiledPipeline
+from hera_pipelines.run_histories import RunHistory
+from tiphys.lineage import CheckpointNode
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -47,21 +46,10 @@ from tiphys.records import (
     DataVersion,
     Output,
     OutputKind,
-    RunRecord,
     StoredRecord,
     SubmissionKind,
     json_digest,
     task_name,
-)
-from tiphys.store import (
-    Attempt,
-    DamagedRecord,
-    Store,
-    Submission,
-    read_all_attempts,
-    read_current_run,
-    read_run,
-    read_submissions,
 )
 
 PRODUCER = f"urn:tiphys:{tiphys.__version__}"
@@ -77,31 +65,11 @@ _LATER = {RunState.START: 0, RunState.RUNNING: 1}
 """Order of events of one moment; all others are ends."""
 
 
-def derive_events(store: Store, run: str, namespace: str, damaged: list[DamagedRecord]) -> list[RunEvent]:
-    """All events of ``run``, by time. Costs what `tiphys events` costs.
-
-    Args:
-        store: The store of the run.
-        run: Name of the run.
-        namespace: Namespace of the jobs.
-        damaged: Gets the records that cannot be read; their events are missing.
-
-    Raises:
-        NotFoundError: the store has no such run.
-    """
-    record, current = read_run(store, run), read_current_run(store, run)
-    attempts = read_all_attempts(store, run, damaged)
-    history = _History(
-        namespace=namespace,
-        store=store.url,
-        record=record,
-        pipeline=CompiledPipeline.from_manifest(current.workflow),
-        attempts=attempts,
-        tree=build_lineage_tree(store, current, attempts, ()),
-    )
-    events = [*history.run_events(read_submissions(store, run, damaged)), *history.attempt_events()]
+def derive_events(history: RunHistory, namespace: str) -> list[RunEvent]:
+    """All events of a run, by time; ``namespace`` is that of the jobs."""
+    derivation = _EventDerivation(namespace, history)
     return sorted(
-        events,
+        [*derivation.run_events(), *derivation.attempt_events()],
         key=lambda event: (datetime.fromisoformat(event.eventTime), _LATER.get(event.eventType or RunState.OTHER, 2)),
     )
 
@@ -112,19 +80,15 @@ def _record_id(record: StoredRecord) -> str:
 
 
 @dataclass(frozen=True)
-class _History:
-    """The records of one run, and the names by which OpenLineage knows it."""
+class _EventDerivation:
+    """The records of one run, and the namespace in which OpenLineage knows it."""
 
     namespace: str
-    store: str
-    record: RunRecord
-    pipeline: CompiledPipeline
-    attempts: Mapping[str, Sequence[Attempt]]
-    tree: LineageTree
+    history: RunHistory
 
-    def run_events(self, submissions: Sequence[Submission]) -> Iterator[RunEvent]:
-        yield self._run_event(RunState.START, self.record.written_at)
-        for claim, _, end in submissions:
+    def run_events(self) -> Iterator[RunEvent]:
+        yield self._run_event(RunState.START, self.history.record.written_at)
+        for claim, _, end in self.history.submissions:
             if claim.submission > 1 and claim.kind is not SubmissionKind.DELETION:
                 yield self._run_event(RunState.RUNNING, claim.written_at)
             if end is not None:
@@ -134,9 +98,11 @@ class _History:
 
     def attempt_events(self) -> Iterator[RunEvent]:
         commits = {
-            (lineage.step, attempt.attempt): attempt for lineage in self.tree.steps for attempt in lineage.attempts
+            (lineage.step, attempt.attempt): attempt
+            for lineage in self.history.tree.steps
+            for attempt in lineage.attempts
         }
-        for step, attempts in self.attempts.items():
+        for step, attempts in self.history.attempts.items():
             for claim, end in attempts:
                 yield self._attempt_event(claim, RunState.START, claim.written_at)
                 node = commits.get((step, claim.attempt))
@@ -150,7 +116,9 @@ class _History:
                     yield self._attempt_event(claim, _END_STATES[end.outcome], end.ended_at, outputs, error)
 
     def _run_event(self, state: RunState, at: datetime, error: str = "") -> RunEvent:
-        return self._event(state, at, _record_id(self.record), self.record.pipeline, "DAG", {}, [], [], error)
+        return self._event(
+            state, at, _record_id(self.history.record), self.history.record.pipeline, "DAG", {}, [], [], error
+        )
 
     def _attempt_event(
         self,
@@ -160,7 +128,7 @@ class _History:
         outputs: Sequence[OutputDataset] = (),
         error: str = "",
     ) -> RunEvent:
-        run, pipeline = _record_id(self.record), self.record.pipeline
+        run, pipeline = _record_id(self.history.record), self.history.record.pipeline
         parent = parent_run.ParentRunFacet(
             run=parent_run.Run(runId=run),
             job=parent_run.Job(namespace=self.namespace, name=pipeline),
@@ -202,25 +170,25 @@ class _History:
 
     def _artifact_inputs(self, claim: AttemptClaim) -> Iterator[InputDataset]:
         """Artifacts of other steps that the step takes, with the version that was newest when the attempt began."""
-        task = next((one for one in self.pipeline.tasks() if one["name"] == task_name(claim.step)), {})
+        task = next((one for one in self.history.pipeline.tasks() if one["name"] == task_name(claim.step)), {})
         for artifact in (task.get("arguments") or {}).get("artifacts") or []:
             if match := _FROM_TASK.fullmatch(artifact.get("from") or ""):
                 step, name = match.groups()
                 yield InputDataset(
-                    namespace=self.store,
+                    namespace=self.history.store.url,
                     name=self._dataset_name(step, name),
                     facets=_version_facet(self._output_version(step, name, claim.written_at)),
                 )
 
     def _output_version(self, step: str, name: str, before: datetime) -> str:
         """Content hash of an output; empty if the step reused a result, and so has no attempt that made it."""
-        ends = [end for _, end in self.attempts.get(step, ()) if end and end.ended_at <= before]
+        ends = [end for _, end in self.history.attempts.get(step, ()) if end and end.ended_at <= before]
         versions = [_content_version(output) for end in ends for output in _artifacts(end) if output.name == name]
         return versions[-1] if versions else ""
 
     def _output_dataset(self, step: str, output: Output) -> OutputDataset:
         return OutputDataset(
-            namespace=self.store,
+            namespace=self.history.store.url,
             name=self._dataset_name(step, output.name),
             facets=_version_facet(_content_version(output)),
             outputFacets=_statistics_facet(sum(one.size for one in output.objects), len(output.objects)),
@@ -228,14 +196,14 @@ class _History:
 
     def _checkpoint_dataset(self, step: str, node: CheckpointNode) -> OutputDataset:
         return OutputDataset(
-            namespace=self.store,
+            namespace=self.history.store.url,
             name=self._dataset_name(step, "checkpoints"),
-            facets=_version_facet(f"{self.record.run}/{node.ref}"),
+            facets=_version_facet(f"{self.history.record.run}/{node.ref}"),
             outputFacets=_statistics_facet(node.size_bytes),
         )
 
     def _dataset_name(self, step: str, name: str) -> str:
-        return str(PurePosixPath(self.record.pipeline, step, name))
+        return str(PurePosixPath(self.history.record.pipeline, step, name))
 
 
 def _artifacts(end: AttemptEnd) -> list[Output]:

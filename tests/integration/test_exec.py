@@ -129,6 +129,13 @@ def starts(out):
     return int(re.search(r"starts (\d+)", out)[1])
 
 
+def test_the_trace_context_reaches_the_program_unchanged(run):
+    context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    program = [sys.executable, "-c", "import os; print('context', os.environ['TRACEPARENT'], os.environ['TRACESTATE'])"]
+    code, out, err = run.finish(run.start(command=program, TRACEPARENT=context, TRACESTATE="argo=1"))
+    assert (code, f"context {context} argo=1" in out) == (0, True), err
+
+
 @pytest.mark.parametrize("options", [MARKER, QUIET, EACH_QUIET], ids=["marker", "quiet", "each-quiet"])
 def test_a_program_that_ends_has_its_last_checkpoint_committed(run, options):
     code, _, err = run.attempt_until_end(*options)

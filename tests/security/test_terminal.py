@@ -73,6 +73,7 @@ READS: dict[str, list[list[str]]] = {
     "get": [["get", RUN, "-o", form] for form in FORMS],
     "events": [["events", RUN, "-o", form] for form in FORMS],
     "openlineage": [["openlineage", RUN, "-o", form] for form in ("json", "yaml")],
+    "traces": [["traces", RUN, "-o", form] for form in ("json", "yaml")],
     "plan": [["plan", RUN, "-o", form] for form in FORMS],
     "lineage": [["lineage", RUN, "-o", form] for form in (*FORMS, "svg")],
     "report": [["report", RUN, "-o", form] for form in (*FORMS, "html")],

@@ -91,7 +91,10 @@ class PodProcess:
 
 
 _INTERPRETERS = ("python", "python3")
-_INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_INHERITED_VARIABLES = (
+    *("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE"),
+    *("TRACEPARENT", "TRACESTATE"),  # Argo sets them in a pod
+)
 _INHERITED_PREFIXES = (
     *("AWS_", "GOOGLE_", "CLOUDSDK_", "AZURE_", "STORAGE_EMULATOR_HOST"),
     *("TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_"),

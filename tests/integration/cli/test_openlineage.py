@@ -24,7 +24,7 @@ import pytest
 from referencing import Registry, Resource
 from support.lineage import RUN, claim_of, write_run
 
-from hera_pipelines.openlineage import command
+from hera_pipelines import run_histories
 from tiphys.records import AttemptEndOutcome, DataVersion, SubmissionClaim, SubmissionEnd, SubmissionKind
 from tiphys.store import DirectoryStore, RunLayout, read_all_attempts
 
@@ -246,13 +246,13 @@ def test_following_ends_with_the_run_and_survives_an_outage(
             end = SubmissionEnd(run=RUN, submission=1, status="Succeeded")
             store.create(RunLayout(RUN).submission_end(1), end.to_bytes())
 
-    monkeypatch.setattr(command.time, "sleep", pause)
+    monkeypatch.setattr(run_histories.time, "sleep", pause)
     answer = tiphys("openlineage", RUN, "--follow")
 
     assert answer.code == 0
     assert "it is tried again" in answer.err
     assert states(server.events) == ["START", "START", "COMPLETE"]
-    assert polls == [command._POLL_SECONDS] * 2
+    assert polls == [run_histories.POLL_SECONDS] * 2
 
 
 def test_without_settings_nothing_is_sent(tiphys: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_sent(tiphys: Command, tmp_pat
     store.create(RunLayout(RUN).attempt_end("fit", 1), b"{}")
     answer = tiphys("openlineage", RUN)
     assert answer.code == 0
-    assert "damaged, so events are missing" in answer.err
+    assert "damaged, so something is missing" in answer.err
     assert sorted(states(server.events)) == ["FAIL", "START", "START"]
     [end] = [event for event in server.events if event["eventType"] == "FAIL"]
     assert "how it ended is not known" in end["run"]["facets"]["errorMessage"]["message"]

@@ -24,7 +24,14 @@ from .conftest import Finished
 
 ENGINE = {"hera_pipelines.local.engine", "tiphys_plugin.core", "hera_pipelines.authoring.pipeline"}
 LIBRARIES = {"hera", "numpy", "starlette", "uvicorn", "kubernetes", "boto3", "httpx", "lark", "stamina", "jinja2"}
-LIBRARIES |= {"google.cloud.storage", "azure.core", "azure.storage.blob", "azure.identity"}
+LIBRARIES |= {
+    "opentelemetry",
+    "openlineage",
+    "google.cloud.storage",
+    "azure.core",
+    "azure.storage.blob",
+    "azure.identity",
+}
 LOGGING = {"structlog", "asyncio", "prometheus_client"}
 NOT_TO_LIST_COMMANDS = {*ENGINE, *LIBRARIES, *LOGGING, "pydantic", "rich", "yaml", "botocore", "tiphys.records"}
 

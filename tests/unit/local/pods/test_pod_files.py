@@ -105,6 +105,13 @@ def test_modules_beside_the_pipeline_come_first(tmp_path: Path, monkeypatch: pyt
     assert ProcessEnvironment(tmp_path, "").build_environment({})["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/elsewhere"
 
 
+def test_the_trace_context_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = {"TRACEPARENT": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "TRACESTATE": "a=1"}
+    for name, value in context.items():
+        monkeypatch.setenv(name, value)
+    assert context.items() <= ProcessEnvironment(tmp_path, "").build_environment({}).items()
+
+
 def test_a_grace_period_can_be_cut_but_not_made_longer(tmp_path: Path) -> None:
     assert ProcessEnvironment(tmp_path, "").grace_seconds(600) == 600
     assert ProcessEnvironment(tmp_path, "", 2.0).grace_seconds(600) == 2

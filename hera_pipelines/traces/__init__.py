@@ -1,0 +1,1 @@
+"""Runs as traces of OpenTelemetry."""
