@@ -4,16 +4,19 @@ The store is the queue: what is sent is derived from records, so nothing that ru
 nothing is lost while it is down.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage import LineageTree
 from tiphys.lineage.tree import build_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import RunRecord
+from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.records import RunRecord, utc_now
 from tiphys.store import (
     Attempt,
     DamagedRecord,
@@ -82,6 +85,25 @@ def read_histories(screen: Screen, store: Store, names: Sequence[str]) -> Iterat
         for one in history.damaged:
             screen.note(f"damaged, so something is missing: {one.message}")
         yield history
+
+
+def read_begin(names: Sequence[str], follow: bool, since: str) -> datetime | None:
+    """The moment from which something is sent, by the option ``--since``; None for all.
+
+    Raises:
+        UsageError: ``since`` is no duration, or all runs are to be followed.
+    """
+    if follow and not names:
+        raise UsageError("--follow needs the names of runs; for all runs, repeat the command with --since")
+    return utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
+
+
+def print_document(screen: Screen, text: str, output: Format) -> None:
+    """Print a JSON document at once, for a reader that follows."""
+    if output is Format.YAML:
+        screen.write("---")
+    screen.document(json.loads(text), output, indent=None)
+    screen.out.file.flush()
 
 
 def repeat_until_ended(store: Store, names: Sequence[str], follow: bool, send: Callable[[], bool]) -> None:

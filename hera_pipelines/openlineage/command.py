@@ -4,19 +4,16 @@ Events are derived from records, so the command may be repeated: ids are the sam
 each time.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
-from hera_pipelines.run_histories import read_histories, repeat_until_ended
+from hera_pipelines.run_histories import print_document, read_begin, read_histories, repeat_until_ended
 from tiphys.errors import SettingsError, StoreError, UsageError
-from tiphys.protocol.quantities import parse_duration_seconds
-from tiphys.records import utc_now
 from tiphys.store import Store
 
 if TYPE_CHECKING:
@@ -63,9 +60,7 @@ def openlineage(
     instead, one on a line.
     """
     screen: Screen = context.obj
-    if follow and not runs:
-        raise UsageError("--follow needs the names of runs; for all runs, repeat the command with --since")
-    begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
+    begin = read_begin(runs or (), follow, since)
     run_store = existing_store(screen, store)
     _require_client()
     client = _connect() if output is Format.TABLE else None
@@ -111,10 +106,7 @@ def _connect() -> "OpenLineageClient":
 def _print(screen: Screen, events: "Iterator[tuple[str, RunEvent]]", output: Format, sent: set[str]) -> bool:
     """Print ``events`` and add them to ``sent``; True, as all were taken."""
     for identity, _ in events:
-        if output is Format.YAML:
-            screen.write("---")
-        screen.document(json.loads(identity), output, indent=None)
-        screen.out.file.flush()
+        print_document(screen, identity, output)
         sent.add(identity)
     return True
 

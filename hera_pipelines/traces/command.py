@@ -4,11 +4,9 @@ Spans are derived from records, so the command may be repeated: ids are the same
 each time.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterator
-from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -17,10 +15,8 @@ import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
-from hera_pipelines.run_histories import read_histories, repeat_until_ended
+from hera_pipelines.run_histories import print_document, read_begin, read_histories, repeat_until_ended
 from tiphys.errors import SettingsError, StoreError, UsageError
-from tiphys.protocol.quantities import parse_duration_seconds
-from tiphys.records import utc_now
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -61,9 +57,7 @@ def traces(
     -o json prints them instead, one on a line.
     """
     screen: Screen = context.obj
-    if follow and not runs:
-        raise UsageError("--follow needs the names of runs; for all runs, repeat the command with --since")
-    begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
+    begin = read_begin(runs or (), follow, since)
     run_store = existing_store(screen, store)
     _require_library()
     from hera_pipelines.traces.spans import derive_spans, describe_service
@@ -162,10 +156,7 @@ def _check_settings() -> None:
 def _print(screen: Screen, spans: "Iterator[ReadableSpan]", output: Format, sent: set[int]) -> bool:
     """Print ``spans`` and add them to ``sent``; True, as all were taken."""
     for span in spans:
-        if output is Format.YAML:
-            screen.write("---")
-        screen.document(json.loads(span.to_json()), output, indent=None)
-        screen.out.file.flush()
+        print_document(screen, span.to_json(), output)
         sent.add(span.context.span_id)
     return True
 

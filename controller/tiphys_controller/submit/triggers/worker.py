@@ -249,7 +249,7 @@ class TriggerWorker:
     def _report(self, trigger: Trigger | TriggerProblem, why: str) -> None:
         """Log why a trigger makes no run: a reason once, as each listing comes to it again, and few reasons an hour.
 
-        Whoever writes objects chooses how many reasons there are.
+        The number of reasons depends on names of objects, which tenants choose.
         """
         self.dependencies.metrics.observe_trigger_failure()
         now, reason = self.dependencies.monotonic(), why[:2000]
