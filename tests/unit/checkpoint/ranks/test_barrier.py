@@ -59,6 +59,33 @@ def state_of(rank, step):
     return {"step": step, "mine": np.full(5, 100 * rank + step, dtype=np.float32)}
 
 
+class Meeting:
+    """A barrier whose break reaches only ranks that would wait.
+
+    ``threading.Barrier`` also fails those that were let through and have not woken yet.
+    """
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self.arrivals = 0
+        self.broken = False
+        self.changed = threading.Condition()
+
+    def wait(self):
+        """Return once every rank has arrived as often as this one; False where that will not be."""
+        with self.changed:
+            self.arrivals += 1
+            everyone = -(-self.arrivals // self.ranks) * self.ranks
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.arrivals >= everyone or self.broken, BARRIER_TIMEOUT_SECONDS)
+            return self.arrivals >= everyone
+
+    def break_up(self):
+        with self.changed:
+            self.broken = True
+            self.changed.notify_all()
+
+
 class Training:
     """Ranks that step together until ``steps``; ``events[rank]`` says how each ended."""
 
@@ -66,7 +93,7 @@ class Training:
         self.store = store
         self.steps = steps
         self.sharded = sharded
-        self.meet = threading.Barrier(ranks)
+        self.meet = Meeting(ranks)
         self.ended = {}
         self.started = {}
         self.states = {}
@@ -97,16 +124,16 @@ class Training:
                 self.started[rank] = state["step"]
                 self.states[rank] = state
                 for step in range(state["step"] + 1, self.steps + 1):
-                    self.meet.wait(BARRIER_TIMEOUT_SECONDS)
+                    if not self.meet.wait():
+                        self.ended[rank] = "stranded"
+                        return
                     with suppress(StoreError):
                         session._coordinator._save_requests.poll()
                     self.at_step(rank, step)
                     session.step(step, state_of(rank, step))
             self.ended[rank] = "finished"
-        except threading.BrokenBarrierError:
-            self.ended[rank] = "stranded"
         except BaseException as error:  # noqa: BLE001  told by the test
-            self.meet.abort()
+            self.meet.break_up()
             self.ended[rank] = getattr(error, "code", repr(error))
 
 
