@@ -59,6 +59,7 @@ class LedgerRecovery(PeriodicTask):
             self._tenants.forget_recovery()
             self._ledger.begin_recovery()
         if not self._is_complete:
+            self._ledger.build_indexes()
             self._tenants.recover_leases()
             self._ledger.end_recovery()
             self._is_complete = True

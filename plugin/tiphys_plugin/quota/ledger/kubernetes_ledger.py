@@ -235,6 +235,16 @@ class KubernetesLedger(BaseLedger):
 
         return self._write_batcher.submit(decide)
 
+    def build_indexes(self) -> None:
+        """Build what decisions look up; without it the first decision does, in half a second for 50,000 requests.
+
+        Raises:
+            StoreError: the ledger cannot be read.
+        """
+        state, rules = self._read()
+        if state.pending:  # few leases need no preparation
+            admit_or_queue(state, rules, state.pending[0].request, self._clock(), "", self._forget_after)
+
     def hold_grants(self) -> None:
         """Grant nothing until `end_recovery`, or `LONGEST_HOLD` has passed: one namespace may not stop the others."""
         self._recovering_until = self._clock() + LONGEST_HOLD

@@ -34,6 +34,7 @@ from tiphys_plugin.quota.ledger import ledger_object, room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
+from tiphys_plugin.quota.scheduler.snapshot import PendingQueues
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import GPU_LEDGERS
@@ -88,6 +89,19 @@ def test_decision_costs_one_read_and_one_write(api, ledger):
     assert calls_of(api, lambda: ledger.withdraw("nobody")) == ["get"]
     assert calls_of(api, lambda: ledger.release("nothing")) == ["get"]
     assert calls_of(api, ledger.snapshot) == ["get"]
+
+
+def test_a_service_that_starts_looks_at_the_line_before_its_first_decision_and_not_in_it(api, ledger, monkeypatch):
+    for number in range(100):
+        ledger.request(ask(8, f"u{number}"))
+    fresh, entries = service(api), []
+    build = PendingQueues._build_entry
+    monkeypatch.setattr(PendingQueues, "_build_entry", lambda *of: (entries.append(of), build(*of))[1])
+    assert "replace" not in calls_of(api, fresh.build_indexes)
+    assert len(entries) >= 99
+    entries.clear()
+    assert fresh.request(ask(1, "late")).position == 100
+    assert 0 < len(entries) < 10
 
 
 def test_asking_again_is_written_only_when_the_last_sign_of_life_is_old(api, ledger, clock):
