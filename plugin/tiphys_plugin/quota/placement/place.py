@@ -352,9 +352,18 @@ def find_placement_by_preference(
     return min(placements, key=lambda one: not set(gang.avoided_nodes).isdisjoint(one.nodes))
 
 
+def has_placement(free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy) -> bool:
+    """Whether `find_placement` finds nodes; cheaper if it does not, since nothing is explained."""
+    return _choose_nodes(free_capacity, gang, policy) is not None
+
+
 def _find_placement(
     free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
 ) -> Placement | PlacementFailure:
+    return _choose_nodes(free_capacity, gang, policy) or explain_placement_failure(free_capacity, gang)
+
+
+def _choose_nodes(free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy) -> Placement | None:
     nodes = free_capacity.inventory.nodes
     choice = policy.choose_capacity(
         free_capacity.distinct_capacities(_required_gpu_type(gang)), gang.pod.multiplied_by(gang.members)
@@ -364,7 +373,7 @@ def _find_placement(
         return Placement(gang, (name,) * gang.members, choice.device_free_milli)
     if gang.members > 1 and (numbers := spread_over_topology(free_capacity, gang, policy)) is not None:
         return Placement(gang, tuple(nodes[number].name for number in numbers))
-    return explain_placement_failure(free_capacity, gang)
+    return None
 
 
 def _required_gpu_type(gang: GangRequest) -> str | None:

@@ -17,7 +17,12 @@ from typing import NamedTuple
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity
 from tiphys_plugin.quota.placement.model import Placement
-from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement, find_placement_by_preference
+from tiphys_plugin.quota.placement.place import (
+    PlacementFailure,
+    find_placement,
+    find_placement_by_preference,
+    has_placement,
+)
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.pools import PoolOption, ResourceLimit, build_gang_request, get_pool_options
@@ -48,10 +53,11 @@ class Capacity:
 
     def __init__(self, queues: Queues, leases: Sequence[Lease] = ()) -> None:
         self.queues = queues
-        self._held: Counter[tuple[str, str]] = Counter()
-        self._borrowed: Counter[tuple[str, str]] = Counter()
-        self._held_by_kind: Counter[str | None] = Counter(queues.foreign_gpus)
-        self._held_in_total = self._held_by_kind.total()
+        # Plain dicts: a scheduling cycle makes dozens of copies, and to copy a Counter takes ten times as long.
+        self._held: dict[tuple[str, str], int] = {}
+        self._borrowed: dict[tuple[str, str], int] = {}
+        self._held_by_kind: dict[str | None, int] = dict(queues.foreign_gpus.items())
+        self._held_in_total = sum(self._held_by_kind.values())
         self._held_gpus_cache: dict[tuple[str, str | None, str], HeldGpus] = {}
         self._free_capacity = None if queues.node_inventory is None else ClusterFreeCapacity(queues.node_inventory)
         gpus_by_key: Counter[tuple[str, str | None, str]] = Counter()
@@ -111,15 +117,15 @@ class Capacity:
             self._free_capacity.release(held_gpus.placement)
 
     def held_in_pool(self, queue: Queue, pool: str) -> int:
-        return self._held[queue.name, pool]
+        return self._held.get((queue.name, pool), 0)
 
     def remaining_quota(self, queue: Queue, pool: str) -> int:
         """Unused GPUs of the queue's own quota; negative while it borrows, or after its quota was lowered."""
-        return queue.gpus[pool] - self._held[queue.name, pool]
+        return queue.gpus[pool] - self.held_in_pool(queue, pool)
 
     def available_gpus(self, queue: Queue, pool: str) -> int:
         """GPUs that the queue may take now by quotas alone, borrowed GPUs included."""
-        held = self._held[queue.name, pool]
+        held = self.held_in_pool(queue, pool)
         if queue.cohort is None:
             return queue.gpus[pool] - held
         guaranteed = max(0, queue.guaranteed_quota(pool) - held)
@@ -128,7 +134,7 @@ class Capacity:
 
     def available_in_cohort(self, cohort: str, pool: str) -> int:
         """Unused GPUs that the queues of a cohort lend each other; negative after a quota was lowered."""
-        return self.queues.lendable_gpus[cohort, pool] - self._borrowed[cohort, pool]
+        return self.queues.lendable_gpus[cohort, pool] - self._borrowed.get((cohort, pool), 0)
 
     def free_inventory(self, request: LeaseRequest, pool: str) -> float:
         """Free GPUs of the inventory that the request could use in ``pool``; infinite without an inventory."""
@@ -143,7 +149,7 @@ class Capacity:
         held = (
             self._held_in_total
             if gpu_kind is None
-            else self._held_by_kind[gpu_kind] + self._count_unattributed(gpu_kind)
+            else self._held_by_kind.get(gpu_kind, 0) + self._count_unattributed(gpu_kind)
         )
         return min(existing - held, self.queues.total_gpus - self._held_in_total)
 
@@ -165,7 +171,8 @@ class Capacity:
         """Whether more GPUs of a kind are held than exist, because the inventory was lowered."""
         inventory = self.queues.gpu_inventory or {}
         return any(
-            self._held_by_kind[kind] + self._count_unattributed(kind) > entry.count for kind, entry in inventory.items()
+            self._held_by_kind.get(kind, 0) + self._count_unattributed(kind) > entry.count
+            for kind, entry in inventory.items()
         )
 
     def find_fitting_pools(self, queue: Queue, request: LeaseRequest) -> list[str]:
@@ -234,8 +241,8 @@ class Capacity:
         return missing
 
     def _cannot_be_placed(self, option: PoolOption) -> bool:
-        return self._free_capacity is not None and isinstance(
-            find_placement(self._free_capacity, option.gang, self.queues.placement_policy), PlacementFailure
+        return self._free_capacity is not None and not has_placement(
+            self._free_capacity, option.gang, self.queues.placement_policy
         )
 
     def _build_held_gpus(self, gpus: int, queue_name: str, requested_type: str | None, pool: str) -> HeldGpus:
@@ -248,12 +255,13 @@ class Capacity:
 
     def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
         _, queue, pool, gpu_type, cohort, guaranteed, _ = held_gpus
-        self._held_by_kind[gpu_type] += gpus
+        self._held_by_kind[gpu_type] = self._held_by_kind.get(gpu_type, 0) + gpus
         self._held_in_total += gpus
-        before = self._held[queue, pool]
+        before = self._held.get((queue, pool), 0)
         self._held[queue, pool] = before + gpus
         if cohort is not None:
-            self._borrowed[cohort, pool] += max(0, before + gpus - guaranteed) - max(0, before - guaranteed)
+            borrowed = max(0, before + gpus - guaranteed) - max(0, before - guaranteed)
+            self._borrowed[cohort, pool] = self._borrowed.get((cohort, pool), 0) + borrowed
 
 
 def _placement_of_lease(lease: Lease) -> Placement:
