@@ -11,7 +11,8 @@ from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_status
-from tiphys_plugin.quota.queues import Queue, load_queues, parse_queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import load_queues, parse_queues
 
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from tiphys_plugin.quota.lease import Admitted, Lease, PendingRequest
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 from support.preempting import Arena, Mark

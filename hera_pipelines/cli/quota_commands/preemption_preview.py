@@ -54,10 +54,11 @@ def describe_preemption(selection: VictimSelection | NoVictims, *, is_exact: boo
         request, lost = lease.request, selection.gpu_seconds_by_lease[lease.id]
         gpus = format_gpus(request.gpus, request.type_text)
         seconds = format_duration(round(lost / request.gpus))
+        is_moved = lease.id in selection.moved_leases
         amount = f"{'' if is_exact else 'at most '}{seconds}, {lost:.0f} GPU-seconds"
         yield Text(
             f"  {format_step_name(request)} ({gpus} of queue {request.queue}, priority {request.priority}) "
-            f"would be preempted, and lose {amount} if it saved nothing"
+            f"would be {'moved to other nodes' if is_moved else 'preempted'}, and lose {amount} if it saved nothing"
         )
 
 
@@ -74,6 +75,7 @@ def preemption_document(selection: VictimSelection | NoVictims) -> dict[str, Any
                 "gpus": lease.request.gpus,
                 "queue": lease.request.queue,
                 "gpuSecondsLost": round(selection.gpu_seconds_by_lease[lease.id], 1),
+                "movesToOtherNodes": lease.id in selection.moved_leases,
             }
             for lease in selection.leases
         ]

@@ -14,7 +14,8 @@ from tiphys_plugin.quota.lease import LeaseRequest
 from tiphys_plugin.quota.ledger import room, status_codec
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
-from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.queue import ANY_TYPE, Queue
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
 
 from hera_pipelines.cli.quota_commands.kueue import find_kueue, show_kueue_queues
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
@@ -290,6 +291,7 @@ def describe_queue_policies(queue: Queue) -> str:
         "preempts longer": queue.preempts_longer,
         "reclaims": queue.reclaims,
         f"{queue.backfill} backfill": queue.backfill is not None,
+        "moves trainings to other nodes": queue.moves_trainings,
         f"protects the first {queue.protected_seconds} s": queue.protected_seconds > 0,
     }
     return ", ".join(phrase for phrase, is_set in phrases.items() if is_set)

@@ -26,7 +26,8 @@ from tiphys_plugin.quota.lease import (
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, select_active
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
-from tiphys_plugin.quota.queues import ANY_TYPE, QueueRules, format_gpus
+from tiphys_plugin.quota.queue import ANY_TYPE
+from tiphys_plugin.quota.queues import QueueRules, format_gpus
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_step_name
 
 from hera_pipelines.cli.quota_commands.kueue import find_kueue

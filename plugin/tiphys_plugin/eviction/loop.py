@@ -23,7 +23,8 @@ from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LedgerSnapshot, P
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
 from tiphys_plugin.quota.preemption.victims import VictimSelection, is_expected_to_end, lease_id_of, select_victims
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import format_step_name
 from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.runtime.background import PeriodicTask
@@ -143,6 +144,7 @@ def _log_preemption(lease: Lease, preemptor: PendingRequest, selection: VictimSe
         attempt=request.attempt,
         gpus=sum(one.request.gpus for one in victims),
         for_whom=format_step_name(preemptor.request),
+        moves=lease.id in selection.moved_leases,
         deadline=str(notice.deadline) if notice else "",
         gpu_seconds_lost_at_most=round(sum(selection.gpu_seconds_by_lease[one.id] for one in victims)),
     )

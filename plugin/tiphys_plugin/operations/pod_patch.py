@@ -30,7 +30,8 @@ from tiphys.store import Attempt
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, Flavor
 from tiphys_plugin.quota.lease import Admitted
-from tiphys_plugin.quota.queues import ANY_TYPE, Queues
+from tiphys_plugin.quota.queue import ANY_TYPE
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.runtime.context import StepCall
 
 

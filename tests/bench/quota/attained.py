@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.quota.placement import FOLDER
-from tiphys_plugin.quota.queues import DEFAULT_LEVEL_GPU_HOURS, Queues
+from tiphys_plugin.quota.queue import DEFAULT_LEVEL_GPU_HOURS
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult
 from tiphys_plugin.quota.simulation.prepare import assign_to_queue, spread_over_nodes
 from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs

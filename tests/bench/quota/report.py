@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.aims import Aim, Measured
 from bench.page import rows
-from tiphys_plugin.quota.queues import DEFAULT_BACKFILL_HOURS
+from tiphys_plugin.quota.queue import DEFAULT_BACKFILL_HOURS
 
 ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
 TYPED_ALLOCATIONS = {f"{name}_typed": policy for name, policy in ALLOCATIONS.items()}

@@ -9,7 +9,8 @@ from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, Pend
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
-from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.queue import ANY_TYPE
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
 
 from hera_pipelines.cli.quota_commands.kueue import QUOTA_NOTE, KueueView, count_queue_gpus, find_kueue
 from hera_pipelines.cli.quota_commands.nodes import (

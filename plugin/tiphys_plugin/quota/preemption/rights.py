@@ -1,6 +1,6 @@
 """Decides which leases a request may preempt under the rules of the queues.
 
-Only three rules make a lease a candidate:
+Only three rules make a lease a candidate of preemption:
 
 * a strictly lower priority in the queue of the preemptor (`preempts_lower_priority`);
 * no higher priority there, and a position behind the preemptor (`is_behind`), by a higher
@@ -14,6 +14,9 @@ never preempt a training within the quota, whatever its queue borrows later, and
 a queue gets back all that it has lent. Two trainings never preempt each other in
 turn: priorities are strictly ordered, levels never fall, and a reclaiming
 preemptor does not borrow.
+
+A smaller training of the same queue that is no candidate may be moved (`is_movable`): it
+starts again at once, on other nodes.
 """
 
 from collections import Counter
@@ -22,17 +25,22 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import Lease, PendingRequest
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
-from tiphys_plugin.quota.scheduler.queue_order import is_behind
+from tiphys_plugin.quota.scheduler.queue_order import is_behind, is_movable
 
 
 class VictimCandidates(NamedTuple):
-    """Leases that may be preempted now; ``protected`` ones may be preempted after ``min_runtime_seconds``."""
+    """Leases that may be preempted now; ``protected`` ones may be preempted after ``min_runtime_seconds``.
+
+    ``movable`` ones may be preempted now if they find room on other nodes.
+    """
 
     leases: tuple[Lease, ...] = ()
     protected: tuple[Lease, ...] = ()
+    movable: tuple[Lease, ...] = ()
 
 
 class PreemptionPolicy:
@@ -51,10 +59,13 @@ class PreemptionPolicy:
     def candidates(self, lease_ids: Container[str], now: datetime) -> VictimCandidates:
         """The candidates among the leases with these ids; leases that are marked already are none."""
         unmarked = [one for one in self._leases if one.preemption is None and one.id in lease_ids]
-        candidates = [one for one in unmarked if self._may_preempt(one, now) and self._frees_usable_gpus(one)]
+        usable = [one for one in unmarked if self._frees_usable_gpus(one)]
+        candidates = [one for one in usable if self._may_preempt(one, now)]
+        candidate_ids = {one.id for one in candidates}
         return VictimCandidates(
             tuple(one for one in candidates if protected_until(self._queues, one) <= now),
             tuple(one for one in candidates if protected_until(self._queues, one) > now),
+            tuple(one for one in usable if one.id not in candidate_ids and self._is_movable(one, now)),
         )
 
     def allows(self, victims: Collection[Lease], pool: str) -> bool:
@@ -73,10 +84,24 @@ class PreemptionPolicy:
 
     def pool_without(self, victims: Collection[Lease]) -> str | None:
         """The pool in which the request fits without ``victims``; None if it fits in no pool."""
+        return next(iter(self._capacity_without(victims).find_fitting_pools(self._queue, self._request)), None)
+
+    def have_room_elsewhere(self, moved: Sequence[Lease], victims: Collection[Lease]) -> bool:
+        """Whether ``moved``, some of the ``victims``, fit again once the request has started without the victims."""
+        remaining = self._capacity_without(victims)
+        by_size = sorted((one.request for one in moved), key=lambda one: one.gpus, reverse=True)
+        for request in (self._request, *by_size):
+            pool = next(iter(remaining.find_fitting_pools(self._queue, request)), None)
+            if pool is None:
+                return False
+            remaining.add(remaining.held_gpus_if_placed(request, pool))
+        return True
+
+    def _capacity_without(self, victims: Collection[Lease]) -> Capacity:
         remaining = self._capacity.copy()
         for one in victims:
             remaining.remove(self._held_gpus[one.id])
-        return next(iter(remaining.find_fitting_pools(self._queue, self._request)), None)
+        return remaining
 
     def missing_gpus(self) -> float:
         """Lower bound of the GPUs that victims must release."""
@@ -93,6 +118,9 @@ class PreemptionPolicy:
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
         return self._held_gpus[lease.id].cohort == self._queue.cohort and lease.id in self._borrowed
+
+    def _is_movable(self, lease: Lease, now: datetime) -> bool:
+        return self._is_in_same_queue(lease) and is_movable(self._queue, lease, self._preemptor, now)
 
     def _has_lower_priority(self, lease: Lease) -> bool:
         return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority

@@ -7,6 +7,9 @@ training is preempted in vain.
 An elastic gang counts as one lease of its fewest members and one lease for each
 optional member (`split_elastic_leases`). The same rules choose among optional
 members first, so whole trainings are preempted only where members do not suffice.
+
+Where enough GPUs are idle, but not on the same nodes, trainings that would find room on
+the rest are moved (`vacate_nodes`).
 """
 
 import heapq
@@ -18,8 +21,10 @@ from functools import lru_cache
 from itertools import islice
 
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.preemption.consolidation import vacate_nodes
 from tiphys_plugin.quota.preemption.rights import PreemptionPolicy, VictimCandidates, protected_until
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_clock_time, format_step_name
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
@@ -114,6 +119,8 @@ class VictimSelection:
 
     leases: tuple[Lease, ...]
     gpu_seconds_by_lease: Mapping[str, float]
+    moved_leases: frozenset[str] = frozenset()
+    """Ids of those that have room on other nodes, and start again there."""
 
     @property
     def gpu_seconds_lost(self) -> float:
@@ -164,16 +171,30 @@ def _select_victims(
     case = PreemptionCase.build(state, preemptor, now, unreachable_leases)
     if isinstance(case, NoVictims):
         return case
+    selection = _select_candidates(case, estimate_losses)
+    if isinstance(selection, NoVictims) and (victims := case.select_moves()) is not None:
+        moved = frozenset(one.id for one in case.find_moved(victims))
+        return VictimSelection(victims, _weigh(victims, estimate_losses, now), moved)
+    return selection
+
+
+def _select_candidates(case: "PreemptionCase", estimate_losses: LossEstimator) -> VictimSelection | NoVictims:
     if not case.candidates.leases:
         return case.explain_no_candidates()
+    now = case.now
     weighed = sorted(case.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))
-    weighed = weighed[: max(_MAX_WEIGHED_CANDIDATES, 2 * preemptor.request.gpus)]
-    estimates = estimate_losses(weighed)
-    costs = {one.id: estimates.get(one.id, held_gpu_seconds(one, now)) for one in weighed}
+    weighed = weighed[: max(_MAX_WEIGHED_CANDIDATES, 2 * case.preemptor.request.gpus)]
+    costs = _weigh(weighed, estimate_losses, now)
     victims = case.select_cheapest(weighed, lambda one: costs[one.id])
     if victims is None:
         return case.explain_useless_candidates()
     return VictimSelection(victims, {one.id: costs[one.id] for one in victims})
+
+
+def _weigh(leases: Sequence[Lease], estimate_losses: LossEstimator, now: datetime) -> dict[str, float]:
+    """GPU-seconds that each lease, by id, would lose; all that it has held if there is no estimate."""
+    estimates = estimate_losses(leases)
+    return {one.id: estimates.get(one.id, held_gpu_seconds(one, now)) for one in leases}
 
 
 def find_objection(
@@ -183,11 +204,13 @@ def find_objection(
     case = PreemptionCase.build(state, preemptor, now)
     if isinstance(case, NoVictims):
         return case.message
-    candidate_ids = {one.id for one in case.candidates.leases}
+    candidate_ids = {one.id for one in (*case.candidates.leases, *case.movable)}
     if forbidden := [one for one in victims if one.id not in candidate_ids]:
         return f"no rule allows the preemption of {format_step_name(forbidden[0].request)}"
     if not victims or not case.starts_without(tuple(victims)):
         return "the request would not start without the victims"
+    if not case.have_room_elsewhere(victims):
+        return "a training that would move finds no room on other nodes"
     if needless := [one for one in victims if case.fits_without([other for other in victims if other is not one])]:
         return f"the preemption of {format_step_name(needless[0].request)} is not needed"
     return None
@@ -218,7 +241,7 @@ class PreemptionCase:
         if not queue.preempts:
             return NoVictims(
                 f"queue {queue.name} preempts no training: it sets none of preempts_lower_priority, reclaims, "
-                "preempts_longer and backfill: preemptible"
+                "preempts_longer, consolidates and backfill: preemptible"
             )
         if any(is_expected_to_end(one, now) and _is_preempted_for(one, request) for one in state.leases):
             return NoVictims(f"others were asked to leave for {format_step_name(request)} already")
@@ -263,6 +286,34 @@ class PreemptionCase:
             if self._is_minimal(victims):
                 return victims
         return self._select_greedily(leases, cost)
+
+    @property
+    def movable(self) -> tuple[Lease, ...]:
+        """The trainings that may move to other nodes. One member of an elastic gang does not."""
+        return tuple(one for one in self.candidates.movable if not is_member_id(one.id))
+
+    def select_moves(self) -> tuple[Lease, ...] | None:
+        """Victims of which some move to other nodes, so that idle GPUs of several nodes come together on one.
+
+        None if not enough GPUs are idle, or none of the moves that were tried lets the request start.
+        """
+        candidates, movable = self.candidates.leases, self.movable
+        if not movable or self.rights.missing_gpus() > sum(one.request.gpus for one in candidates):
+            return None
+        sets = vacate_nodes((*candidates, *movable), self.fits_without)
+        return next((one for one in sets if self.have_room_elsewhere(one) and self.starts_without(one)), None)
+
+    def have_room_elsewhere(self, victims: Sequence[Lease]) -> bool:
+        """Whether the victims that may only be moved have room on other nodes, and fewer GPUs than the request."""
+        if not (moved := self.find_moved(victims)):
+            return True
+        is_worth_it = sum(one.request.gpus for one in moved) < self.preemptor.request.gpus
+        return is_worth_it and self.rights.have_room_elsewhere(moved, victims)
+
+    def find_moved(self, victims: Sequence[Lease]) -> list[Lease]:
+        """Those of the victims that may only be moved."""
+        movable_ids = {one.id for one in self.movable}
+        return [one for one in victims if one.id in movable_ids]
 
     def explain_no_candidates(self) -> NoVictims:
         """Why there are no candidates."""

@@ -14,7 +14,7 @@ from itertools import count, groupby, islice
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import ANY_TYPE, Queue
+from tiphys_plugin.quota.queue import ANY_TYPE, Queue
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
 from tiphys_plugin.quota.scheduler.pools import ResourceLimit
 

@@ -23,7 +23,8 @@ from tiphys_plugin.quota.placement.place import (
     find_placement_by_preference,
     has_placement,
 )
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.pools import PoolOption, ResourceLimit, build_gang_request, get_pool_options
 

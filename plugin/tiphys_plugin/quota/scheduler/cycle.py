@@ -38,7 +38,8 @@ from math import ceil, inf
 from operator import attrgetter
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import (
     LeaseEnd,

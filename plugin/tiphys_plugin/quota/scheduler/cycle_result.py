@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import Queue
+from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit

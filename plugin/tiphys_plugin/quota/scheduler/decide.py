@@ -30,7 +30,8 @@ from tiphys_plugin.quota.lease import (
     Rejected,
 )
 from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement
-from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.queue import ANY_TYPE, Queue
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity

@@ -22,7 +22,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease
-from tiphys_plugin.quota.queues import Queue, QueueRules, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from tiphys.protocol.step_spec import Proximity
 from tiphys_plugin.quota.lease import LeaseRequest
 from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
-from tiphys_plugin.quota.queues import ANY_TYPE, Queue, QueueRules, Queues
+from tiphys_plugin.quota.queue import ANY_TYPE, Queue
+from tiphys_plugin.quota.queues import QueueRules, Queues
 
 _ELIGIBLE_POOLS_CACHE_SIZE = 4096
 """Most request shapes in a cache of the same queues; a bound, because shapes come from user input."""

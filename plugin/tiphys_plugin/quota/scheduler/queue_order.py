@@ -12,7 +12,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queue, QueueRules, Queues
+from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queue
+from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.fair_share import attained_level, attained_level_of
 
@@ -47,6 +48,16 @@ def is_behind(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime
         return False
     theirs = _seniority(queue, lease.request, level, lease.granted_at)
     return theirs > _seniority(queue, request, level, pending.since)
+
+
+def is_movable(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime) -> bool:
+    """Whether a smaller ``lease`` of the same queue may move to other nodes for ``pending``."""
+    if not queue.moves_trainings or lease.preemption is not None:
+        return False
+    if lease.request.priority > pending.request.priority or lease.request.gpus >= pending.request.gpus:
+        return False
+    settled_at = lease.granted_at + timedelta(seconds=queue.settled_seconds)
+    return now >= max(settled_at, patience_ends_at(queue, pending))
 
 
 def patience_ends_at(queue: Queue, pending: PendingRequest) -> datetime:

@@ -18,7 +18,8 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, end_time
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.changes import find_changes

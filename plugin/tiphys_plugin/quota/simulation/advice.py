@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiphys_plugin.quota.queues import DEFAULT_BACKFILL_HOURS, PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queue, Queues
+from tiphys_plugin.quota.queue import DEFAULT_BACKFILL_HOURS, PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.results import SimulationOutcome
 
 LOSS_FACTOR = 1.02

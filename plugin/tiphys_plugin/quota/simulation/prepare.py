@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from tiphys.errors import UsageError
 from tiphys_plugin.quota.lease import AdmissionReason, Rejected
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 from tiphys_plugin.quota.simulation.jobs import TRACE_EPOCH, TraceJob, build_lease_request

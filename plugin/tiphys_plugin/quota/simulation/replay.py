@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from tiphys_plugin.quota.lease import AdmissionReason, EndedUsage, Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import select_admissible
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment

@@ -13,7 +13,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import AdmissionReason
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, SimulatedRun
 
 

@@ -239,6 +239,8 @@ class SimulatedCluster:
             return
         if queue.protected_seconds:
             yield lease.granted_at + timedelta(seconds=queue.protected_seconds)
+        if queue.moves_trainings:
+            yield lease.granted_at + timedelta(seconds=queue.settled_seconds)
         if queue.preempts_longer:
             most = request.attained + request.gpus * remaining_seconds
             thresholds = takewhile(lambda reached: reached < most, level_ends(queue, request.most_gpus))

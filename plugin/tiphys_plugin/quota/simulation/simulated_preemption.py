@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 
 from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.preemption.victims import VictimSelection, select_victims
-from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState
 from tiphys_plugin.quota.scheduler.fair_share import attained_level
-from tiphys_plugin.quota.scheduler.queue_order import is_behind
+from tiphys_plugin.quota.scheduler.queue_order import is_behind, is_movable
 from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, SimulatedCluster
 
 NEVER = datetime.max.replace(tzinfo=UTC)
@@ -89,7 +90,7 @@ class SimulatedPreemptionLoop:
             return queue.reclaims and other is not None and other.cohort == queue.cohort
         if queue.preempts_lower_priority and victim_request.priority < request.priority:
             return True
-        return is_behind(queue, lease, preemptor, now)
+        return is_behind(queue, lease, preemptor, now) or is_movable(queue, lease, preemptor, now)
 
 
 def _preemptor_shape(queue: Queue, preemptor: PendingRequest) -> tuple[object, ...]:

@@ -6,10 +6,12 @@ import re
 import pytest
 from support.desk import Desk
 from support.kube_server import serving
-from support.ledger import ask
+from support.ledger import ask, lease
 from support.lineage import RUN, STEP, claim_of, end_of, write_run
 from support.world import commit
+from tiphys_plugin.quota.preemption.victims import VictimSelection
 
+from hera_pipelines.cli.quota_commands.preemption_preview import describe_preemption, preemption_document
 from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence
 from tiphys.store import DirectoryStore, RunLayout
 
@@ -150,6 +152,15 @@ def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
     [waiting] = json.loads(out)["waiting"]
     [victim] = waiting["preemption"]["victims"]
     assert (victim["run"], victim["step"], victim["gpus"]) == ("run-u2", "fit", 4)
+
+
+def test_it_is_told_who_would_move_to_other_nodes():
+    stays, moves = lease(2, "u1"), lease(3, "u2")
+    selection = VictimSelection((stays, moves), {stays.id: 4.0, moves.id: 6.0}, frozenset({moves.id}))
+    yields, moved = map(str, describe_preemption(selection, is_exact=True))
+    assert "would be preempted, and lose 2s, 4 GPU-seconds" in yields
+    assert "would be moved to other nodes, and lose 2s, 6 GPU-seconds" in moved
+    assert [one["movesToOtherNodes"] for one in preemption_document(selection)["victims"]] == [False, True]
 
 
 def test_it_is_told_why_nobody_goes(desk):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tiphys_plugin import load_queues
-from tiphys_plugin.quota.queues import Queue
+from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.scheduler.fair_share import attained_level, level_ends
 
 from tiphys.errors import UsageError

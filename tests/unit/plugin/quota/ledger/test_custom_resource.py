@@ -9,7 +9,8 @@ from tiphys_plugin.quota.lease import EndedUsage
 from tiphys_plugin.quota.ledger.ledger_object import MAX_ENTRY_BYTES
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_status
-from tiphys_plugin.quota.queues import InventoryEntry, Queue, Queues
+from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queues import InventoryEntry, Queues
 
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 

@@ -20,7 +20,7 @@ from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.queues import Queue
+from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.scheduler import cycle, snapshot
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity

@@ -24,7 +24,8 @@ from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PendingRequest
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
-from tiphys_plugin.quota.queues import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queues
+from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob

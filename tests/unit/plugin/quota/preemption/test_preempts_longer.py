@@ -16,7 +16,8 @@ import pytest
 from support.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, PendingRequest
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
-from tiphys_plugin.quota.queues import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queues
+from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 

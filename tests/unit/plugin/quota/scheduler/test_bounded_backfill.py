@@ -19,7 +19,8 @@ from support.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, PendingRequest
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
-from tiphys_plugin.quota.queues import DEFAULT_BACKFILL_HOURS, Queues
+from tiphys_plugin.quota.queue import DEFAULT_BACKFILL_HOURS
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs

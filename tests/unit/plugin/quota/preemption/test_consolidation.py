@@ -1,0 +1,253 @@
+"""Trainings that move to other nodes, so that a larger request finds room on one.
+
+| a smaller training of the same queue, and enough idle GPUs on several nodes | it moves |
+|------------------------------------------------------------------------------|----------|
+| it has had its GPUs for an hour, and three times `min_runtime_seconds`       | yes      |
+| it started later, or the request has not waited for twenty minutes           | no       |
+| its priority is higher, or it is as large as the request                     | no       |
+| it finds no room elsewhere                                                   | no       |
+| together those that would move hold as many GPUs as the request              | no       |
+| `consolidates: false`, or bounded backfill                                   | no       |
+"""
+
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from support.ledger import NOW, ask, lease, waiting
+from support.preempting import Arena
+from support.preemption_oracle import come_to_rest
+from tiphys_plugin.quota.lease import Admitted, Lease
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, mark_victims
+from tiphys_plugin.quota.preemption import victims as choice
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, find_objection, select_victims
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, TraceJob
+from tiphys_plugin.quota.simulation.replay import replay_jobs
+
+HOUR = timedelta(hours=1)
+ENOUGH = timedelta(minutes=20)
+
+
+def rules(nodes: int = 2, **changes) -> Queues:
+    queue = {"name": "research", "gpus": {"A100": 8 * nodes}, "backfill": "preemptible"}
+    fleet = [{"name": f"n{number}", "gpu_type": "A100", "gpus": 8} for number in range(nodes)]
+    return Queues.model_validate({"queues": [{**queue, **changes}], "nodes": fleet})
+
+
+def on(node: str, gpus: int, uid: str, held: timedelta = HOUR, **changes) -> Lease:
+    """A training that asked long before everything that waits here, so nothing is behind anything."""
+    one = lease(gpus, uid, first_start=0.0, **changes)
+    return replace(one, granted_at=NOW - held, nodes=(node,) * one.request.members)
+
+
+def waits(gpus: int, since: timedelta = ENOUGH, **changes):
+    return replace(waiting(gpus, 9, "large", **changes), since=NOW - since)
+
+
+def select(queues: Queues, leases, mine):
+    state = SchedulingState(queues, tuple(leases))
+    return select_victims(state, mine, lambda some: {one.id: 1.0 for one in some}, NOW)
+
+
+def moved(queues: Queues, leases, mine) -> list[str]:
+    found = select(queues, leases, mine)
+    return [one.request.uid for one in found.leases] if isinstance(found, VictimSelection) else []
+
+
+def test_the_smaller_one_of_two_nodes_moves_to_the_other():
+    leases = [on("n0", 3, "three"), on("n1", 2, "two")]
+    mine = waits(8)
+    assert moved(rules(), leases, mine) == ["two"]
+    after = decide_pending(SchedulingState(rules(), (leases[0],)), mine, NOW)
+    assert isinstance(after, Admitted)
+    assert after.nodes == ("n1",)
+
+
+@pytest.mark.parametrize(
+    ("queues", "leases", "mine"),
+    [
+        (rules(consolidates=False), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8)),
+        (rules(backfill=None), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8)),
+        (rules(), [on("n0", 2, "two", HOUR - timedelta(seconds=1)), on("n1", 8, "eight")], waits(8)),
+        (rules(min_runtime_seconds=1201), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8)),
+        (rules(), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8, ENOUGH - timedelta(seconds=1))),
+        (rules(), [on("n0", 2, "two", priority=1), on("n1", 3, "three", priority=1)], waits(8)),
+        (rules(), [on("n0", 4, "four"), on("n1", 4, "another")], waits(4)),
+        (rules(), [on("n0", 6, "six"), on("n1", 6, "another")], waits(4)),
+        (rules(), [on("n0", 6, "six"), on("n1", 3, "three")], waits(8)),
+        (rules(3), [on("n0", 3, "a"), on("n0", 3, "b"), on("n1", 5, "c"), on("n2", 4, "d")], waits(6)),
+    ],
+    ids=[
+        "switched off",
+        "bounded backfill",
+        "too young",
+        "too young by its queue",
+        "no patience",
+        "higher priority",
+        "fits as it is",
+        "not enough idle GPUs",
+        "no room elsewhere",
+        "as many GPUs as the request",
+    ],
+)
+def test_who_stays(queues, leases, mine):
+    assert moved(queues, leases, mine) == []
+
+
+def test_a_queue_with_another_backfill_moves_trainings_if_it_says_so():
+    leases = [on("n0", 3, "three"), on("n1", 2, "two")]
+    assert moved(rules(backfill="bounded", consolidates=True), leases, waits(8)) == ["two"]
+
+
+def test_trainings_of_another_queue_stay():
+    document = rules().model_dump(exclude_unset=True)
+    research = {**document["queues"][0], "cohort": "lab"}
+    other = {"name": "other", "gpus": {"A100": 0}, "cohort": "lab"}
+    queues = Queues.model_validate({**document, "queues": [research, other]})
+    assert moved(queues, [on("n0", 3, "three", queue="other"), on("n1", 2, "two", queue="other")], waits(8)) == []
+
+
+def test_the_fewest_gpus_move_and_nobody_who_need_not():
+    leases = [on("n0", 2, "a"), on("n0", 2, "b"), on("n1", 1, "c"), on("n1", 4, "d"), on("n2", 6, "e")]
+    assert moved(rules(3), leases, waits(8)) == ["a", "b"]
+    assert moved(rules(3), leases, waits(5)) == ["a"] or moved(rules(3), leases, waits(5)) == ["b"]
+
+
+def test_a_gang_gets_several_nodes():
+    leases = [on(f"n{number}", 2, f"u{number}") for number in range(4)]
+    gang = waits(16, members=2)
+    chosen = moved(rules(4), leases, gang)
+    assert len(chosen) == 2
+    kept = tuple(one for one in leases if one.request.uid not in chosen)
+    assert isinstance(decide_pending(SchedulingState(rules(4), kept), gang, NOW), Admitted)
+
+
+def test_one_that_the_rules_ask_to_yield_needs_no_room_elsewhere():
+    """Of two that stand in the way, one is behind the request and ends, and the other moves."""
+    behind = replace(on("n0", 4, "behind"), request=ask(4, "behind"), granted_at=NOW - timedelta(minutes=21))
+    leases = [behind, on("n0", 2, "moves"), on("n1", 6, "stays")]
+    assert sorted(moved(rules(), leases, waits(8, timedelta(hours=2)))) == ["behind", "moves"]
+
+
+def test_optional_members_of_a_gang_do_not_move_one_by_one():
+    elastic = on("n0", 4, "elastic", members=4, min_members=1, max_members=4)
+    assert moved(rules(), [elastic, on("n1", 3, "three")], waits(8)) in (["three"], ["elastic"])
+
+
+def test_a_mark_is_refused_once_the_room_elsewhere_has_gone():
+    leases, mine = [on("n0", 3, "three"), on("n1", 2, "two")], waits(8)
+    chosen = select(rules(), leases, mine).leases
+    graces = {one.id: 30.0 for one in chosen}
+    step = mine.request.workflow_step
+    before = LedgerState(tuple(leases), (mine,))
+    after, marked = mark_victims(before, rules(), step, graces, NOW, FORGET_AFTER)
+    assert [one.request.uid for one in marked] == ["two"]
+    assert [one.preemption is not None for one in after.leases] == [False, True]
+
+    full = LedgerState((*leases, on("n0", 4, "came", timedelta(seconds=1))), (mine,))
+    assert mark_victims(full, rules(), step, graces, NOW, FORGET_AFTER) == (full, ())
+    said = find_objection(SchedulingState(rules(), full.leases), mine, chosen, NOW)
+    assert said == "a training that would move finds no room on other nodes"
+
+
+SEEDS = range(20_261_124, 20_261_324)
+
+
+def scattered(source: random.Random, nodes: int) -> list[Lease]:
+    leases = []
+    for number in range(nodes):
+        room = 8
+        while (gpus := source.choice([1, 1, 2, 3, 4])) <= room and source.random() < 0.7:
+            room -= gpus
+            held = timedelta(minutes=source.choice([10, 70, 300]))
+            leases.append(on(f"n{number}", gpus, f"u{number}-{room}", held, priority=source.choice([0, 0, 0, 1])))
+    return leases
+
+
+def search() -> int:
+    """How many random clusters had trainings moved; each choice keeps the laws, counted without the code under test."""
+    moves = 0
+    for seed in SEEDS:
+        source = random.Random(seed)
+        nodes = source.choice([3, 5, 8])
+        queues, leases = rules(nodes), scattered(source, nodes)
+        mine = waits(source.choice([4, 6, 8, 8]))
+        found = select(queues, leases, mine)
+        if isinstance(found, NoVictims):
+            continue
+        moves += 1
+        chosen = {one.id for one in found.leases}
+        assert all(NOW - one.granted_at >= HOUR and one.request.priority == 0 for one in found.leases), seed
+        assert sum(one.request.gpus for one in found.leases) < mine.request.gpus, seed
+        kept = [one for one in leases if one.id not in chosen]
+        started = decide_pending(SchedulingState(queues, tuple(kept)), mine, NOW)
+        assert isinstance(started, Admitted), seed
+        capacity = Capacity(queues, (*kept, replace(on("", mine.request.gpus, "large"), nodes=started.nodes)))
+        for one in sorted(found.leases, key=lambda one: -one.request.gpus):
+            pools = capacity.find_fitting_pools(queues.queues[0], one.request)
+            assert pools, (seed, "one that moved has lost its place")
+            capacity.add(capacity.held_gpus_if_placed(one.request, pools[0]))
+    return moves
+
+
+def test_whoever_moves_starts_again_at_once():
+    assert search() >= 10
+
+
+def test_a_choice_that_forgets_those_that_move_is_caught(monkeypatch):
+    monkeypatch.setattr(choice.PreemptionCase, "have_room_elsewhere", lambda *_: True)
+    with pytest.raises(AssertionError):
+        search()
+
+
+def test_moves_come_to_an_end_and_nobody_loses_gpus():
+    """Nothing ends by itself here. Whoever moved holds GPUs again, and hours later nothing moves any more."""
+    assert sum(map(play_moves, SEEDS[:40])) >= 5
+
+
+def play_moves(seed: int) -> bool:
+    """Whether anything moved."""
+    source = random.Random(seed)
+    arena = Arena(rules(4))
+    for number in range(12):
+        arena.ask(ask(source.choice([1, 1, 2, 4]), f"u{number}"))
+    for one in source.sample(arena.book.leases, len(arena.book.leases) // 2):
+        arena.book = arena.book.release(one.id, arena.rules, arena.now)
+    before = {one.request.uid for one in arena.book.leases}
+    arena.now += 2 * HOUR
+    arena.ask(ask(8, "large"))
+    arena.now += ENOUGH
+    come_to_rest(arena)
+    held = {one.request.uid for one in arena.book.leases}
+    assert before <= held, (seed, "one that moved has lost its place")
+    marks = len(arena.marks)
+    arena.now += 2 * HOUR
+    come_to_rest(arena)
+    assert len(arena.marks) == marks, seed
+    assert not marks or "large" in held, seed
+    return bool(marks)
+
+
+def test_a_replay_uses_the_idle_gpus_of_several_nodes():
+    """Trainings of 6 and 2 GPUs fill four nodes; those of 6 end, and one for a whole node comes."""
+    jobs = [
+        TraceJob(f"{size}-{number}", 0, hours * 3600.0, size, "research", members=1)
+        for size, hours in ((6, 2), (2, 40))
+        for number in range(4)
+    ]
+    jobs.append(TraceJob("large", 7200, 3600.0, 8, "research"))
+    costs = PreemptionCosts(save_seconds=30, restart_seconds=300)
+    ends = {}
+    for consolidates in (True, False):
+        done = replay_jobs(rules(4, consolidates=consolidates), jobs, costs=costs)
+        ends[consolidates] = {run.job.name: run for run in done.runs}
+    large = ends[True]["large"]
+    assert large.started_seconds == pytest.approx(7200 + ENOUGH.total_seconds() + 30, abs=1)
+    assert ends[False]["large"].started_seconds == 40 * 3600.0
+    costs_seconds = [ends[True][f"2-{number}"].ended_seconds - 40 * 3600.0 for number in range(4)]
+    assert sorted(costs_seconds) == pytest.approx([0, 0, 0, 330], abs=1)
