@@ -18,6 +18,8 @@ import pytest
 from support.ledger import NOW, ask, lease, waiting
 from support.preempting import Arena
 from support.preemption_oracle import come_to_rest
+from support.world import fit, gpus, outputs, phase, world
+from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Admitted, Lease
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, mark_victims
@@ -28,6 +30,7 @@ from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
+from tiphys_plugin.runtime.context import SingleStore
 
 HOUR = timedelta(hours=1)
 ENOUGH = timedelta(minutes=20)
@@ -251,3 +254,40 @@ def test_a_replay_uses_the_idle_gpus_of_several_nodes():
     assert ends[False]["large"].started_seconds == 40 * 3600.0
     costs_seconds = [ends[True][f"2-{number}"].ended_seconds - 40 * 3600.0 for number in range(4)]
     assert sorted(costs_seconds) == pytest.approx([0, 0, 0, 330], abs=1)
+
+
+def test_a_training_that_moves_saves_and_starts_again_on_another_node(tmp_path):
+    """From the request of each attempt to the nodes that its pods must use."""
+    here = world(tmp_path, rules())
+    flows = {name: here.submit(fit(gpu=gpus(size)), name=name, uid=f"uid-{name}") for name, size in SIZES.items()}
+
+    def admit(name: str, attempt: int) -> str:
+        return outputs(flows[name].admit("fit", attempt - 1))["run"]
+
+    def nodes() -> dict[str, tuple[str, ...]]:
+        return {one.request.run: one.nodes for one in here.ledger.snapshot().leases}
+
+    for name in ("ends", "stays", "moves"):
+        assert admit(name, 1) == "true"
+        flows[name].pod("fit", 1, grace_seconds=60.0)
+    assert nodes() == {"ends": ("n0",), "stays": ("n1",), "moves": ("n0",)}
+    flows["ends"].pod("fit", 1, phase="Succeeded", exit_code=0)
+    flows["ends"].settle("fit", 0, exit_code="0")
+    assert phase(flows["large"].admit("fit", 0)) == "Pending"
+    loop = PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock)
+    loop.run_once()
+    assert not any(one.preemption for one in here.ledger.snapshot().leases), "it has only just started"
+
+    here.clock.advance(HOUR.total_seconds())
+    assert phase(flows["large"].admit("fit", 0)) == "Pending"
+    loop.run_once()
+    assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption] == ["moves"]
+    assert [pod.ending for pod in here.cluster.workflow_pods("uid-moves")] == [True]
+    flows["moves"].pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
+    assert phase(flows["moves"].settle("fit", 0, exit_code="75")) == "Failed"
+    assert admit("moves", 2) == "true", "it has lost its place"
+    assert admit("large", 1) == "true"
+    assert nodes() == {"stays": ("n1",), "moves": ("n1",), "large": ("n0",)}
+
+
+SIZES = {"ends": 6, "stays": 3, "moves": 2, "large": 8}
