@@ -31,7 +31,7 @@ from tiphys_controller.kubernetes.controller import (
     submitter_of,
 )
 from tiphys_controller.server.access import AccessControl
-from tiphys_controller.server.routes import ApiRoutes
+from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
 from tiphys_controller.submit.triggers.catalog import ObjectSources
 
 _POD_NAME = "POD_NAME"
@@ -81,9 +81,10 @@ def _run(options: argparse.Namespace) -> None:
     api_routes = []
     if inbox is not None:
         access = AccessControl(options.token_file, controller.metrics.observe_call)
-        api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces, controller.triggers).create_routes(
-            access
-        )
+        api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces).create_routes(access)
+    if token_file := options.storage_events_token_file or options.token_file:
+        access = AccessControl(token_file, controller.metrics.observe_call)
+        api_routes.append(create_storage_events_route(controller.triggers, access))
     with HealthServer(controller, options.host, options.port, api_routes, certificate) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)
@@ -181,6 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         "--token-file",
         type=Path,
         help="file with the token of the HTTP API; without it the API is disabled (default: none)",
+    )
+    parser.add_argument(
+        "--storage-events-token-file",
+        type=Path,
+        help="file with a token that opens /v1/storage-events only, which then does not take the token of the API "
+        "(default: it takes that)",
     )
     parser.add_argument(
         "--alert-rules",

@@ -39,7 +39,7 @@ def object_sensor(url: str, secret: str, records: str = "body.Records") -> Manif
 
     Args:
         url: URL of the controller's ``/v1/storage-events``.
-        secret: Name of the Secret whose key ``token`` is that of the controller's API.
+        secret: Name of the Secret whose key ``token`` the controller accepts for storage events.
         records: Where an event holds the records: ``body.Records`` of a webhook or of SQS with ``jsonBody``,
             ``notification`` of the EventSource for MinIO.
     """

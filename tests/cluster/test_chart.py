@@ -427,6 +427,21 @@ def test_token_and_rules_for_alerts_are_files_and_new_rules_make_new_pods() -> N
     assert not of_kind(render(*MINIMAL), "ConfigMap")[0]["metadata"]["name"].endswith("alert-rules")
 
 
+@pytest.mark.parametrize("api", [(), ("api.tokenSecret=t",)], ids=["alone", "beside the API"])
+def test_senders_of_storage_events_have_a_token_of_their_own(api: tuple[str, ...]) -> None:
+    objects = render(*MINIMAL, "triggers.sources={s3://raw}", "triggers.tokenSecret=senders", *api)
+    [container] = controller_pod(objects)["spec"]["containers"]
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in controller_pod(objects)["spec"]["volumes"]}
+    assert volumes["storage-events-token"]["secret"]["secretName"] == "senders"
+    [file] = [one for one in container["args"] if one.startswith("--storage-events-token-file=")]
+    assert file == f"--storage-events-token-file={mounts['storage-events-token']}/token"
+    assert any(one.startswith("--token-file=") for one in container["args"]) is bool(api)
+    assert named(objects, "Service", "ours-controller")["spec"]["ports"][0]["port"] == 7243
+    without = controller_pod(render(*MINIMAL, *api))["spec"]["containers"][0]["args"]
+    assert not [one for one in without if "storage-events" in one]
+
+
 def test_network_policies_let_in_only_who_has_business_with_a_component() -> None:
     objects = render(file=TENANTS)
     plugin, controller = (named(objects, "NetworkPolicy", f"ours-{name}")["spec"] for name in ("plugin", "controller"))

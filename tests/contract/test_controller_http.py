@@ -10,6 +10,7 @@
 | too many calls | 429 |
 | an alert | 202, once it is in storage; 503 if it cannot be |
 | a notification about objects | 200, once their runs are made; 503 if storage does not answer; 404 without triggers |
+| the token of storage events, where there is one | opens these and nothing else; that of the API does not open them |
 | a new run, twice under one key | 201, then 200 with the same run |
 | the key for something else | 409 |
 """
@@ -30,7 +31,7 @@ from support.triggers import TriggerWorld, template, version
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import MAX_BODY_BYTES, AccessControl
 from tiphys_controller.server.app import create_controller_app
-from tiphys_controller.server.routes import ApiRoutes
+from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
 from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 from tiphys.errors import StoreError
@@ -47,7 +48,11 @@ class Place:
     """A controller's calls, served."""
 
     def __init__(
-        self, folder: Path, namespaces: tuple[str, ...] | None = ("ml",), triggers: TriggerWorker | None = None
+        self,
+        folder: Path,
+        namespaces: tuple[str, ...] | None = ("ml",),
+        triggers: TriggerWorker | None = None,
+        events_token: str = TOKEN,
     ) -> None:
         self.token = folder / "token"
         self.token.write_text(f"{TOKEN}\n")
@@ -57,11 +62,14 @@ class Place:
         self.down = False
         self.now = 0.0
         inbox = AlertInbox(self._open, namespaces)
-        door = AccessControl(
-            self.token, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20
+        (folder / "events-token").write_text(f"{events_token}\n")
+        door, events_door = (
+            AccessControl(file, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20)
+            for file in (self.token, folder / "events-token")
         )
-        calls = ApiRoutes(inbox, self._open, lambda: self.submitter, namespaces, triggers)
-        self.server = AppServer(create_controller_app(lambda: None, lambda: b"metrics", calls.create_routes(door)))
+        calls = ApiRoutes(inbox, self._open, lambda: self.submitter, namespaces).create_routes(door)
+        calls.append(create_storage_events_route(triggers, events_door))
+        self.server = AppServer(create_controller_app(lambda: None, lambda: b"metrics", calls))
 
     def _open(self, _: str) -> DirectoryStore:
         if self.down:
@@ -74,8 +82,8 @@ class Place:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return httpx.post(f"{self.server.url}{path}", content=content, headers={**given, **named}, timeout=60)
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.server.url}{path}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+    def get(self, path: str, token: str = TOKEN) -> httpx.Response:
+        return httpx.get(f"{self.server.url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
     def keys(self) -> list[str]:
         return [info.key for info in self.store.list("")]
@@ -205,6 +213,23 @@ def test_a_notification_is_answered_once_its_runs_are_made(tmp_path: Path) -> No
 def test_without_triggers_a_notification_is_refused(place: Place) -> None:
     answer = place.post("/v1/storage-events", {"bucket": "raw", "key": "ml/a"})
     assert (answer.status_code, "triggers.sources" in answer.text) == (404, True)
+
+
+def test_the_token_of_storage_events_opens_nothing_else(tmp_path: Path) -> None:
+    world = TriggerWorld(tmp_path, lambda _: DirectoryStore(tmp_path / "store"), template(objects="s3://raw/ml/"))
+    place = Place(tmp_path, triggers=world.worker, events_token="of-senders")
+    world.buckets.put(version("ml/a"))
+    event = {"bucket": "raw", "key": "ml/a"}
+    with place.server:
+        assert place.post("/v1/storage-events", event).status_code == 401, "the token of the API"
+        assert world.submitter.names() == []
+        assert place.post("/v1/storage-events", event, "of-senders").json()["started"] == 1
+        for path in ("/v1/alerts", "/v1/runs", "/v1/runs/digits-1/resume"):
+            assert place.post(path, MANIFEST, "of-senders", Idempotency_Key="k").status_code == 401, path
+        for path in ("plan", "events", "lineage"):
+            assert place.get(f"/v1/runs/digits-1/{path}", "of-senders").status_code == 401, path
+    assert len(world.submitter.names()) == 1
+    assert place.submitter.names() == world.submitter.names()
 
 
 def test_the_same_key_is_the_same_run(place: Place) -> None:

@@ -1,6 +1,7 @@
-"""Routes of the HTTP API: ``POST /v1/alerts`` and ``/v1/storage-events``, and calls about runs.
+"""Routes of the HTTP API: ``POST /v1/alerts``, calls about runs, and ``POST /v1/storage-events``.
 
-The token is the administrator's: it reaches every served tenant.
+The token of the API is the administrator's: it reaches every served tenant. Notifications about objects may have
+a token of their own, because it is kept in the settings of storage services.
 """
 
 from collections.abc import Callable
@@ -32,22 +33,19 @@ MAX_YAML_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class ApiRoutes:
-    """The routes and their dependencies."""
+    """The routes of the administrator's token, and their dependencies."""
 
     inbox: AlertInbox
     stores: Callable[[str], Store]
     submitter: Callable[[], ClusterSubmitter]
     namespaces: tuple[str, ...] | None
     """Namespaces that are served; None for all."""
-    triggers: TriggerWorker | None = None
-    """Makes the runs of objects; None: triggers are off."""
 
     def create_routes(self, access: AccessControl) -> list[Route]:
         """Create all routes, behind ``access``."""
         read_handlers = {"plan": self._plan, "events": self._events, "lineage": self._lineage}
         return [
             Route("/v1/alerts", access.guard("alerts", self._alerts), methods=["POST"]),
-            Route("/v1/storage-events", access.guard("storage-events", self._storage_events), methods=["POST"]),
             Route("/v1/runs", access.guard("start", self._start), methods=["POST"]),
             Route("/v1/runs/{run}/resume", access.guard("resume", self._resume), methods=["POST"]),
             *(
@@ -59,11 +57,6 @@ class ApiRoutes:
     def _alerts(self, _: Request, body: bytes) -> Response:
         taken = self.inbox.store_delivery(parse_delivery(parse_json(body)))
         return JSONResponse(taken._asdict(), status_code=202)
-
-    def _storage_events(self, _: Request, body: bytes) -> Response:
-        if self.triggers is None:
-            raise NotFoundError("triggers are off: the administrator sets triggers.sources of the chart")
-        return JSONResponse(self.triggers.handle_notification(parse_notification(parse_json(body))))
 
     def _start(self, request: Request, body: bytes) -> Response:
         key = request.headers.get(IDEMPOTENCY_KEY_HEADER, "")
@@ -123,6 +116,17 @@ class ApiRoutes:
         if not tenant:
             raise UsageError("this controller serves several namespaces: name one, as ?namespace=…")
         return tenant
+
+
+def create_storage_events_route(triggers: TriggerWorker | None, access: AccessControl) -> Route:
+    """Create the route of notifications about objects, behind ``access``; without ``triggers`` it answers 404."""
+
+    def answer(_: Request, body: bytes) -> Response:
+        if triggers is None:
+            raise NotFoundError("triggers are off: the administrator sets triggers.sources of the chart")
+        return JSONResponse(triggers.handle_notification(parse_notification(parse_json(body))))
+
+    return Route("/v1/storage-events", access.guard("storage-events", answer), methods=["POST"])
 
 
 class _NoAliasLoader(yaml.SafeLoader):

@@ -65,7 +65,7 @@ def test_the_sensor_listens_to_the_source() -> None:
     ids=["webhook or sqs", "minio"],
 )
 def test_the_controller_understands_what_the_sensor_posts(records: str, data: Manifest) -> None:
-    sensor = object_sensor("http://controller/v1/storage-events", "tiphys-api", records)
+    sensor = object_sensor("http://controller/v1/storage-events", "tiphys-storage-events", records)
     assert parse_notification(post(sensor, data)) == [NotifiedObject("raw", ("a b", "a+b"))]
 
 
