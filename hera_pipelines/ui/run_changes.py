@@ -4,6 +4,10 @@ Objects of a store are created and deleted, and never written again, so a listin
 of keys shows every change. A run is listed for all its pages together. A page that
 gets no stream asks again every few seconds, so a stream may be refused.
 
+Streams do not wait for listings: a store that does not answer would silence them,
+and each page that is loaded again would begin another listing. So a run has one
+listing at a time, whoever waits for it, and streams look whether it has ended.
+
 Source: HTML Living Standard, "Server-sent events".
 """
 
@@ -11,11 +15,11 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 
 import anyio
-import anyio.to_thread
 
 from tiphys.errors import TiphysError
 from tiphys.store import LineageLayout, ObjectInfo, RunLayout, Store
@@ -25,10 +29,12 @@ MAX_STREAMS = 100
 _CHECK_SECONDS = 2.0
 _CHECK_SHARE = 0.1
 """A run is listed for at most this share of the time, however large it is and however slow its store."""
-_TICK_SECONDS = 0.5
-"""How soon a stream ends when the server does."""
+_TICK_SECONDS = 0.25
+"""How soon a stream notices that a listing has ended, or that the server ends."""
 _QUIET_SECONDS = 15.0
 """Then a comment is sent: proxies end a silent connection, nginx after 60 s."""
+_SLOW_SECONDS = 15.0
+"""A listing that takes longer is reported to the page, in the place of comments."""
 _STREAM_SECONDS = 600.0
 """Then a stream ends, and a page that is still open asks for another."""
 _READERS = 4
@@ -37,6 +43,8 @@ _MAX_LINEAGES = 8
 _NEWEST = 50
 """Most keys of a lineage that are compared. They count down, so that the newest are listed first."""
 _CHANGED = b"event: changed\ndata:\n\n"
+_SLOW = b"event: slow\ndata:\n\n"
+_COMMENT = b":\n\n"
 
 
 def compute_run_signature(store: Store, run: str) -> str:
@@ -59,11 +67,14 @@ def _list_records(store: Store, run: str) -> Iterator[ObjectInfo]:
 
 @dataclass
 class _Check:
-    """The newest signature of a run; empty before the first."""
+    """What is known of a run, for all its streams. Times are seconds of the clock."""
 
-    signature: str = ""
+    signature: str | None = None
+    """The newest; None before the first listing has ended, empty while the store has not answered yet."""
+    listing: "Future[tuple[str | None, float]] | None" = None
+    """The listing in work or in the queue; it returns the signature, or None, and how long it took."""
+    began_at: float = 0.0
     due_at: float = 0.0
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
     streams: int = 0
 
 
@@ -79,7 +90,7 @@ class RunChanges:
         self._store = store
         self._clock = clock
         self._checks: dict[str, _Check] = {}
-        self._limiter = anyio.CapacityLimiter(_READERS)
+        self._pool = ThreadPoolExecutor(_READERS, "run_changes")
         self._is_closed = False
 
     @property
@@ -97,33 +108,54 @@ class RunChanges:
         self._is_closed = True
 
     async def stream(self, run: str) -> AsyncIterator[bytes]:
-        """Events as bytes: ``changed`` at the begin, because the page is older than the stream, and at each change."""
+        """Events as bytes.
+
+        ``changed`` after the first listing, because the page is older than the stream, and at each change; ``slow``
+        while a listing takes long, and ``changed`` once it has ended.
+        """
         check = self._checks.setdefault(run, _Check())
         check.streams += 1
         try:
-            ends_at, known = self._clock() + _STREAM_SECONDS, await self._read(run, check)
-            yield _CHANGED
-            sent_at = self._clock()
-            while not self._is_closed and self._clock() < ends_at:
+            now = sent_at = self._clock()
+            ends_at, known, is_told_slow = now + _STREAM_SECONDS, None, False
+            while not self._is_closed and now < ends_at:
+                self._look(run, check, now)
+                is_slow = check.listing is not None and now - check.began_at >= _SLOW_SECONDS
+                if check.signature != known or (is_told_slow and not is_slow):
+                    yield _CHANGED
+                    known, sent_at, is_told_slow = check.signature, now, False
+                elif now - sent_at >= _QUIET_SECONDS:
+                    yield _SLOW if is_slow else _COMMENT
+                    sent_at, is_told_slow = now, is_slow
                 await anyio.sleep(_TICK_SECONDS)
-                signature = await self._read(run, check)
-                if signature != known or self._clock() - sent_at >= _QUIET_SECONDS:
-                    yield b":\n\n" if signature == known else _CHANGED
-                    known, sent_at = signature, self._clock()
+                now = self._clock()
         finally:
             check.streams -= 1
-            if not check.streams:
-                self._checks.pop(run, None)
+            if not check.streams and check.listing is not None:
+                check.listing.cancel()  # one in work goes on, and is that of the next reader of the run
+            self._forget_idle()
 
-    async def _read(self, run: str, check: _Check) -> str:
-        """The signature of a run; that of before while the store does not answer, which the page itself says."""
-        async with check.lock:
-            if self._clock() >= check.due_at:
-                began_at = self._clock()
-                with contextlib.suppress(TiphysError):
-                    check.signature = await anyio.to_thread.run_sync(
-                        lambda: compute_run_signature(self._store, run), limiter=self._limiter, abandon_on_cancel=True
-                    )
-                now = self._clock()
-                check.due_at = now + max(_CHECK_SECONDS, (now - began_at) / _CHECK_SHARE)
-        return check.signature
+    def _look(self, run: str, check: _Check, now: float) -> None:
+        """Take up the result of a listing that has ended, and begin the next one when it is due."""
+        if check.listing is not None and check.listing.done():
+            listing, check.listing = check.listing, None
+            signature, seconds = listing.result()
+            # While the store does not answer, that of before holds: the page itself says it.
+            check.signature = (check.signature or "") if signature is None else signature
+            check.due_at = now + max(_CHECK_SECONDS, seconds / _CHECK_SHARE)
+        if check.listing is None and now >= check.due_at:
+            check.listing, check.began_at = self._pool.submit(self._list, run), now
+
+    def _list(self, run: str) -> tuple[str | None, float]:
+        began_at, signature = self._clock(), None
+        with contextlib.suppress(TiphysError):
+            signature = compute_run_signature(self._store, run)
+        return signature, self._clock() - began_at
+
+    def _forget_idle(self) -> None:
+        """Forget runs without a reader, but for those whose listing is in work."""
+        self._checks = {
+            run: check
+            for run, check in self._checks.items()
+            if check.streams or (check.listing is not None and not check.listing.done())
+        }

@@ -203,6 +203,19 @@ def test_a_page_is_told_of_a_change_and_need_not_ask(open_page: Callable[..., An
     page.wait_for_selector("text=the node went away", timeout=120_000)
 
 
+def test_a_page_says_that_the_store_is_slow_until_it_is_not(open_page: Callable[..., Any], site: Site) -> None:
+    start_run(site.store, site.submitter, PIPELINE, "slow")
+    events = ["slow"]
+
+    def answer(route: Any) -> None:
+        route.fulfill(content_type="text/event-stream", body=f"retry: 10\nevent: {events[-1]}\ndata:\n\n")
+
+    page = open_page("/runs/slow", prepare=lambda page: page.route("**/changes", answer))
+    page.wait_for_selector("header:has-text('slow to answer')", timeout=120_000)
+    events.append("changed")
+    page.wait_for_selector("header:not(:has-text('slow to answer'))", timeout=120_000)
+
+
 def test_a_hidden_page_holds_no_connection(open_page: Callable[..., Any], site: Site) -> None:
     start_run(site.store, site.submitter, PIPELINE, "hidden")
     page = open_page("/runs/hidden")

@@ -69,13 +69,21 @@ const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds 
 const stream = { source: null, isRefused: false, isDue: false, wake: () => {} };
 const QUIET_SECONDS = 15;
 
+// Beside the name of the store, outside of what is exchanged.
+const showSlowStore = (isSlow) => {
+  document.getElementById("slow").textContent = isSlow ? "slow to answer: this page may be old" : "";
+};
+
 const openStream = (address) => {
   if (!address || document.hidden || stream.isRefused) {
     if (stream.source) stream.source.close();
     stream.source = null;
+    showSlowStore(false);
   } else if (!stream.source) {
     stream.source = new EventSource(address);
+    stream.source.addEventListener("slow", () => showSlowStore(true));
     stream.source.addEventListener("changed", () => {
+      showSlowStore(false);
       stream.isDue = true;
       stream.wake();
     });

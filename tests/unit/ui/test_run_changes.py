@@ -6,6 +6,8 @@
 | a record is created | says ``changed`` |
 | nothing changes for a while | sends a comment, so that proxies keep it |
 | the store fails | goes on when the store does |
+| a listing hangs | says ``slow`` in place of the comment, and begins no other listing of the run |
+| the slow listing ends | says ``changed``, also without a change, so that the page says it no more |
 | the server ends, or the stream is old | ends |
 | the reader leaves | is counted no more |
 | too many are open, or there is no such run | is refused, so the page polls |
@@ -14,6 +16,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from threading import Event as Gate
 
 import anyio
 import httpx
@@ -33,9 +36,10 @@ from tiphys.errors import StoreError
 from tiphys.records import Event, EventBatch
 from tiphys.service.http_server import AppServer
 from tiphys.store import DirectoryStore, LineageLayout, ObjectInfo, RunLayout, Store
-from tiphys.store.layout import event_batch_key
+from tiphys.store.layout import RUNS, event_batch_key
 
-CHANGED, QUIET = b"event: changed\ndata:\n\n", b":\n\n"
+CHANGED, SLOW, QUIET = b"event: changed\ndata:\n\n", b"event: slow\ndata:\n\n", b":\n\n"
+PATIENCE_SECONDS = 120
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
 
 
@@ -50,6 +54,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_changes, "_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(run_changes, "_CHECK_SHARE", 1.0)
     monkeypatch.setattr(run_changes, "_QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(run_changes, "_SLOW_SECONDS", 3600.0)
 
 
 def test_every_record_of_a_run_changes_its_signature(store: DirectoryStore) -> None:
@@ -78,7 +83,7 @@ def collect(changes: RunChanges, run: str, act: Callable[[list[bytes]], bool]) -
     got: list[bytes] = []
 
     async def read() -> None:
-        with anyio.fail_after(120):
+        with anyio.fail_after(PATIENCE_SECONDS):
             async with anyio.create_task_group() as group:
 
                 async def receive(stream: AsyncIterator[bytes]) -> None:
@@ -141,6 +146,95 @@ def test_a_store_that_fails_ends_no_stream(tmp_path: Path) -> None:
     assert collect(RunChanges(store), RUN, act) == [CHANGED, CHANGED]
 
 
+class Hanging(DirectoryStore):
+    """Listings of the records of runs hang until the gate is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gate = Gate()
+        self.listed: list[str] = []
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if prefix.startswith(RUNS):
+            self.listed.append(prefix)
+            assert self.gate.wait(PATIENCE_SECONDS)
+        return super().list(prefix)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Hanging]:
+    store = Hanging(tmp_path / "store")
+    yield store
+    store.gate.set()
+
+
+def test_a_listing_that_hangs_silences_no_stream(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_changes, "_QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(run_changes, "_SLOW_SECONDS", 0.02)
+    write_run(hanging)
+    listed_while_slow = 0
+
+    def act(got: list[bytes]) -> bool:
+        nonlocal listed_while_slow
+        if len(got) >= 3 and not hanging.gate.is_set():
+            listed_while_slow = len(hanging.listed)
+            hanging.gate.set()
+        return CHANGED in got
+
+    got = collect(RunChanges(hanging), RUN, act)
+    assert got[:3] == [SLOW] * 3
+    assert listed_while_slow == 1
+
+
+def test_a_page_that_was_told_that_the_store_is_slow_is_told_when_it_is_not(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_changes, "_QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(run_changes, "_SLOW_SECONDS", 0.02)
+    write_run(hanging)
+    hanging.gate.set()
+    since = 0
+
+    def act(got: list[bytes]) -> bool:
+        nonlocal since
+        if CHANGED in got and hanging.gate.is_set() and not since:
+            hanging.gate.clear()
+        if SLOW in got and not since:
+            since = len(got)
+            hanging.gate.set()
+        return bool(since) and CHANGED in got[since:]
+
+    assert CHANGED in collect(RunChanges(hanging), RUN, act)[since:], "although no record changed"
+
+
+def test_readers_that_come_and_go_pile_up_no_listings(hanging: Hanging) -> None:
+    write_run(hanging)
+    changes, runs = RunChanges(hanging), [f"run-{number}" for number in range(10)]
+
+    async def read(run: str) -> None:
+        async for _ in changes.stream(run):
+            raise AssertionError("nothing was listed")
+
+    async def come_and_go() -> None:
+        for _ in range(3):
+            async with anyio.create_task_group() as group:
+                for run in runs:
+                    group.start_soon(read, run)
+                with anyio.fail_after(PATIENCE_SECONDS):
+                    while changes.streams < len(runs) or len(hanging.listed) < 4:
+                        await anyio.sleep(0.01)
+                group.cancel_scope.cancel()
+
+    anyio.run(come_and_go)
+    assert changes.streams == 0
+    begun = set(hanging.listed)
+    hanging.gate.set()
+    assert collect(changes, RUN, bool) == [CHANGED]
+    others = [prefix for prefix in hanging.listed if prefix != RunLayout(RUN).control]
+    assert len(others) == 4, "a run has one listing, and what no reader waits for is not begun"
+    assert set(others) == begun
+
+
 def test_many_pages_of_a_run_list_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_changes, "_CHECK_SECONDS", 3600.0)
     store = Counting(tmp_path / "store")
@@ -180,21 +274,24 @@ def test_a_large_run_is_listed_for_a_tenth_of_the_time(store: DirectoryStore, mo
     assert all(after - before >= 55.0 for before, after in pairwise(listed_at))
 
 
-def test_a_stream_ends_with_its_server_and_after_its_time(
-    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_ends_with_its_server_and_after_its_time(store: DirectoryStore) -> None:
     write_run(store)
-    changes = RunChanges(store)
+    now = [0.0]
+    changes = RunChanges(store, lambda: now[0])
 
-    async def read() -> list[bytes]:
-        with anyio.fail_after(120):
-            return [part async for part in changes.stream(RUN)]
+    async def read(then: Callable[[], None]) -> list[bytes]:
+        got = []
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async for part in changes.stream(RUN):
+                got.append(part)
+                then()
+        return got
 
-    monkeypatch.setattr(run_changes, "_STREAM_SECONDS", 0.05)
-    assert anyio.run(read) == [CHANGED]
-    monkeypatch.setattr(run_changes, "_STREAM_SECONDS", 3600.0)
-    changes.close()
-    assert anyio.run(read) == [CHANGED]
+    def grow_old() -> None:
+        now[0] += 600.0
+
+    assert anyio.run(read, grow_old) == [CHANGED]
+    assert anyio.run(read, changes.close) == [CHANGED]
     assert not changes.has_room
 
 
