@@ -23,6 +23,7 @@ from tiphys import faults
 POINTS = (
     *(f"start.after_{name}" for name in ("key", "record", "claim", "create", "bind")),
     "trigger.after_start",
+    "trigger.after_ordered_record",
     "trigger.after_record",
 )
 KEYS = ("ml/a", "ml/b", "ml/a b")

@@ -140,9 +140,10 @@ TriggerSource = Literal["delivered", "found"]
 
 
 class TriggeredRunRecord(StoredRecord):
-    """``triggers/<template>/<age>-<digest>.json``: an object whose run was started or resumed.
+    """``triggers/<template>/objects/<digest>.json``: an object whose run was started or resumed.
 
-    Written after the Workflow was created, so an object without it is looked at again.
+    Written after the Workflow was created, so an object without it is looked at again. A copy, for
+    people, is written before it as ``triggers/<template>/<age>-<digest>.json``.
     """
 
     object: ObjectVersion

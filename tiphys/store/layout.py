@@ -157,11 +157,8 @@ class RunLayout:
     def done_markers(self) -> str:
         return f"{self.control}done/"
 
-    def step_done_markers(self, step: str) -> str:
-        return f"{self.done_markers}{check_step_id(step)}/"
-
     def done_marker(self, step: str, attempt: int, listing_digest: str) -> str:
-        return f"{self.step_done_markers(step)}{_pad_number(attempt)}-{listing_digest}"
+        return f"{self.done_markers}{check_step_id(step)}/{_pad_number(attempt)}-{listing_digest}"
 
     @property
     def all_progress(self) -> str:
@@ -373,9 +370,10 @@ def idempotency_record_key(key_digest: str) -> str:
     return f"{CONTROL}idempotency-keys/{key_digest}.json"
 
 
-def triggered_run_key(template: str, seconds: int, digest: str) -> str:
-    """Key of the record of a triggered run; the object that was modified last, in seconds of the epoch, lists first."""
-    return f"{TRIGGERS}{template}/{_MAX_ATTEMPT * 10 - seconds:010d}-{digest}.json"
+def triggered_run_key(template: str, digest: str, modified_seconds: int | None = None) -> str:
+    """Key of the record of a triggered run; with a time, of its copy: that of the last modified object lists first."""
+    order = "objects/" if modified_seconds is None else f"{_MAX_ATTEMPT * 10 - modified_seconds:010d}-"
+    return f"{TRIGGERS}{template}/{order}{digest}.json"
 
 
 def alert_key(alert: str, kind: Literal["firing", "resolved", "claim", "result"]) -> str:

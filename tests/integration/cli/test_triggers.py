@@ -54,9 +54,9 @@ def declare(server: KubeServer, name: str, **spec: str) -> None:
 
 
 def record(store: DirectoryStore, version: ObjectVersion, run: str = RUN) -> None:
-    key = triggered_run_key("on-object", int(version.modified.timestamp()), version.digest)
-    made = TriggeredRunRecord(object=version, source="delivered", run=run, submission=1)
-    store.create(key, made.to_bytes())
+    made = TriggeredRunRecord(object=version, source="delivered", run=run, submission=1).to_bytes()
+    store.create(triggered_run_key("on-object", version.digest, int(version.modified.timestamp())), made)
+    store.create(triggered_run_key("on-object", version.digest), made)
 
 
 def test_the_page_prints_what_the_command_prints(
@@ -98,7 +98,7 @@ def test_an_object_is_tried_out(
         "triggers", "-n", "ml", "--store", "store", "--test", url, "--kubeconfig", kubeconfig(server, tmp_path)
     )
     assert said.out.startswith(f"on-object: {answer}")
-    assert len(list(store.list(""))) == 1, "nothing is started"
+    assert len(list(store.list(""))) == 2, "nothing is started"
 
 
 def test_a_damaged_trigger_and_a_hostile_object_are_shown(tiphys: Command, server: KubeServer, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_run_that_cannot_be_a_key_is_refused(run: str) -> None:
 def test_a_step_that_cannot_be_a_key_is_refused(step: str) -> None:
     for key_of in (
         RUN.step_attempts,
-        RUN.step_done_markers,
+        lambda name: RUN.done_marker(name, 1, "digest"),
         lambda name: RUN.item(1, name),
         lambda name: lineage_name("a", name),
     ):

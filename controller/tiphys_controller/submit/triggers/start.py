@@ -3,7 +3,9 @@
 The idempotency key of the run is made of trigger, bucket, key and etag. So a
 second notification, a second controller, and the controller that goes on after
 a crash all come to the same run and the same Workflow. The record of the
-triggered run is written last: an object without it is looked at again.
+triggered run is written last: an object without it is looked at again. The time
+is no part of its key either, and it outlives the run: the same content that is
+uploaded again, with a later time, has had its run.
 """
 
 from typing import NamedTuple
@@ -34,17 +36,13 @@ class TriggeredRun(NamedTuple):
 
 def find_triggered_run(store: Store, trigger: Trigger, version: ObjectVersion) -> TriggeredRunRecord | None:
     """The record of the run that a trigger has started or resumed for an object; None if it has not."""
-    return find_record(store, _record_key(trigger, version), TriggeredRunRecord)
+    return find_record(store, triggered_run_key(trigger.template, version.digest), TriggeredRunRecord)
 
 
 def read_last_triggered_run(store: Store, template: str) -> TriggeredRunRecord | None:
     """The record of the object that was modified last, of all whose run a trigger has made; None without one."""
     newest = next(iter(store.list(f"{TRIGGERS}{template}/")), None)
     return newest and find_record(store, newest.key, TriggeredRunRecord)
-
-
-def _record_key(trigger: Trigger, version: ObjectVersion) -> str:
-    return triggered_run_key(trigger.template, int(version.modified.timestamp()), version.digest)
 
 
 def check_object_name(version: ObjectVersion) -> None:
@@ -103,7 +101,10 @@ def start_triggered_run(
         run, submission = begun.run, begun.submission
     failpoint("trigger.after_start")
     record = TriggeredRunRecord(object=version, source=source, run=run, submission=submission)
-    claimed = claim_record(store, _record_key(trigger, version), record)
+    seconds = int(version.modified.timestamp())
+    claim_record(store, triggered_run_key(trigger.template, version.digest, seconds), record)
+    failpoint("trigger.after_ordered_record")
+    claimed = claim_record(store, triggered_run_key(trigger.template, version.digest), record)
     failpoint("trigger.after_record")
     if claimed.is_ours and submission:
         append_events(store, run, "controller", [_triggered_event(trigger, record)])

@@ -7,6 +7,7 @@
 | died anywhere | the same | one Workflow, what is missing is added |
 | died, and the template was changed | the same | what was begun is completed |
 | the run was deleted since | the same | nothing |
+| the same content, uploaded again | – | nothing, also if the run was deleted since |
 | the object was changed | – | another run |
 | another template has a trigger for the object | – | another run |
 | the run to resume runs | – | refused for now; resumed once it has ended |
@@ -22,7 +23,12 @@ from support.triggers import template, version
 from tiphys_controller import start_run
 from tiphys_controller.run_deletion import delete_runs
 from tiphys_controller.submit.triggers.catalog import Trigger, read_trigger
-from tiphys_controller.submit.triggers.start import TriggeredRun, find_triggered_run, start_triggered_run
+from tiphys_controller.submit.triggers.start import (
+    TriggeredRun,
+    find_triggered_run,
+    read_last_triggered_run,
+    start_triggered_run,
+)
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -32,7 +38,7 @@ from tiphys.store import Store, list_runs, read_events, read_run, read_submissio
 DOCUMENT = template(objects="s3://raw/ml/", parameters={"source": "url"})
 OBJECT = version("ml/a.csv")
 POINTS = ("start.after_key", "start.after_record", "start.after_claim", "start.after_create", "start.after_bind")
-TRIGGER_POINTS = ("trigger.after_start", "trigger.after_record")
+TRIGGER_POINTS = ("trigger.after_start", "trigger.after_ordered_record", "trigger.after_record")
 TWO_DEATHS = [
     *combinations([*POINTS[:3], *TRIGGER_POINTS], 2),
     *product(POINTS[:3], POINTS[3:]),
@@ -89,12 +95,14 @@ def test_an_object_starts_a_run_that_knows_it(store: Store, submitter: FakeSubmi
 
 
 def test_the_same_object_is_the_same_run(store: Store, submitter: FakeSubmitter) -> None:
-    made = [start(store, submitter, one) for one in (OBJECT, OBJECT, version("ml/a.csv", after_seconds=90.0))]
+    again = version("ml/a.csv", after_seconds=90.0)
+    made = [start(store, submitter, one) for one in (OBJECT, OBJECT, again)]
 
     assert len(submitter.names()) == 1
     assert {one.record.run for one in made} == set(submitter.names())
-    assert [one.is_new for one in made] == [True, False, True], "an upload of the same bytes is recorded, not run"
-    assert find_triggered_run(store, trigger(), OBJECT) == made[0].record
+    assert [one.is_new for one in made] == [True, False, False], "an upload of the same bytes is no other object"
+    assert find_triggered_run(store, trigger(), OBJECT) == made[0].record == find_triggered_run(store, trigger(), again)
+    assert [one.name for one in read_events(store, made[0].record.run)] == ["run.triggered"]
 
 
 def test_another_content_another_key_and_another_trigger_are_other_runs(store: Store, submitter: FakeSubmitter) -> None:
@@ -170,7 +178,16 @@ def test_a_deleted_run_is_not_made_again(store: Store, submitter: FakeSubmitter)
     deleted = delete_runs(store, submitter, [made.record.run], force=True)
 
     assert [one.kept_because for one in deleted] == [()]
-    assert find_triggered_run(store, trigger(), OBJECT) == made.record
+    for one in (OBJECT, version("ml/a.csv", after_seconds=90.0)):
+        assert find_triggered_run(store, trigger(), one) == made.record
+
+
+def test_the_object_that_was_modified_last_is_the_last(store: Store, submitter: FakeSubmitter) -> None:
+    made = [start(store, submitter, version(f"ml/{name}", after_seconds=at)) for name, at in (("b", 9.0), ("a", 5.0))]
+    start(store, submitter, OBJECT, template("digits-2", objects="s3://raw/", parameters={"source": "url"}))
+
+    assert read_last_triggered_run(store, "digits") == made[0].record
+    assert read_last_triggered_run(store, "other") is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 | what happens | what must hold |
 |---|---|
 | a notification, again, in two replicas at once, and a listing | one run |
+| the same content is uploaded again, also to a new controller | nothing is started, counted or reported again |
 | a notification is lost, or came while storage was down | a listing makes the run |
 | an object is old, deleted, of another tenant, of a run store, a folder | no run |
 | a key may be encoded or not | the object that exists |
@@ -22,7 +23,7 @@ from tiphys_controller.submit.triggers.notification import NotifiedObject
 
 from tiphys.errors import ForbiddenError, StoreError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import DirectoryStore, Store
+from tiphys.store import DirectoryStore, Store, list_runs, read_events
 
 NONE = {"started": 0, "repeated": 0, "delayed": 0, "waiting": 0, "refused": 0, "unwanted": 0}
 PARALLEL = 8
@@ -77,6 +78,24 @@ def test_whatever_comes_again_is_the_same_run(world: TriggerWorld) -> None:
     assert counts == [NONE | {"started": 1, "repeated": 1}, NONE | {"repeated": 2}, NONE | {"repeated": 1}]
     assert world.sources() == ["s3://raw/ml/a"]
     assert world.metrics.made == {"delivered": 1}
+
+
+def test_the_same_content_uploaded_again_is_not_reported_again(
+    world: TriggerWorld, open_store: Callable[[str], Store]
+) -> None:
+    world.rates["ml"] = 1
+    world.buckets.put(version("ml/a"))
+    assert world.worker.handle_notification(notified("ml/a")) == NONE | {"started": 1}
+    [run] = list_runs(open_store("ml"))
+    world.buckets.put(version("ml/a", after_seconds=90.0))
+    restarted = world.new_worker()
+    with capture_logs() as log:
+        counts = restarted.handle_notification(notified("ml/a"))
+        restarted.run_round(threading.Event())
+
+    assert counts == NONE | {"repeated": 1}, "it takes nothing of the rate"
+    assert (log, world.metrics.made, len(world.sources())) == ([], {"delivered": 1}, 1)
+    assert [event.name for event in read_events(open_store("ml"), run)] == ["run.triggered"]
 
 
 def test_replicas_that_are_notified_at_once_make_one_run(world: TriggerWorld) -> None:
