@@ -66,7 +66,7 @@ def start_triggered_run(
     store: Store,
     submitter: Submitter,
     trigger: Trigger,
-    template: Manifest,
+    pipeline: CompiledPipeline | None,
     version: ObjectVersion,
     source: TriggerSource,
 ) -> TriggeredRun:
@@ -76,23 +76,22 @@ def start_triggered_run(
         store: Store of the namespace.
         submitter: Cluster that gets the Workflow.
         trigger: The trigger, which wants the object.
-        template: Its WorkflowTemplate as it is now.
+        pipeline: What `build_triggered_pipeline` returned for trigger and object; None resumes the trigger's run.
         version: The object.
         source: How it became known.
 
     Raises:
-        UsageError: the template is not compiled, or a parameter does not exist.
+        UsageError: the key of the object is not valid.
         ConflictError: the run to resume still runs, or another run has the name.
         NotFoundError: there is no run to resume.
         IntegrityError: a record is damaged.
     """
     check_object_name(version)
     key = f"trigger/{trigger.template}/{version.digest}"
-    if trigger.spec.resume:
+    if pipeline is None:
         resumed = resume_run(store, submitter, trigger.spec.resume, key=key)
         run, submission = resumed.run, resumed.submission or 0
     else:
-        pipeline = CompiledPipeline.from_manifest(build_triggered_workflow(template, trigger.spec, version))
         # A changed template does not make it another request: what has begun is completed, as it was begun.
         request = StartRequest(json_digest({"trigger": key}), f"a run of {trigger.template} for {version.url}")
         begun = begin_run_once(
@@ -111,12 +110,26 @@ def start_triggered_run(
     return TriggeredRun(claimed.record, claimed.is_ours)
 
 
-def build_triggered_workflow(template: Manifest, spec: TriggerSpec, version: ObjectVersion) -> Manifest:
+def build_triggered_pipeline(trigger: Trigger, template: Manifest, version: ObjectVersion) -> CompiledPipeline | None:
     """The Workflow that a WorkflowTemplate stands for, with the fields of an object as parameters.
 
+    Args:
+        trigger: The trigger, which wants the object.
+        template: Its WorkflowTemplate as it is now.
+        version: The object.
+
+    Returns:
+        None if the trigger resumes a run.
+
     Raises:
-        UsageError: the template declares no such parameter.
+        UsageError: the template is not compiled, or declares no such parameter.
     """
+    if trigger.spec.resume:
+        return None
+    return CompiledPipeline.from_manifest(_build_workflow(template, trigger.spec, version))
+
+
+def _build_workflow(template: Manifest, spec: TriggerSpec, version: ObjectVersion) -> Manifest:
     inherited = template["spec"].get("workflowMetadata") or {}
     own = {field: value for field, value in template["spec"].items() if field != "workflowMetadata"}
     arguments = own.get("arguments") or {}

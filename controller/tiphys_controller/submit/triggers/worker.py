@@ -30,7 +30,7 @@ from tiphys_controller.submit.triggers.catalog import Trigger, TriggerCatalog, T
 from tiphys_controller.submit.triggers.notification import NotifiedObject
 from tiphys_controller.submit.triggers.start import (
     TriggeredRun,
-    build_triggered_workflow,
+    build_triggered_pipeline,
     check_object_name,
     find_triggered_run,
     start_triggered_run,
@@ -233,12 +233,11 @@ class TriggerWorker:
         template = self.dependencies.find_template(trigger.namespace, trigger.template)
         if template is None:
             raise NotFoundError(f"WorkflowTemplate {trigger.namespace}/{trigger.template} was deleted")
-        if not trigger.spec.resume:
-            build_triggered_workflow(template, trigger.spec, version)  # what is refused takes nothing of the rate
+        pipeline = build_triggered_pipeline(trigger, template, version)  # what is refused takes nothing of the rate
         if self.dependencies.take_start(trigger.namespace):
             return None
         submitter = TenantSubmitter(self.dependencies.submitter(), trigger.namespace)
-        return start_triggered_run(store, submitter, trigger, template, version, source)
+        return start_triggered_run(store, submitter, trigger, pipeline, version, source)
 
     def _remember(self, identity: tuple[str, str, str]) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from tiphys_controller.run_deletion import delete_runs
 from tiphys_controller.submit.triggers.catalog import Trigger, read_trigger
 from tiphys_controller.submit.triggers.start import (
     TriggeredRun,
+    build_triggered_pipeline,
     find_triggered_run,
     read_last_triggered_run,
     start_triggered_run,
@@ -57,7 +58,10 @@ def trigger(document: Manifest = DOCUMENT) -> Trigger:
 def start(
     store: Store, submitter: FakeSubmitter, one: ObjectVersion = OBJECT, document: Manifest = DOCUMENT
 ) -> TriggeredRun:
-    return start_triggered_run(store, submitter, trigger(document), document, one, "delivered")
+    found = trigger(document)
+    return start_triggered_run(
+        store, submitter, found, build_triggered_pipeline(found, document, one), one, "delivered"
+    )
 
 
 def sources(submitter: FakeSubmitter) -> list[str]:

@@ -217,10 +217,12 @@ def test_names_of_objects_fill_neither_the_log_nor_the_turn(world: TriggerWorld)
 def test_what_is_refused_takes_nothing_of_the_rate(world: TriggerWorld) -> None:
     world.rates["ml"] = 1
     world.templates["ml", "digits"] = template(objects="s3://raw/ml/", parameter="other")
+    world.templates["ml", "foreign"] = template("foreign", objects="s3://raw/ml/")
+    del world.templates["ml", "foreign"]["spec"]["workflowMetadata"]["annotations"]
     world.templates["ml", "fine"] = template("fine", objects="s3://raw/ml/")
     world.buckets.put(version("ml/a"))
     counts = world.worker.handle_notification(notified("ml/a"))
-    assert counts == NONE | {"refused": 1, "started": 1}
+    assert counts == NONE | {"refused": 2, "started": 1}
 
 
 def test_a_bucket_that_does_not_answer_is_looked_at_later(world: TriggerWorld) -> None:
