@@ -24,7 +24,7 @@ from tiphys.errors import TiphysError, UsageError, unknown_name_message
 from tiphys.lineage.step_names import StepNames, read_step_names
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import Store, list_runs, open_store
+from tiphys.store import Store, is_bucket_url, list_runs, open_store
 
 if TYPE_CHECKING:
     from hera_pipelines.authoring.loading import AnyPipeline
@@ -169,7 +169,7 @@ def _complete_from_store(
 ) -> list[str]:
     try:
         url = choose_store(context.params.get("store")).value
-        if url.startswith(("s3:", "gs:", "az:")):  # would be asked at each press of the key
+        if is_bucket_url(url):  # would be asked at each press of the key
             return []
         store = open_store(url, must_exist=True)
         return [name for name in list_names(store) if name.startswith(incomplete) and name.isprintable()]

@@ -8,7 +8,7 @@ from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.directory import DirectoryStore
 from tiphys.store.layout import LineageLayout, RunLayout, idempotency_record_key, lineage_name, memo_key
-from tiphys.store.open import TenantStores, open_store
+from tiphys.store.open import TenantStores, is_bucket_url, open_store
 from tiphys.store.runs import (
     Attempt,
     Submission,
@@ -53,6 +53,7 @@ __all__ = [
     "find_output_fault",
     "find_record",
     "idempotency_record_key",
+    "is_bucket_url",
     "lineage_name",
     "list_runs",
     "memo_key",

@@ -22,6 +22,7 @@ from tiphys.store.format import check_format
 from tiphys.threads import map_parallel
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_BUCKET_SCHEMES = frozenset({"s3", "gs", "az"})
 _SUPPORTED_URLS = (
     "use s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, file:///absolute/folder or a path such "
     "as ./store"
@@ -50,20 +51,25 @@ def open_store(url: str, must_exist: bool = False, *, namespace: str = "") -> St
     return store
 
 
+def is_bucket_url(url: str) -> bool:
+    """Whether the URL of a store names a bucket or a container, not a folder; the rest of it may be wrong."""
+    scheme, colon, _ = url.partition(":")
+    return bool(colon) and scheme.lower() in _BUCKET_SCHEMES
+
+
 def _find_store(url: str, must_exist: bool, namespace: str) -> Store:
     if not url:
         raise UsageError(f"the store's URL is empty; {_SUPPORTED_URLS}")
     if not _SCHEME.match(url):
         return DirectoryStore(url, create=not must_exist, namespace=namespace)
     parts = urlsplit(url)
-    match parts.scheme:
-        case "file":
-            return DirectoryStore(_file_path(parts), create=not must_exist, namespace=namespace)
-        case "s3" | "gs" | "az":
-            store = _open_bucket(parts, namespace)
-            if must_exist:
-                store.check_bucket()
-            return store
+    if parts.scheme == "file":
+        return DirectoryStore(_file_path(parts), create=not must_exist, namespace=namespace)
+    if is_bucket_url(url):
+        store = _open_bucket(parts, namespace)
+        if must_exist:
+            store.check_bucket()
+        return store
     raise UsageError(f"no store has the scheme {parts.scheme}://; {_SUPPORTED_URLS}")
 
 

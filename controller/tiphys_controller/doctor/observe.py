@@ -28,6 +28,7 @@ from tiphys.kube.resources import (
     SUBJECT_ACCESS_REVIEWS,
 )
 from tiphys.protocol.step_spec import STORE_SECRET
+from tiphys.store import is_bucket_url
 from tiphys.store.credentials import probe_program_credentials
 from tiphys.store.open import PLACEHOLDER
 from tiphys_controller.doctor.artifact_repository import ARTIFACT_CONFIG_MAP
@@ -254,7 +255,7 @@ def _namespace(api: KubeApi, tiphys: DeploymentSearch, opens_secrets: bool, name
 
 def _read_artifact_settings(api: KubeApi, tiphys: DeploymentSearch, name: str) -> ArtifactSettings | None:
     served = find_served_store(tiphys.found, name)
-    if served is None or not served.url.startswith(("s3://", "gs://", "az://")):
+    if served is None or not is_bucket_url(served.url):
         return None
     return ArtifactSettings(served.url.replace(PLACEHOLDER, name), api.get(CONFIG_MAPS, name, ARTIFACT_CONFIG_MAP))
 

@@ -6,7 +6,7 @@ import pytest
 
 import tiphys.store
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.store import DirectoryStore, S3Store, open_store
+from tiphys.store import DirectoryStore, S3Store, is_bucket_url, open_store
 
 
 @pytest.mark.parametrize("spelling", ["{}", "file://{}"])
@@ -102,6 +102,25 @@ def test_an_s3_url_names_bucket_and_prefix(url: str, same: str, monkeypatch: pyt
 def test_what_no_store_can_mean_is_refused_with_a_reason(url: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://ml-runs/tiphys", True),
+        ("S3://ml-runs/{namespace}", True),
+        ("gs://ml-runs", True),
+        ("az://mlruns/runs", True),
+        ("s3://[", True),
+        ("file:///ml", False),
+        ("s3/ml", False),
+        ("./s3:/ml", False),
+        ("http://s3", False),
+        ("", False),
+    ],
+)
+def test_a_url_says_by_its_scheme_whether_the_store_is_a_bucket(url: str, expected: bool) -> None:
+    assert is_bucket_url(url) is expected
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from tiphys.kube.resources import (
     SERVICE_ACCOUNTS,
     WORKFLOWS,
 )
-from tiphys.store import list_runs, open_store
+from tiphys.store import is_bucket_url, list_runs, open_store
 from tiphys.store.probe import ProbeFinding, probe_store
 from tiphys.threads import start_background_thread
 
@@ -165,7 +165,7 @@ def _probe(url: str, tries_used_store: bool) -> Sequence[ProbeFinding]:
             return [ProbeFinding("reachable", True, "answers and holds runs, so its promises were not tried again")]
         return probe_store(url, races=_RACES)
     except NotFoundError as error:
-        if url.startswith(("s3:", "gs:", "az:")):
+        if is_bucket_url(url):
             return [ProbeFinding("reachable", False, str(error))]
         return [ProbeFinding("reachable", True, "does not exist yet; the first run creates it")]
     except TiphysError as error:
