@@ -17,6 +17,7 @@ from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, CheckpointPolicy, GpuRequest
+from tiphys.records.data_version import encode_data_versions
 from tiphys.records.tracking import (
     MLFLOW_EXPERIMENT_NAME,
     MLFLOW_TRACKING_URI,
@@ -43,7 +44,7 @@ def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
         values[environment.REGISTRATION] = step.settings.registration.model_dump_json()
     values |= _path_variables(step) | _tracking_variables(step)
     if step.data:
-        values[environment.DATA] = json.dumps([one.model_dump(mode="json") for one in step.data])
+        values[environment.DATA] = encode_data_versions(step.data)
     return [{"name": name, "value": value} for name, value in values.items() if value]
 
 

@@ -16,6 +16,7 @@ from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, NodeLabelValue, StepKind, StepSpec
 from tiphys.records import DataVersion, json_digest
+from tiphys.records.data_version import check_data_bytes
 from tiphys.records.tracking import MlflowTracking
 
 DEFAULT_GRACE_SECONDS = 30.0
@@ -167,7 +168,7 @@ def read_data_versions(steps: list[GatedStep], read: Callable[[DataSource], Data
     """Return ``steps`` with the versions of their data. Each source is read once, whichever steps name it.
 
     Raises:
-        UsageError: the source does not exist, or a step names the same data twice.
+        UsageError: the source does not exist, a step names the same data twice, or its versions are too long together.
         StoreError: its server does not answer, or refuses.
     """
     versions: dict[DataSource, DataVersion] = {}
@@ -177,9 +178,10 @@ def read_data_versions(steps: list[GatedStep], read: Callable[[DataSource], Data
             for source in step.settings.data:
                 if source not in versions:
                     versions[source] = read(source)
+            data = tuple(versions[source] for source in step.settings.data)
+            check_data_bytes(data)
         except TiphysError as error:
             raise type(error)(f"step {step.name!r}: {error}") from error
-        data = tuple(versions[source] for source in step.settings.data)
         names = Counter(one.name for one in data)
         if twice := next((name for name, count in names.items() if count > 1), None):
             raise UsageError(f"step {step.name!r}: its data {twice!r} is given twice; keep one")

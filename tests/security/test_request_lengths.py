@@ -10,6 +10,7 @@
 | submission                   | 9 digits of ASCII         |
 | name, namespace of workflow  | 253 and 63 characters     |
 | queue, GPU type of the step  | 253 and 63 characters     |
+| versions of data of the step | 16,384 bytes together     |
 | numbers of the step          | what they can mean        |
 """
 
@@ -103,7 +104,7 @@ def test_a_step_whose_request_for_gpus_is_out_of_bounds_is_refused(here, field, 
     flow = here.submit(fit(gpu=gpus(1)))
     manifest = here.cluster.workflow("ml", flow.name)
     assert manifest is not None
-    _edit_request(manifest, {field: value, **({"gpus": value} if field == "members" else {})})
+    _edit_step(manifest, gpu={field: value, **({"gpus": value} if field == "members" else {})})
     here.cluster.write_workflow(manifest)
     answer = flow.admit("fit", 0)
     assert said(answer).startswith("Refused: ")
@@ -114,13 +115,26 @@ def test_a_step_whose_request_for_gpus_is_out_of_bounds_is_refused(here, field, 
     assert outputs(later.admit("fit", 0))["run"] == "true"
 
 
-def _edit_request(manifest: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_versions_of_data_have_a_limit_together(here):
+    flow = here.submit(fit(gpu=gpus(1)))
+    manifest = here.cluster.workflow("ml", flow.name)
+    assert manifest is not None
+    longest = {"name": "x" * 1024, "algorithm": "md5", "digest": "0" * 32}
+    _edit_step(manifest, data=[longest] * 16)
+    here.cluster.write_workflow(manifest)
+    answer = flow.admit("fit", 0)
+    assert said(answer).startswith("Refused: ")
+    assert "those of one step may take 16,384 bytes" in said(answer)
+    assert len(said(answer)) < 1000
+    assert is_untouched(here)
+
+
+def _edit_step(manifest: dict[str, Any], gpu: dict[str, Any] | None = None, **changes: Any) -> None:
     for template in manifest["spec"]["templates"]:
         annotations = (template.get("metadata") or {}).get("annotations") or {}
         if STEP_ANNOTATION in annotations:
             spec = json.loads(annotations[STEP_ANNOTATION])
-            spec["gpu"] |= changes
-            annotations[STEP_ANNOTATION] = json.dumps(spec)
+            annotations[STEP_ANNOTATION] = json.dumps({**spec, **changes, "gpu": {**spec["gpu"], **(gpu or {})}})
 
 
 def test_a_fan_out_over_large_items_runs_as_ever(here):

@@ -12,11 +12,20 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangSpec
 from tiphys.records import Cause, DataVersion, Record
+from tiphys.records.data_version import check_data_bytes
 from tiphys.records.tracking import ModelRegistration
 
 DELETE_AFTER_SECONDS = 600.0
@@ -342,6 +351,15 @@ class StepSpec(Record):
     """The model that the step registers; None for another kind of step."""
     has_result: bool = Field(default=False, exclude_if=lambda has_result: not has_result)
     """True: its standard output, which Argo calls ``outputs.result``, is the output parameter `RESULT_PARAMETER`."""
+
+    @field_validator("data")
+    @classmethod
+    def _data_has_room(cls, data: tuple[DataVersion, ...]) -> tuple[DataVersion, ...]:
+        try:
+            check_data_bytes(data)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return data
 
     @property
     def output_parameters(self) -> tuple[str, ...]:

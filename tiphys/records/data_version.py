@@ -4,11 +4,18 @@ Tiphys never reads such data. Its version alone enters the step key, so that a
 result that was computed from other data is not reused.
 """
 
+import json
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field, NonNegativeInt
 
+from tiphys.errors import UsageError
 from tiphys.records.base import Record
+
+MAX_DATA_BYTES = 16 << 10
+"""Most bytes of all versions of one step, as `encode_data_versions` writes them. The Workflow has them twice, and each
+claim of the step and each manifest of its checkpoints once."""
 
 
 class DataVersion(Record):
@@ -38,3 +45,21 @@ class DataVersion(Record):
     def short_version(self) -> str:
         """The version for people: ``md5 1f3a9c04b2d7``."""
         return f"{self.algorithm} {self.digest[:12]}"
+
+
+def encode_data_versions(versions: Iterable[DataVersion]) -> str:
+    """The JSON list of the versions of a step, as its program gets it."""
+    return json.dumps([one.model_dump(mode="json") for one in versions])
+
+
+def check_data_bytes(versions: Iterable[DataVersion]) -> None:
+    """Check that the versions of one step are not too long together.
+
+    Raises:
+        UsageError: they take more than `MAX_DATA_BYTES`.
+    """
+    if (size := len(encode_data_versions(versions))) > MAX_DATA_BYTES:
+        raise UsageError(
+            f"the versions of its data take {size:,} bytes, and those of one step may take {MAX_DATA_BYTES:,} bytes; "
+            "declare a folder in the place of its parts, or shorten the paths"
+        )

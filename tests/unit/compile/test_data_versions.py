@@ -103,6 +103,30 @@ def test_no_more_data_than_the_records_have_room_for() -> None:
         Train(name="fit", image="i", command=["fit"], data=[Dvc(f"data/{number}") for number in range(17)])
 
 
+@pytest.mark.parametrize(("characters", "is_refused"), [(900, False), (1000, True)])
+def test_the_versions_of_a_step_have_a_limit_together(characters: int, is_refused: bool) -> None:
+    sources = tuple(Dvc(f"data/{number}") for number in range(16))
+
+    def long(source: DataSource) -> DataVersion:
+        return DataVersion(name=f"{source}{'x' * characters}", algorithm="md5", digest="0" * 32)
+
+    if not is_refused:
+        assert len(data_of(compiled(train("fit", asked={"data": sources}), read=long), "fit")) == 16
+        return
+    with pytest.raises(UsageError, match=r"step 'fit': the versions of its data .* 17,\d{3} bytes, .* 16,384 bytes"):
+        compiled(train("fit", asked={"data": sources}), read=long)
+
+
+def test_a_character_counts_as_the_program_gets_it() -> None:
+    """JSON in the environment is ASCII, in which one such character takes 12 bytes."""
+
+    def long(_: DataSource) -> DataVersion:
+        return DataVersion(name="\N{WHALE}" * 1024, algorithm="md5", digest="0" * 32, uri="\N{WHALE}" * 400)
+
+    with pytest.raises(UsageError, match="declare a folder in the place of its parts, or shorten the paths"):
+        compiled(train("fit", asked={"data": (TRAIN,)}), read=long)
+
+
 def test_a_keyword_that_there_is_not_is_refused() -> None:
     with pytest.raises(UsageError, match="has no keyword 'lok'; did you mean 'lock'"):
         Dvc("data/train", lok="x")  # type: ignore[call-arg]
