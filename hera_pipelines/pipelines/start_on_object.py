@@ -12,6 +12,18 @@ OBJECTS_NAME = "tiphys-objects"
 """Name of both objects, and of the event."""
 _API_VERSION = "argoproj.io/v1alpha1"
 _MAX_DELIVERIES = 10
+_RESTRICTED_POD: Manifest = {
+    # The image of Argo Events names no user.
+    "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+    "container": {
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+    },
+}
+"""What the Pod Security Standard `restricted` asks of the pods, and a root file system that cannot be written."""
 
 
 def object_event_source(secret: str) -> Manifest:
@@ -30,7 +42,11 @@ def object_event_source(secret: str) -> Manifest:
         "apiVersion": _API_VERSION,
         "kind": "EventSource",
         "metadata": {"name": OBJECTS_NAME},
-        "spec": {"service": {"ports": [{"port": 12000, "targetPort": 12000}]}, "webhook": {OBJECTS_NAME: webhook}},
+        "spec": {
+            "service": {"ports": [{"port": 12000, "targetPort": 12000}]},
+            "template": _RESTRICTED_POD,
+            "webhook": {OBJECTS_NAME: webhook},
+        },
     }
 
 
@@ -63,5 +79,5 @@ def object_sensor(url: str, secret: str, records: str = "body.Records") -> Manif
         "apiVersion": _API_VERSION,
         "kind": "Sensor",
         "metadata": {"name": OBJECTS_NAME},
-        "spec": {"dependencies": [dependency], "triggers": [trigger]},
+        "spec": {"template": _RESTRICTED_POD, "dependencies": [dependency], "triggers": [trigger]},
     }

@@ -49,6 +49,19 @@ def test_heras_models_of_argo_events_know_every_field() -> None:
         assert read.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True) == document
 
 
+@pytest.mark.parametrize("name", ["objects-source.yaml", "objects-sensor.yaml"])
+def test_the_pods_meet_the_restricted_standard(name: str) -> None:
+    """Pod Security Standards, restricted. A namespace that enforces it gets no pod otherwise, and Argo Events reports
+    both objects as deployed."""
+    template = committed(name)["spec"]["template"]
+    pod, container = template["securityContext"], template["container"]["securityContext"]
+    assert pod["runAsNonRoot"]
+    assert pod["runAsUser"] > 0, "the image names no user, so it would run as root"
+    assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not container["allowPrivilegeEscalation"]
+    assert container["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_the_sensor_listens_to_the_source() -> None:
     [dependency] = committed("objects-sensor.yaml")["spec"]["dependencies"]
     source = committed("objects-source.yaml")
