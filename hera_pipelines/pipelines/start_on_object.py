@@ -1,7 +1,7 @@
 """Notifications about objects by way of Argo Events, for a storage service that cannot reach the controller.
 
 The EventSource takes what the storage service posts, and keeps it on the event bus;
-the Sensor posts it to the controller, again and again until the controller answers.
+the Sensor posts it to the controller, and repeats that while the controller is away.
 What the objects start is said by the triggers of WorkflowTemplates alone, so both
 objects stay as they are when triggers come and go.
 """
@@ -11,7 +11,9 @@ from tiphys.protocol.compiled_workflow import Manifest
 OBJECTS_NAME = "tiphys-objects"
 """Name of both objects, and of the event."""
 _API_VERSION = "argoproj.io/v1alpha1"
-_MAX_DELIVERIES = 10
+_MAX_DELIVERIES = 60
+"""1 to 2 seconds apart, so they outlast a restart of the controller. Not more, because those behind a notification wait
+until it is answered or given up, and a listing finds the objects of one that is given up."""
 _RESTRICTED_POD: Manifest = {
     # The image of Argo Events names no user.
     "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -51,7 +53,7 @@ def object_event_source(secret: str) -> Manifest:
 
 
 def object_sensor(url: str, secret: str, records: str = "body.Records") -> Manifest:
-    """The Sensor that posts the records of each event to the controller.
+    """The Sensor that posts the records of each event to the controller, if one of them is about a created object.
 
     Args:
         url: URL of the controller's ``/v1/storage-events``.
@@ -70,11 +72,19 @@ def object_sensor(url: str, secret: str, records: str = "body.Records") -> Manif
     }
     trigger = {
         "template": {"name": "controller", "http": http},
-        "policy": {"status": {"allow": [200]}},
+        # 400: the controller refuses the notification, and would do so each time.
+        "policy": {"status": {"allow": [200, 400]}},
         "retryStrategy": {"steps": _MAX_DELIVERIES},
         "atLeastOnce": True,
     }
-    dependency = {"name": OBJECTS_NAME, "eventSourceName": OBJECTS_NAME, "eventName": OBJECTS_NAME}
+    # An event without records, such as the test event of S3, has no such path and is discarded.
+    created = {"path": f"{records}.#.eventName", "type": "string", "value": ["ObjectCreated:"]}
+    dependency = {
+        "name": OBJECTS_NAME,
+        "eventSourceName": OBJECTS_NAME,
+        "eventName": OBJECTS_NAME,
+        "filters": {"data": [created]},
+    }
     return {
         "apiVersion": _API_VERSION,
         "kind": "Sensor",
