@@ -32,7 +32,8 @@ def object_event_source(secret: str) -> Manifest:
     """The EventSource: a webhook on port 12000 at the path ``/objects``.
 
     Args:
-        secret: Name of the Secret whose key ``token`` a caller must send as bearer token.
+        secret: Name of the Secret whose key ``token`` a caller must send as bearer token. Not that of the controller's
+            API: a caller can name objects here, and do nothing else.
     """
     webhook = {
         "port": "12000",

@@ -59,7 +59,7 @@ def test_resuming_by_events_of_argo_is_committed() -> None:
 
 def test_notifications_by_argo_events_are_committed() -> None:
     url = "http://tiphys-controller.tiphys.svc:7243/v1/storage-events"
-    hold(TEMPLATES / "events" / "objects-source.yaml", to_workflow_yaml(object_event_source("tiphys-storage-events")))
+    hold(TEMPLATES / "events" / "objects-source.yaml", to_workflow_yaml(object_event_source("tiphys-objects")))
     hold(TEMPLATES / "events" / "objects-sensor.yaml", to_workflow_yaml(object_sensor(url, "tiphys-storage-events")))
 
 

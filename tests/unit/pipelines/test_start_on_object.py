@@ -112,6 +112,14 @@ def test_the_controller_understands_what_the_sensor_posts(records: str, data: Ma
     assert parse_notification(post(sensor, data)) == [NotifiedObject("raw", ("a b", "a+b"))]
 
 
+def test_the_storage_service_does_not_get_the_token_of_the_controller() -> None:
+    """That token starts, resumes and reads the runs of all tenants."""
+    [webhook] = committed("objects-source.yaml")["spec"]["webhook"].values()
+    http = committed("objects-sensor.yaml")["spec"]["triggers"][0]["template"]["http"]
+    assert webhook["authSecret"] == {"name": "tiphys-objects", "key": "token"}
+    assert http["basicAuth"] == {"password": {"name": "tiphys-storage-events", "key": "token"}}
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -128,7 +136,7 @@ def test_the_controller_understands_what_the_sensor_posts(records: str, data: Ma
 def test_only_events_about_created_objects_reach_the_controller(body: Manifest, expected: bool) -> None:
     assert passes(committed("objects-sensor.yaml"), {"header": {}, "body": body}) is expected
     if records := body.get("Records"):
-        minio = object_sensor("http://controller/v1/storage-events", "tiphys-api", "notification")
+        minio = object_sensor("http://controller/v1/storage-events", "tiphys-storage-events", "notification")
         assert passes(minio, {"notification": records}) is expected
 
 
