@@ -1,3 +1,4 @@
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,17 @@ __all__ = [
     "own_cloud_settings",
     "s3_endpoint",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Ten thousand collected tests are no garbage, and looking for some among them again and again takes its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
