@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
 from support import tiny
-from support.forking import COMMAND, ForkingProcess
+from support.forking import COMMAND, ForkedProcess, ForkingProcess
 
 from hera_pipelines.cli import main
 
@@ -33,36 +33,53 @@ class Answer:
 Command = Callable[..., Answer]
 
 
-def begin(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Start the command in a process of its own; options are those of `subprocess.Popen`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
-    line = [sys.executable, "-m", "hera_pipelines.cli", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(line, cwd=cwd, env=kept, **{**pipes, **options})
-
-
 _forking: list[ForkingProcess] = []
 
 
 @pytest.fixture(scope="session", autouse=True)
-def libraries_loaded() -> Iterator[None]:
-    """Lets `invoke` fork processes that have imported the libraries of an engine."""
-    libraries = ("hera.workflows", "httpx", "uvicorn", "starlette.applications", "structlog", "rich.live", "yaml")
-    with ForkingProcess(*libraries) as process:
+def engine_loaded() -> Iterator[None]:
+    """Lets `begin` and `invoke` fork processes that have imported an engine."""
+    libraries = ("hera.workflows", "uvicorn", "starlette.applications", "rich.live", "yaml")
+    with ForkingProcess(
+        *libraries,
+        "hera_pipelines.cli.app",
+        "hera_pipelines.authoring.pipeline",
+        "hera_pipelines.local.run_session",
+        "tiphys_controller",
+        "tiphys_plugin.server.embedded",
+    ) as process:
         _forking.append(process)
         yield
         _forking.clear()
 
 
-def invoke(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> Answer:
-    """Run the command in a process of its own, to its end; options are those of `begin`."""
-    if not options:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
-        done = _forking[0].run(COMMAND, [*map(str, arguments)], cwd=cwd, environ=environ)
-        return Answer(done.returncode, done.stdout, done.stderr)
-    with begin(arguments, cwd, **options) as process:
-        out, err = process.communicate(timeout=120)
-    return Answer(process.returncode, out, err)
+def begin(arguments: Sequence[str | Path], cwd: Path, stderr: IO[str] | None = None) -> ForkedProcess:
+    """Start the command in a process of its own, with pipes for what it writes."""
+    descriptor = None if stderr is None else stderr.fileno()
+    return _forking[0].start(COMMAND, [*map(str, arguments)], cwd=cwd, environ=_environment(), stderr=descriptor)
+
+
+def invoke(arguments: Sequence[str | Path], cwd: Path, preexec_fn: Callable[[], None] | None = None) -> Answer:
+    """Run the command in a process of its own, to its end; ``preexec_fn`` is that of `subprocess.Popen`."""
+    if preexec_fn is None:
+        done = _forking[0].run(COMMAND, [*map(str, arguments)], cwd=cwd, environ=_environment())
+    else:
+        line = [sys.executable, "-m", "hera_pipelines.cli", *map(str, arguments)]
+        done = subprocess.run(
+            line,
+            cwd=cwd,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            preexec_fn=preexec_fn,
+        )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny
+from support.forking import ForkedProcess
 from support.processes import lives
 from tiphys_controller import start_run
 
@@ -54,7 +55,7 @@ def model(store: Path, run: str) -> bytes:
     return DirectoryStore(store).read(done.outputs[0].key)
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def started(folder: Path, *arguments: str) -> ForkedProcess:
     """`tiphys run` of the tiny pipeline, once it has saved something; it goes no further than step 10 until let go."""
     file = tiny.write(folder / "code")
     tiny.hold(folder / "code")
