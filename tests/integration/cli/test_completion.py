@@ -8,11 +8,10 @@
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forking import COMMAND, ForkingProcess
 from support.lineage import write_run
 
 from tiphys.store import DirectoryStore
@@ -30,20 +29,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def offered(folder: Path, line: str, **variables: str) -> list[str]:
+def offered(process: ForkingProcess, folder: Path, line: str, **variables: str) -> list[str]:
     """What bash offers for the last word of ``line``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
     asked = {"_TIPHYS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     none = {"XDG_CONFIG_HOME": str(folder / "none"), "AWS_EC2_METADATA_DISABLED": "true"}
-    done = subprocess.run(
-        [sys.executable, "-m", "hera_pipelines.cli"],
-        cwd=folder,
-        env={**kept, **none, **asked, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
+    done = process.run(COMMAND, cwd=folder, environ={**kept, **none, **asked, **variables})
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
 
@@ -62,11 +54,13 @@ def offered(folder: Path, line: str, **variables: str) -> list[str]:
         ("tiphys get --store s3://ml-runs/tiphys ", []),
     ],
 )
-def test_names_of_runs_and_steps_are_offered(folder: Path, line: str, names: list[str]) -> None:
-    assert offered(folder, line) == names
+def test_names_of_runs_and_steps_are_offered(
+    records_loaded: ForkingProcess, folder: Path, line: str, names: list[str]
+) -> None:
+    assert offered(records_loaded, folder, line) == names
 
 
-def test_the_store_of_an_option_comes_before_that_of_the_folder(folder: Path) -> None:
+def test_the_store_of_an_option_comes_before_that_of_the_folder(records_loaded: ForkingProcess, folder: Path) -> None:
     write_run(DirectoryStore(folder / "else"), run="night-1")
-    assert offered(folder, "tiphys get --store else ") == ["night-1"]
-    assert offered(folder, "tiphys get ", TIPHYS_STORE="else") == ["night-1"]
+    assert offered(records_loaded, folder, "tiphys get --store else ") == ["night-1"]
+    assert offered(records_loaded, folder, "tiphys get ", TIPHYS_STORE="else") == ["night-1"]

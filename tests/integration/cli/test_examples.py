@@ -1,19 +1,17 @@
 """The example of a fork runs on this machine as its first lines say."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 from tiphys.lineage import read_lineage_tree
 from tiphys.store import DirectoryStore
 
+from .conftest import invoke
+
 ROOT = Path(__file__).parents[3]
 FORK = ROOT / "examples" / "18-fork-with-new-data.py"
-PATIENCE_SECONDS = 600.0
 
 
 def model_of(folder: Path, run: str) -> dict[str, float]:
@@ -27,15 +25,8 @@ def test_a_fork_reads_new_data_and_continues_from_the_newest_checkpoint(tmp_path
     assert [command.split()[0] for command in commands] == ["run", "fork"]
     for command in commands:
         words = shlex.split(command.replace("examples/", f"{FORK.parent}/"))
-        ended = subprocess.run(
-            [sys.executable, "-m", "hera_pipelines.cli", *words, "--store", "store"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            env={**os.environ, "NO_COLOR": "1"},
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        ended = invoke([*words, "--store", "store"], tmp_path)
+        assert ended.code == 0, ended.out + ended.err
     before, after = model_of(tmp_path, "base"), model_of(tmp_path, "november")
     assert (before["began_at_step"], after["began_at_step"]) == (0, 200)
     assert after["weight"] == before["weight"] * 2

@@ -3,13 +3,13 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hera_pipelines.cli import main
+
+from .conftest import Answer, invoke
 
 ROOT = Path(__file__).parents[3]
 COMMANDS, README, TUTORIAL = (
@@ -25,18 +25,11 @@ def blocks(page: str, language: str) -> list[str]:
     return [text for name, text in found if name == language]
 
 
-def tiphys(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+def tiphys(folder: Path, command: str) -> Answer:
     """Run a command of a page in ``folder``, without settings of this environment."""
     program, *arguments = shlex.split(command)
     assert program == "tiphys"
-    return subprocess.run(
-        [sys.executable, "-m", "hera_pipelines.cli", *arguments],
-        cwd=folder,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("TIPHYS_", "AWS_"))},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return invoke(arguments, folder)
 
 
 def test_the_pipeline_of_readme_trains_and_registers(tmp_path: Path) -> None:
@@ -45,8 +38,8 @@ def test_the_pipeline_of_readme_trains_and_registers(tmp_path: Path) -> None:
 
     done = tiphys(tmp_path, next(command for command in blocks(README, "") if command.startswith("tiphys run")))
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("slope-")
+    assert done.code == 0, done.err
+    assert done.out.startswith("slope-")
     [log] = [
         text for path in (tmp_path / ".tiphys/state/logs").iterdir() if "registered {" in (text := path.read_text())
     ]
@@ -63,10 +56,10 @@ def test_the_pipeline_of_the_tutorial_fails_where_it_says_and_is_resumed(
     (tmp_path / "digits.py").write_text(code)
 
     failed = tiphys(tmp_path, first)
-    run = failed.stdout.strip()
+    run = failed.out.strip()
 
-    assert failed.returncode == 1, failed.stderr
-    last = failed.stderr.splitlines()[-1]
+    assert failed.code == 1, failed.err
+    last = failed.err.splitlines()[-1]
     assert f"run {run} failed: register failed in attempt 1 by user error: " in last
     assert "logs are in .tiphys/state/logs" in last
 
@@ -74,8 +67,8 @@ def test_the_pipeline_of_the_tutorial_fails_where_it_says_and_is_resumed(
     (tmp_path / "digits.py").write_text(code.replace(removed, added))
     resumed = tiphys(tmp_path, resume.replace(RUN_IN_TEXT, run))
 
-    assert resumed.returncode == 0, resumed.stderr
-    assert "1 of 5 steps would run" in resumed.stderr + resumed.stdout
+    assert resumed.code == 0, resumed.err
+    assert "1 of 5 steps would run" in resumed.err + resumed.out
     listed = re.findall(rf"^(tiphys (?:{'|'.join(READING_VERBS)})(?: \S+)*)  ", COMMANDS, re.MULTILINE)
     assert len(listed) == len(READING_VERBS)
     monkeypatch.chdir(tmp_path)
