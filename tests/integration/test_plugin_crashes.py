@@ -8,14 +8,15 @@ lease ids, and no GPU is held.
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.agent import Agent
-from support.service import TOKEN, Service
+from support.forking import ForkingProcess
+from support.service import FORKED_MODULES, TOKEN, Service
 from support.world import Flow, World, commit, fit, gpus, world
 from tiphys_plugin import load_queues
 
@@ -108,8 +109,14 @@ def uninterrupted(tmp_path_factory) -> dict[str, Any]:
     return stored(here)
 
 
+@pytest.fixture(scope="module")
+def forking() -> Iterator[ForkingProcess]:
+    with ForkingProcess(*FORKED_MODULES) as process:
+        yield process
+
+
 @pytest.mark.parametrize(("operation", "points"), CHAINS, ids=[f"{name}: {points[-1]}" for name, points in CHAINS])
-def test_killed_service_repeats_the_call_with_one_effect(tmp_path, operation, points, uninterrupted):
+def test_killed_service_repeats_the_call_with_one_effect(tmp_path, operation, points, uninterrupted, forking):
     here = start(tmp_path)
     log = tmp_path / "faults.log"
     crashes = iter(points)
@@ -117,11 +124,11 @@ def test_killed_service_repeats_the_call_with_one_effect(tmp_path, operation, po
     def call(name: str, document: dict[str, Any]) -> dict[str, Any]:
         if name == operation:
             for point in crashes:
-                crash(tmp_path, point, log, document)
+                crash(forking, tmp_path, point, log, document)
         agent.url = agent.url or running.__enter__().url
         return agent.run(document)
 
-    running, agent = Service(tmp_path, queues=tmp_path / "queues.yaml"), Agent("", TOKEN)
+    running, agent = Service(tmp_path, queues=tmp_path / "queues.yaml", forking=forking), Agent("", TOKEN)
     try:
         life_of_a_run(here.submit(FIT), call)
     finally:
@@ -131,9 +138,9 @@ def test_killed_service_repeats_the_call_with_one_effect(tmp_path, operation, po
     assert here.ledger.snapshot().leases == ()
 
 
-def crash(root: Path, point: str, log: Path, document: dict[str, Any]) -> None:
+def crash(forking: ForkingProcess, root: Path, point: str, log: Path, document: dict[str, Any]) -> None:
     """Have the service die at ``point`` while it answers ``document``."""
-    with Service(root, f"{point}=crash", log, root / "queues.yaml") as service:
+    with Service(root, f"{point}=crash", log, root / "queues.yaml", forking) as service:
         with pytest.raises(httpx.TransportError):
             httpx.post(
                 f"{service.url}/api/v1/template.execute",

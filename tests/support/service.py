@@ -8,13 +8,28 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from support.forking import ForkedProcess, ForkingProcess
+
 TOKEN = "service-token"
+FORKED_MODULES = ("tiphys_plugin.server.embedded", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on")
+_PROGRAM = "import runpy; runpy.run_module('tiphys_plugin', run_name='__main__', alter_sys=True)"
 
 
 class Service:
-    """``python -m tiphys_plugin embedded`` over the folders of a `support.world.World`."""
+    """``python -m tiphys_plugin embedded`` over the folders of a `support.world.World`.
 
-    def __init__(self, root: Path, failpoints: str = "", log: Path | None = None, queues: Path | None = None) -> None:
+    It is forked if there is a process ``forking`` of `FORKED_MODULES`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        failpoints: str = "",
+        log: Path | None = None,
+        queues: Path | None = None,
+        forking: ForkingProcess | None = None,
+    ) -> None:
+        self._forking = forking
         self.command = [
             *(sys.executable, "-m", "tiphys_plugin", "embedded", "--port", "0"),
             *("--store", str(root / "store"), "--cluster-dir", str(root / "cluster")),
@@ -26,7 +41,7 @@ class Service:
         self.url = ""
 
     def __enter__(self) -> "Service":
-        self.process = subprocess.Popen(self.command, env=self.environment, stderr=subprocess.PIPE, text=True)
+        self.process = self._start()
         assert self.process.stderr is not None
         for line in self.process.stderr:
             started = json.loads(line)
@@ -34,6 +49,11 @@ class Service:
             self.url = started["url"]
             return self
         raise AssertionError(f"the service ended with {self.process.wait()} before it was ready")
+
+    def _start(self) -> ForkedProcess | subprocess.Popen[str]:
+        if self._forking:
+            return self._forking.start(_PROGRAM, self.command[3:], environ=self.environment)
+        return subprocess.Popen(self.command, env=self.environment, stderr=subprocess.PIPE, text=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
