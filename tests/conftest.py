@@ -31,6 +31,9 @@ for _name in (*_COLOURS, "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No test takes the power away, and a disk takes its time. What a SIGKILL leaves behind does not depend on it.
+os.fsync = lambda descriptor: None
+
 # The same examples on every machine, and as long as it takes: a slow moment is no wrong answer.
 settings.register_profile(
     "tiphys", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import threading
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any, NamedTuple
@@ -61,19 +60,17 @@ HOSTILE = f"{MARK} " + " ".join(
 )
 """Every character and sequence that a terminal may obey, and markup of the library that prints for Tiphys."""
 
-_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Controls, halves of surrogate pairs, separators of lines and paragraphs, and marks of direction; not LF and tab."""
 _OUR_OWN = re.compile(r"\x1b\[(?!38;5;201m)[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\r(?=[\n\x1b])")
 """What a terminal gets from Tiphys itself: colours, and the cursor moves of a live table. `HOSTILE` holds none."""
 
 
 def control_characters(text: str) -> list[str]:
     """The characters of ``text`` that a terminal may obey, each with what stands around it."""
-    return [
-        repr(text[max(0, at - 20) : at + 20])
-        for at, character in enumerate(text)
-        if character not in "\n\t"
-        and (unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _BIDI)
-    ]
+    return [repr(text[max(0, one.start() - 20) : one.start() + 20]) for one in _COMMANDS.finditer(text)]
 
 
 class Shown(NamedTuple):
