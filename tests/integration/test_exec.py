@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from support.file_trainer import after
+from support.forking import ForkedProcess, ForkingProcess
 from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.polling import until
 
@@ -32,6 +33,7 @@ from tiphys.store import DirectoryStore, LineageLayout, read_events, read_step_a
 
 STEPS = 20
 EXEC = (sys.executable, "-m", "tiphys.checkpoint.exec")
+WRAPPER = "import runpy; runpy.run_module('tiphys.checkpoint.exec', run_name='__main__', alter_sys=True)"
 MARKER = ("--marker", "checkpoint-*/DONE", "--step-from", r"checkpoint-(\d+)")
 QUIET = ("--quiet", "300ms", "--step-from", r"checkpoint-(\d+)")
 EACH_QUIET = ("--checkpoint", "checkpoint-*", *QUIET)
@@ -42,8 +44,9 @@ class Run:
     """Attempts of one step, opened and ended as the plugin does it, each in a pod with an empty folder."""
 
     root: Path
+    wrappers: ForkingProcess
     attempt: int = 0
-    started: list[subprocess.Popen] = field(default_factory=list)
+    started: list[ForkedProcess] = field(default_factory=list)
 
     def __post_init__(self):
         self.store = DirectoryStore(self.root / "store")
@@ -80,13 +83,11 @@ class Run:
         if new_pod:
             shutil.rmtree(self.folder, ignore_errors=True)
         program = command or [sys.executable, "-m", "support.file_trainer", str(self.folder)]
-        process = subprocess.Popen(
-            [*EXEC, "--dir", str(self.folder), "--interval", "20ms", *(options or MARKER), "--", *program],
-            env=self.environ(choice.checkpoint, **environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        process = self.wrappers.start(
+            WRAPPER,
+            ["--dir", str(self.folder), "--interval", "20ms", *(options or MARKER), "--", *program],
+            environ=self.environ(choice.checkpoint, **environ),
+            new_session=True,
         )
         self.started.append(process)
         return process
@@ -106,9 +107,17 @@ class Run:
         return list_commits(self.store, LINEAGE)
 
 
+@pytest.fixture(scope="module")
+def wrappers():
+    """Forks processes that have imported all that ``tiphys-exec`` needs; two tests below start a new one."""
+    parts = ("options", "output", "runtime", "store", "supervise")
+    with ForkingProcess(*(f"tiphys.checkpoint.exec.{part}" for part in parts)) as process:
+        yield process
+
+
 @pytest.fixture
-def run(tmp_path):
-    one = Run(tmp_path)
+def run(tmp_path, wrappers):
+    one = Run(tmp_path, wrappers)
     yield one
     for process in one.started:
         # The program is in the wrapper's session, and may have outlived it.
