@@ -186,7 +186,7 @@ def test_call_under_way_is_answered_before_the_server_ends(here):
 
     def slow(key: str) -> bytes:
         began.set()
-        assert go.wait(30)
+        assert go.wait(120)
         return read(key)
 
     here.store.read = slow
@@ -204,10 +204,10 @@ def test_call_under_way_is_answered_before_the_server_ends(here):
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert began.wait(30)
+    assert began.wait(120)
     stopper = threading.Thread(target=server.__exit__, args=(None, None, None))
     stopper.start()
     go.set()
-    caller.join(30)
-    stopper.join(30)
+    caller.join(120)
+    stopper.join(120)
     assert answers == [200]

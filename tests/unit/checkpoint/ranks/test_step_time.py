@@ -98,7 +98,7 @@ def test_what_is_told_can_be_listed_and_only_the_last_windows_stay():
     teller = StepTimePublisher(store, "r/fit", 2, member=1, rank=11)
     for window in range(KEPT_WINDOWS + 3):
         teller(window, 1.25)
-        teller.wait(30)
+        teller.wait(120)
     found = [parse_step_time(info.key) for info in store.list(LineageLayout("r/fit").step_times(2))]
     assert found == [RankStepTime(window, 1, 11, 1.25) for window in range(3, KEPT_WINDOWS + 3)]
 
@@ -117,7 +117,7 @@ def test_storage_that_fails_does_not_reach_the_training():
     teller = StepTimePublisher(store, "r/fit", 1, 0, 0)
     for window in (1, 2):
         teller(window, 1.0)
-        teller.wait(30)
+        teller.wait(120)
     assert [parse_step_time(key).window for key in [*refused, *store.objects]] == [1, 2]
 
 

@@ -99,7 +99,7 @@ def test_one_shard_is_hashed_while_another_is_read(store, monkeypatch):
 
         def update(self, piece):
             if begun:
-                overlaps.append(second_read.wait(20))
+                overlaps.append(second_read.wait(120))
             self._digest.update(piece)
 
     monkeypatch.setattr(shard_reader, "hashlib", Mock(spec=hashlib, sha256=Digest))

@@ -381,7 +381,7 @@ def test_a_right_that_is_missing_is_named_by_readyz(server: KubeServer, api: Kub
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

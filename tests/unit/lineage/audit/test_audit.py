@@ -223,7 +223,7 @@ def test_an_interruption_ends_all_threads(store, monkeypatch):
             ended.append(key)
 
     def interrupted(futures):
-        assert reading.wait(30)
+        assert reading.wait(120)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store, "chunks", endless)

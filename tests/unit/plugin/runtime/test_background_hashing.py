@@ -21,7 +21,7 @@ class Slow(DirectoryStore):
 
     def chunks(self, key: str, size_bytes: int = 8 << 20):
         if key.endswith("b"):
-            assert self.go.wait(30)
+            assert self.go.wait(120)
         if self.fail:
             raise StoreError("storage went away")
         if "/artifacts/" in key:
