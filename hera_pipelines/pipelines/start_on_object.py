@@ -73,8 +73,8 @@ def object_sensor(url: str, secret: str, records: str = "body.Records") -> Manif
     }
     trigger = {
         "template": {"name": "controller", "http": http},
-        # 400: the controller refuses the notification, and would do so each time.
-        "policy": {"status": {"allow": [200, 400]}},
+        # 400 and 413: the controller refuses the notification, and would do so each time.
+        "policy": {"status": {"allow": [200, 400, 413]}},
         "retryStrategy": {"steps": _MAX_DELIVERIES},
         "atLeastOnce": True,
     }

@@ -49,6 +49,7 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "listing_digest": ("ab" * 32,),
     "measured": (RankStepTime(1, 0, 0, 0.5),),
     "milliseconds": (1_700_000_000_000,),
+    "modified_seconds": (None, 1_700_000_000),
     "name": ("release",),
     "nonce": ("abcd",),
     "number": (7,),

@@ -239,6 +239,8 @@ class PreemptionNotice:
     """Members with which an elastic gang continues; None: the whole attempt exits."""
     reason: str = ""
     """Why another authority took the GPUs back, in its words; empty if a preemptor needs them."""
+    moves: bool = False
+    """Whether the attempt only leaves its nodes: GPUs on others are kept for the next one, as for the preemptor."""
 
     @property
     def preemptor(self) -> tuple[str, str]:

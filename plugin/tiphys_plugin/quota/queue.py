@@ -21,7 +21,7 @@ _HOURS_PER_GPU = 0.1
 PREEMPTIBLE_MIN_RUNTIME_SECONDS = 1200
 """About four times what a preemption usually costs: a save of 30 s, and a restart of 5 minutes."""
 MIN_SETTLED_SECONDS = 3600
-"""A move costs a training as much as a preemption, and it has done nothing to yield: at most a tenth of its time."""
+"""A move costs a training as much as a preemption, and nothing is gained for it: at most a tenth of its time."""
 DEFAULT_BACKFILL_HOURS = 48.0
 """On two public traces the mean completion is less than 1.4 times that of a queue that passes over blocked requests."""
 
@@ -96,7 +96,7 @@ class Queue(BaseModel):
     """None: bounded, or preemptible with ``preempts_longer``."""
     backfill_hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_BACKFILL_HOURS
     consolidates: bool | None = None
-    """None: with preemptible backfill."""
+    """None: with preemptible backfill, the only one with which it can be true."""
 
     @model_validator(mode="after")
     def _limits_are_of_this_queue(self) -> "Queue":
@@ -118,6 +118,8 @@ class Queue(BaseModel):
     def _order_is_consistent(self) -> "Queue":
         if self.backfill_hours != DEFAULT_BACKFILL_HOURS and not self.is_backfill_bounded:
             raise ValueError(f"queue {self.name!r} has backfill_hours, which only `backfill: bounded` goes by")
+        if self.consolidates and not self.is_backfill_preemptible:
+            raise ValueError(f"queue {self.name!r} consolidates, which needs `backfill: preemptible`")
         if list(self.attained_gpu_hours) != sorted(set(self.attained_gpu_hours)):
             raise ValueError(f"queue {self.name!r} has attained_gpu_hours that do not rise from one to the next")
         if self.order != "attained":
@@ -129,8 +131,7 @@ class Queue(BaseModel):
     @property
     def preempts(self) -> bool:
         """Whether requests of this queue may preempt running trainings."""
-        by_rule = self.preempts_lower_priority or self.reclaims or self.preempts_longer or self.is_backfill_preemptible
-        return by_rule or self.moves_trainings
+        return self.preempts_lower_priority or self.reclaims or self.preempts_longer or self.is_backfill_preemptible
 
     @property
     def is_backfill_preemptible(self) -> bool:
@@ -140,7 +141,7 @@ class Queue(BaseModel):
     @property
     def moves_trainings(self) -> bool:
         """Whether a blocked request may move trainings to other nodes."""
-        return self.is_backfill_preemptible if self.consolidates is None else self.consolidates
+        return self.is_backfill_preemptible and self.consolidates is not False
 
     @property
     def is_backfill_bounded(self) -> bool:

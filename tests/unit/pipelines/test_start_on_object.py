@@ -8,7 +8,7 @@
 | answer | what the Sensor does |
 |---|---|
 | 200 | goes on |
-| 400: the controller refuses the notification | goes on, because the answer would stay the same |
+| 400, 413: the controller refuses the notification | goes on, because the answer would stay the same |
 | another, or none | repeats, for a minute at least |
 """
 
@@ -149,7 +149,7 @@ def test_a_notification_is_repeated_while_the_controller_is_away() -> None:
 
 def test_a_notification_that_the_controller_refuses_does_not_hold_up_those_behind_it() -> None:
     [trigger] = committed("objects-sensor.yaml")["spec"]["triggers"]
-    assert trigger["policy"]["status"]["allow"] == [200, 400]
+    assert trigger["policy"]["status"]["allow"] == [200, 400, 413]
 
 
 def test_the_committed_template_has_a_trigger_that_the_controller_reads() -> None:

@@ -176,7 +176,7 @@ def test_a_listing_that_hangs_silences_no_stream(hanging: Hanging, monkeypatch: 
 
     def act(got: list[bytes]) -> bool:
         nonlocal listed_while_slow
-        if len(got) >= 3 and not hanging.gate.is_set():
+        if len(got) >= 3 and hanging.listed and not hanging.gate.is_set():
             listed_while_slow = len(hanging.listed)
             hanging.gate.set()
         return CHANGED in got

@@ -126,7 +126,7 @@ def _request_to_json(request: LeaseRequest) -> str:
 def _preemption_to_json(notice: PreemptionNotice | None) -> str | None:
     if notice is None:
         return None
-    fields = {name: value for name, value in asdict(notice).items() if value is not None}
+    fields = {name: value for name, value in asdict(notice).items() if value is not None and value is not False}
     return json.dumps(fields, default=datetime.isoformat)
 
 

@@ -16,12 +16,13 @@ from itertools import compress, count
 from operator import attrgetter, not_
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, LedgerSnapshot, PendingRequest
-from tiphys_plugin.quota.ledger.entry_index import lease_index
+from tiphys_plugin.quota.ledger.entry_index import lease_index, pending_index
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.changes import find_changes
-from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage
+from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage, attained_gpu_seconds
+from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained
 
 _lease_id = attrgetter("id")
 _granted_at = attrgetter("granted_at")
@@ -149,11 +150,29 @@ class LedgerState:
     def _without_leases(self, ended_leases: Sequence[Lease], rules: QueueRules, now: datetime) -> "LedgerState":
         if not ended_leases:
             return self
-        return replace(
+        after = replace(
             self._promise_freed_gpus(ended_leases, now),
             leases=_without(self.leases, ended_leases),
             history=add_ended_usage(self.history, ended_leases, rules, now),
         )
+        for one in ended_leases:
+            if one.preemption is not None and one.preemption.moves:
+                after = after._with_promised_move(one, rules, now)
+        return after
+
+    def _with_promised_move(self, moved: Lease, rules: QueueRules, now: datetime) -> "LedgerState":
+        """The state in which the next attempt of a lease that moves waits already, and GPUs are kept for it.
+
+        Its request comes some seconds later. Meanwhile others would take the room that it leaves its nodes for.
+        """
+        if pending_index.find(self.pending, moved.request.workflow_step):
+            return self
+        request = drop_unused_attained(
+            rules,
+            replace(moved.request, attempt=moved.request.attempt + 1, attained=attained_gpu_seconds(moved, now)),
+        )
+        pending = PendingRequest(request, self.next_arrival, since=now, seen_at=now, promised_at=now)
+        return replace(self, pending=(*self.pending, pending))
 
     def _promise_freed_gpus(self, ended_leases: Sequence[Lease], now: datetime) -> "LedgerState":
         """Keep the GPUs of ended victims for their preemptors, which repeat their requests only every few seconds."""

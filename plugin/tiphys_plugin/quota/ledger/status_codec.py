@@ -207,6 +207,7 @@ class _PreemptionModel(_StatusModel):
     asked_at: _Time
     deadline: _Time
     keeps: PositiveInt | None = None
+    moves: bool = False
 
 
 class _LeaseModel(_RequestModel):
@@ -298,7 +299,8 @@ def _encode_nodes_and_preemption(lease: Lease) -> dict[str, Any]:
     if (notice := lease.preemption) is not None:
         times = {"askedAt": format_timestamp(notice.asked_at), "deadline": format_timestamp(notice.deadline)}
         keeps = {} if notice.keeps is None else {"keeps": notice.keeps}
-        fields["leaving"] = {"uid": notice.uid, "step": notice.step, **times, **keeps}
+        moves = {"moves": True} if notice.moves else {}
+        fields["leaving"] = {"uid": notice.uid, "step": notice.step, **times, **keeps, **moves}
     return fields
 
 

@@ -17,7 +17,8 @@ from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, Leas
 from tiphys_plugin.quota.ledger.entry_index import lease_index, pending_index, without_arrivals
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.preemption.victims import (
-    find_objection,
+    NoVictims,
+    check_victims,
     is_member_id,
     lease_id_of,
     mark_lease_preempted,
@@ -178,7 +179,10 @@ def mark_victims(
     if any(map(is_member_id, grace_seconds)):
         state = split_elastic_leases(state)
     victims = [one for one in state.leases if one.id in grace_seconds]
-    if len(victims) < len(grace_seconds) or find_objection(state, pending, victims, now) is not None:
+    if len(victims) < len(grace_seconds):
+        return ledger_state, ()
+    moved = check_victims(state, pending, victims, now)
+    if isinstance(moved, NoVictims):
         return ledger_state, ()
     victims_by_lease: defaultdict[str, list[Lease]] = defaultdict(list)
     for victim in victims:
@@ -188,7 +192,8 @@ def mark_victims(
         if lease.id not in victims_by_lease:
             return lease
         grace = timedelta(seconds=max(grace_seconds[victim.id] for victim in victims_by_lease[lease.id]))
-        return mark_lease_preempted(lease, victims_by_lease[lease.id], preemptor, now, grace)
+        moves = lease.id in moved
+        return mark_lease_preempted(lease, victims_by_lease[lease.id], preemptor, now, grace, moves=moves)
 
     after = replace(ledger_state, leases=tuple(map(mark, ledger_state.leases)))
     return after, tuple(one for one in after.leases if one.id in victims_by_lease)

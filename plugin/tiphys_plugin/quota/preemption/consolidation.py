@@ -14,39 +14,49 @@ from tiphys_plugin.quota.lease import Lease
 
 _MAX_TRIED_NODES = 200
 """Most nodes that are tried, those with the fewest GPUs to vacate first."""
+_MAX_JOINED = 128
+"""Most leases on the nodes that are tried together."""
 
 
 def vacate_nodes(
-    leases: Sequence[Lease], fits_without: Callable[[Sequence[Lease]], bool]
+    leases: Sequence[Lease],
+    fits_without: Callable[[Sequence[Lease]], bool],
+    has_room_on: Callable[[str, Sequence[Lease]], bool],
 ) -> Iterator[tuple[Lease, ...]]:
-    """Minimal sets of ``leases`` without which the request fits, those that hold the fewest GPUs first.
+    """Minimal sets of ``leases`` without which the request fits, first of nodes that have few GPUs to vacate.
 
     Each is on one node; if no node is enough, there is at most one set, of several nodes.
 
     Args:
         leases: Leases that may end or move.
         fits_without: Whether the request fits without these leases.
+        has_room_on: Whether a node has room for one member of the request without these leases.
     """
     by_node: defaultdict[str, list[Lease]] = defaultdict(list)
     for lease in leases:
         for node in set(lease.nodes):
             by_node[node].append(lease)
-    nodes = sorted(by_node.values(), key=_sum_gpus)[:_MAX_TRIED_NODES]
-    sufficient = [one for one in nodes if fits_without(one)] or _join_nodes(nodes, fits_without)
-    minimal = [_drop_needless(one, fits_without) for one in sufficient]
-    yield from sorted(minimal, key=_sum_gpus)
+    nodes = sorted((some for node, some in by_node.items() if has_room_on(node, some)), key=_sum_gpus)
+    nodes = nodes[:_MAX_TRIED_NODES]
+    sufficient = False
+    for one in nodes:
+        if fits_without(one):
+            sufficient = True
+            yield _drop_needless(one, fits_without)
+    if not sufficient and (joined := _join_nodes(nodes, fits_without)):
+        yield _drop_needless(joined, fits_without)
 
 
-def _join_nodes(
-    nodes: Sequence[Sequence[Lease]], fits_without: Callable[[Sequence[Lease]], bool]
-) -> list[Sequence[Lease]]:
-    """The leases of the first nodes that are enough together; nothing if all are not enough."""
+def _join_nodes(nodes: Sequence[Sequence[Lease]], fits_without: Callable[[Sequence[Lease]], bool]) -> tuple[Lease, ...]:
+    """The leases of the first nodes that are enough together; none if there is no such set."""
     joined: dict[str, Lease] = {}
     for leases in nodes:
         joined |= {one.id: one for one in leases}
+        if len(joined) > _MAX_JOINED:
+            break
         if fits_without(tuple(joined.values())):
-            return [tuple(joined.values())]
-    return []
+            return tuple(joined.values())
+    return ()
 
 
 def _drop_needless(leases: Sequence[Lease], fits_without: Callable[[Sequence[Lease]], bool]) -> tuple[Lease, ...]:

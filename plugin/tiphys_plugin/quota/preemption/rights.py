@@ -29,6 +29,7 @@ from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
+from tiphys_plugin.quota.scheduler.pools import PoolOptions
 from tiphys_plugin.quota.scheduler.queue_order import is_behind, is_movable
 
 
@@ -84,24 +85,31 @@ class PreemptionPolicy:
 
     def pool_without(self, victims: Collection[Lease]) -> str | None:
         """The pool in which the request fits without ``victims``; None if it fits in no pool."""
-        return next(iter(self._capacity_without(victims).find_fitting_pools(self._queue, self._request)), None)
-
-    def have_room_elsewhere(self, moved: Sequence[Lease], victims: Collection[Lease]) -> bool:
-        """Whether ``moved``, some of the ``victims``, fit again once the request has started without the victims."""
-        remaining = self._capacity_without(victims)
-        by_size = sorted((one.request for one in moved), key=lambda one: one.gpus, reverse=True)
-        for request in (self._request, *by_size):
-            pool = next(iter(remaining.find_fitting_pools(self._queue, request)), None)
-            if pool is None:
-                return False
-            remaining.add(remaining.held_gpus_if_placed(request, pool))
-        return True
-
-    def _capacity_without(self, victims: Collection[Lease]) -> Capacity:
         remaining = self._capacity.copy()
         for one in victims:
             remaining.remove(self._held_gpus[one.id])
-        return remaining
+        return next(iter(remaining.find_fitting_pools(self._queue, self._request)), None)
+
+    def select_fitting(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Those of the ``leases`` for whose like there is room on what is idle now."""
+        fitting: dict[PoolOptions, bool] = {}
+        for one in leases:
+            options = pools.get_pool_options(self._queues, self._queue, one.request)
+            if options not in fitting:
+                fitting[options] = self._capacity.fits(self._queue, one.request)
+        return [one for one in leases if fitting[pools.get_pool_options(self._queues, self._queue, one.request)]]
+
+    def has_room_on(self, node: str, victims: Collection[Lease]) -> bool:
+        """Whether ``node`` has the GPUs of one member without ``victims``, which are on it."""
+        freed = sum(one.nodes.count(node) * one.request.gpus // one.request.members for one in victims)
+        return self._capacity.free_gpus_on(node) + freed >= self._request.gpus // self._request.members
+
+    def stays_within_quota(self, pool: str) -> bool:
+        """Whether the queue borrows nothing once the request has started in ``pool``.
+
+        Of trainings that borrow, those that started last are reclaimed first, and a move is a start.
+        """
+        return self._queue.cohort is None or self._capacity.remaining_quota(self._queue, pool) >= self._request.gpus
 
     def missing_gpus(self) -> float:
         """Lower bound of the GPUs that victims must release."""

@@ -81,7 +81,13 @@ def shrink_lease(lease: Lease, members: int) -> Lease:
 
 
 def mark_lease_preempted(
-    lease: Lease, victims: Collection[Lease], preemptor: tuple[str, str], now: datetime, grace: timedelta
+    lease: Lease,
+    victims: Collection[Lease],
+    preemptor: tuple[str, str],
+    now: datetime,
+    grace: timedelta,
+    *,
+    moves: bool = False,
 ) -> Lease:
     """The lease with a preemption notice for ``preemptor``, a `LeaseRequest.workflow_step`.
 
@@ -90,7 +96,7 @@ def mark_lease_preempted(
     """
     uid, step = preemptor
     if not all(is_member_id(one.id) for one in victims):
-        return replace(lease, preemption=PreemptionNotice(uid, step, now, now + grace))
+        return replace(lease, preemption=PreemptionNotice(uid, step, now, now + grace, moves=moves))
     keeps = lease.request.members - len(victims)
     freed_nodes = [node for one in victims for node in one.nodes]
     kept_nodes = list((Counter(lease.nodes) - Counter(freed_nodes)).elements())
@@ -105,6 +111,12 @@ _MAX_TRIED_SETS = 200
 """Most sets of leases for which the selection tests whether the request would start without them."""
 _MAX_SETS = 20_000
 """Most sets of leases that the enumeration by cost yields."""
+_MAX_TRIED_MOVES = 8
+"""Most sets of moving trainings for which the selection lets the scheduler decide."""
+_MAX_MOVED = 32
+"""Most trainings that one request moves."""
+_LARGEST_LOSS = 0.1
+"""Part of what it has done with its GPUs that a training may lose by a move, counted since its last checkpoint."""
 _MAX_WEIGHED_CANDIDATES = 128
 """Most candidates whose loss is estimated, more for a large request. Those that held fewest GPU-seconds come first,
 because a lease cannot lose more than it has held."""
@@ -172,10 +184,21 @@ def _select_victims(
     if isinstance(case, NoVictims):
         return case
     selection = _select_candidates(case, estimate_losses)
-    if isinstance(selection, NoVictims) and (victims := case.select_moves()) is not None:
-        moved = frozenset(one.id for one in case.find_moved(victims))
-        return VictimSelection(victims, _weigh(victims, estimate_losses, now), moved)
-    return selection
+    if isinstance(selection, VictimSelection):
+        return selection
+    return _select_moves(case, estimate_losses) or selection
+
+
+def _select_moves(case: "PreemptionCase", estimate_losses: LossEstimator) -> VictimSelection | None:
+    """Victims of which some move to other nodes, so that idle GPUs of several nodes come together on one."""
+    for victims in islice(case.iterate_moves(), _MAX_TRIED_MOVES):
+        moved = case.find_moved(victims)
+        if len(victims) > _MAX_MOVED or not case.start_elsewhere(moved, victims):
+            continue
+        losses = _weigh(victims, estimate_losses, case.now)
+        if all(losses[one.id] <= _LARGEST_LOSS * held_gpu_seconds(one, case.now) for one in moved):
+            return VictimSelection(victims, losses, frozenset(one.id for one in moved))
+    return None
 
 
 def _select_candidates(case: "PreemptionCase", estimate_losses: LossEstimator) -> VictimSelection | NoVictims:
@@ -197,19 +220,25 @@ def _weigh(leases: Sequence[Lease], estimate_losses: LossEstimator, now: datetim
     return {one.id: estimates.get(one.id, held_gpu_seconds(one, now)) for one in leases}
 
 
-def find_objection(
+def check_victims(
     state: SchedulingState, preemptor: PendingRequest, victims: Sequence[Lease], now: datetime
-) -> str | None:
-    """Why ``victims`` must not be preempted for ``preemptor``; None if every rule is kept."""
+) -> frozenset[str] | NoVictims:
+    """The ids of those of the ``victims`` that move to other nodes; or why they must not be preempted."""
     case = PreemptionCase.build(state, preemptor, now)
     if isinstance(case, NoVictims):
-        return case.message
+        return case
+    moved = case.find_moved(victims)
+    objection = _find_objection(case, victims, moved)
+    return frozenset(one.id for one in moved) if objection is None else NoVictims(objection)
+
+
+def _find_objection(case: "PreemptionCase", victims: Sequence[Lease], moved: Sequence[Lease]) -> str | None:
     candidate_ids = {one.id for one in (*case.candidates.leases, *case.movable)}
     if forbidden := [one for one in victims if one.id not in candidate_ids]:
         return f"no rule allows the preemption of {format_step_name(forbidden[0].request)}"
     if not victims or not case.starts_without(tuple(victims)):
         return "the request would not start without the victims"
-    if not case.have_room_elsewhere(victims):
+    if moved and (len(victims) > _MAX_MOVED or not case.start_elsewhere(moved, victims)):
         return "a training that would move finds no room on other nodes"
     if needless := [one for one in victims if case.fits_without([other for other in victims if other is not one])]:
         return f"the preemption of {format_step_name(needless[0].request)} is not needed"
@@ -241,7 +270,7 @@ class PreemptionCase:
         if not queue.preempts:
             return NoVictims(
                 f"queue {queue.name} preempts no training: it sets none of preempts_lower_priority, reclaims, "
-                "preempts_longer, consolidates and backfill: preemptible"
+                "preempts_longer and backfill: preemptible"
             )
         if any(is_expected_to_end(one, now) and _is_preempted_for(one, request) for one in state.leases):
             return NoVictims(f"others were asked to leave for {format_step_name(request)} already")
@@ -292,23 +321,39 @@ class PreemptionCase:
         """The trainings that may move to other nodes. One member of an elastic gang does not."""
         return tuple(one for one in self.candidates.movable if not is_member_id(one.id))
 
-    def select_moves(self) -> tuple[Lease, ...] | None:
-        """Victims of which some move to other nodes, so that idle GPUs of several nodes come together on one.
+    def iterate_moves(self) -> Iterator[tuple[Lease, ...]]:
+        """Sets of victims that would leave their nodes to the request, those with the fewest GPUs first.
 
-        None if not enough GPUs are idle, or none of the moves that were tried lets the request start.
+        There are none if not enough GPUs are idle, or if those that the rules ask to yield are only protected for now.
         """
-        candidates, movable = self.candidates.leases, self.movable
+        candidates, protected = self.candidates.leases, self.candidates.protected
+        movable = self.rights.select_fitting(self.movable)
         if not movable or self.rights.missing_gpus() > sum(one.request.gpus for one in candidates):
-            return None
-        sets = vacate_nodes((*candidates, *movable), self.fits_without)
-        return next((one for one in sets if self.have_room_elsewhere(one) and self.starts_without(one)), None)
+            return iter(())
+        if protected and self.fits_without((*candidates, *protected)):
+            return iter(())
+        return vacate_nodes((*candidates, *movable), self.fits_without, self.rights.has_room_on)
 
-    def have_room_elsewhere(self, victims: Sequence[Lease]) -> bool:
-        """Whether the victims that may only be moved have room on other nodes, and fewer GPUs than the request."""
-        if not (moved := self.find_moved(victims)):
-            return True
-        is_worth_it = sum(one.request.gpus for one in moved) < self.preemptor.request.gpus
-        return is_worth_it and self.rights.have_room_elsewhere(moved, victims)
+    def start_elsewhere(self, moved: Sequence[Lease], victims: Sequence[Lease]) -> bool:
+        """Whether the request and all that would move start, in the order of the queues, without the ``victims``.
+
+        Together those that move have fewer GPUs than the request.
+        """
+        if sum(one.request.gpus for one in moved) >= self.preemptor.request.gpus:
+            return False
+        victim_ids = {one.id for one in victims}
+        remaining = tuple(one for one in self.state.leases if one.id not in victim_ids)
+        mine = replace(self.preemptor, promised_at=self.now)
+        last = max(one.arrival for one in (*self.state.pending, mine))
+        moves = [
+            PendingRequest(one.request, last + number, self.now, self.now, promised_at=self.now)
+            for number, one in enumerate(moved, 1)
+        ]
+        pending = tuple(sorted((*self.state.pending, mine, *moves), key=lambda one: one.arrival))
+        state = replace(self.state, leases=remaining, pending=pending)
+        admissions = [decide_pending(state, one, self.now) for one in (mine, *moves)]
+        pools = [one.pool for one in admissions if isinstance(one, Admitted)]
+        return len(pools) == len(admissions) and self.rights.stays_within_quota(pools[0])
 
     def find_moved(self, victims: Sequence[Lease]) -> list[Lease]:
         """Those of the victims that may only be moved."""
@@ -324,6 +369,7 @@ class PreemptionCase:
             *(["has had more GPU time in its own queue"] if self.queue.preempts_longer else []),
             *(["started behind it in its own queue"] if self.queue.is_backfill_preemptible else []),
             *(["borrows GPUs in its cohort that its queue may reclaim"] if self.queue.reclaims else []),
+            *(["is in its way and has room on other nodes"] if self.queue.moves_trainings else []),
         ]
         return NoVictims(f"no training {' or '.join(rules)}")
 
@@ -375,6 +421,8 @@ class PreemptionCase:
 def apply_pending_preemptions(state: SchedulingState, now: datetime) -> SchedulingState:
     """The state after the end of all victims: their preemptors hold leases and are no longer pending.
 
+    Those that move hold GPUs again.
+
     Victims that are overdue (see `OVERDUE_AFTER`) keep their leases.
     """
     leases = [remaining for one in state.leases if (remaining := _apply_preemption(one, now)) is not None]
@@ -388,6 +436,12 @@ def apply_pending_preemptions(state: SchedulingState, now: datetime) -> Scheduli
                 lease_id = f"promised-{preemptor.arrival}"
                 leases.append(Lease(lease_id, request, admission.pool, now, now, admission.nodes))
                 pending.remove(preemptor)
+    for moving in state.leases:
+        if moving.preemption is not None and moving.preemption.moves and is_expected_to_end(moving, now):
+            alone = replace(state, leases=tuple(leases), pending=())
+            admission = decide_pending(alone, PendingRequest(moving.request, 1, now, now), now)
+            if isinstance(admission, Admitted):
+                leases.append(replace(moving, pool=admission.pool, nodes=admission.nodes))
     return replace(state, leases=tuple(leases), pending=tuple(pending))
 
 

@@ -51,13 +51,19 @@ def is_behind(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime
 
 
 def is_movable(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime) -> bool:
-    """Whether a smaller ``lease`` of the same queue may move to other nodes for ``pending``."""
+    """Whether a smaller ``lease`` of the same queue may move to other nodes for ``pending``.
+
+    One that avoids nodes, or spot nodes, after a failure stays where it is: it would have to take what is idle.
+    """
+    mine, request, patience = lease.request, pending.request, timedelta(seconds=PREEMPTIBLE_MIN_RUNTIME_SECONDS)
     if not queue.moves_trainings or lease.preemption is not None:
         return False
-    if lease.request.priority > pending.request.priority or lease.request.gpus >= pending.request.gpus:
+    if mine.priority > request.priority or mine.gpus >= request.gpus or mine.avoided_nodes or mine.spot == "avoided":
         return False
+    if mine.seconds is not None and lease.granted_at + timedelta(seconds=mine.seconds) - now < patience:
+        return False  # it ends soon
     settled_at = lease.granted_at + timedelta(seconds=queue.settled_seconds)
-    return now >= max(settled_at, patience_ends_at(queue, pending))
+    return now >= max(settled_at, pending.since + patience)
 
 
 def patience_ends_at(queue: Queue, pending: PendingRequest) -> datetime:

@@ -16,6 +16,7 @@ from itertools import chain, count, islice, takewhile
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.preemption.victims import VictimSelection
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
@@ -81,7 +82,7 @@ class SimulatedCluster:
         self.capacity = Capacity(queues)
         self.runs: list[SimulatedRun] = []
         self.promised: dict[str, PendingRequest] = {}
-        """Preemptors that have not started since, by uid."""
+        """Preemptors, and jobs that move, that have not started since, by uid."""
         self._arrivals = count(1)
         self._jobs: dict[int, TraceJob] = {}
         self._remaining: dict[int, _RemainingTraining] = {}
@@ -136,14 +137,15 @@ class SimulatedCluster:
         while self._wakeups and (self._wakeups[0][0] <= now or self._is_stale(self._wakeups[0][2])):
             heapq.heappop(self._wakeups)
 
-    def preempt(self, leases: Sequence[Lease], preemptor: PendingRequest, now: datetime) -> None:
-        """Preempt ``leases`` for ``preemptor``."""
+    def preempt(self, selection: VictimSelection, preemptor: PendingRequest, now: datetime) -> None:
+        """Preempt the selected leases for ``preemptor``."""
         marked: dict[str, Lease] = {}
-        for lease in leases:
+        for lease in selection.leases:
             running = self._running[lease.id]
             preemption = running.attempt.preempt(to_trace_seconds(now), self._costs)
             notice = PreemptionNotice(
-                preemptor.request.uid, preemptor.request.step, now, to_datetime(preemption.ended_seconds)
+                *(preemptor.request.uid, preemptor.request.step, now, to_datetime(preemption.ended_seconds)),
+                moves=lease.id in selection.moved_leases,
             )
             marked[lease.id] = replace(lease, preemption=notice)
             self._track(replace(running, lease=marked[lease.id], preemption=preemption))
@@ -168,7 +170,8 @@ class SimulatedCluster:
         if ended is None or to_datetime(ended.ends_seconds) > now:
             return None
         del self._running[ended.lease.id]
-        self.ledger_state = self.ledger_state.release(ended.lease.id, self._queues, now)
+        # What waits is kept by `PendingJobs`.
+        self.ledger_state = replace(self.ledger_state.release(ended.lease.id, self._queues, now), pending=())
         self.capacity.remove(self.capacity.held_gpus_of_lease(ended.lease))
         return ended
 
@@ -184,7 +187,10 @@ class SimulatedCluster:
         preemptor_uid = ended.lease.preemption.uid
         if all(one.preemption is None or one.preemption.uid != preemptor_uid for one in self.ledger_state.leases):
             self._keep_for_preemptor(preemptor_uid, now)
-        return self._wait(self._build_next_request(ended, job, now), now)
+        next_request = self._wait(self._build_next_request(ended, job, now), now)
+        if ended.lease.preemption.moves:
+            next_request = self.promised[next_request.request.uid] = replace(next_request, promised_at=now)
+        return next_request
 
     def _wait(self, request: LeaseRequest, now: datetime) -> PendingRequest:
         """A request that begins to wait, and the wakeup at which it may preempt."""

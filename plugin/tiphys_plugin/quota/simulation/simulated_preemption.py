@@ -44,8 +44,8 @@ class SimulatedPreemptionLoop:
             shape, since = _preemptor_shape(queue, preemptor), preemptor.since
             if since >= without_victims.get(shape, NEVER):
                 continue
-            if victims := self._select_victims(queue, preemptor, now):
-                self.cluster.preempt(victims, preemptor, now)
+            if selection := self._select_victims(queue, preemptor, now):
+                self.cluster.preempt(selection, preemptor, now)
                 has_victims = True
             else:
                 without_victims[shape] = since
@@ -55,15 +55,15 @@ class SimulatedPreemptionLoop:
     def _promised(self) -> tuple[PendingRequest, ...]:
         return tuple(self.cluster.promised.values())
 
-    def _select_victims(self, queue: Queue, preemptor: PendingRequest, now: datetime) -> tuple[Lease, ...]:
+    def _select_victims(self, queue: Queue, preemptor: PendingRequest, now: datetime) -> VictimSelection | None:
         ledger = self.cluster.ledger_state
         usable = sum(one.request.gpus for one in ledger.leases if self._may_be_preempted(queue, one, preemptor, now))
         free = self.total_gpus - sum(one.request.gpus for one in ledger.leases)
         if not usable or usable + free < preemptor.request.gpus:
-            return ()
+            return None
         state = SchedulingState(self.queues, ledger.leases, self._select_others(queue, preemptor), ledger.history)
         selection = select_victims(state, preemptor, lambda leases: self.cluster.lost_gpu_seconds(leases, now), now)
-        return selection.leases if isinstance(selection, VictimSelection) else ()
+        return selection if isinstance(selection, VictimSelection) else None
 
     def _select_others(self, queue: Queue, preemptor: PendingRequest) -> tuple[PendingRequest, ...]:
         """The pending requests that can affect ``preemptor``: of its own queue only those that go before it."""

@@ -401,7 +401,9 @@ def test_what_is_next_to_a_default_is_written_and_read(changes):
 def test_nodes_and_a_preemption_are_written_and_read():
     now = Clock().now
     gang = Lease("two", ask(8, "u2", members=2), "A100", now, now, nodes=("n1", "n2"))
-    asked = Lease("three", ask(8, "u3"), "A100", now, now, preemption=PreemptionNotice("u9", "fit", now, now))
+    asked = Lease(
+        "three", ask(8, "u3"), "A100", now, now, preemption=PreemptionNotice("u9", "fit", now, now, moves=True)
+    )
     for lease in (gang, asked):
         status = encode_status(LedgerState((lease,)))
         assert decode_status(json.loads(json.dumps(status))) == LedgerState((lease,))

@@ -3,11 +3,15 @@
 | a smaller training of the same queue, and enough idle GPUs on several nodes | it moves |
 |------------------------------------------------------------------------------|----------|
 | it has had its GPUs for an hour, and three times `min_runtime_seconds`       | yes      |
-| it started later, or the request has not waited for twenty minutes           | no       |
+| it has had them for less, or the request has not waited for twenty minutes   | no       |
 | its priority is higher, or it is as large as the request                     | no       |
-| it finds no room elsewhere                                                   | no       |
+| it finds no room elsewhere, or others that wait go there first               | no       |
 | together those that would move hold as many GPUs as the request              | no       |
-| `consolidates: false`, or bounded backfill                                   | no       |
+| it would lose more than a tenth of what it has done since its start          | no       |
+| it avoids nodes after a failure, or its declared end is near                 | no       |
+| another may be asked to yield in some minutes                                | no       |
+| its queue would borrow                                                       | no       |
+| `consolidates: false`, or another backfill than preemptible                  | no       |
 """
 
 import random
@@ -18,13 +22,14 @@ import pytest
 from support.ledger import NOW, ask, lease, waiting
 from support.preempting import Arena
 from support.preemption_oracle import come_to_rest
-from support.world import fit, gpus, outputs, phase, world
+from support.world import commit, fit, gpus, outputs, phase, world
+from tiphys_plugin.eviction.cost import CACHE_DURATION
 from tiphys_plugin.eviction.loop import PreemptionLoop
-from tiphys_plugin.quota.lease import Admitted, Lease
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PreemptionNotice
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, mark_victims
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
 from tiphys_plugin.quota.preemption import victims as choice
-from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, find_objection, select_victims
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, check_victims, select_victims
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
@@ -34,6 +39,7 @@ from tiphys_plugin.runtime.context import SingleStore
 
 HOUR = timedelta(hours=1)
 ENOUGH = timedelta(minutes=20)
+NEARLY = ENOUGH - timedelta(seconds=1)
 
 
 def rules(nodes: int = 2, **changes) -> Queues:
@@ -78,12 +84,20 @@ def test_the_smaller_one_of_two_nodes_moves_to_the_other():
         (rules(backfill=None), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8)),
         (rules(), [on("n0", 2, "two", HOUR - timedelta(seconds=1)), on("n1", 8, "eight")], waits(8)),
         (rules(min_runtime_seconds=1201), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8)),
-        (rules(), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8, ENOUGH - timedelta(seconds=1))),
+        (rules(), [on("n0", 2, "two"), on("n1", 3, "three")], waits(8, NEARLY)),
         (rules(), [on("n0", 2, "two", priority=1), on("n1", 3, "three", priority=1)], waits(8)),
         (rules(), [on("n0", 4, "four"), on("n1", 4, "another")], waits(4)),
         (rules(), [on("n0", 6, "six"), on("n1", 6, "another")], waits(4)),
         (rules(), [on("n0", 6, "six"), on("n1", 3, "three")], waits(8)),
         (rules(3), [on("n0", 3, "a"), on("n0", 3, "b"), on("n1", 5, "c"), on("n2", 4, "d")], waits(6)),
+        (rules(), [on("n0", 2, "two", avoided_nodes=("n1",)), on("n1", 3, "three", avoided_nodes=("n0",))], waits(8)),
+        (rules(), [on("n0", 2, "two", spot="avoided"), on("n1", 3, "three", spot="avoided")], waits(8)),
+        (rules(), [on("n0", 2, "two", seconds=4700), on("n1", 3, "three", seconds=4700)], waits(8)),
+        (
+            rules(),
+            [replace(on("n0", 4, "young", timedelta(minutes=19)), request=ask(4, "young")), on("n1", 2, "old")],
+            waits(8, timedelta(hours=2)),
+        ),
     ],
     ids=[
         "switched off",
@@ -96,15 +110,21 @@ def test_the_smaller_one_of_two_nodes_moves_to_the_other():
         "not enough idle GPUs",
         "no room elsewhere",
         "as many GPUs as the request",
+        "avoids a node",
+        "avoids spot nodes",
+        "ends soon",
+        "another yields soon",
     ],
 )
 def test_who_stays(queues, leases, mine):
     assert moved(queues, leases, mine) == []
 
 
-def test_a_queue_with_another_backfill_moves_trainings_if_it_says_so():
-    leases = [on("n0", 3, "three"), on("n1", 2, "two")]
-    assert moved(rules(backfill="bounded", consolidates=True), leases, waits(8)) == ["two"]
+@pytest.mark.parametrize("backfill", ["bounded", "strict", None])
+def test_a_queue_with_another_backfill_cannot_move_trainings(backfill):
+    with pytest.raises(ValueError, match="consolidates, which needs `backfill: preemptible`"):
+        rules(backfill=backfill, consolidates=True)
+    assert not rules(backfill=backfill, consolidates=False).queues[0].moves_trainings
 
 
 def test_trainings_of_another_queue_stay():
@@ -115,7 +135,7 @@ def test_trainings_of_another_queue_stay():
     assert moved(queues, [on("n0", 3, "three", queue="other"), on("n1", 2, "two", queue="other")], waits(8)) == []
 
 
-def test_the_fewest_gpus_move_and_nobody_who_need_not():
+def test_the_fewest_gpus_move_and_no_needless_training():
     leases = [on("n0", 2, "a"), on("n0", 2, "b"), on("n1", 1, "c"), on("n1", 4, "d"), on("n2", 6, "e")]
     assert moved(rules(3), leases, waits(8)) == ["a", "b"]
     assert moved(rules(3), leases, waits(5)) == ["a"] or moved(rules(3), leases, waits(5)) == ["b"]
@@ -138,8 +158,96 @@ def test_one_that_the_rules_ask_to_yield_needs_no_room_elsewhere():
 
 
 def test_optional_members_of_a_gang_do_not_move_one_by_one():
-    elastic = on("n0", 4, "elastic", members=4, min_members=1, max_members=4)
-    assert moved(rules(), [elastic, on("n1", 3, "three")], waits(8)) in (["three"], ["elastic"])
+    """Without the last two of its four members there would be room on n0, and for the two on n1."""
+    elastic = on("n0", 4, "elastic", members=4, min_members=2, max_members=4)
+    queues, mine = rules(), waits(6)
+    assert moved(queues, [elastic, on("n1", 5, "five", priority=1)], mine) == []
+    fixed = [on("n0", 2, "stays", priority=1), on("n0", 2, "two"), on("n1", 5, "five", priority=1)]
+    assert moved(queues, fixed, mine) == ["two"]
+
+
+def test_a_training_that_would_lose_much_stays_and_another_moves():
+    leases, mine = [on("n0", 3, "three"), on("n1", 2, "two")], waits(8)
+    held = HOUR.total_seconds()
+
+    def chosen(lost_of_two: float) -> list[str]:
+        losses = {"lease-three": 3.0, "lease-two": lost_of_two}
+        found = select_victims(SchedulingState(rules(), tuple(leases)), mine, lambda _: losses, NOW)
+        return [one.request.uid for one in found.leases] if isinstance(found, VictimSelection) else []
+
+    assert chosen(0.1 * 2 * held) == ["two"]
+    assert chosen(0.1 * 2 * held + 1) == ["three"]
+
+
+def test_a_request_that_goes_first_takes_the_room_and_nothing_moves():
+    """It has not asked since GPUs became idle, and would leave the one that moved without any."""
+    leases, mine = [on("n0", 3, "three"), on("n1", 2, "two")], waits(8)
+    other = replace(waiting(5, 1, "other"), since=NOW - HOUR)
+    state = SchedulingState(rules(), tuple(leases), (other,))
+    assert isinstance(select_victims(state, mine, lambda some: {one.id: 1.0 for one in some}, NOW), NoVictims)
+
+
+def test_a_queue_that_would_borrow_moves_nothing():
+    """Of trainings that borrow, the one that started last is reclaimed first, and a move is a start."""
+    document = rules().model_dump(exclude_unset=True)
+    mine = {**document["queues"][0], "cohort": "lab"}
+    leases = [on("n0", 3, "three"), on("n1", 2, "two")]
+    for quota, chosen in ((13, ["two"]), (12, [])):
+        lender = {"name": "lender", "gpus": {"A100": 16 - quota}, "cohort": "lab"}
+        queues = Queues.model_validate({**document, "queues": [{**mine, "gpus": {"A100": quota}}, lender]})
+        assert moved(queues, leases, waits(8)) == chosen, quota
+
+
+def test_two_large_requests_are_not_promised_the_same_room():
+    """24 GPUs: 2 on n0, 2 on n1 and 6 on n2, which has room for one of the small ones only."""
+    leases = (on("n0", 2, "v0"), on("n1", 2, "v1"), on("n2", 6, "v2"))
+    first, second = (replace(waits(8), arrival=number, request=ask(8, f"large-{number}")) for number in (7, 8))
+    state, marked = mark(LedgerState(leases, (first, second)), rules(3), first)
+    assert [one.request.uid for one in marked] == ["v0"]
+    again, none = mark(state, rules(3), second)
+    assert (again, none) == (state, ())
+
+
+def mark(book: LedgerState, queues: Queues, mine):
+    others = tuple(one for one in book.pending if one is not mine)
+    state = SchedulingState(queues, book.leases, others)
+    found = select_victims(state, mine, lambda some: {one.id: 1.0 for one in some}, NOW)
+    stale = tuple(one for one in book.leases if one.id == "lease-v1")
+    chosen = found.leases if isinstance(found, VictimSelection) else stale
+    return mark_victims(book, queues, mine.request.workflow_step, {one.id: 30.0 for one in chosen}, NOW, FORGET_AFTER)
+
+
+def test_room_is_kept_for_a_training_that_moves_until_it_asks():
+    """A newcomer asks while it saves, and again between its end and its next attempt."""
+    queues = rules()
+    arena = Arena(queues)
+    arena.book = LedgerState((on("n0", 3, "stays"), on("n1", 2, "moves")))
+    arena.ask(ask(8, "large"))
+    arena.now += ENOUGH
+    arena.ask(ask(8, "large"))
+    found = arena.choose("large")
+    assert [one.request.uid for one in found.leases] == ["moves"]
+    arena.mark("large", found.leases)
+    assert isinstance(arena.ask(ask(5, "newcomer")), Deferred)
+    arena.book = arena.book.release("lease-moves", queues, arena.now)
+    assert isinstance(arena.ask(ask(5, "newcomer")), Deferred)
+    assert isinstance(arena.ask(ask(8, "large")), Admitted)
+    assert isinstance(arena.ask(ask(5, "newcomer")), Deferred), "the room of the one that moves is gone"
+    back = arena.ask(ask(2, "moves", attempt=2, first_start=0.0))
+    assert isinstance(back, Admitted)
+    assert back.nodes == ("n0",)
+
+
+def test_room_is_not_kept_for_ever_for_a_training_that_does_not_come_back():
+    queues = rules()
+    moving = on("n1", 2, "moves")
+    notice = PreemptionNotice("large", "fit", NOW, NOW, moves=True)
+    book = LedgerState((replace(moving, preemption=notice),)).release(moving.id, queues, NOW)
+    [kept] = book.pending
+    assert (kept.request.attempt, kept.promised_at) == (2, NOW)
+    later = NOW + FORGET_AFTER + timedelta(seconds=1)
+    _, answer = admit_or_queue(book, queues, ask(16, "all", members=2), later, "lease", FORGET_AFTER)
+    assert isinstance(answer, Admitted)
 
 
 def test_a_mark_is_refused_once_the_room_elsewhere_has_gone():
@@ -154,8 +262,8 @@ def test_a_mark_is_refused_once_the_room_elsewhere_has_gone():
 
     full = LedgerState((*leases, on("n0", 4, "came", timedelta(seconds=1))), (mine,))
     assert mark_victims(full, rules(), step, graces, NOW, FORGET_AFTER) == (full, ())
-    said = find_objection(SchedulingState(rules(), full.leases), mine, chosen, NOW)
-    assert said == "a training that would move finds no room on other nodes"
+    said = check_victims(SchedulingState(rules(), full.leases), mine, chosen, NOW)
+    assert said == NoVictims("a training that would move finds no room on other nodes")
 
 
 SEEDS = range(20_261_124, 20_261_324)
@@ -203,12 +311,12 @@ def test_whoever_moves_starts_again_at_once():
 
 
 def test_a_choice_that_forgets_those_that_move_is_caught(monkeypatch):
-    monkeypatch.setattr(choice.PreemptionCase, "have_room_elsewhere", lambda *_: True)
+    monkeypatch.setattr(choice.PreemptionCase, "start_elsewhere", lambda *_: True)
     with pytest.raises(AssertionError):
         search()
 
 
-def test_moves_come_to_an_end_and_nobody_loses_gpus():
+def test_moves_come_to_an_end_and_cost_no_training_its_gpus():
     """Nothing ends by itself here. Whoever moved holds GPUs again, and hours later nothing moves any more."""
     assert sum(map(play_moves, SEEDS[:40])) >= 5
 
@@ -279,6 +387,12 @@ def test_a_training_that_moves_saves_and_starts_again_on_another_node(tmp_path):
     assert not any(one.preemption for one in here.ledger.snapshot().leases), "it has only just started"
 
     here.clock.advance(HOUR.total_seconds())
+    assert phase(flows["large"].admit("fit", 0)) == "Pending"
+    loop.run_once()
+    assert not any(one.preemption for one in here.ledger.snapshot().leases), "it has never saved"
+
+    commit(here.store, "moves/fit", 1, 7)
+    here.clock.advance(CACHE_DURATION.total_seconds() + 1)
     assert phase(flows["large"].admit("fit", 0)) == "Pending"
     loop.run_once()
     assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption] == ["moves"]

@@ -107,7 +107,7 @@ def one_that_has_just_started_goes(plant: Plant) -> None:
 def more_go_than_have_to(plant: Plant) -> None:
     cheapest = PreemptionCase.select_cheapest
     plant(PreemptionCase, "select_cheapest", lambda self, leases, cost: cheapest(self, leases, cost) and tuple(leases))
-    plant(transitions, "find_objection", lambda *_: None)
+    plant(transitions, "check_victims", lambda *_: frozenset())
 
 
 def they_go_for_one_that_will_not_start(plant: Plant) -> None:
@@ -120,7 +120,7 @@ def they_go_although_enough_leaves_already(plant: Plant) -> None:
 
 
 def the_book_is_not_asked_again(plant: Plant) -> None:
-    plant(transitions, "find_objection", lambda *_: None)
+    plant(transitions, "check_victims", lambda *_: frozenset())
 
 
 CHOICE = [

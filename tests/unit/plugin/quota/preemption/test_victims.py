@@ -70,7 +70,7 @@ def test_one_that_loses_more_goes_if_it_makes_two_needless():
 
 
 def test_a_queue_that_says_nothing_has_nobody_go():
-    assert "it sets none of preempts_lower_priority, reclaims, preempts_longer, consolidates and " in why(
+    assert "it sets none of preempts_lower_priority, reclaims, preempts_longer and backfill: preemptible" in why(
         chosen(SchedulingState(one_queue(), FOUR), HIGH)
     )
 

@@ -185,14 +185,14 @@ class Recorded(SimulatedCluster):
 
     seen: list[tuple[tuple[str, int, int], tuple[str, int, int], bool]]
 
-    def preempt(self, leases, preemptor, now):
-        for lease in leases:
+    def preempt(self, selection, preemptor, now):
+        for lease in selection.leases:
             asked, own = lease.request, preemptor.request
             queue = self._queues.find(asked.queue)
             first = (own.uid, own.priority, attained_level(self._queues.find(own.queue), own.attained, own.most_gpus))
             other = (asked.uid, asked.priority, attained_level_of(queue, lease, now))
             self.seen.append((first, other, own.queue == asked.queue))
-        super().preempt(leases, preemptor, now)
+        super().preempt(selection, preemptor, now)
 
 
 @contextmanager
