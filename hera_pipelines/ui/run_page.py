@@ -82,7 +82,7 @@ class PreemptionView:
             attempt=attempt,
             preemption=preemption,
             run="" if preemption.nodes else preemption.for_run,
-            reason=reason or "a request that no longer waited",
+            reason=(reason or "a request that no longer waited") + (", to other nodes" if preemption.moves else ""),
             saved=f"checkpoint {committed.attempt}-{committed.global_step}" if committed else "no checkpoint",
             lost="not known" if seconds is None else _describe_loss(seconds, preemption.gpus),
         )

@@ -224,6 +224,8 @@ class Preemption(Record):
     """Why the authority over the GPUs took them back, if it was for no step."""
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
     """Nodes that it had to leave because they fail or are about to be removed; empty if its queue preempted it."""
+    moves: bool = Field(default=False, exclude_if=lambda moves: not moves)
+    """Whether it made room on its nodes, because others had room for it; False if it lost its place."""
     asked_at: Timestamp
     gone_at: Timestamp
     """When all its pods had ended."""

@@ -216,10 +216,10 @@ def _build_admitting_condition(queue: Object | None) -> Object:
 def _leaving_reason(leaving: Object | None) -> tuple[str, str]:
     if leaving is None:
         return "Stays", ""
-    return (
-        "Preempted",
-        f"asked at {leaving['askedAt']} to save and stop, for step {leaving['step']} of another workflow",
-    )
+    step = f"step {leaving['step']} of another workflow"
+    if leaving.get("moves"):
+        return "Moves", f"asked at {leaving['askedAt']} to save and move to other nodes, to make room for {step}"
+    return "Preempted", f"asked at {leaving['askedAt']} to save and stop, for {step}"
 
 
 def _build_condition(name: str, holds: bool, reason: str, message: str, since: str = "") -> Object:

@@ -88,6 +88,7 @@ def describe_eviction(lease: Lease) -> str:
     if preemption is None:
         return ""
     return (
-        f"; preempted at {format_clock_time(preemption.asked_at)}, "
+        f"; {'asked to move to other nodes' if preemption.moves else 'preempted'} "
+        f"at {format_clock_time(preemption.asked_at)}, "
         f"must save and exit by {format_clock_time(preemption.deadline)}"
     )

@@ -64,7 +64,10 @@ def elapsed_seconds(since: datetime, now: datetime) -> float:
 
 def format_preemption(preempted: Preemption) -> str:
     """Text for the end of a preempted attempt: why it had to go, its newest commit and the lost training time."""
-    preemption = f"it was asked at {format_clock_time(preempted.asked_at)} to save and go{_format_reason(preempted)}"
+    what = "move to other nodes" if preempted.moves else "go"
+    preemption = (
+        f"it was asked at {format_clock_time(preempted.asked_at)} to save and {what}{_format_reason(preempted)}"
+    )
     seconds_lost, gpu_seconds_lost = preempted.seconds_lost, preempted.gpu_seconds_lost
     if seconds_lost is None or gpu_seconds_lost is None:
         return f"{preemption}; its checkpoints are on a volume, which the service cannot read, so the loss is unknown"

@@ -286,6 +286,7 @@ def build_preemption_record(call: StepCall, attempt: AttemptClaim) -> Preemption
             for_step=preemption.step,
             for_step_name=preemptor.step_name if preemptor else "",
             reason=preemption.reason,
+            moves=preemption.moves,
             asked_at=preemption.asked_at,
             gone_at=max(call.context.clock(), preemption.asked_at),
             gpus=lease.request.gpus,

@@ -171,6 +171,7 @@ ASKED = datetime(2030, 1, 1, tzinfo=UTC)
         ({}, "fit/1 4 other-1/fit[2] 2030-01-01 00:00:00 UTC 1m 5s checkpoint 1-20 2m of 4 GPUs"),
         ({"seconds_lost": 0.0}, "checkpoint 1-20 nothing"),
         ({"seconds_lost": None, "committed": None}, "no checkpoint not known"),
+        ({"moves": True}, "fit/1 4 other-1/fit[2], to other nodes 2030"),
         ({"nodes": ("n1",)}, "fit/1 4 n1 fails or will be removed 2030"),
         ({"nodes": ("n1", "n2")}, "n1, n2 fail or will be removed"),
         ({"for_run": "", "for_step": "", "for_step_name": "", "reason": "Kueue evicted it"}, "4 Kueue evicted it 2030"),

@@ -62,12 +62,17 @@ def agent_pod_deleted_message(pod: str, uid: str, why: str) -> EventMessage:
 
 
 def preempted_message(lease: Object) -> EventMessage:
-    """Event for a preempted training; ``lease`` as the ledger stores it."""
+    """Event for a training that is preempted, or moved to other nodes; ``lease`` as the ledger stores it."""
     asked_at, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
     name = step_display_name(lease["step"], lease.get("itemIndex"))
+    why = (
+        f"move to other nodes, to make room for a larger step where it holds {lease['gpus']} GPUs"
+        if lease["leaving"].get("moves")
+        else f"stop, because another step has precedence and needs its {lease['gpus']} GPUs"
+    )
     message = (
-        f"{name}: attempt {lease['attempt']} was asked to save and stop, because another step has "
-        f"precedence and needs its {lease['gpus']} GPUs; it is ended at {deadline:%H:%M:%S %Z} at the latest"
+        f"{name}: attempt {lease['attempt']} was asked to save and {why}; "
+        f"it is ended at {deadline:%H:%M:%S %Z} at the latest"
     )
     return EventMessage(
         f"leaving/{lease['id']}/{lease['leaving']['askedAt']}", "AttemptPreempted", message, True, asked_at

@@ -2,16 +2,23 @@
 
 import json
 import re
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from support.desk import Desk
 from support.kube_server import serving
-from support.ledger import ask, lease
+from support.ledger import NOW, ask, lease
 from support.lineage import RUN, STEP, claim_of, end_of, write_run
 from support.world import commit
+from tiphys_plugin.quota.lease import PreemptionNotice
 from tiphys_plugin.quota.preemption.victims import VictimSelection
 
-from hera_pipelines.cli.quota_commands.preemption_preview import describe_preemption, preemption_document
+from hera_pipelines.cli.quota_commands.preemption_preview import (
+    describe_eviction,
+    describe_preemption,
+    preemption_document,
+)
 from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence
 from tiphys.store import DirectoryStore, RunLayout
 
@@ -184,6 +191,12 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
     _, out, _ = why(desk, "run-u3")
     assert "WaitingForPreemptedCheckpoint: run-u1/fit was asked to save and go at" in out
     assert "no lease would be preempted for it: others were asked to leave for run-u3/fit already" in out
+
+
+def test_who_moves_to_other_nodes_is_not_said_to_be_preempted():
+    notice = PreemptionNotice("u3", "fit", NOW, NOW + timedelta(minutes=2), moves=True)
+    said = describe_eviction(replace(lease(2, "u1"), preemption=notice))
+    assert said == "; asked to move to other nodes at 00:00:00, must save and exit by 00:02:00"
 
 
 def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, monkeypatch):

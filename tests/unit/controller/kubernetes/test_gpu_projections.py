@@ -65,7 +65,9 @@ FLAVORED = Queues.model_validate(
     }
 )
 PLACED = replace(lease(4, "one"), nodes=("n1", "n1", "n2"))
-GOES = replace(lease(2, "two"), preemption=PreemptionNotice("other", "fit", NOW, NOW + timedelta(minutes=2)))
+NOTICE = PreemptionNotice("other", "fit", NOW, NOW + timedelta(minutes=2))
+GOES = replace(lease(2, "two"), preemption=NOTICE)
+MOVES = replace(lease(2, "two"), preemption=replace(NOTICE, moves=True))
 
 
 def ledger(book: LedgerState, rules: Queues | None = RULES) -> Object:
@@ -120,7 +122,9 @@ def test_a_lease_shows_who_holds_what_and_where():
     assert body["status"]["nodes"] == ["n1", "n2"]
     assert body["status"]["summary"] == {"nodes": "n1 and 1 more", "leavesBy": ""}
     [condition] = shown(LedgerState((GOES,)))["lease-two"]["status"]["conditions"]
-    assert (condition["type"], condition["status"]) == ("Leaving", "True")
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Leaving", "True", "Preempted")
+    [condition] = shown(LedgerState((MOVES,)))["lease-two"]["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Leaving", "True", "Moves")
 
 
 def test_names_that_kubernetes_refuses_become_others_and_no_two_the_same():
@@ -321,3 +325,12 @@ def test_who_is_asked_to_leave_is_told_on_its_workflow_once(bench: Bench, fields
     assert reason == "AttemptPreempted"
     assert message.startswith(f"{name}: attempt 1 was asked to save and stop")
     assert "ended at 00:02:00 UTC at the latest" in message
+
+
+def test_who_moves_to_other_nodes_is_not_told_that_another_has_precedence(bench: Bench):
+    uid = put(bench.api, workflow(namespace="tiphys"))["metadata"]["uid"]
+    bench.view.apply_workflow_change("tiphys", ListSnapshot(bench.api.list(WORKFLOWS, "tiphys").items))
+    bench.book(replace(MOVES, request=replace(MOVES.request, uid=uid)))
+    bench.round()
+    [(_, message)] = told(bench.server)
+    assert "asked to save and move to other nodes, to make room for a larger step where it holds 2 GPUs; " in message

@@ -1,6 +1,8 @@
 """What every ledger promises, in memory, in a file or in a cluster: replays, places in the line, lapses and checks."""
 
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from support.ledger import ask, deferral, ledger_api, queues
@@ -280,19 +282,35 @@ def test_restored_lease_does_not_replace_the_one_that_the_node_holds(ledger):
 PREEMPTING = Queues.model_validate(
     {"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]}
 )
+MOVING = Queues.model_validate(
+    {
+        "queues": [{"name": "research", "gpus": {"A100": 16}, "backfill": "preemptible"}],
+        "nodes": [{"name": name, "gpu_type": "A100", "gpus": 8} for name in ("n1", "n2")],
+    }
+)
 
 
 @pytest.fixture(params=["memory", "sqlite", "kubernetes"])
 def two_services(request, tmp_path, clock):
     """Two services over one ledger whose queue has trainings go."""
-    if request.param == "memory":
-        yield [MemoryLedger(PREEMPTING, clock=clock)] * 2
+    yield from open_two(request.param, PREEMPTING, tmp_path, clock)
+
+
+@pytest.fixture(params=["memory", "sqlite", "kubernetes"])
+def two_moving_services(request, tmp_path, clock):
+    """Two services over one ledger whose queue moves trainings between two nodes of eight GPUs."""
+    yield from open_two(request.param, MOVING, tmp_path, clock)
+
+
+def open_two(kind: str, rules: Queues, folder: Path, clock: Clock) -> Iterator[list[AdmissionBackend]]:
+    if kind == "memory":
+        yield [MemoryLedger(rules, clock=clock)] * 2
         return
-    if request.param == "kubernetes":
-        api = ledger_api(PREEMPTING)
+    if kind == "kubernetes":
+        api = ledger_api(rules)
         yield [KubernetesLedger(api, "tiphys", clock=clock) for _ in range(2)]
         return
-    opened = [SqliteLedger(tmp_path / "ledger.db", PREEMPTING, clock=clock) for _ in range(2)]
+    opened = [SqliteLedger(folder / "ledger.db", rules, clock=clock) for _ in range(2)]
     yield opened
     for one in opened:
         one.close()
@@ -325,6 +343,19 @@ def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services,
     there.release(lease.lease)
     assert deferral(here.request(ask(8, "u1", attempt=2, node="later", priority=0))) is AdmissionReason.RESERVED
     assert isinstance(here.request(ask(8, "u2", priority=5)), Admitted)
+
+
+def test_who_moves_to_other_nodes_is_marked_so_for_all_services(two_moving_services, clock):
+    here, there = two_moving_services
+    leases = {uid: here.request(ask(gpus, uid)) for uid, gpus in (("ends", 6), ("stays", 3), ("moves", 2))}
+    here.release(leases["ends"].lease)
+    there.request(ask(8, "large"))
+    clock.advance(3600)
+    there.request(ask(8, "large"))
+    [marked] = here.mark_preempted(("large", "fit"), {leases["moves"].lease: 90.0})
+    asked = PreemptionNotice("large", "fit", clock(), clock() + timedelta(seconds=90), moves=True)
+    assert marked.preemption == asked
+    assert [one.preemption for one in there.snapshot().leases] == [None, asked]
 
 
 def test_members_that_an_elastic_gang_can_spare_are_asked_to_leave_without_it(two_services, clock):

@@ -22,7 +22,7 @@ import pytest
 from support.ledger import NOW, ask, lease, waiting
 from support.preempting import Arena
 from support.preemption_oracle import come_to_rest
-from support.world import commit, fit, gpus, outputs, phase, world
+from support.world import commit, fit, gpus, outputs, phase, said, world
 from tiphys_plugin.eviction.cost import CACHE_DURATION
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PreemptionNotice
@@ -154,7 +154,16 @@ def test_one_that_the_rules_ask_to_yield_needs_no_room_elsewhere():
     """Of two that stand in the way, one is behind the request and ends, and the other moves."""
     behind = replace(on("n0", 4, "behind"), request=ask(4, "behind"), granted_at=NOW - timedelta(minutes=21))
     leases = [behind, on("n0", 2, "moves"), on("n1", 6, "stays")]
-    assert sorted(moved(rules(), leases, waits(8, timedelta(hours=2)))) == ["behind", "moves"]
+    mine = waits(8, timedelta(hours=2))
+    assert sorted(moved(rules(), leases, mine)) == ["behind", "moves"]
+    graces = {one.id: 30.0 for one in leases[:2]}
+    _, marked = mark_victims(
+        LedgerState(tuple(leases), (mine,)), rules(), mine.request.workflow_step, graces, NOW, FORGET_AFTER
+    )
+    assert {one.request.uid: one.preemption and one.preemption.moves for one in marked} == {
+        "behind": False,
+        "moves": True,
+    }
 
 
 def test_optional_members_of_a_gang_do_not_move_one_by_one():
@@ -258,7 +267,7 @@ def test_a_mark_is_refused_once_the_room_elsewhere_has_gone():
     before = LedgerState(tuple(leases), (mine,))
     after, marked = mark_victims(before, rules(), step, graces, NOW, FORGET_AFTER)
     assert [one.request.uid for one in marked] == ["two"]
-    assert [one.preemption is not None for one in after.leases] == [False, True]
+    assert [one.preemption is not None and one.preemption.moves for one in after.leases] == [False, True]
 
     full = LedgerState((*leases, on("n0", 4, "came", timedelta(seconds=1))), (mine,))
     assert mark_victims(full, rules(), step, graces, NOW, FORGET_AFTER) == (full, ())
@@ -398,7 +407,9 @@ def test_a_training_that_moves_saves_and_starts_again_on_another_node(tmp_path):
     assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption] == ["moves"]
     assert [pod.ending for pod in here.cluster.workflow_pods("uid-moves")] == [True]
     flows["moves"].pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
-    assert phase(flows["moves"].settle("fit", 0, exit_code="75")) == "Failed"
+    settled = flows["moves"].settle("fit", 0, exit_code="75")
+    assert phase(settled) == "Failed"
+    assert "to save and move to other nodes for large/fit; " in said(settled)
     assert admit("moves", 2) == "true", "it has lost its place"
     assert admit("large", 1) == "true"
     assert nodes() == {"stays": ("n1",), "moves": ("n1",), "large": ("n0",)}
