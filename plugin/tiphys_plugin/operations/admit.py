@@ -180,7 +180,8 @@ def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | N
     if is_recordable and end_attempt.is_program_done(call, claim, pod_statuses):
         reply = conclude.conclude_attempt(call, previous, "Succeeded", "0")
         return reply if reply.phase == "Pending" else None
-    observation = end_attempt.observe_end(call, claim, pod_statuses)
+    exit_code = "" if pod_statuses else end_attempt.find_argo_exit_code(call, claim)
+    observation = end_attempt.observe_end(call, claim, pod_statuses, exit_code=exit_code)
     end_attempt.end_failed_attempt(
         call, claim, observation, "its end was not observed, and the next attempt was requested"
     )

@@ -154,3 +154,20 @@ def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node,
     here.cluster.write_workflow(document)
 
     assert (f"Argo: {REFUSED}" in said(flow.settle("fit", 0, status="Error", exit_code="-1"))) == told
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"), [("75", Cause.PREEMPTION), ("1", Cause.USER_ERROR), ("-1", Cause.UNKNOWN), (None, Cause.UNKNOWN)]
+)
+def test_an_end_that_no_settle_saw_is_known_by_the_exit_code_that_argo_keeps(here, code, cause):
+    """The service was away, so settle failed; the pod is gone, and Argo has begun the next try."""
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    document = here.cluster.workflow("ml", flow.name)
+    outputs = {"outputs": {"exitCode": code}} if code else {}
+    document["status"]["nodes"] = {"1": {"name": f"{flow.name}.fit.attempts(0).run", "phase": "Failed", **outputs}}
+    here.cluster.write_workflow(document)
+
+    flow.admit("fit", 1)
+
+    assert end(here).cause is cause
