@@ -1,6 +1,7 @@
 """Preview of preemption for ``tiphys why``: the victims that the service would select now, without evicting them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +12,10 @@ from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
 from tiphys_plugin.quota.preemption.victims import LossEstimator, NoVictims, VictimSelection, select_victims
-from tiphys_plugin.quota.queues import QueueRules, format_gpus
-from tiphys_plugin.quota.scheduler.decide import format_clock_time, format_step_name
+from tiphys_plugin.quota.queues import QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, format_clock_time, format_step_name
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
+from tiphys_plugin.quota.scheduler.queue_order import movable_from
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.protocol.quantities import format_duration
@@ -41,7 +43,36 @@ def preview_preemption(
     # The request counts as pending even if its last call is older than the service's own limit.
     forget_after = max(FORGET_AFTER, now - pending.seen_at)
     preemptor = find_preemptor(ledger_state, rules, (pending.request.uid, pending.request.step), now, forget_after)
-    return select_victims(*preemptor, lost, now) if preemptor is not None else NoVictims("it is no longer pending")
+    if preemptor is None:
+        return NoVictims("it is no longer pending")
+    selection = select_victims(*preemptor, lost, now)
+    if isinstance(selection, NoVictims) and (later := _find_later_moves(*preemptor, now)) is not None:
+        moment, leases = later
+        names = " and ".join(format_step_name(one.request) for one in leases)
+        time = f"from {format_clock_time(moment)} on, once a checkpoint has just been saved"
+        moves = f"{names} would be moved to other nodes {time}"
+        return replace(selection, message=f"{selection.message}; {moves}")
+    return selection
+
+
+def _find_later_moves(
+    state: SchedulingState, preemptor: PendingRequest, now: datetime
+) -> tuple[datetime, tuple[Lease, ...]] | None:
+    """The trainings that would be moved if they have saved, and when, if nothing else changes until then."""
+    queue = state.queues.find(preemptor.request.queue) if isinstance(state.queues, Queues) else None
+    movable_at = {
+        one.id: moment
+        for one in state.leases
+        if queue is not None
+        and one.request.queue == queue.name
+        and (moment := movable_from(queue, one, preemptor)) is not None
+    }
+    latest = max([now, *movable_at.values()])
+    selection = select_victims(state, preemptor, lambda leases: dict.fromkeys((one.id for one in leases), 0.0), latest)
+    if isinstance(selection, NoVictims) or not selection.moved_leases:
+        return None
+    moved = tuple(one for one in selection.leases if one.id in selection.moved_leases)
+    return max(now, *(movable_at[one.id] for one in moved)), moved
 
 
 def describe_preemption(selection: VictimSelection | NoVictims, *, is_exact: bool) -> Iterator[Text]:

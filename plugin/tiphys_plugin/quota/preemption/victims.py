@@ -369,7 +369,7 @@ class PreemptionCase:
             *(["has had more GPU time in its own queue"] if self.queue.preempts_longer else []),
             *(["started behind it in its own queue"] if self.queue.is_backfill_preemptible else []),
             *(["borrows GPUs in its cohort that its queue may reclaim"] if self.queue.reclaims else []),
-            *(["is in its way and has room on other nodes"] if self.queue.moves_trainings else []),
+            *(["may be moved, and has room on other nodes"] if self.queue.moves_trainings else []),
         ]
         return NoVictims(f"no training {' or '.join(rules)}")
 

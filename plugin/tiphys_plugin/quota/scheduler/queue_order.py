@@ -19,6 +19,7 @@ from tiphys_plugin.quota.scheduler.fair_share import attained_level, attained_le
 
 QueuePosition = tuple[int, int, float, int]
 """Negated priority, level of attained service, seniority, arrival; the smallest position is served first."""
+_PATIENCE = timedelta(seconds=PREEMPTIBLE_MIN_RUNTIME_SECONDS)
 
 
 def queue_position(queue: Queue | None, pending: PendingRequest) -> QueuePosition:
@@ -51,19 +52,27 @@ def is_behind(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime
 
 
 def is_movable(queue: Queue, lease: Lease, pending: PendingRequest, now: datetime) -> bool:
-    """Whether a smaller ``lease`` of the same queue may move to other nodes for ``pending``.
+    """Whether a smaller ``lease`` of the same queue may move to other nodes for ``pending``."""
+    moment = movable_from(queue, lease, pending)
+    return moment is not None and moment <= now and not _ends_soon(lease, now)
+
+
+def movable_from(queue: Queue, lease: Lease, pending: PendingRequest) -> datetime | None:
+    """When a smaller ``lease`` of the same queue may move to other nodes for ``pending``; None if it never may.
 
     One that avoids nodes, or spot nodes, after a failure stays where it is: it would have to take what is idle.
     """
-    mine, request, patience = lease.request, pending.request, timedelta(seconds=PREEMPTIBLE_MIN_RUNTIME_SECONDS)
+    mine, request = lease.request, pending.request
     if not queue.moves_trainings or lease.preemption is not None:
-        return False
+        return None
     if mine.priority > request.priority or mine.gpus >= request.gpus or mine.avoided_nodes or mine.spot == "avoided":
-        return False
-    if mine.seconds is not None and lease.granted_at + timedelta(seconds=mine.seconds) - now < patience:
-        return False  # it ends soon
-    settled_at = lease.granted_at + timedelta(seconds=queue.settled_seconds)
-    return now >= max(settled_at, pending.since + patience)
+        return None
+    return max(lease.granted_at + timedelta(seconds=queue.settled_seconds), pending.since + _PATIENCE)
+
+
+def _ends_soon(lease: Lease, now: datetime) -> bool:
+    seconds = lease.request.seconds
+    return seconds is not None and lease.granted_at + timedelta(seconds=seconds) - now < _PATIENCE
 
 
 def patience_ends_at(queue: Queue, pending: PendingRequest) -> datetime:

@@ -23,6 +23,10 @@ from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence
 from tiphys.store import DirectoryStore, RunLayout
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
+MOVING = """
+queues: [{name: research, gpus: {A100: 16}, backfill: preemptible}]
+nodes: [{name: n1, gpu_type: A100, gpus: 8}, {name: n2, gpu_type: A100, gpus: 8}]
+"""
 
 
 @pytest.fixture
@@ -191,6 +195,21 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
     _, out, _ = why(desk, "run-u3")
     assert "WaitingForPreemptedCheckpoint: run-u1/fit was asked to save and go at" in out
     assert "no lease would be preempted for it: others were asked to leave for run-u3/fit already" in out
+
+
+def test_who_would_move_later_is_told(desk):
+    desk.queues("apply", text=MOVING)
+    ledger = desk.ledger()
+    leases = {uid: ledger.request(ask(gpus, uid)) for uid, gpus in (("ends", 6), ("stays", 3), ("moves", 2))}
+    ledger.release(leases["ends"].lease)
+    ledger.request(ask(8, "large"))
+    _, out, _ = why(desk, "run-large")
+    assert re.search(
+        "no lease would be preempted for it: no training started behind it in its own queue or may be moved, and has "
+        "room on other nodes; run-moves/fit would be moved to other nodes from [0-9:]{8} on, once a checkpoint has "
+        "just been saved\n",
+        out,
+    )
 
 
 def test_who_moves_to_other_nodes_is_not_said_to_be_preempted():
