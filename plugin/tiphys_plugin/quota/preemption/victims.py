@@ -369,9 +369,9 @@ class PreemptionCase:
             *(["has had more GPU time in its own queue"] if self.queue.preempts_longer else []),
             *(["started behind it in its own queue"] if self.queue.is_backfill_preemptible else []),
             *(["borrows GPUs in its cohort that its queue may reclaim"] if self.queue.reclaims else []),
-            *(["may be moved, and has room on other nodes"] if self.queue.moves_trainings else []),
         ]
-        return NoVictims(f"no training {' or '.join(rules)}")
+        moves = ", and none may move to other nodes now" if self.queue.moves_trainings else ""
+        return NoVictims(f"no training {' or '.join(rules)}{moves}")
 
     def explain_useless_candidates(self) -> NoVictims:
         """Why the request would not start without the candidates."""

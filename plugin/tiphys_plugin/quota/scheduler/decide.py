@@ -53,10 +53,11 @@ def explain_pending_preemptions(preempted: Sequence[Lease]) -> DeferralReason:
         subject += f" and {len(victims) - 1} other{'s' if len(victims) > 2 else ''} were"
     else:
         subject += " was"
+    what = "move to other nodes" if all(notice.moves for notice, _ in victims) else "go"
     first_asked_at = min(notice.asked_at for notice, _ in victims)
     return DeferralReason(
         AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT,
-        f"{subject} asked to save and go at {format_clock_time(first_asked_at)}, "
+        f"{subject} asked to save and {what} at {format_clock_time(first_asked_at)}, "
         f"by {format_clock_time(last.deadline)} at the latest",
     )
 
@@ -451,7 +452,7 @@ def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) 
         f"({_format_requested_gpus(first.request)}"
     )
     if ahead.is_promised:
-        return DeferralReason(AdmissionReason.RESERVED, f"{behind}, for which others were asked to leave)")
+        return DeferralReason(AdmissionReason.RESERVED, f"{behind}, for which GPUs are kept)")
     if first.request.priority > pending.request.priority:
         return DeferralReason(AdmissionReason.BEHIND_HIGHER_PRIORITY, f"{behind}, priority {first.request.priority})")
     first_attained, own_attained = first.request.attained, pending.request.attained

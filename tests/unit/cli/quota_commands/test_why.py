@@ -205,8 +205,8 @@ def test_who_would_move_later_is_told(desk):
     ledger.request(ask(8, "large"))
     _, out, _ = why(desk, "run-large")
     assert re.search(
-        "no lease would be preempted for it: no training started behind it in its own queue or may be moved, and has "
-        "room on other nodes; run-moves/fit would be moved to other nodes from [0-9:]{8} on, once a checkpoint has "
+        "no lease would be preempted for it: no training started behind it in its own queue, and none may move "
+        "to other nodes now; run-moves/fit would be moved to other nodes from [0-9:]{8} on, once a checkpoint has "
         "just been saved\n",
         out,
     )

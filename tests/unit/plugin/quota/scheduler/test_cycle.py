@@ -242,7 +242,7 @@ def test_who_has_to_wait_as_well_is_told_why_another_goes_first():
     state = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),))
     answer = decided(state, ask(8, "other", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
-    assert "behind run-first/fit (8 A100, for which others were asked to leave)" in answer.reasons[1].message
+    assert "behind run-first/fit (8 A100, for which GPUs are kept)" in answer.reasons[1].message
 
 
 def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves():
