@@ -5,8 +5,9 @@ of keys shows every change. A run is listed for all its pages together. A page t
 gets no stream asks again every few seconds, so a stream may be refused.
 
 Streams do not wait for listings: a store that does not answer would silence them,
-and each page that is loaded again would begin another listing. So a run has one
-listing at a time, whoever waits for it, and streams look whether it has ended.
+and each page that is loaded again would begin another listing. So each run has at
+most one listing at a time, which all its streams share, and a stream only checks
+whether that listing has ended.
 
 Source: HTML Living Standard, "Server-sent events".
 """

@@ -31,6 +31,7 @@ from tiphys_plugin.quota.lease import (
     Lease,
     LeaseRequest,
     PendingRequest,
+    declared_end,
 )
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import cycle, pools
@@ -39,7 +40,7 @@ from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import _SchedulingCycle, select_admissible
 from tiphys_plugin.quota.scheduler.cycle_result import CycleResult, PoolAssignment
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, decide_pending
-from tiphys_plugin.quota.scheduler.snapshot import DerivedState, PendingQueues, declared_end
+from tiphys_plugin.quota.scheduler.snapshot import DerivedState, PendingQueues
 
 OTHERS = {
     AdmissionReason.BEHIND_EARLIER_REQUEST,

@@ -60,13 +60,9 @@ def _find_later_moves(
 ) -> tuple[datetime, tuple[Lease, ...]] | None:
     """The trainings that would be moved if they have saved, and when, if nothing else changes until then."""
     queue = state.queues.find(preemptor.request.queue) if isinstance(state.queues, Queues) else None
-    movable_at = {
-        one.id: moment
-        for one in state.leases
-        if queue is not None
-        and one.request.queue == queue.name
-        and (moment := movable_from(queue, one, preemptor)) is not None
-    }
+    if queue is None:
+        return None
+    movable_at = {one.id: moment for one in state.leases if (moment := movable_from(queue, one, preemptor)) is not None}
     latest = max([now, *movable_at.values()])
     selection = select_victims(state, preemptor, lambda leases: dict.fromkeys((one.id for one in leases), 0.0), latest)
     if isinstance(selection, NoVictims) or not selection.moved_leases:

@@ -8,7 +8,7 @@ so another authority can replace the built-in ledger.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal, Protocol
 
@@ -208,9 +208,14 @@ class LeaseRequest:
         return (self.uid, self.step)
 
     @property
+    def gpus_per_member(self) -> int:
+        """GPUs of each pod."""
+        return self.gpus // self.members
+
+    @property
     def most_gpus(self) -> int:
         """GPUs with all the members that an elastic gang can have; of other requests those that they ask for."""
-        return self.gpus // self.members * (self.max_members or self.members)
+        return self.gpus_per_member * (self.max_members or self.members)
 
     @property
     def larger_sizes(self) -> "Iterator[LeaseRequest]":
@@ -221,7 +226,12 @@ class LeaseRequest:
 
     def with_members(self, members: int) -> "LeaseRequest":
         """The same request for ``members`` members, each with as many GPUs as before."""
-        return replace(self, members=members, gpus=self.gpus // self.members * members)
+        return replace(self, members=members, gpus=self.gpus_per_member * members)
+
+
+def declared_end(request: LeaseRequest, started_at: datetime) -> datetime | None:
+    """Latest end of a lease that started at ``started_at``; None without a declared time limit."""
+    return started_at + timedelta(seconds=request.seconds) if request.seconds is not None else None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def build_workload(request: LeaseRequest, spot_flavors: Sequence[Object] = (), *
 
 
 def _pod_spec(request: LeaseRequest) -> Object:
-    gpus = {GPU_RESOURCE: str(request.gpus // request.members)}
+    gpus = {GPU_RESOURCE: str(request.gpus_per_member)}
     selector: Object = {"nodeSelector": {GPU_TYPE_LABEL: request.gpu_type}} if request.gpu_type else {}
     if request.gpu_types:
         expression = {"key": GPU_TYPE_LABEL, "operator": "In", "values": list(request.gpu_types)}

@@ -150,6 +150,11 @@ class ClusterFreeCapacity:
         """Numbers of the nodes with this free capacity, in rising order."""
         return self._nodes_by_capacity[capacity.gpu_type][capacity]
 
+    def free_gpus_on(self, node: str) -> int:
+        """Free whole GPUs of a node; 0 for one that is not in the inventory."""
+        number = self.inventory.node_numbers.get(node)
+        return 0 if number is None else self.node_capacities[number].free_gpus
+
     def copy(self) -> "ClusterFreeCapacity":
         """An independent copy; takes some microseconds per thousand nodes."""
         twin = ClusterFreeCapacity.__new__(ClusterFreeCapacity)

@@ -9,6 +9,7 @@ likewise; here they save a checkpoint first.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tiphys_plugin.quota.lease import Lease
 
@@ -42,9 +43,9 @@ def vacate_nodes(
     for one in nodes:
         if fits_without(one):
             sufficient = True
-            yield _drop_needless(one, fits_without)
+            yield drop_needless(one, _largest_first, fits_without)
     if not sufficient and (joined := _join_nodes(nodes, fits_without)):
-        yield _drop_needless(joined, fits_without)
+        yield drop_needless(joined, _largest_first, fits_without)
 
 
 def _join_nodes(nodes: Sequence[Sequence[Lease]], fits_without: Callable[[Sequence[Lease]], bool]) -> tuple[Lease, ...]:
@@ -59,14 +60,20 @@ def _join_nodes(nodes: Sequence[Sequence[Lease]], fits_without: Callable[[Sequen
     return ()
 
 
-def _drop_needless(leases: Sequence[Lease], fits_without: Callable[[Sequence[Lease]], bool]) -> tuple[Lease, ...]:
-    """The leases without those that need not go, the largest first."""
+def drop_needless(
+    leases: Sequence[Lease], order: Callable[[Lease], Any], fits_without: Callable[[Sequence[Lease]], bool]
+) -> tuple[Lease, ...]:
+    """The leases without those that need not go; each is tried in turn, sorted by ``order``."""
     needed = list(leases)
-    for lease in sorted(leases, key=lambda one: (-one.request.gpus, one.id)):
+    for lease in sorted(leases, key=order):
         rest = [other for other in needed if other is not lease]
         if rest and fits_without(rest):
             needed = rest
     return tuple(needed)
+
+
+def _largest_first(lease: Lease) -> tuple[int, str]:
+    return -lease.request.gpus, lease.id
 
 
 def _sum_gpus(leases: Sequence[Lease]) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tiphys_plugin.quota.lease import Lease, PendingRequest
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
@@ -66,7 +66,11 @@ class PreemptionPolicy:
         return VictimCandidates(
             tuple(one for one in candidates if protected_until(self._queues, one) <= now),
             tuple(one for one in candidates if protected_until(self._queues, one) > now),
-            tuple(one for one in usable if one.id not in candidate_ids and self._is_movable(one, now)),
+            tuple(
+                one
+                for one in usable
+                if one.id not in candidate_ids and is_movable(self._queue, one, self._preemptor, now)
+            ),
         )
 
     def allows(self, victims: Collection[Lease], pool: str) -> bool:
@@ -93,16 +97,19 @@ class PreemptionPolicy:
     def select_fitting(self, leases: Sequence[Lease]) -> list[Lease]:
         """Those of the ``leases`` for whose like there is room on what is idle now."""
         fitting: dict[PoolOptions, bool] = {}
-        for one in leases:
-            options = pools.get_pool_options(self._queues, self._queue, one.request)
+
+        def is_fitting(request: LeaseRequest) -> bool:
+            options = pools.get_pool_options(self._queues, self._queue, request)
             if options not in fitting:
-                fitting[options] = self._capacity.fits(self._queue, one.request)
-        return [one for one in leases if fitting[pools.get_pool_options(self._queues, self._queue, one.request)]]
+                fitting[options] = self._capacity.fits(self._queue, request)
+            return fitting[options]
+
+        return [one for one in leases if is_fitting(one.request)]
 
     def has_room_on(self, node: str, victims: Collection[Lease]) -> bool:
         """Whether ``node`` has the GPUs of one member without ``victims``, which are on it."""
-        freed = sum(one.nodes.count(node) * one.request.gpus // one.request.members for one in victims)
-        return self._capacity.free_gpus_on(node) + freed >= self._request.gpus // self._request.members
+        freed = sum(one.nodes.count(node) * one.request.gpus_per_member for one in victims)
+        return self._capacity.free_gpus_on(node) + freed >= self._request.gpus_per_member
 
     def stays_within_quota(self, pool: str) -> bool:
         """Whether the queue borrows nothing once the request has started in ``pool``.
@@ -126,9 +133,6 @@ class PreemptionPolicy:
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
         return self._held_gpus[lease.id].cohort == self._queue.cohort and lease.id in self._borrowed
-
-    def _is_movable(self, lease: Lease, now: datetime) -> bool:
-        return self._is_in_same_queue(lease) and is_movable(self._queue, lease, self._preemptor, now)
 
     def _has_lower_priority(self, lease: Lease) -> bool:
         return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority

@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import islice
 
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LeaseRequest, PendingRequest, PreemptionNotice
-from tiphys_plugin.quota.preemption.consolidation import vacate_nodes
+from tiphys_plugin.quota.preemption.consolidation import drop_needless, vacate_nodes
 from tiphys_plugin.quota.preemption.rights import PreemptionPolicy, VictimCandidates, protected_until
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
@@ -116,7 +116,7 @@ _MAX_TRIED_MOVES = 8
 _MAX_MOVED = 32
 """Most trainings that one request moves."""
 _LARGEST_LOSS = 0.1
-"""Part of what it has done with its GPUs that a training may lose by a move, counted since its last checkpoint."""
+"""Largest loss by a move, counted since the last checkpoint, as a part of the GPU-seconds that the lease has held."""
 _MAX_WEIGHED_CANDIDATES = 128
 """Most candidates whose loss is estimated, more for a large request. Those that held fewest GPU-seconds come first,
 because a lease cannot lose more than it has held."""
@@ -402,11 +402,8 @@ class PreemptionCase:
                 break
         else:
             return None
-        for lease in sorted(victims, key=cost, reverse=True):
-            rest = [other for other in victims if other is not lease]
-            if rest and self.fits_without(rest):
-                victims = rest
-        return tuple(sorted(victims, key=cost)) if self.starts_without(victims) else None
+        needed = drop_needless(victims, lambda one: -cost(one), self.fits_without)
+        return tuple(sorted(needed, key=cost)) if self.starts_without(needed) else None
 
     def _explain_protection(self, protected: Sequence[Lease]) -> NoVictims:
         until, lease = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])

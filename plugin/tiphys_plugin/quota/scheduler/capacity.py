@@ -119,9 +119,7 @@ class Capacity:
 
     def free_gpus_on(self, node: str) -> int:
         """Free whole GPUs of a node; 0 for one that is not declared."""
-        if self._free_capacity is None or node not in self._free_capacity.inventory.node_numbers:
-            return 0
-        return self._free_capacity.node_capacities[self._free_capacity.inventory.node_numbers[node]].free_gpus
+        return 0 if self._free_capacity is None else self._free_capacity.free_gpus_on(node)
 
     def held_in_pool(self, queue: Queue, pool: str) -> int:
         return self._held.get((queue.name, pool), 0)

@@ -37,7 +37,7 @@ from functools import lru_cache, partial
 from math import ceil, inf
 from operator import attrgetter
 
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, declared_end
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
@@ -70,7 +70,6 @@ from tiphys_plugin.quota.scheduler.snapshot import (
     GroupKey,
     PendingEntry,
     PendingQueues,
-    declared_end,
     derive_state,
     get_pending_queues,
 )

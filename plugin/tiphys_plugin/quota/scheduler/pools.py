@@ -225,7 +225,7 @@ def build_gang_request(request: LeaseRequest, pool: str) -> GangRequest:
     """The placement request for GPUs of ``pool``."""
     kind = gpu_kind_in_pool(request, pool)
     types = request.gpu_types if kind is None else ()
-    pod = _cached_pod_request(request.gpus // request.members, kind, request.min_gpu_memory_mb, types)
+    pod = _cached_pod_request(request.gpus_per_member, kind, request.min_gpu_memory_mb, types)
     return _cached_gang_request(pod, request.members, request.tensor_parallel, request.within, request.avoided_nodes)
 
 

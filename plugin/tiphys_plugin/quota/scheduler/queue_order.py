@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, declared_end
 from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS, Queue
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
@@ -63,7 +63,7 @@ def movable_from(queue: Queue, lease: Lease, pending: PendingRequest) -> datetim
     One that avoids nodes, or spot nodes, after a failure stays where it is: it would have to take what is idle.
     """
     mine, request = lease.request, pending.request
-    if not queue.moves_trainings or lease.preemption is not None:
+    if not queue.moves_trainings or mine.queue != queue.name or lease.preemption is not None:
         return None
     if mine.priority > request.priority or mine.gpus >= request.gpus or mine.avoided_nodes or mine.spot == "avoided":
         return None
@@ -71,8 +71,8 @@ def movable_from(queue: Queue, lease: Lease, pending: PendingRequest) -> datetim
 
 
 def _ends_soon(lease: Lease, now: datetime) -> bool:
-    seconds = lease.request.seconds
-    return seconds is not None and lease.granted_at + timedelta(seconds=seconds) - now < _PATIENCE
+    end = declared_end(lease.request, lease.granted_at)
+    return end is not None and end - now < _PATIENCE
 
 
 def patience_ends_at(queue: Queue, pending: PendingRequest) -> datetime:

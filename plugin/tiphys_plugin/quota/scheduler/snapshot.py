@@ -12,12 +12,12 @@ makes the comparison of two states fast, however long they are.
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import inf
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, declared_end
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, end_time
@@ -342,11 +342,6 @@ def derive_state(queues: Queues, leases: Sequence[Lease], history: Sequence[Ende
     last = _latest_states.newest
     updated = last.with_changes(leases, history) if last is not None and last.queues is queues else None
     return _latest_states.remember(updated or DerivedState(queues, leases, history))
-
-
-def declared_end(request: LeaseRequest, started_at: datetime) -> datetime | None:
-    """Latest end of a lease that started at ``started_at``; None without a declared time limit."""
-    return started_at + timedelta(seconds=request.seconds) if request.seconds is not None else None
 
 
 def latest_lease_end(lease: Lease) -> datetime | None:
