@@ -134,7 +134,7 @@ class TrackedSession(Session):
         )
         progress_store = run_store if self._coordinator.reports_events else None
         self._progress = ProgressReporter(
-            progress_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
+            progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
         self._saver = Saver(
             self._committer,

@@ -1,5 +1,6 @@
 """Reads and describes the training progress that programs report."""
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -41,9 +42,12 @@ def read_training_progress(store: Store, lineage: str, attempt: int | None = Non
 
 
 def describe_training_progress(progress: TrainingProgress, now: datetime) -> str:
-    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, saved 1m 4s ago``."""
+    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, saved 1m 4s ago``.
+
+    If no checkpoint is committed, it ends with the reason: ``no commit yet, because the next save is due in 4m``.
+    """
     age = now - progress.written_at
-    parts = [describe_step(progress)]
+    parts = [] if progress.global_step is None else [describe_step(progress)]
     parts += [f"{name} {value:.4g}" for name, value in _headline_metric(progress)]
     if age > _STALE_AFTER:
         parts.append(f"reported {format_age(age)} ago")
@@ -51,20 +55,28 @@ def describe_training_progress(progress: TrainingProgress, now: datetime) -> str
         parts.append(f"{progress.steps_per_second:.3g} steps/s")
         if (seconds := estimate_seconds_left(progress, now)) is not None:
             parts.append(f"{format_duration(round(seconds))} left")
-    if progress.checkpoint_at is not None:
-        parts.append(f"saved {format_age(now - progress.checkpoint_at)} ago")
+    parts.extend(_describe_commit(progress, now))
     return ", ".join(parts)
+
+
+def _describe_commit(progress: TrainingProgress, now: datetime) -> Iterator[str]:
+    if progress.checkpoint_at is not None:
+        yield f"saved {format_age(now - progress.checkpoint_at)} ago"
+    if progress.hindrance:
+        yield f"no commit {'since' if progress.checkpoint_at else 'yet'}, because {progress.hindrance}"
 
 
 def describe_step(progress: TrainingProgress) -> str:
     """``step 1,200 of 5,000``, or without the total if it is unknown."""
+    if progress.global_step is None:
+        return "no step known yet"
     total = f" of {progress.total_steps:,}" if progress.total_steps else ""
     return f"step {progress.global_step:,}{total}"
 
 
 def estimate_seconds_left(progress: TrainingProgress, now: datetime) -> float | None:
     """Seconds until the last step at the present pace; None if total or pace is unknown, or beyond ten years."""
-    if not progress.total_steps or not progress.steps_per_second:
+    if progress.global_step is None or not progress.total_steps or not progress.steps_per_second:
         return None
     seconds = (progress.total_steps - progress.global_step) / progress.steps_per_second
     return max(0.0, seconds - (now - progress.written_at).total_seconds()) if seconds < _MAX_SECONDS_LEFT else None

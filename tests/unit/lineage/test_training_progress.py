@@ -5,6 +5,7 @@
 | of the newest attempt                   | step, total, loss, pace, time left, age of the checkpoint |
 | without total or pace                   | without time left |
 | older than two minutes                  | its age instead of pace and time left |
+| without a commit                        | why it commits nothing |
 | too large, damaged, of another attempt  | nothing |
 """
 
@@ -24,7 +25,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LAYOUT = LineageLayout(LINEAGE)
 
 
-def report(step: int = 1200, **fields: Any) -> TrainingProgress:
+def report(step: int | None = 1200, **fields: Any) -> TrainingProgress:
     return TrainingProgress(global_step=step, written_at=NOON, **fields)
 
 
@@ -100,6 +101,14 @@ def test_everything_known_is_told_in_one_line():
         (report(steps_per_second=2.0, total_steps=5000), 600, "step 1,200 of 5,000, reported 10m ago"),
         (report(metrics={"train_loss": float("nan"), "acc": 1.0}), 0, "step 1,200, train_loss nan"),
         (report(checkpoint_step=1, checkpoint_at=NOON), -9, "step 1,200, saved 0s ago"),
+        (report(hindrance="the disk is full"), 0, "step 1,200, no commit yet, because the disk is full"),
+        (
+            report(checkpoint_at=NOON, hindrance="the disk is full"),
+            90,
+            "step 1,200, saved 1m 30s ago, no commit since, because the disk is full",
+        ),
+        (report(None, hindrance="/ckpt is never quiet"), 0, "no commit yet, because /ckpt is never quiet"),
+        (report(None, total_steps=5000, steps_per_second=1.0), 0, "1 steps/s"),
     ],
 )
 def test_what_is_unknown_is_left_out(progress: TrainingProgress, after: int, line: str):

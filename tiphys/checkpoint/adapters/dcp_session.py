@@ -111,7 +111,7 @@ class TrackedDistributedSession(DistributedSession):
         )
         progress_store = run_store if ranks.is_first else None
         self._progress = ProgressReporter(
-            progress_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
+            progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
         self._stager = _make_stager()
         self._cache = NodeCache(settings.cache) if settings.cache else None
