@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar, overload
 
 from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.save.result import Save
-from tiphys.checkpoint.settings import CheckpointSettings, open_stores
-from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
+from tiphys.checkpoint.telemetry.events import log_message, log_once
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.checkpoint.telemetry.output_copy import copy_output
 from tiphys.errors import StoreError, UsageError
@@ -210,6 +210,8 @@ def session(
     """
     settings = CheckpointSettings.from_environment(environ)
     if settings is None:
+        if environ.get("RANK", "0") == "0":
+            log_once(explain_no_checkpoints(environ))
         return Session()
     try:
         from tiphys.checkpoint.tracked_session import TrackedSession

@@ -136,6 +136,19 @@ class CheckpointSettings:
         )
 
 
+def explain_no_checkpoints(environ: Mapping[str, str]) -> str:
+    """Why a program for which `CheckpointSettings.from_environment` finds no settings keeps nothing; one line."""
+    if not environ.get(environment.RUN):
+        return "outside of a Tiphys step nothing is restored or saved"
+    step = environ.get(environment.STEP, "")
+    if environ.get(environment.SAVE_EVERY):  # only tiphys-exec removes the variable of the lineage alone
+        return f"tiphys-exec keeps the files of step {step!r}, so a session in its program restores and saves nothing"
+    return (
+        f"step {step!r} keeps no checkpoints, so nothing is restored or saved and each attempt starts from the "
+        "beginning; make it a @train or Train without checkpoints=None"
+    )
+
+
 def _required_variable(environ: Mapping[str, str], variable: str) -> str:
     if value := environ.get(variable):
         return value
