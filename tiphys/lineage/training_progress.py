@@ -1,17 +1,21 @@
 """Reads and describes the training progress that programs report."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import TrainingProgress
+from tiphys.protocol.step_spec import StepKind, StepSpec
+from tiphys.records import AttemptEnd, AttemptEndOutcome, TrainingProgress
 from tiphys.store import LineageLayout, Store, read_record
 
 _MAX_READ_REPORTS = 3
 """A report may be replaced between the listing and the read."""
 _MAX_SECONDS_LEFT = 10 * 365 * 86400
+NOTHING_REPORTED = (
+    "no commit yet, because its program completed no step() of a session, and tiphys-exec reported nothing"
+)
 _STALE_AFTER = timedelta(minutes=2)
 
 
@@ -64,6 +68,30 @@ def _describe_commit(progress: TrainingProgress, now: datetime) -> Iterator[str]
         yield f"saved {format_age(now - progress.checkpoint_at)} ago"
     if progress.hindrance:
         yield f"no commit {'since' if progress.checkpoint_at else 'yet'}, because {progress.hindrance}"
+
+
+def explain_missing_checkpoints(
+    spec: StepSpec, opened_at: datetime, now: datetime, end: AttemptEnd | None, has_commit: Callable[[], bool]
+) -> str:
+    """Why a training that reports nothing has no checkpoint, as a clause; empty if it is protected, or too young.
+
+    Args:
+        spec: The step.
+        opened_at: When the attempt was admitted.
+        now: The present time.
+        end: Its end; None while it is open.
+        has_commit: Whether it has committed a checkpoint; called only for an open attempt.
+    """
+    if spec.kind is not StepKind.TRAIN:
+        return ""
+    is_done = end is not None and end.outcome is AttemptEndOutcome.DONE
+    if spec.checkpoints is None:
+        return "" if is_done else "it keeps no checkpoints (checkpoints=None)"
+    if ((end.ended_at if end else now) - opened_at).total_seconds() < spec.checkpoints.patience_seconds:
+        return ""
+    if end is not None:
+        return "" if end.progress or end.progress_unknown else "it committed no checkpoint"
+    return "" if has_commit() else NOTHING_REPORTED
 
 
 def describe_step(progress: TrainingProgress) -> str:

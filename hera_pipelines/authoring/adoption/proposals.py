@@ -122,24 +122,18 @@ def _propose(document: ArgoDocument, workflow: Manifest, template: Manifest, tas
             refusals.append(str(error))
             continue
         is_repeated = mounts_workflow_volume(template, workflow["spec"])
-        folder = ((template.get("metadata") or {}).get("annotations") or {}).get(marks.CHECKPOINT_FOLDER, "")
-        return build(candidate, _describe(candidate, gpus, refusals, is_repeated, folder))
+        return build(candidate, _describe(candidate, gpus, refusals, is_repeated))
     return build(AdoptedKind.PLAIN, refusals[0])
 
 
-def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bool, folder: str) -> str:
+def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bool) -> str:
     if is_repeated:
         return "its attempts are recorded; a resume repeats it, because each Workflow makes its volume anew"
     if kind is AdoptedKind.STEP:
         why = f"; no training, because {refusals[0]}" if refusals else ""
         return f"its result is recorded, and a resume takes it over{why}"
     granted = f"its {gpus} GPU{'' if gpus == 1 else 's'} from a queue" if gpus else "part in a queue only with GPUs"
-    kept = (
-        f"its checkpoints in {folder} are kept"
-        if folder
-        else f"nothing is kept without {marks.CHECKPOINT_FOLDER} or a session"
-    )
-    return f"it takes {granted}; {kept}"
+    return f"it takes {granted}; nothing is kept without {marks.CHECKPOINT_FOLDER} or a session"
 
 
 def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:
