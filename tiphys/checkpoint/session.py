@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from tiphys.checkpoint.lifecycle.fork import find_parent_session
 from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
@@ -184,6 +185,18 @@ class Session:
         """Do nothing: this class opens nothing."""
 
 
+class _RefusedSession(Session):
+    """Stands for the session in a process that may not have one, and says so when it is used."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise UsageError(self._reason)
+
+    restore = step = save = report = flush = __enter__ = _refuse
+
+
 def session(
     total_steps: int | None = None,
     *,
@@ -193,6 +206,10 @@ def session(
     clock: Callable[[], float] = time.monotonic,
 ) -> Session:
     """Open the session of this attempt; use it in a ``with`` block.
+
+    Without one the session begins with its first call and ends with the program.
+    A crash that `sys.exit` ends is not recorded then. A forked child is no
+    session: its calls are refused, and its end changes nothing.
 
     Args:
         total_steps: Steps of the whole training, from which Argo and Tiphys show progress and the time left.
@@ -213,6 +230,8 @@ def session(
         if environ.get("RANK", "0") == "0":
             log_once(explain_no_checkpoints(environ))
         return Session()
+    if reason := find_parent_session():
+        return _RefusedSession(reason)
     try:
         from tiphys.checkpoint.tracked_session import TrackedSession
     except ImportError as error:
@@ -246,6 +265,7 @@ def session(
         total_steps=total_steps,
         rank_info=rank_info,
         sharded=sharded,
+        opens_itself=True,
     )
     if rank_info.rank == 0:
         run, step, attempt = settings.run, settings.step, settings.attempt
