@@ -110,6 +110,9 @@ class StopSignal:
 class _SigtermHandler:
     """Sets the flag of ``stop_signal``, then calls ``previous``, the handler that was installed before."""
 
+    _is_held_back = False
+    """Whether the handler of an open session runs, below which one of an earlier session must not end the process."""
+
     def __init__(self, stop_signal: StopSignal, previous: Any) -> None:
         self.stop_signal = stop_signal
         # None stands for a handler that Python did not install, and cannot restore.
@@ -127,18 +130,21 @@ class _SigtermHandler:
                 self._call_held_back(number, frame)
             elif callable(self.previous):  # other code still calls this handler after the session or in a child
                 self.previous(number, frame)
-            elif self.previous is signal.SIG_DFL:
+            elif self.previous is signal.SIG_DFL and not _SigtermHandler._is_held_back:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
         finally:
             self._is_running = False
 
     def _call_held_back(self, number: int, frame: FrameType | None) -> None:
+        _SigtermHandler._is_held_back = True
         try:
             if callable(self.previous):
                 self.previous(number, frame)
         except BaseException as error:  # noqa: BLE001  the next step saves first, and ends the program
             self.stop_signal.held_back = error
+        finally:
+            _SigtermHandler._is_held_back = False
 
 
 def find_parent_shell() -> str | None:

@@ -329,6 +329,19 @@ def test_a_handler_that_outlives_its_session_does_what_was_installed_before(hand
     assert seen == ["program"]
 
 
+def test_a_handler_of_an_earlier_session_does_not_end_the_next_one(handler):
+    handler(signal.SIG_DFL)
+    with open_session(MemoryStore()):
+        replaced = signal.getsignal(signal.SIGTERM)
+    handler(lambda number, frame: replaced(number, frame))  # a library puts back what it found, but too late
+    store = MemoryStore()
+    with pytest.raises(SystemExit) as end, open_session(store) as session:
+        terminate()
+        session.step(1, state_at(1))
+    assert end.value.code == 75
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
+
+
 def test_an_event_loop_that_handles_sigterm_learns_of_it_too(handler):
     async def train():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, seen.append, "loop")
