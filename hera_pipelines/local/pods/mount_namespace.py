@@ -17,6 +17,7 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_UNBINDABLE, _MS_PRIVATE, _MS_SLAVE = 0x1000, 0x4000, 1 << 17, 1 << 18, 1 << 19
 _MNT_DETACH = 2
 OWN, MACHINE = b"own", b"machine"
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_mount_namespace(plan: str) -> None:
@@ -74,7 +75,7 @@ def _mount(source: bytes | None, target: bytes, flags: int) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+    if getattr(_LIBRARY, name)(*arguments) != 0:
         code = ctypes.get_errno()
         where = " ".join(os.fsdecode(part) for part in arguments if isinstance(part, bytes))
         raise OSError(code, f"{name}: {os.strerror(code)}", where or None)
