@@ -10,6 +10,7 @@
     │   └── FencedError                 a newer attempt exists; this one must stop
     ├── IntegrityError               5  bytes do not match what was recorded
     └── StoreError                  75  storage or cluster did not answer, or refused
+        ├── StoreFullError              the disk or the quota is full
         └── SettingsError       78  credentials, permissions or the address are wrong
             └── ForbiddenError          cluster or storage says that this account may not do it
 
@@ -74,6 +75,10 @@ class StoreError(TiphysError):
     """Storage is out of reach, out of space, or refused the request."""
 
     exit_code = 75
+
+
+class StoreFullError(StoreError):
+    """The disk of the store, or the quota of its bucket, has no room for the object."""
 
 
 class SettingsError(StoreError):

@@ -1,5 +1,6 @@
 """A pipeline of functions, compiled and run here: what one returns, the next one takes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -122,6 +123,53 @@ def test_training_is_protected_without_options_and_one_that_keeps_nothing_succee
         assert (said := tiphys(command, "first")).returncode == 0, said.stderr
     assert "step 'forgetful' keeps no checkpoints" in tiphys("logs", "first/forgetful").stdout
     assert "keeps no checkpoints" not in tiphys("logs", "first/stateless").stdout
+
+
+PIPED = """
+import sys
+from pathlib import Path
+
+from hera_pipelines import Pipeline, Retries, Train
+
+fit = Train(
+    name="fit",
+    image="i",
+    command=["sh", "-c", f"{sys.executable} {Path(__file__).parent}/train.py | cat"],
+    retries=Retries(user_error=1, backoff="0.01s"),
+)
+with Pipeline("piped") as pipeline:
+    fit()
+"""
+
+CRASHES_ONCE = """
+import os
+from tiphys import checkpoint
+
+with checkpoint.session() as session:
+    state = session.restore(default={"step": 0})
+    session.save(state["step"] + 1, {"step": state["step"] + 1}).wait()
+    if os.environ["TIPHYS_ATTEMPT"] == "1":
+        raise ValueError("Verlust ist NaN")
+"""
+
+
+def test_crash_behind_a_pipe_is_retried_by_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "piped.py").write_text(PIPED)
+    (tmp_path / "train.py").write_text(CRASHES_ONCE)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+
+    def tiphys(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hera_pipelines.cli", *arguments, "--store", "store"]
+        return subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=240)
+
+    done = tiphys("run", "piped.py", "--run", "first")
+
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(tiphys("get", "first", "-o", "json").stdout)
+    first, second = shown["steps"][0]["attempts"]
+    assert (first["outcome"], first["cause"], first["exit_code"]) == ("failed", "user_error", 0)
+    assert first["message"].startswith("ValueError: Verlust ist NaN; the exit code 0 hides it")
+    assert (second["outcome"], second["starts_from"]) == ("done", "1-1")
 
 
 def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_yaml_that_cannot_be_parsed_is_named_with_its_line() -> None:
 
 def test_what_may_pass_is_told_apart_from_what_stays_wrong() -> None:
     """A wrapper script repeats on EX_TEMPFAIL; nothing may share it that stays wrong for ever."""
-    assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError"]
+    assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError", "StoreFullError"]
 
 
 def test_the_tree_in_the_documentation_is_the_tree() -> None:

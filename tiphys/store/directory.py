@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, SettingsError, StoreError, UsageError
+from tiphys.errors import (
+    NotFoundError,
+    ObjectExistsError,
+    ObjectMissingError,
+    SettingsError,
+    StoreError,
+    StoreFullError,
+    UsageError,
+)
 from tiphys.faults import failpoint
 from tiphys.store.base import ObjectInfo, check_key, check_read_size, open_source
 
@@ -31,12 +39,14 @@ def translate_os_errors(path: Path, action: str, size_bytes: int = 0) -> Iterato
 
     Raises:
         SettingsError: the block raised an `OSError` that stays until a person changes the folder or its permissions.
+        StoreFullError: the disk or its quota is full.
         StoreError: it raised another one.
     """
     try:
         yield
     except OSError as error:
-        kind = SettingsError if error.errno in _PERMANENT else StoreError
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        kind = StoreFullError if is_full else SettingsError if error.errno in _PERMANENT else StoreError
         raise kind(f"cannot {action} {path}: {_reason(error, size_bytes)}") from error
 
 

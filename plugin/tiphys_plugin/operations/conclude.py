@@ -140,6 +140,7 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
         case AttemptEndOutcome.DONE:
             publish.write_derived_records(call, end)
             message = f"Attempt {end.attempt} is done: {_describe_object_count(end)} verified"
+            message += f"; {end.message}" if end.message else ""
             return succeeded_reply(message, publish.build_outputs(call, end.outputs))
         case AttemptEndOutcome.FENCED:
             return failed_reply(f"Attempt {end.attempt} of {call.name} was fenced: {end.message}")

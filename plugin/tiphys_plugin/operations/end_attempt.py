@@ -29,6 +29,7 @@ from tiphys.failures.classify import UNEXPLAINED_RULES, AttemptObservation, Fail
 from tiphys.faults import failpoint
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.select import AttemptCommits, read_attempt_commits, read_newest_commit
+from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.operations import attempt_node_name
@@ -129,6 +130,36 @@ def end_failed_attempt(
         terminating_at=observation.ended_at,
         crash=crash,
     )
+
+
+def end_hidden_crash(call: StepCall, attempt: AttemptClaim, crash: CrashRecord) -> AttemptEnd:
+    """Record that an attempt failed although its pod ended with 0; the cause is that of the crash report."""
+    verdict = classify_failure(_add_crash_record(AttemptObservation(status="Failed", exit_code=1), crash))
+    return record_end(
+        call,
+        attempt,
+        AttemptEndOutcome.FAILED,
+        cause=verdict.cause,
+        message=f"{crash.error}; the exit code 0 hides it, as that of a pipe does: set -o pipefail, or write exec",
+        evidence=_build_evidence(attempt, AttemptObservation(), verdict),
+        exit_code=0,
+        crash=crash,
+    )
+
+
+def find_last_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None:
+    """The crash report of an attempt whose pod ended with 0, unless another process of it trained on after the crash.
+
+    Steps are compared, not times: an elastic training goes on under another clock.
+    """
+    if (crash := _read_crash_record(call, attempt)) is None:
+        return None
+    newest, progress = (
+        _find_commits(call, attempt)[0],
+        read_training_progress(call.store, attempt.lineage, attempt.attempt),
+    )
+    steps = [record.global_step for record in (newest, progress) if record and record.global_step is not None]
+    return None if max(steps, default=-1) > (-1 if crash.global_step is None else crash.global_step) else crash
 
 
 def _find_argo_message(call: StepCall, attempt: AttemptClaim) -> str:

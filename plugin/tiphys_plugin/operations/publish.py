@@ -31,6 +31,7 @@ from tiphys.records import (
     AttemptEnd,
     AttemptEndOutcome,
     Cause,
+    CrashRecord,
     MemoRecord,
     Output,
     OutputKind,
@@ -95,6 +96,9 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result:
     """
     prefix = call.layout.outputs(attempt.step, attempt.attempt)
     located = locate_outputs(call.spec, prefix, list(call.store.list(prefix)), last_try)
+    crash = end_attempt.find_last_crash(call, attempt)
+    if crash is not None and _lacks_output(located):
+        return end_attempt.end_hidden_crash(call, attempt, crash)
     printed = _printed_outputs(call.spec, prefix, result)
     if fault := _find_output_error(call, located) or _find_result_error(call, printed):
         cause, message = fault
@@ -116,9 +120,25 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result:
             call, attempt, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=message, exit_code=0
         )
     failpoint("conclude.before_end")
-    end = end_attempt.record_end(call, attempt, AttemptEndOutcome.DONE, exit_code=0, outputs=outputs)
+    note = f"its program reported {crash.error}, ended with 0 and wrote all its outputs" if crash is not None else ""
+    end = end_attempt.record_end(call, attempt, AttemptEndOutcome.DONE, message=note, exit_code=0, outputs=outputs)
     failpoint("conclude.after_end")
     return end
+
+
+def find_hidden_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None:
+    """The crash of a training whose pod ended with 0 although nothing shows that its program went on to its end.
+
+    A program may handle an error that leaves its session, and be done: then it has written all its declared outputs.
+    """
+    prefix = call.layout.outputs(attempt.step, attempt.attempt)
+    if (crash := end_attempt.find_last_crash(call, attempt)) is None:
+        return None
+    return crash if _lacks_output(locate_outputs(call.spec, prefix, list(call.store.list(prefix)))) else None
+
+
+def _lacks_output(located: Sequence[LocatedOutput]) -> bool:
+    return not located or any(not candidate.objects for candidate in located)
 
 
 def write_derived_records(call: StepCall, end: AttemptEnd) -> None:

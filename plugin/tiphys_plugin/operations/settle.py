@@ -15,7 +15,7 @@ from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
 from tiphys.store import Attempt, read_step_attempts
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.gangs import NOT_STARTED_STATUSES
-from tiphys_plugin.operations import end_attempt, start_checkpoint
+from tiphys_plugin.operations import end_attempt, publish, start_checkpoint
 from tiphys_plugin.runtime.context import StepCall
 
 
@@ -34,17 +34,20 @@ def settle(call: StepCall, operation: SettleOperation) -> ExecuteReply:
         pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt.claim)
         if (waiting := end_attempt.await_pods(call, attempt.claim, pod_statuses)) is not None:
             return waiting
-        if operation.status == "Succeeded":
+        crash = publish.find_hidden_crash(call, attempt.claim) if operation.status == "Succeeded" else None
+        if operation.status == "Succeeded" and crash is None:
             members_left = end_attempt.describe_members_left(call, attempt.claim)
             end_attempt.release_lease(call, attempt.claim)
             return succeeded_reply(
                 f"Attempt {attempt.claim.attempt} succeeded{members_left}; its outputs are verified next"
             )
         failpoint("settle.before_end")
-        observation = end_attempt.observe_end(call, attempt.claim, pod_statuses, operation.status, operation.exit_code)
-        end = end_attempt.end_failed_attempt(
-            call, attempt.claim, observation, end_attempt.not_started_message(operation.status)
-        )
+        if crash is not None:
+            end = end_attempt.end_hidden_crash(call, attempt.claim, crash)
+        else:
+            seen = end_attempt.observe_end(call, attempt.claim, pod_statuses, operation.status, operation.exit_code)
+            unknown = end_attempt.not_started_message(operation.status)
+            end = end_attempt.end_failed_attempt(call, attempt.claim, seen, unknown)
         failpoint("settle.after_end")
     else:
         end = attempt.end

@@ -6,9 +6,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import tiny
+from support.lineage import ref
 from support.polling import until
+from support.sessions import open_session
+
+from tiphys.store import DirectoryStore
 
 from .conftest import begin
 
@@ -58,3 +63,17 @@ def test_one_signal_ends_the_engine_although_its_store_is_full(
     assert "the disk or its quota is full" in last
     assert "(tried " in last
     assert f"continue with `tiphys resume r --store {(small_disk / 'store').as_uri()}`" in last
+
+
+@pytest.mark.parametrize("is_filled", [False, True], ids=["too small", "filled by others"])
+def test_training_goes_on_saving_on_a_disk_that_is_full_of_expired_checkpoints(
+    small_disk: Path, is_filled: bool
+) -> None:
+    store = DirectoryStore(small_disk / "store")
+    with open_session(store, keep_last=1, delay_seconds=600) as session:
+        for step in range(1, 13):
+            if step == 3 and is_filled:
+                fill(small_disk)
+            session.save(step, {"schritt": step, "w": np.full(15_000, float(step))})
+            assert session.last_committed == ref(1, step)
+        assert session.failed_saves == 0

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, SettingsError, StoreError, UsageError
+from tiphys.errors import (
+    NotFoundError,
+    ObjectExistsError,
+    ObjectMissingError,
+    SettingsError,
+    StoreError,
+    StoreFullError,
+    UsageError,
+)
 from tiphys.faults import InjectedFaultError
 from tiphys.store import DirectoryStore, ObjectInfo
 
@@ -109,8 +117,8 @@ class TestWriteErrors:
 
         assert str(caught.value).startswith(f"cannot write {root}/runs/a/run.json: ")
         assert sentence in str(caught.value)
-        may_pass = code in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-        assert type(caught.value) is (StoreError if may_pass else SettingsError)
+        kinds = {errno.ENOSPC: StoreFullError, errno.EDQUOT: StoreFullError, errno.EIO: StoreError}
+        assert type(caught.value) is kinds.get(code, SettingsError)
         monkeypatch.undo()
         assert list(store.list("")) == []
         assert temporaries(root) == []

@@ -15,7 +15,7 @@ from botocore import exceptions
 from botocore.exceptions import ClientError
 from botocore.loaders import JSONFileLoader
 
-from tiphys.errors import ForbiddenError, SettingsError, StoreError, TiphysError, UsageError
+from tiphys.errors import ForbiddenError, SettingsError, StoreError, StoreFullError, TiphysError, UsageError
 from tiphys.store.buckets.s3_client import make_client, translate_boto_errors
 
 URL, ENDPOINT = "s3://ml-runs/tiphys", "https://s3.example.com"
@@ -41,6 +41,9 @@ def answer(status: int, code: str) -> ClientError:
         (exceptions.EndpointConnectionError(endpoint_url=ENDPOINT), StoreError, "try again"),
         (exceptions.ReadTimeoutError(endpoint_url=ENDPOINT), StoreError, "try again"),
         (answer(503, "SlowDown"), StoreError, "try again later"),
+        (answer(507, "XMinioStorageFull"), StoreFullError, "it is full (507 XMinioStorageFull"),
+        (answer(400, "XMinioAdminBucketQuotaExceeded"), StoreFullError, "free some space"),
+        (answer(403, "QuotaExceeded"), StoreFullError, "free some space"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )

@@ -26,7 +26,16 @@ from tiphys.checkpoint.settings import CheckpointSettings, describe_next_save
 from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics, classify_save_failure
 from tiphys.checkpoint.telemetry.progress import SavedStep
-from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError, UsageError
+from tiphys.errors import (
+    FencedError,
+    IntegrityError,
+    NotFoundError,
+    ObjectExistsError,
+    StoreError,
+    StoreFullError,
+    TiphysError,
+    UsageError,
+)
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
@@ -160,6 +169,16 @@ class CheckpointCommitter(CommitSink):
         self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
     ) -> CheckpointManifest:
         draft = draft.model_copy(update={"parent": self.base_checkpoint, "facts": self._provenance(draft)})
+        try:
+            return self._commit(draft, shards, uploader)
+        except StoreFullError:
+            if not self._make_room(draft.ref):
+                raise
+        return self._commit(draft, shards, uploader)
+
+    def _commit(
+        self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
+    ) -> CheckpointManifest:
         if self._barrier is None:
             return commit_checkpoint(self._store, draft, shards, self._fence.check, uploader)
         return self._commit_with_ranks(self._barrier, draft, shards, uploader)
@@ -183,6 +202,13 @@ class CheckpointCommitter(CommitSink):
     def on_failed(self, global_step: int, error: Exception) -> None:
         self.failed_saves += 1
         reason = str(error) or type(error).__name__
+        if isinstance(error, StoreFullError) and not self._stop_signal.is_requested:
+            # For writers that do not save by `commit`: their next try, or their next save, finds the room.
+            saving = CheckpointRef(
+                lineage=self._settings.lineage, attempt=self._settings.attempt, global_step=global_step
+            )
+            with contextlib.suppress(FencedError):  # the next commit raises it
+                reason += "" if self._make_room(saving) else "; nothing in it that this training keeps has expired"
         self.abandon_save(global_step, reason)
         self._metrics.record_failure(classify_save_failure(error))
         message = self._last_failure = f"step {global_step} could not be saved: {reason}"
@@ -244,13 +270,26 @@ class CheckpointCommitter(CommitSink):
         if change := self._interval.observe_save(manifest.stage_seconds, manifest.upload_seconds, size):
             self._event_log.record([self._event_log.make_event("checkpoint.interval", change.message, **change.data)])
 
+    def _make_room(self, saving: CheckpointRef) -> bool:
+        """Delete what has expired, without its delay; return whether that may have made room for ``saving``."""
+        try:
+            deleted = self._retention.make_room(self._candidates.start_checkpoints(), self._protected(), saving)
+        except (StoreError, IntegrityError, NotFoundError) as error:
+            log_message(f"the store is full, and what has expired in it could not be removed: {error}")
+            return False
+        if deleted:
+            log_message(f"the store is full, so {deleted} expired checkpoints and shards were removed at once")
+        return deleted > 0
+
+    def _protected(self) -> set[CheckpointRef]:
+        return {ref for ref in (self._candidates.start_checkpoint, self.restored) if ref}
+
     def _retain(self, committed: CheckpointRef) -> None:
         if self._settings.keep is None:
             return
         try:
             self._retention.trust(committed)
-            protected = {ref for ref in (self._candidates.start_checkpoint, self.restored) if ref}
-            self._retention.apply(self._candidates.start_checkpoints(), protected)
+            self._retention.apply(self._candidates.start_checkpoints(), self._protected())
         except (StoreError, IntegrityError) as error:
             log_message(f"old checkpoints could not be removed; the next commit tries again: {error}")
 

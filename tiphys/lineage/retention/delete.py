@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError, StoreFullError
 from tiphys.faults import failpoint
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.policy import (
@@ -195,6 +195,32 @@ class Retention:
         """
         return [] if self._keep is None else self.collect(starts_from, protected, limit=_MAX_PER_PASS).deleted
 
+    def make_room(
+        self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef], saving: CheckpointRef
+    ) -> int:
+        """Delete at once what has expired, and shards of saves that failed, because the store is full.
+
+        The delay of expired checkpoints is not waited for. Everything that `apply` keeps stays.
+
+        Args:
+            starts_from: As in `apply`.
+            protected: As in `apply`.
+            saving: The checkpoint for which there is no room; the attempt commits in the order of its steps.
+
+        Returns:
+            Number of deleted checkpoints and shards.
+        """
+        plan = self.plan(starts_from, protected)
+        named = {*plan.snapshot.commits, *plan.quarantined}
+        shards = self._store.list(self._layout.all_shards) if self._keep is not None else ()
+        refs = ((info, self._layout.parse_shard(info.key)) for info in shards)
+        failed = [info for info, ref in refs if ref and ref not in named and _is_earlier_save(ref, saving)]
+        orphans = {info.key for info in (*self.list_orphans(plan), *failed)}
+        self._recheck()
+        for key in orphans:
+            self._store.delete(key)
+        return len(orphans) + len(self._delete(list(plan.verdict.expired), starts_from, protected, is_full=True))
+
     def plan(self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef]) -> RetentionPlan:
         """The plan of `collect`; writes nothing. Costs four listings if the validity of all checkpoints is cached."""
         marked = self._tombstones.read()  # before the commits, so that a mark without a commit means a deletion
@@ -257,11 +283,21 @@ class Retention:
             self._tombstones.mark(ref)
 
     def _delete(
-        self, due: list[CheckpointRef], starts_from: StartCheckpoints, protected: Collection[CheckpointRef]
+        self,
+        due: list[CheckpointRef],
+        starts_from: StartCheckpoints,
+        protected: Collection[CheckpointRef],
+        *,
+        is_full: bool = False,
     ) -> list[CheckpointRef]:
         if not due:
             return []
-        self._tombstones.announce_deletion(due)
+        try:
+            self._tombstones.announce_deletion(due)
+        except StoreFullError:
+            # An announcement is for those who pin a checkpoint, and a full store takes no pin either.
+            if not is_full:
+                raise
         try:
             still_expired = set(self.plan(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
         except (ConflictError, NotFoundError):  # the next save reports this; retention must not end the program
@@ -296,3 +332,8 @@ class Retention:
             self._keep is not None and len(select_newest_valid(self._keep, plan.snapshot)) == self._keep.last
         )
         return sum(info.size for info in orphans)
+
+
+def _is_earlier_save(ref: CheckpointRef, saving: CheckpointRef) -> bool:
+    """Whether ``ref`` is a step of the attempt of ``saving`` before it."""
+    return ref.attempt == saving.attempt and ref.global_step < saving.global_step

@@ -37,6 +37,7 @@ from tiphys.errors import (
     ObjectMissingError,
     SettingsError,
     StoreError,
+    StoreFullError,
     TiphysError,
     UsageError,
 )
@@ -216,6 +217,10 @@ def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+_FULL_CODES = ("QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage")
+"""Ceph answers 403 QuotaExceeded, MinIO the other two (``cmd/api-errors.go``)."""
+
+
 def _error_from_response(error: ClientError, store: str, action: str, endpoint: str, key: str) -> TiphysError:
     code = error_code(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -230,7 +235,7 @@ def _error_from_response(error: ClientError, store: str, action: str, endpoint: 
         )
     if key and code in ("NoSuchKey", "404"):
         return ObjectMissingError(f"{store} has no object {key}")
-    if status == 403 or code in ("ExpiredToken", "InvalidToken"):
+    if (status == 403 and code not in _FULL_CODES) or code in ("ExpiredToken", "InvalidToken"):
         # Other codes mean that the credentials themselves are wrong or too old.
         kind = ForbiddenError if code == "AccessDenied" else SettingsError
         return kind(
@@ -238,4 +243,6 @@ def _error_from_response(error: ClientError, store: str, action: str, endpoint: 
             "they need s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucket"
         )
     reason = error.response.get("Error", {}).get("Message", "no reason given")
+    if status == 507 or code in _FULL_CODES:
+        return StoreFullError(f"{store}: cannot {action}: it is full ({status} {code}: {reason}); free some space")
     return StoreError(f"{store}: cannot {action}: {endpoint} answered {status} {code}: {reason}; try again later")

@@ -6,6 +6,8 @@
 | the same, with a budget | 1 | GPU out of memory | tried again |
 | no step for too long | 79 | hang | tried again |
 | something unreadable | 1 | user error | not tried again |
+| a crash, and then nothing | 0 | that of the crash | as its cause |
+| a crash, and then later steps or all outputs | 0 | none: it is done | |
 """
 
 import pytest
@@ -13,7 +15,7 @@ from support.ledger import queues
 from support.world import Flow, World, commit, fit, gpus, phase, said, world
 
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence
+from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence, TrainingProgress
 from tiphys.store import LineageLayout, RunLayout, claim_record, read_step_attempts
 
 RUN = "digits-abc12"
@@ -171,3 +173,66 @@ def test_an_end_that_no_settle_saw_is_known_by_the_exit_code_that_argo_keeps(her
     flow.admit("fit", 1)
 
     assert end(here).cause is cause
+
+
+def crashes(flow: Flow, step: int | None, error: str = "ValueError: Verlust ist NaN", **left) -> None:
+    """Attempt 1 reports a crash after ``step``, and its pod ends with 0, as below ``| tee``."""
+    record = CrashRecord(run=RUN, step="fit", attempt=1, error=error, global_step=step, **left)
+    flow.world.store.create(RunLayout(RUN).attempt_crash("fit", 1), record.to_bytes())
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "left", "cause", "is_retried"),
+    [
+        ("ValueError: Verlust ist NaN", {}, Cause.USER_ERROR, False),
+        (FULL, {}, Cause.GPU_OUT_OF_MEMORY, False),
+        (STUCK, {"stuck_seconds": 912.0}, Cause.HANG, True),
+    ],
+)
+@pytest.mark.parametrize("artifacts", [("model",), ()], ids=["output missing", "no outputs"])
+def test_crash_that_an_exit_code_of_0_hides_fails_the_attempt(here, artifacts, error, left, cause, is_retried):
+    flow = here.submit(fit(artifacts=artifacts))
+    flow.admit("fit", 0)
+    commit(here.store, f"{RUN}/fit", attempt=1, step=50)
+    crashes(flow, 57, error, **left)
+    settled = flow.settle("fit", 0, status="Succeeded", exit_code="0")
+    assert (phase(settled) == "Failed") == is_retried
+    assert f"{error}; the exit code 0 hides it" in said(settled)
+    assert (end(here).cause, end(here).exit_code) == (cause, 0)
+    assert said(flow.settle("fit", 0, status="Succeeded", exit_code="0")) == said(settled)
+    concluded = flow.conclude("fit", status="Succeeded", exit_code="0")
+    assert phase(concluded) == "Failed"
+
+
+def test_conclude_finds_a_hidden_crash_that_no_settle_saw(here):
+    flow = here.submit(fit(artifacts=()))
+    flow.admit("fit", 0)
+    crashes(flow, None)
+    assert "the exit code 0 hides it" in said(flow.conclude("fit", status="Succeeded", exit_code="0"))
+    assert end(here).cause is Cause.USER_ERROR
+
+
+def test_crash_that_a_program_handled_before_it_wrote_its_outputs_is_a_line_only(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    crashes(flow, 57, "optuna.TrialPruned")
+    here.store.create(f"{RunLayout(RUN).outputs('fit', 1)}artifacts/model", b"weights")
+    assert phase(flow.settle("fit", 0, status="Succeeded", exit_code="0")) == "Succeeded"
+    assert phase(flow.conclude("fit", status="Succeeded", exit_code="0")) == "Succeeded"
+    assert end(here).message == "its program reported optuna.TrialPruned, ended with 0 and wrote all its outputs"
+
+
+@pytest.mark.parametrize("proof", ["commit", "report"])
+def test_crash_of_an_earlier_process_does_not_fail_an_attempt_that_trained_on(here, proof):
+    flow = here.submit(fit(artifacts=()))
+    flow.admit("fit", 0)
+    crashes(flow, 57)
+    if proof == "commit":
+        commit(here.store, f"{RUN}/fit", attempt=1, step=58)
+    else:
+        report = TrainingProgress(global_step=60, total_steps=60)
+        here.store.create(LineageLayout(f"{RUN}/fit").training_progress_report(1, 1), report.to_bytes())
+    assert phase(flow.settle("fit", 0, status="Succeeded", exit_code="0")) == "Succeeded"
+    assert phase(flow.conclude("fit", status="Succeeded", exit_code="0")) == "Succeeded"
+    assert end(here).message == ""

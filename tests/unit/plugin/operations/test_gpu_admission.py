@@ -203,14 +203,14 @@ def test_training_without_checkpoints_has_no_lineage_and_starts_over(here):
     flow.settle("fit", 0, exit_code="75")
     answer = flow.admit("fit", 1)
     assert outputs(answer)["resume-from"] == ""
-    assert said(answer) == "Attempt 2 holds 2 A100 of queue research and runs"
+    assert said(answer) == "Attempt 2 holds 2 A100 of queue research and runs, and keeps no checkpoints"
 
 
 def test_one_gpu_is_spoken_of_as_one(tmp_path):
     here = world(tmp_path, queues({"A100": {"count": 1}}, research={"*": 1}))
     wanted = fit(gpu=gpus(1, gpu_type=None), checkpoints=None)
     admitted = here.submit(wanted).admit("fit", 0)
-    assert said(admitted) == "Attempt 1 holds 1 GPU of queue research and runs"
+    assert said(admitted) == "Attempt 1 holds 1 GPU of queue research and runs, and keeps no checkpoints"
     waiting = here.submit(wanted, name="other-abc12", uid="uid-2").admit("fit", 0)
     assert said(waiting) == "Deferred: WaitingForQuota: queue research holds 1 of 1 GPU; 1 GPU asked; position 1"
 
