@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiphys.checkpoint.exec.supervise import SignalQueue, run_child
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError, report_error
+from tiphys.processes import SignalQueue, run_child
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, open_store
 

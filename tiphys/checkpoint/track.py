@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from tiphys.checkpoint.exec.supervise import SignalQueue, run_child
 from tiphys.checkpoint.member import is_first_member
 from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.processes import SignalQueue, run_child
 from tiphys.protocol import environment
 from tiphys.records.tracking import MLFLOW_RUN_ID, STOPPED
 

@@ -11,7 +11,7 @@ import pytest
 
 BEGIN = """
 import os, signal, sys, time
-from tiphys.checkpoint.exec.supervise import ChildProcess, SignalQueue
+from tiphys.processes import ChildProcess, SignalQueue
 
 def ended(child, signals):
     while child.exit_code is None:
