@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+from tiphys.processes import Process, choose_receivers
+
 BEGIN = """
-import os, signal, sys, time
+import os, signal, subprocess, sys
 from tiphys.processes import ChildProcess, SignalQueue
 
 def ended(child, signals):
@@ -82,21 +84,70 @@ except FileNotFoundError:
     )
 
 
-def test_process_1_reaps_what_others_left_behind():
+def test_helpers_of_the_launcher_are_no_children_of_the_program():
+    """A thread of tiphys-exec may have started one, and waits for it itself."""
     assert (
         run("""
-orphan = os.posix_spawnp("true", ["true"], os.environ)
+earlier = subprocess.Popen(["sleep", "600"], start_new_session=True)
+helper = subprocess.Popen(["true"])
 child = ChildProcess(["true"], os.environ)
-os.getpid = lambda: 1
-ended(child, signals)
-while True:
-    child.reap()
-    try:
-        os.kill(orphan, 0)
-    except ProcessLookupError:
-        break
-    time.sleep(0.01)
-print("reaped", child.exit_code)
+later = subprocess.Popen(["false"])
+print(ended(child, signals), helper.wait(), later.wait(), earlier.poll())
+earlier.kill()
+earlier.wait()
 """)
-        == "reaped 0\n"
+        == "0 0 1 None\n"
     )
+
+
+def test_program_that_was_stopped_leaves_the_exit_code_of_what_it_left_behind():
+    assert (
+        run("""
+trainer = "import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('ready', flush=True); signal.pause()"
+reader, writer = os.pipe()
+command = ["sh", "-c", f"{sys.executable} -c \\"{trainer}\\"; true"]
+child = ChildProcess(command, os.environ, [(os.POSIX_SPAWN_DUP2, writer, 1)])
+os.read(reader, 100)
+child.send_signal(signal.SIGTERM)
+print(ended(child, signals), child.was_signalled)
+""")
+        == "75 False\n"
+    )
+
+
+T = 100.0
+
+
+def process(pid, name="python", *children, **others):
+    return Process(pid, name, children=children, **others)
+
+
+WORKERS = (process(2), process(3))
+TEE = process(9, "tee", reads_pipe=True)
+
+
+@pytest.mark.parametrize(
+    ("orphans", "sent", "sessions", "chosen"),
+    [
+        pytest.param([process(1, "python", *WORKERS)], {}, set(), [1], id="the program, not its workers"),
+        pytest.param([process(1, "python", *WORKERS)], {1: T - 50}, set(), [], id="each once"),
+        pytest.param([process(1, "sh", process(2))], {}, {2}, [1], id="a shell dies of it, its child comes next"),
+        pytest.param([process(2, "python", process(3))], {1: T}, {2}, [2], id="what the shell left, not its workers"),
+        pytest.param([process(1, "bash", process(2), TEE)], {1: T - 1}, {2}, [], id="a shell has a moment"),
+        pytest.param([process(1, "bash", process(2), TEE)], {1: T - 2}, set(), [2], id="a shell waits for its child"),
+        pytest.param(
+            [process(1, "bash", process(2, "bash", process(3)))], {1: T - 9, 2: T - 2}, set(), [3], id="a shell in one"
+        ),
+        pytest.param([TEE, process(2)], {}, set(), [2], id="a reader ends by itself"),
+        pytest.param([process(2, reads_pipe=True)], {}, {2}, [2], id="a session that reads is no reader"),
+        pytest.param([process(1, "python", *WORKERS)], {}, {2, 3}, [2, 3], id="sessions before their launcher"),
+        pytest.param([process(1, "python", *WORKERS)], {2: T, 3: T}, {2, 3}, [], id="a launcher waits for them"),
+        pytest.param([process(1, "python")], {2: T, 3: T}, set(), [1], id="a launcher after its sessions"),
+        pytest.param([process(1, "torchrun", *WORKERS, handles_stop=True)], {}, {2, 3}, [1], id="torchrun tells ranks"),
+        pytest.param(
+            [process(1, "torchrun", *WORKERS, handles_stop=True)], {1: T - 2}, {2, 3}, [2, 3], id="or does not"
+        ),
+    ],
+)
+def test_receivers_of_sigterm(orphans, sent, sessions, chosen):
+    assert choose_receivers(orphans, sent, sessions, now=T) == chosen
