@@ -11,8 +11,7 @@ rules (`choose_receivers`):
 | the program, and each process that it leaves behind when it ends | once, at once |
 | what a signalled process has started | not while that process lives: workers serve it |
 | children of a shell that lives 2 s later | then: bash runs a trap only after its foreground command |
-| a launcher that does not handle SIGTERM | once the sessions below it have ended; they get it at once |
-| sessions below a launcher that handles it | once, if they live 2 s later |
+| a launcher of ranks, such as torchrun | once the sessions below it have ended; they get it at once |
 | a process that reads a pipe, as ``tee`` | none: it ends at the end of its input |
 | all others | shortly before the grace period is over |
 
@@ -103,22 +102,14 @@ class Process:
     Args:
         pid: Its number.
         name: The name of its program, as in ``ps``.
-        handles_stop: Whether SIGTERM does not simply end it: it has a handler for it, or waits for it.
         reads_pipe: Whether its standard input is a pipe, and not that of this process.
         children: The processes that it has started.
     """
 
     def __init__(
-        self,
-        pid: int,
-        name: str = "",
-        *,
-        handles_stop: bool = False,
-        reads_pipe: bool = False,
-        children: Sequence["Process"] = (),
+        self, pid: int, name: str = "", *, reads_pipe: bool = False, children: Sequence["Process"] = ()
     ) -> None:
-        self.pid, self.name, self.children = pid, name, children
-        self.handles_stop, self.reads_pipe = handles_stop, reads_pipe
+        self.pid, self.name, self.reads_pipe, self.children = pid, name, reads_pipe, children
 
     def descendants(self) -> Iterator["Process"]:
         """All processes below it."""
@@ -142,17 +133,16 @@ def choose_receivers(
 
     def visit(process: Process) -> None:
         below = [descendant.pid for descendant in process.descendants() if descendant.pid in sessions]
-        if process.reads_pipe and not below and process.pid not in sessions:
-            return
-        if below and not process.handles_stop and process.name not in _SHELLS:
+        is_shell = process.name in _SHELLS
+        if process.pid not in sessions and below and not is_shell:
+            # Its death may interrupt the ranks, and torchrun kills them after 30 s, whatever the grace period is.
             chosen.extend(below)
         elif process.pid not in sent:
-            chosen.append(process.pid)
-        elif now - sent[process.pid] >= _PATIENCE_SECONDS:
-            chosen.extend(below)
-            if process.name in _SHELLS:
-                for child in process.children:
-                    visit(child)
+            if process.pid in sessions or below or not process.reads_pipe:
+                chosen.append(process.pid)
+        elif is_shell and now - sent[process.pid] >= _PATIENCE_SECONDS:
+            for child in process.children:
+                visit(child)
 
     for orphan in orphans:
         visit(orphan)
@@ -180,7 +170,8 @@ class ChildProcess:
         self._changed_at = 0.0
         self._sent: dict[int, float] = {}
         self._is_preempted = False
-        self._registry = _SessionRegistry()
+        # An elastic torchrun alone can tell the other nodes that its ranks leave.
+        self._registry = _SessionRegistry(is_offered=environment.ELASTIC not in environ)
         self._others = {process.pid for process in _read_children()} if _has_children() else set()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._pid = _start(command, {**environ, **self._registry.variables}, file_actions)
@@ -271,12 +262,13 @@ class _SessionRegistry:
     The variable of the program names the file. A launcher closes inherited descriptors, but hands variables on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_offered: bool) -> None:
         self.variables: dict[str, str] = {}
         self._forgotten = 0
         try:
             self._descriptor = os.memfd_create(_REGISTRY_NAME)
-            self.variables[environment.LAUNCHER] = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+            if is_offered:
+                self.variables[environment.LAUNCHER] = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         except OSError:  # a sandbox without this call: the program alone gets SIGTERM
             self._descriptor = os.open(os.devnull, os.O_RDONLY)
 
@@ -362,48 +354,35 @@ def _has_ended_children() -> bool:
 
 def _read_children() -> list[Process]:
     """The children of this process with all that is below them, without those in its own group: helpers of its own."""
+    own = os.getpid()
     found: dict[int, list[tuple[int, str, bool]]] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            head, _, tail = _read(f"/proc/{entry}/stat").rpartition(") ")
-            if tail:
-                state, parent, group, _ = tail.split(maxsplit=3)
-                relevant = int(parent) != os.getpid() or int(group) != os.getpgrp()
-                if relevant:
-                    found.setdefault(int(parent), []).append((int(entry), head.partition("(")[2], state in "ZX"))
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", errors="replace") as file:
+                head, _, tail = file.read().rpartition(") ")
+        except OSError:  # it has ended
+            continue
+        state, parent, group, _ = tail.split(maxsplit=3)
+        if int(parent) != own or int(group) != os.getpgrp():
+            found.setdefault(int(parent), []).append((int(entry), head.partition("(")[2], state in "ZX"))
     own_input = _read_link("/proc/self/fd/0")
 
     def build(parent: int) -> list[Process]:
         return [
-            _describe(pid, name, own_input, build(pid))
+            Process(
+                pid,
+                name,
+                reads_pipe=(standard_input := _read_link(f"/proc/{pid}/fd/0")).startswith("pipe:")
+                and standard_input != own_input,
+                children=build(pid),
+            )
             for pid, name, has_ended in found.get(parent, ())
-            if not has_ended or parent == os.getpid()
+            if not has_ended or parent == own
         ]
 
-    return build(os.getpid())
-
-
-def _describe(pid: int, name: str, own_input: str, children: list[Process]) -> Process:
-    masks = 0
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
-            masks |= int(line.split()[1], 16)
-    standard_input = _read_link(f"/proc/{pid}/fd/0")
-    return Process(
-        pid,
-        name,
-        handles_stop=bool(masks >> (signal.SIGTERM - 1) & 1),
-        reads_pipe=standard_input.startswith("pipe:") and standard_input != own_input,
-        children=children,
-    )
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read()
-    except OSError:  # it has ended
-        return ""
+    return build(own)
 
 
 def _read_link(path: str) -> str:

@@ -143,10 +143,8 @@ TEE = process(9, "tee", reads_pipe=True)
         pytest.param([process(1, "python", *WORKERS)], {}, {2, 3}, [2, 3], id="sessions before their launcher"),
         pytest.param([process(1, "python", *WORKERS)], {2: T, 3: T}, {2, 3}, [], id="a launcher waits for them"),
         pytest.param([process(1, "python")], {2: T, 3: T}, set(), [1], id="a launcher after its sessions"),
-        pytest.param([process(1, "torchrun", *WORKERS, handles_stop=True)], {}, {2, 3}, [1], id="torchrun tells ranks"),
-        pytest.param(
-            [process(1, "torchrun", *WORKERS, handles_stop=True)], {1: T - 2}, {2, 3}, [2, 3], id="or does not"
-        ),
+        pytest.param([process(1, "python", *WORKERS)], {}, {1, 3}, [1], id="a session is no launcher"),
+        pytest.param([process(1, "bash", process(2, "torchrun", *WORKERS))], {1: T - 2}, {3}, [3], id="below a trap"),
     ],
 )
 def test_receivers_of_sigterm(orphans, sent, sessions, chosen):

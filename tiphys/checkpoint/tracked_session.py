@@ -23,7 +23,6 @@ from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionSaveChoice,
     PreemptionSaveInputs,
     StopSignal,
-    find_parent_shell,
 )
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.ranks.coordination import DistributedCoordinator, SaveRequestListener, SingleProcessCoordinator
@@ -46,6 +45,7 @@ from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.processes import register_session
 from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Store
@@ -262,11 +262,6 @@ class TrackedSession(Session):
         self._coordinator.open()
         if not self._stop.install():
             log_message("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
-        elif (shell := find_parent_shell()) and self._environ.get("ARGO_CONTAINER_NAME"):
-            log_message(
-                f"the program was started by {shell}, and SIGTERM ends the shell before the program can save; "
-                "write exec before the command"
-            )
         self._crash_log.open()
         self._memory_reserve.allocate()
         self._watchdog.open()
@@ -496,4 +491,5 @@ class TrackedSession(Session):
         grace = f" (grace period {self._settings.grace_seconds:g} s)" if self._settings.grace_seconds else ""
         stopped = f"stopped by SIGTERM {self._seconds_since_stop():.1f} s ago{grace}"
         log_message(f"{stopped}; {have}; exit code {EX_TEMPFAIL} requests another attempt")
+        register_session(self._environ, has_preempted=True)
         raise SystemExit(EX_TEMPFAIL)

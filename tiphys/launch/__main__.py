@@ -14,16 +14,19 @@ from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, run_child
 from tiphys.protocol import environment
 
 MLFLOW_OPTION = "--mlflow"
-_TORCHRUN_GRACE = "PET_SHUTDOWN_TIMEOUT"
+_TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+"""Of its command, and of its Python interface."""
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the program after ``--``; return the exit code of the step."""
+    words = sys.argv[1:] if arguments is None else arguments
     separator = words.index("--")
     options, command = words[:separator], words[separator + 1 :]
     environ = dict(os.environ)
     # torchrun gives its ranks 30 s by default, however long the grace period is.
-    environ.setdefault(_TORCHRUN_GRACE, environ.get(environment.GRACE_SECONDS) or f"{DEFAULT_GRACE_SECONDS:.0f}")
+    grace = environ.get(environment.GRACE_SECONDS) or f"{DEFAULT_GRACE_SECONDS:.0f}"
+    environ = {**dict.fromkeys(_TORCHRUN_GRACE, grace), **environ}
     run = run_child
     with SignalQueue() as signals:
         if MLFLOW_OPTION in options:
@@ -36,4 +39,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -12,9 +12,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hera_pipelines.compile.container import TRACKING_COMMAND
-from hera_pipelines.compile.gang.member_pod import MEMBER_COMMAND
+from hera_pipelines.compile.container import LAUNCHER_ARGUMENTS
 from hera_pipelines.local.pods import init_process
+from tiphys.checkpoint.exec.runtime import runtime_command
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 
@@ -90,6 +90,8 @@ class PodProcess:
             return
 
 
+_BROUGHT_WORDS = len(runtime_command("")) - 2
+"""Words of `runtime_command` before ``-c``."""
 _INTERPRETERS = ("python", "python3")
 _INHERITED_VARIABLES = (
     *("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE"),
@@ -100,7 +102,6 @@ _INHERITED_PREFIXES = (
     *("TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_"),
     *("MLFLOW_TRACKING_", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"),  # in a cluster, from a Secret
 )
-_WRAPPERS = (MEMBER_COMMAND, TRACKING_COMMAND)
 
 
 def _replace_interpreter(arguments: Sequence[str]) -> list[str]:
@@ -118,11 +119,13 @@ class ProcessEnvironment:
     longest_grace_seconds: float | None = None
     """Upper limit of grace periods; None sets no limit."""
 
-    def build_command(self, arguments: Sequence[str]) -> list[str]:
-        """Replace ``python`` by the interpreter that runs Tiphys, also behind the wrappers that compile adds."""
-        for wrapper in _WRAPPERS:
-            if tuple(arguments[: len(wrapper)]) == wrapper:
-                return [*_replace_interpreter(wrapper), *self.build_command(arguments[len(wrapper) :])]
+    def build_command(self, arguments: list[str]) -> list[str]:
+        """Replace ``python`` by the interpreter that runs Tiphys, also behind the launcher that compile adds."""
+        if arguments[1:2] == ["--library-path"]:  # the launcher with a Python of its own, which no image brings here
+            arguments = ["python", "-P", *arguments[_BROUGHT_WORDS:]]
+        if tuple(arguments[1:4]) == LAUNCHER_ARGUMENTS or arguments[1:3] == ["-P", "-c"]:
+            program = arguments.index("--") + 1
+            return [sys.executable, *arguments[1:program], *_replace_interpreter(arguments[program:])]
         return _replace_interpreter(arguments)
 
     def build_environment(self, declared: Mapping[str, str]) -> dict[str, str]:

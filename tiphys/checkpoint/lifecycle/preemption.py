@@ -17,14 +17,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from tiphys.processes import register_session
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import CheckpointRef
-
-_SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox")
 
 
 class StopSignal:
@@ -46,6 +44,7 @@ class StopSignal:
             return False
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._installed = True
+        register_session(os.environ)
         return True
 
     def request(self) -> None:
@@ -61,19 +60,6 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  signature of a signal handler
         self.request()
-
-
-def find_parent_shell() -> str | None:
-    """Return the name of the shell that started this program and waits for it; None if there is none or it is unknown.
-
-    Argo sends SIGTERM to all processes of a container. A waiting shell dies of it
-    at once, and the container ends with the shell, before the program has saved.
-    """
-    try:
-        name = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    except OSError:
-        return None
-    return name if name in _SHELLS else None
 
 
 _SAFETY_FACTOR = 1.25
