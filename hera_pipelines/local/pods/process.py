@@ -31,6 +31,10 @@ class ProcessCommand:
     stdout: Path | None = None
 
 
+_KILL_SECONDS = 10.0
+"""Time for the init process to kill all that is below it, before its group is killed."""
+
+
 class PodProcess:
     """A running program with its process group."""
 
@@ -77,11 +81,16 @@ class PodProcess:
             for waiter in waits:
                 waiter.cancel()
             self.kill()
-        return await self.wait()
+        try:
+            return await asyncio.wait_for(self.wait(), _KILL_SECONDS)
+        except TimeoutError:  # the init process is stopped, or waits for the disk
+            self._signal(signal.SIGKILL)
+            return await self.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL to the whole process group."""
-        self._signal(signal.SIGKILL)
+        """Have the init process kill all that is below it, in whatever group or session, and itself."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGHUP)
 
     def _signal(self, number: signal.Signals) -> None:
         try:
