@@ -29,6 +29,8 @@ class ProcessCommand:
     log: Path
     """Receives the standard error of the program, and its standard output unless ``stdout`` is set."""
     stdout: Path | None = None
+    mounts: Path | None = None
+    """Plan of the mounts that give the program its paths; None leaves it in the namespace of the engine."""
 
 
 _KILL_SECONDS = 10.0
@@ -50,10 +52,11 @@ class PodProcess:
             OSError: the log cannot be written.
         """
         command.log.parent.mkdir(parents=True, exist_ok=True)
+        init = (str(init_process.__file__), str(os.getpid()), str(command.mounts or ""))
         with command.log.open("ab") as log, (command.stdout or command.log).open("ab") as stdout:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(init_process.__file__), str(os.getpid()), *command.arguments),
+                    *(sys.executable, "-I", "-S", *init, *command.arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=log,
@@ -130,12 +133,12 @@ class ProcessEnvironment:
 
     def build_command(self, arguments: list[str]) -> list[str]:
         """Replace ``python`` by the interpreter that runs Tiphys, also behind the launcher that compile adds."""
-        if arguments[1:2] == ["--library-path"]:  # the launcher with a Python of its own, which no image brings here
-            arguments = ["python", "-P", *arguments[_BROUGHT_WORDS:]]
-        if tuple(arguments[1:4]) == LAUNCHER_ARGUMENTS or arguments[1:3] == ["-P", "-c"]:
-            program = arguments.index("--") + 1
-            return [sys.executable, *arguments[1:program], *_replace_interpreter(arguments[program:])]
-        return _replace_interpreter(arguments)
+        is_brought = arguments[1:2] == ["--library-path"]  # the launcher with a Python of its own, here without one
+        if not is_brought and tuple(arguments[1:4]) != LAUNCHER_ARGUMENTS:
+            return _replace_interpreter(arguments)
+        program = arguments.index("--") + 1
+        launcher = ["-P", *arguments[_BROUGHT_WORDS:program]] if is_brought else arguments[1:program]
+        return [sys.executable, *launcher, *_replace_interpreter(arguments[program:])]
 
     def build_environment(self, declared: Mapping[str, str]) -> dict[str, str]:
         """Merge the variables of the template over the few inherited ones.

@@ -123,7 +123,7 @@ def test_runtime_that_lacks_mlflow_is_refused() -> None:
 
 def test_without_a_store_there_is_nowhere_to_keep_the_ids() -> None:
     with pytest.raises(UsageError, match="the ids of MLflow, but the run has no store"):
-        compiled(store="", tracking=Mlflow(URI))
+        compiled(store="", tracking=Mlflow(URI), checkpoints=None)
 
 
 @pytest.mark.parametrize(
