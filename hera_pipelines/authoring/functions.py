@@ -229,6 +229,7 @@ def train(
     queue: str = "default",
     priority: int = 0,
     checkpoints: Checkpoints | None = DEFAULT_CHECKPOINTS,
+    runtime_image: str | None = None,
     nodes: int | str = 1,
     within: Proximity | None = None,
     tensor_parallel: int = 1,
@@ -258,6 +259,8 @@ def train(
         checkpoints: When to save and what to keep, every 10 minutes and the newest 3 by default. The program commits
             them with `tiphys.checkpoint.session` or under ``tiphys-exec``. None: it keeps none, and each attempt
             starts from the beginning.
+        runtime_image: An image with tiphys, from which an init container brings the launcher and ``tiphys-exec`` with
+            a Python of their own, for an image that lacks tiphys or Python. None: the image of the step has tiphys.
         nodes: Pods of one attempt, which train together: torchrun's ``--nnodes``. If one is lost, the others save
             where they can and end, and the next attempt resumes from the checkpoint. ``"2:4"``, for torchrun's c10d
             rendezvous: the attempt starts with as many as the queue has room for, at least 2, and continues without
@@ -286,6 +289,7 @@ def train(
         queue=queue,
         priority=priority,
         checkpoints=checkpoints,
+        runtime_image=runtime_image,
         nodes=nodes,
         within=within,
         tensor_parallel=tensor_parallel,

@@ -85,6 +85,7 @@ class TrainOptions(StepOptions):
     queue: str = "default"
     priority: int = 0
     checkpoints: Checkpoints | None = DEFAULT_CHECKPOINTS
+    runtime_image: str | None = None
     nodes: int | str = 1
     within: Proximity | None = None
     tensor_parallel: int = 1
@@ -97,6 +98,7 @@ class TrainOptions(StepOptions):
             "gang": self._gang_spec(where),
             "gpu": self._gpu_request(where),
             "checkpoints": None if self.checkpoints is None else self.checkpoints.policy(),
+            "runtime_image": self.runtime_image,
             "volume": None if self.checkpoints is None else self.checkpoints.volume,
         }
 

@@ -12,8 +12,11 @@ from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
+from tiphys.checkpoint.exec.options import INSTALL_OPTION
+from tiphys.checkpoint.exec.runtime import runtime_command
 from tiphys.checkpoint.telemetry.metrics import MetricsEndpoint
 from tiphys.errors import UsageError
+from tiphys.launch.__main__ import MLFLOW_OPTION
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, CheckpointPolicy, GpuRequest
@@ -84,24 +87,61 @@ def _format_save_interval(policy: CheckpointPolicy) -> str:
     return f"{policy.every:g}{'s' if policy.every_unit == 'seconds' else ' steps'}"
 
 
-TRACKING_COMMAND = ("python", "-m", "tiphys.checkpoint.track", "--")
-"""Wrapper around the program of a step that MLflow tracks; it sets the id of the run, which MLflow chooses."""
+LAUNCHER_ARGUMENTS = ("-P", "-m", "tiphys.launch")
+"""Arguments of Python for the launcher; its options, ``--`` and the program follow."""
+EXEC_PROGRAM = "tiphys-exec"
+_INTERPRETER = re.compile(r"(.*/)?python[\d.]*")
+RUNTIME_VOLUME, _RUNTIME_FOLDER = "tiphys-runtime", "/tiphys-runtime"
 
 
-def track_program(container: Manifest, step: GatedStep) -> None:
-    """Put the wrapper for MLflow in front of the program.
+def launch_program(template: Manifest, step: GatedStep) -> None:
+    """Put the launcher in front of the program of a training, and of a step that MLflow tracks.
+
+    `tiphys-exec` is one itself. Without ``runtime_image`` the program's own Python runs the launcher, if it has one.
 
     Raises:
         UsageError: the container names no command, so that the program is unknown.
     """
-    if not isinstance(step.settings.tracking, MlflowTracking):
+    is_tracked = isinstance(step.settings.tracking, MlflowTracking)
+    if not (step.is_training or is_tracked):
         return
-    if not container.get("command"):
+    container, image = program_container(template), step.settings.runtime_image
+    command = container.get("command") or []
+    if not command:
         raise UsageError(
-            f"step {step.name!r} has tracking=Mlflow(…) and no command, and the entry point of its image is unknown; "
-            "add command=[…]"
+            f"step {step.name!r} has no command, and the entry point of its image is unknown, before which the "
+            f"launcher of {'MLflow' if is_tracked else 'trainings'} belongs; add command=[…]"
         )
-    container["command"] = [*TRACKING_COMMAND, *container["command"]]
+    if image and is_tracked:
+        raise UsageError(
+            f"step {step.name!r} has tracking=Mlflow(…) and runtime_image={image!r}, which lacks what MLflow needs; "
+            "install tiphys in the image of the step, and drop runtime_image"
+        )
+    is_exec = command[0].rpartition("/")[2] == EXEC_PROGRAM
+    if image:
+        _bring_runtime(template, container, image)
+        module, rest = ("tiphys.checkpoint.exec", command[1:]) if is_exec else ("tiphys.launch", ["--", *command])
+        container["command"] = [*runtime_command(_RUNTIME_FOLDER, module), *rest]
+    elif is_tracked or not is_exec:
+        python = command[0] if _INTERPRETER.fullmatch(command[0]) else "python"
+        options = [MLFLOW_OPTION] if is_tracked else []
+        container["command"] = [python, *LAUNCHER_ARGUMENTS, *options, "--", *command]
+
+
+def _bring_runtime(template: Manifest, container: Manifest, image: str) -> None:
+    """Have an init container copy the launcher, with a Python of its own, into the pod."""
+    mount = {"name": RUNTIME_VOLUME, "mountPath": _RUNTIME_FOLDER}
+    template["volumes"] = [*(template.get("volumes") or []), {"name": RUNTIME_VOLUME, "emptyDir": {}}]
+    template["initContainers"] = [
+        {
+            "name": RUNTIME_VOLUME,
+            "image": image,
+            "command": ["python", "-m", "tiphys.checkpoint.exec", INSTALL_OPTION, _RUNTIME_FOLDER],
+            "volumeMounts": [mount],
+        },
+        *(template.get("initContainers") or []),
+    ]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), {**mount, "readOnly": True}]
 
 
 def _tracking_variables(step: GatedStep) -> dict[str, str]:

@@ -174,6 +174,8 @@ class StepSettings(_Setting):
     """Data that the step reads and no step makes. Compile replaces it by its versions."""
     tracking: TrackingSettings | None = Field(default=None, exclude_if=lambda tracking: tracking is None)
     """MLflow or Weights & Biases; None: the step is not tracked."""
+    runtime_image: str | None = Field(default=None, exclude_if=lambda image: image is None)
+    """Image from which an init container brings the launcher; None: the image of the step has tiphys."""
     registration: ModelRegistration | None = Field(default=None, exclude_if=lambda registration: registration is None)
 
     @classmethod

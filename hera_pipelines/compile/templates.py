@@ -16,7 +16,7 @@ ends shortly after the answer (``workflow/controller/operator.go``,
 import copy
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.container import apply_placement, build_step_environment, track_program
+from hera_pipelines.compile.container import apply_placement, build_step_environment, launch_program
 from hera_pipelines.compile.gang import gang_template
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import (
@@ -61,7 +61,7 @@ def run_template(step: GatedStep, store: str) -> Manifest:
     template["outputs"] = _outputs(step)
     container = program_container(template)
     container["env"] = [*(container.get("env") or []), *build_step_environment(step, store)]
-    track_program(container, step)
+    launch_program(template, step)
     if step.settings.gang is None or step.settings.gang.backend is not GangBackend.TRAINJOB:  # which has no such field
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if step.is_training or step.uses_store:

@@ -96,8 +96,8 @@ class LocalEngine:
     def run(self, manifest: Manifest) -> NodePhase:
         """Run a Workflow to its end and return its phase.
 
-        In the main thread, the first SIGINT or SIGTERM stops the workflow (the
-        exit handler still runs), and the second terminates it.
+        In the main thread, the first SIGINT, SIGTERM or SIGHUP stops the workflow (the
+        exit handler still runs), and a second SIGINT or SIGTERM terminates it.
 
         Raises:
             UsageError: the manifest has a field that the local engine does not support.
@@ -144,7 +144,7 @@ class LocalEngine:
         shutdown = WorkflowShutdown(announce, self._pods.longest_grace_seconds)
         self._loop, self._shutdown = asyncio.get_running_loop(), shutdown
         try:
-            with handle_stop_signals(self._loop, shutdown.request):
+            with handle_stop_signals(self._loop, shutdown):
                 stored_workflow.mark_running()
                 phase, message = await self._interpret(workflow, nodes, shutdown, stored_workflow)
                 stored_workflow.mark_finished(phase, message, nodes)

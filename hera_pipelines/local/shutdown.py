@@ -1,6 +1,6 @@
 """Stopping a workflow.
 
-As on a cluster, Stop (the first Ctrl-C or SIGTERM) and the workflow's deadline
+As on a cluster, Stop (the first Ctrl-C or SIGTERM, or a terminal that is closed) and the workflow's deadline
 end all nodes but the exit handler, so that programs can save; Terminate (the
 second Ctrl-C) ends the exit handler too. Unlike on a cluster, Terminate does not
 wait for grace periods, because a person who presses Ctrl-C twice wants an
@@ -9,6 +9,7 @@ longest grace period of the running programs is over, the end stays unrecorded.
 """
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,11 @@ class WorkflowShutdown:
         self._main_stopped.set()
         if self.strategy == TERMINATE:
             self._exit_handler_stopped.set()
+
+    def request_stop(self) -> None:
+        """Stop the workflow; a later call does nothing."""
+        if not self.strategy:
+            self.request()
 
     def exceed_deadline(self) -> None:
         """Stop the workflow because its activeDeadlineSeconds are over; the exit handler still runs."""
@@ -93,17 +99,32 @@ class WorkflowShutdown:
             return
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_OUTPUT_STREAMS = (1, 2)
 
 
 @contextmanager
-def handle_stop_signals(loop: asyncio.AbstractEventLoop, request: Callable[[], None]) -> Iterator[None]:
-    """Call ``request`` for every SIGINT and SIGTERM while the body runs; has no effect outside the main thread."""
+def handle_stop_signals(loop: asyncio.AbstractEventLoop, shutdown: WorkflowShutdown) -> Iterator[None]:
+    """Request ``shutdown`` by every SIGINT and SIGTERM, and by the first SIGHUP, while the body runs.
+
+    Has no effect outside the main thread, and leaves a SIGHUP that is ignored, as below ``nohup``.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
+    terminals = [stream for stream in _OUTPUT_STREAMS if os.isatty(stream)]
+
+    def hang_up() -> None:
+        for stream in terminals:
+            if not os.isatty(stream):  # it is closed: a message would end the run with an error
+                with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  for its descriptor
+                    os.dup2(nowhere.fileno(), stream)
+        shutdown.request_stop()
+
+    requests = {signal.SIGINT: shutdown.request, signal.SIGTERM: shutdown.request, signal.SIGHUP: hang_up}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del requests[signal.SIGHUP]
+    previous_handlers = {number: signal.getsignal(number) for number in requests}
+    for number, request in requests.items():
         loop.add_signal_handler(number, request)
     try:
         yield

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from hera_pipelines.compile.container import RUNTIME_VOLUME
 from hera_pipelines.local.arguments import find_tags, path_variables, replace_every_tag, substitute_variables
 from hera_pipelines.local.composites.dag_state import TemplateDag
 from hera_pipelines.local.expressions.expr import parse_expression
@@ -192,8 +193,14 @@ def _volume_names(holder: Manifest) -> set[str]:
     return {volume["name"] for volume in holder.get("volumes") or []} | claims
 
 
+def _template_fields(template: Manifest) -> set[str]:
+    """The supported fields; of init containers that which brings the launcher, because this machine has one."""
+    names = [container["name"] for container in template.get("initContainers") or []]
+    return TEMPLATE_FIELDS | {"initContainers"} if names == [RUNTIME_VOLUME] else TEMPLATE_FIELDS
+
+
 def _check_template(template: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
-    yield from unknown_fields(template, TEMPLATE_FIELDS, "template")
+    yield from unknown_fields(template, _template_fields(template), "template")
     yield from _check_readable(template_type, template)
     yield from _check_volumes(template, "template")
     yield from _check_inputs_and_outputs(template)

@@ -22,7 +22,6 @@ from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionSaveChoice,
     PreemptionSaveInputs,
     StopSignal,
-    find_parent_shell,
 )
 from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
@@ -271,11 +270,7 @@ class TrackedSession(Session):
         if not self._process.open():
             return self
         self._coordinator.open()
-        if self._stop.install() and (shell := find_parent_shell()) and self._environ.get("ARGO_CONTAINER_NAME"):
-            log_message(
-                f"the program was started by {shell}, and SIGTERM ends the shell before the program can save; "
-                "write exec before the command"
-            )
+        self._stop.install()
         self._crash_log.open()
         self._memory_reserve.allocate()
         self._watchdog.open()
@@ -496,4 +491,5 @@ class TrackedSession(Session):
         grace = f" (grace period {self._settings.grace_seconds:g} s)" if self._settings.grace_seconds else ""
         stopped = f"stopped by SIGTERM {self._seconds_since_stop():.1f} s ago{grace}"
         log_message(f"{stopped}; {self._newest}; exit code {EX_TEMPFAIL} requests another attempt")
+        register_session(self._environ, has_preempted=True)
         raise SystemExit(EX_TEMPFAIL)

@@ -47,6 +47,9 @@ HANG_AFTER_SECONDS = "TIPHYS_HANG_AFTER_SECONDS"
 GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
 """Whole seconds between SIGTERM and SIGKILL."""
 
+LAUNCHER = "TIPHYS_LAUNCHER"
+"""File of the launcher to which each session of the program adds its process; absent without a launcher."""
+
 IMAGE = "TIPHYS_IMAGE"
 """Image of the training container, as the author gave it."""
 

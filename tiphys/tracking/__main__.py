@@ -1,6 +1,6 @@
 """``python -m tiphys.tracking open`` and ``close CODE``: one call about the run of MLflow of this attempt.
 
-`tiphys.checkpoint.track` starts them as processes of their own, which it can end
+`tiphys.launch.mlflow_run` starts them as processes of their own, which it can end
 when MLflow does not answer, and whose 100 MB of client are gone while the
 program trains. ``open`` prints the variables for the program as JSON.
 """
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, connect_server: Connect = conne
         elif len(words) == 2 and words[0] == "close":
             _close(store, run, step, words[1], connect_server)
         else:
-            raise UsageError("write open, or close and an exit code; `tiphys.checkpoint.track` does")
+            raise UsageError("write open, or close and an exit code; `tiphys.launch.mlflow_run` does")
     except TiphysError as error:
         return report_error(error, error.exit_code)
     return 0

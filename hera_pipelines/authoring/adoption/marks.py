@@ -20,7 +20,7 @@ CHECKPOINT_FOLDER = f"{_PREFIX}checkpoint-folder"
 """Folder into which an unchanged program writes its checkpoints; `tiphys-exec` of its image commits them."""
 CHECKPOINT_MARKER = f"{_PREFIX}checkpoint-marker"
 RUNTIME_IMAGE = f"{_PREFIX}runtime-image"
-"""Image of trainings from which an init container brings `tiphys-exec`, for an image that does not have it."""
+"""Image of trainings from which an init container brings the launcher and `tiphys-exec`, for an image without."""
 _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
 _GPU_SPEED = f"{_PREFIX}gpu-speed"
 _EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
@@ -105,6 +105,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
         queue=marks.get(_QUEUE, "default"),
         priority=_read_number(marks, _PRIORITY, where, 0),
         checkpoints=_read_checkpoints(marks, where),
+        runtime_image=marks.get(RUNTIME_IMAGE),
         grace=marks.get(_GRACE),
         retries=_translate_retries(template.get("retryStrategy") or {}, where),
         data=_read_data(marks),

@@ -14,17 +14,15 @@ from typing import Any
 
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
+from hera_pipelines.compile.container import EXEC_PROGRAM
 from hera_pipelines.compile.references import RESERVED_PREFIX, map_references
 from hera_pipelines.compile.validate.validate_workflow import PLACEMENT_FIELDS
-from tiphys.checkpoint.exec.options import INSTALL_OPTION
-from tiphys.checkpoint.exec.runtime import runtime_command
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 ENTRY_DAG = "adopted"
-_RUNTIME_VOLUME, _RUNTIME_FOLDER = "tiphys-runtime", "/tiphys-runtime"
 _LEAF_FIELDS = ("container", "script")
 _POD_FIELDS = (*_LEAF_FIELDS, "containerSet", "resource", "data")
 _TASK_REFERENCE = re.compile(r"\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*(['\"])([^'\"]+)\2\s*\])")
@@ -353,26 +351,7 @@ def _wrap_program(step: Manifest, template: Manifest, name: str) -> None:
         )
     marker = annotations.get(marks.CHECKPOINT_MARKER)
     options = ["--dir", folder, *(["--marker", marker] if marker else [])]
-    image = annotations.get(marks.RUNTIME_IMAGE)
-    wrapper = _bring_runtime(step, container, image) if image else ["tiphys-exec"]
-    container["command"] = [*wrapper, *options, "--", *command]
-
-
-def _bring_runtime(step: Manifest, container: Manifest, image: str) -> list[str]:
-    """Have an init container copy `tiphys-exec` and its Python into the pod, and return the command that runs it."""
-    mount = {"name": _RUNTIME_VOLUME, "mountPath": _RUNTIME_FOLDER}
-    step["volumes"] = [*(step.get("volumes") or []), {"name": _RUNTIME_VOLUME, "emptyDir": {}}]
-    step["initContainers"] = [
-        {
-            "name": _RUNTIME_VOLUME,
-            "image": image,
-            "command": ["python", "-m", "tiphys.checkpoint.exec", INSTALL_OPTION, _RUNTIME_FOLDER],
-            "volumeMounts": [mount],
-        },
-        *(step.get("initContainers") or []),
-    ]
-    container["volumeMounts"] = [*(container.get("volumeMounts") or []), {**mount, "readOnly": True}]
-    return runtime_command(_RUNTIME_FOLDER)
+    container["command"] = [EXEC_PROGRAM, *options, "--", *command]
 
 
 def _drop_unused(spec: Manifest) -> None:

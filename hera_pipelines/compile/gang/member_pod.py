@@ -116,9 +116,6 @@ SCRIPT_VOLUME = f"{references.RESERVED_PREFIX}script"
 SCRIPT_FOLDER = "/tiphys/script"
 _SCRIPT_FILE = "script"
 
-MEMBER_COMMAND = ("python", "-m", "tiphys.checkpoint.member", "--")
-"""Wrapper around the program that fetches inputs and stores outputs, as Argo's executor does in Argo's pods."""
-
 TOKEN_FIELD = "automountServiceAccountToken"  # noqa: S105  the name of a field
 _TEMPLATE_OR_WORKFLOW_FIELDS = (
     *("hostAliases", "nodeSelector", "priorityClassName", "schedulerName", "securityContext"),
@@ -161,6 +158,7 @@ def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, rank_e
         **{field: workflow[field] for field in _WORKFLOW_FIELDS if field in workflow},
         "affinity": _affinity(settings.get("affinity") or workflow.get("affinity") or {}),
         "volumes": _volumes(template, workflow, container),
+        "initContainers": template.get("initContainers") or [],
         "containers": [container],
     }
     tolerations = spec.get("tolerations") or []
@@ -193,7 +191,6 @@ def _container(step: GatedStep, template: Manifest, rank_environment: list[Manif
         if name in step.admitted_memory:
             container["resources"][side]["memory"] = input_placeholder(references.admit_output_parameter(name))
     if (declared := declared_files(step)) is not None:
-        container["command"] = [*MEMBER_COMMAND, *container["command"]]
         keys = input_placeholder(references.admit_output_parameter("input-keys"))
         container["env"] += [
             {"name": environment.FILES, "value": json.dumps(declared)},
@@ -209,7 +206,7 @@ def _container(step: GatedStep, template: Manifest, rank_environment: list[Manif
 
 
 def declared_files(step: GatedStep) -> Manifest | None:
-    """The declared inputs and outputs for `tiphys.checkpoint.member`; None where the members do not need it."""
+    """The declared inputs and outputs for `tiphys.launch.member_files`; None where the members do not need it."""
     inputs = {artifact["name"]: artifact["path"] for artifact in step.input_artifacts}
     spec = step.spec()
     outputs = {f"artifacts/{spec.artifact_file(output['name'])}": output["path"] for output in step.output_artifacts}
@@ -217,7 +214,7 @@ def declared_files(step: GatedStep) -> Manifest | None:
         f"parameters/{parameter['name']}": parameter["valueFrom"]["path"] for parameter in step.output_parameters
     }
     gang = step.settings.gang
-    # In an elastic gang the wrapper also tells torchrun which member hosts the rendezvous.
+    # In an elastic gang the launcher also tells torchrun which member hosts the rendezvous.
     is_elastic = gang is not None and gang.min_members is not None
     return {"inputs": inputs, "outputs": outputs} if inputs or outputs or is_elastic else None
 
@@ -259,7 +256,6 @@ def rank_variables(step: GatedStep, members: int, first_host: str) -> list[Manif
         "PET_MASTER_ADDR": first_host,
         "PET_MASTER_PORT": str(GANG_PORT),
         "PET_NNODES": str(members),
-        "PET_SHUTDOWN_TIMEOUT": _shutdown_timeout(step),
         **process_count_variables(step),
     }
     return [
@@ -288,7 +284,6 @@ def elastic_variables(step: GatedStep, first_host: str) -> list[Manifest]:
         "PET_RDZV_CONF": f"join_timeout={_RENDEZVOUS_TIMEOUT_SECONDS},read_timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
         # Each member that joins late, and each that is lost, costs the others one restart.
         "PET_MAX_RESTARTS": str(2 * (gang.members - gang.min_members)),
-        "PET_SHUTDOWN_TIMEOUT": _shutdown_timeout(step),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         environment.ELASTIC: f"{gang.min_members}:{gang.members}",
         **process_count_variables(step),
@@ -297,11 +292,6 @@ def elastic_variables(step: GatedStep, first_host: str) -> list[Manifest]:
         *({"name": name, "value": value} for name, value in texts.items()),
         {"name": "NODE_RANK", "valueFrom": index},
     ]
-
-
-def _shutdown_timeout(step: GatedStep) -> str:
-    """Seconds between SIGTERM and SIGKILL for torchrun, whose default of 30 s ignores the grace period."""
-    return str(step.grace_seconds)
 
 
 def process_count_variables(step: GatedStep) -> dict[str, str]:

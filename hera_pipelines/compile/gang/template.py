@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.gang.kinds import select_object_kind
-from hera_pipelines.compile.gang.member_pod import declared_files, gang_labels, render_manifest
+from hera_pipelines.compile.gang.member_pod import gang_labels, render_manifest
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import drop_empty_fields, input_placeholder
 from tiphys.errors import UsageError
@@ -108,15 +108,6 @@ def _check_program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: 
     return None
 
 
-def _check_files(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
-    if declared_files(step) is not None and not program_container(step.program).get("command"):
-        return (
-            "on several nodes Tiphys wraps the command, to fetch inputs, store outputs and connect the pods, and the "
-            "entry point of the image is unknown here; give it a command"
-        )
-    return None
-
-
 def _check_claims(step: GatedStep, manifest: Manifest) -> str | None:
     claims = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates") or []}
     mounted = [mount["name"] for mount in program_container(step.program).get("volumeMounts") or []]
@@ -139,7 +130,6 @@ _CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (
     _check_kind,
     _check_fields,
     _check_program,
-    _check_files,
     _check_claims,
     _check_spot,
 )

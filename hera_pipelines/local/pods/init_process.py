@@ -2,10 +2,11 @@
 
 A trainer that continues after its engine was killed holds GPUs and writes
 unexpected checkpoints. So the kernel signals this process when the engine dies
-(``PR_SET_PDEATHSIG``), and it kills the whole process group, data loaders
-included. When the program ends, its remaining descendants are killed too. These
-include daemons in sessions of their own, because this process is their subreaper
-(``PR_SET_CHILD_SUBREAPER``), as process 1 of a container would be.
+(``PR_SET_PDEATHSIG``), and it kills all that is below it. The engine sends the same
+signal, SIGHUP, when the grace period is over. When the program ends, its remaining
+descendants are killed too. These include daemons in sessions of their own, because
+this process is their subreaper (``PR_SET_CHILD_SUBREAPER``), as process 1 of a
+container would be.
 
 Runs as a file in a bare interpreter, without Tiphys imports, to start fast:
 ``init_process.py <pid of the engine> <plan of mounts or empty> <command> [arguments]``.

@@ -12,9 +12,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hera_pipelines.compile.container import TRACKING_COMMAND
-from hera_pipelines.compile.gang.member_pod import MEMBER_COMMAND
+from hera_pipelines.compile.container import LAUNCHER_ARGUMENTS
 from hera_pipelines.local.pods import init_process
+from tiphys.checkpoint.exec.runtime import runtime_command
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 
@@ -31,6 +31,10 @@ class ProcessCommand:
     stdout: Path | None = None
     mounts: Path | None = None
     """Plan of the mounts that give the program its paths; None leaves it in the namespace of the engine."""
+
+
+_KILL_SECONDS = 10.0
+"""Time for the init process to kill all that is below it, before its group is killed."""
 
 
 class PodProcess:
@@ -80,11 +84,16 @@ class PodProcess:
             for waiter in waits:
                 waiter.cancel()
             self.kill()
-        return await self.wait()
+        try:
+            return await asyncio.wait_for(self.wait(), _KILL_SECONDS)
+        except TimeoutError:  # the init process is stopped, or waits for the disk
+            self._signal(signal.SIGKILL)
+            return await self.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL to the whole process group."""
-        self._signal(signal.SIGKILL)
+        """Have the init process kill all that is below it, in whatever group or session, and itself."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGHUP)
 
     def _signal(self, number: signal.Signals) -> None:
         try:
@@ -93,6 +102,8 @@ class PodProcess:
             return
 
 
+_BROUGHT_WORDS = len(runtime_command("")) - 2
+"""Words of `runtime_command` before ``-c``."""
 _INTERPRETERS = ("python", "python3")
 _INHERITED_VARIABLES = (
     *("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE"),
@@ -103,7 +114,6 @@ _INHERITED_PREFIXES = (
     *("TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_"),
     *("MLFLOW_TRACKING_", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"),  # in a cluster, from a Secret
 )
-_WRAPPERS = (MEMBER_COMMAND, TRACKING_COMMAND)
 
 
 def _replace_interpreter(arguments: Sequence[str]) -> list[str]:
@@ -121,12 +131,14 @@ class ProcessEnvironment:
     longest_grace_seconds: float | None = None
     """Upper limit of grace periods; None sets no limit."""
 
-    def build_command(self, arguments: Sequence[str]) -> list[str]:
-        """Replace ``python`` by the interpreter that runs Tiphys, also behind the wrappers that compile adds."""
-        for wrapper in _WRAPPERS:
-            if tuple(arguments[: len(wrapper)]) == wrapper:
-                return [*_replace_interpreter(wrapper), *self.build_command(arguments[len(wrapper) :])]
-        return _replace_interpreter(arguments)
+    def build_command(self, arguments: list[str]) -> list[str]:
+        """Replace ``python`` by the interpreter that runs Tiphys, also behind the launcher that compile adds."""
+        is_brought = arguments[1:2] == ["--library-path"]  # the launcher with a Python of its own, here without one
+        if not is_brought and tuple(arguments[1:4]) != LAUNCHER_ARGUMENTS:
+            return _replace_interpreter(arguments)
+        program = arguments.index("--") + 1
+        launcher = ["-P", *arguments[_BROUGHT_WORDS:program]] if is_brought else arguments[1:program]
+        return [sys.executable, *launcher, *_replace_interpreter(arguments[program:])]
 
     def build_environment(self, declared: Mapping[str, str]) -> dict[str, str]:
         """Merge the variables of the template over the few inherited ones.

@@ -15,7 +15,6 @@ from hera.workflows import Artifact, Env, Parameter
 from support.authored import by_name
 
 from hera_pipelines import Mlflow, Pipeline, RegisterModel, Step, Train, Wandb, train
-from hera_pipelines.compile.container import TRACKING_COMMAND
 from hera_pipelines.pipelines import Program, train_pipeline
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
@@ -39,6 +38,9 @@ def variables(part: Manifest) -> dict[str, str]:
     return {one["name"]: one.get("value", "") for one in part["env"]}
 
 
+TRACKED = ["python", "-P", "-m", "tiphys.launch", "--mlflow", "--"]
+
+
 def test_without_tracking_nothing_of_it_is_compiled() -> None:
     text = str(compiled())
     assert "mlflow" not in text.lower()
@@ -48,7 +50,7 @@ def test_without_tracking_nothing_of_it_is_compiled() -> None:
 
 def test_mlflow_puts_a_wrapper_in_front_of_the_program() -> None:
     part = container(compiled(tracking=Mlflow(URI, experiment="digits")))
-    assert part["command"] == [*TRACKING_COMMAND, "python", "train.py"]
+    assert part["command"] == [*TRACKED, "python", "train.py"]
     assert variables(part)["MLFLOW_TRACKING_URI"] == URI
     assert variables(part)["MLFLOW_EXPERIMENT_NAME"] == "digits"
     assert "WANDB_RUN_ID" not in variables(part)
@@ -62,7 +64,7 @@ def test_a_function_is_wrapped_too() -> None:
     with Pipeline("digits", store="s3://ml-runs/tiphys") as pipeline:
         fit()
     part = container(pipeline.compile())
-    assert part["command"] == [*TRACKING_COMMAND, "python"]
+    assert part["command"] == [*TRACKED, "python"]
     assert "MLFLOW_TRACKING_URI" not in variables(part), "it comes from the author's Secret"
 
 
@@ -94,7 +96,7 @@ def test_wandb_needs_the_environment_alone() -> None:
         "WANDB_PROJECT": "digits",
         "WANDB_ENTITY": "vision",
     }
-    assert part["command"] == ["python", "train.py"]
+    assert part["command"] == ["python", "-P", "-m", "tiphys.launch", "--", "python", "train.py"]
     outputs = [one["name"] for one in by_name(manifest)["fit-admit"]["outputs"]["parameters"]]
     assert "tracking-id" in outputs
 
@@ -108,10 +110,15 @@ def test_a_variable_of_the_author_stays(tracking: Mlflow | Wandb, name: str) -> 
     assert [one["value"] for one in part["env"] if one["name"] == name] == ["mine"]
 
 
-def test_an_entry_point_that_is_unknown_cannot_be_wrapped() -> None:
-    with pytest.raises(UsageError, match="add command="):
-        compiled(command=None, args=["--fast"], tracking=Mlflow(URI))
-    assert "command" not in container(compiled(command=None, args=["--fast"], tracking=Wandb()))
+@pytest.mark.parametrize("tracking", [None, Mlflow(URI), Wandb()])
+def test_entry_point_that_is_unknown_is_refused(tracking: Mlflow | Wandb | None) -> None:
+    with pytest.raises(UsageError, match=r"the entry point of its image is unknown.*add command="):
+        compiled(command=None, args=["--fast"], tracking=tracking)
+
+
+def test_runtime_that_lacks_mlflow_is_refused() -> None:
+    with pytest.raises(UsageError, match="which lacks what MLflow needs; install tiphys in the image"):
+        compiled(runtime_image="trainer:2", tracking=Mlflow(URI))
 
 
 def test_without_a_store_there_is_nowhere_to_keep_the_ids() -> None:

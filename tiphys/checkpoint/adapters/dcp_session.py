@@ -37,6 +37,7 @@ from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.validity import read_manifest
+from tiphys.processes import register_session
 from tiphys.protocol.environment import EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, Event, SkippedCheckpoint
 from tiphys.store import Store
@@ -325,6 +326,7 @@ class TrackedDistributedSession(DistributedSession):
             last = self._committer.base_checkpoint
             have = f"the newest checkpoint is {last.display_name}" if last else "no checkpoint exists yet"
             log_message(f"stopped by SIGTERM; {have}; exit code {EX_TEMPFAIL} requests another attempt")
+        register_session(self._environ, has_preempted=True)
         raise SystemExit(EX_TEMPFAIL)
 
     def _is_save_due(self, global_step: int) -> bool:

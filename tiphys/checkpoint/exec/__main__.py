@@ -14,12 +14,13 @@ from tiphys.checkpoint.exec.options import INSTALL_OPTION, ExecOptions, parse_op
 from tiphys.checkpoint.exec.output import open_program_output
 from tiphys.checkpoint.exec.runtime import install_runtime
 from tiphys.checkpoint.exec.store import FileCheckpointStore
-from tiphys.checkpoint.exec.supervise import NOT_EXECUTABLE, NOT_FOUND, ProgramRunner, SignalQueue
+from tiphys.checkpoint.exec.supervise import ProgramRunner
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import FencedError, StoreError, TiphysError, UsageError, report_error
+from tiphys.processes import NOT_EXECUTABLE, NOT_FOUND, SignalQueue
 from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
 
 

@@ -38,16 +38,13 @@ _UNNEEDED = shutil.ignore_patterns(
 )
 
 
-def runtime_command(folder: str) -> list[str]:
-    """The command that runs `tiphys-exec` from the copy in ``folder``; its options follow.
+def runtime_command(folder: str, module: str = "tiphys.checkpoint.exec") -> list[str]:
+    """The command that runs a program of Tiphys from the copy in ``folder``; its options follow.
 
     Python is isolated, so that variables such as PYTHONPATH of the program do not reach it, and finds its packages
     without `site`, which distributions change.
     """
-    start = (
-        f"import sys; sys.path.append('{folder}/{_PACKAGES}'); "
-        "from tiphys.checkpoint.exec.__main__ import main; sys.exit(main())"
-    )
+    start = f"import sys; sys.path.append('{folder}/{_PACKAGES}'); from {module}.__main__ import main; sys.exit(main())"
     return [f"{folder}/{LOADER}", "--library-path", f"{folder}/lib", f"{folder}/{PYTHON}", "-I", "-S", "-c", start]
 
 

@@ -19,19 +19,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from tiphys.checkpoint.lifecycle.fork import keep_in_children, undo_in_children
 from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.processes import register_session
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import CheckpointRef
 
 _EXIT_MARGIN_SECONDS = 1.0
 _EXIT_MARGIN_SHARE = 0.1
 """Time reserved at the end of the grace period for the exit of the program: seconds, or this share if that is less."""
-_SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox")
 
 
 class StopSignal:
@@ -65,6 +64,7 @@ class StopSignal:
         self._installed = True
         signal.signal(signal.SIGTERM, _SigtermHandler(self, signal.getsignal(signal.SIGTERM)))
         undo_in_children(self, StopSignal.uninstall)
+        register_session(os.environ)
         return True
 
     def reinstall(self) -> None:
@@ -145,19 +145,6 @@ class _SigtermHandler:
             self.stop_signal.held_back = error
         finally:
             _SigtermHandler._is_held_back = False
-
-
-def find_parent_shell() -> str | None:
-    """Return the name of the shell that started this program and waits for it; None if there is none or it is unknown.
-
-    Argo sends SIGTERM to all processes of a container. A waiting shell dies of it
-    at once, and the container ends with the shell, before the program has saved.
-    """
-    try:
-        name = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    except OSError:
-        return None
-    return name if name in _SHELLS else None
 
 
 _SAFETY_FACTOR = 1.25

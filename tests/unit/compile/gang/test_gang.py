@@ -116,7 +116,7 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     assert "podFailurePolicy" not in spec, "a member that is lost must not end the others"
     container = spec["template"]["spec"]["containers"][0]
-    assert container["command"][:4] == ["python", "-m", "tiphys.checkpoint.member", "--"], "it says where they meet"
+    assert container["command"][:4] == ["python", "-P", "-m", "tiphys.launch"], "it says where they meet"
     told = env(container)
     expected = {
         "PET_NNODES": "2:3",
@@ -259,7 +259,10 @@ def test_a_function_reaches_the_pod_as_a_file() -> None:
     [container] = found["spec"]["containers"]
     [volume] = found["spec"]["volumes"]
     assert "def fit(note):" in found["metadata"]["annotations"]["tiphys.dev/script"]
-    assert container["command"] + container["args"] == ["python", "/tiphys/script/script"]
+    assert container["command"] + container["args"] == [
+        *("python", "-P", "-m", "tiphys.launch", "--"),
+        *("python", "/tiphys/script/script"),
+    ]
     assert volume["downwardAPI"]["items"][0]["fieldRef"] == {"fieldPath": "metadata.annotations['tiphys.dev/script']"}
 
 
@@ -270,14 +273,14 @@ def test_a_program_with_files_is_started_by_one_that_fetches_and_stores_them() -
         outputs={"artifacts": [artifact("model")], "parameters": [output_parameter("loss")]},
     )
     [container] = pod(template)["spec"]["containers"]
-    assert container["command"] == ["python", "-m", "tiphys.checkpoint.member", "--", "fit"]
+    assert container["command"] == ["python", "-P", "-m", "tiphys.launch", "--", "fit"]
     assert container["args"] == ["/in/data"]
     assert json.loads(env(container)["TIPHYS_FILES"]) == {
         "inputs": {"data": "/in/data"},
         "outputs": {"artifacts/model": "/tmp/model", "parameters/loss": "/tmp/loss"},
     }
     assert json.loads(env(container)["TIPHYS_INPUT_KEYS"]) == json.loads(ANSWERS["input-keys"])
-    assert pod(gang())["spec"]["containers"][0]["command"] == ["fit"]
+    assert "TIPHYS_FILES" not in env(pod(gang())["spec"]["containers"][0])
     templates = compiled(template)
     assert "artifacts" not in templates["fit-run"]["inputs"], "Argo would load them into a pod of its own"
 
@@ -296,7 +299,7 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         (gang(asked={"gpu": GpuRequest(gpus=8, members=2)}), "its GPUs are for 2 pods and it has 4"),
         (gang(sidecars=[{"name": "s"}]), "sidecars is not supported on several nodes"),
         (gang({"command": ["/opt/bin/tiphys-exec", "--dir", "/c"]}), "use tiphys.checkpoint"),
-        (gang({"command": None}, outputs={"artifacts": [artifact("model")]}), "give it a command"),
+        (gang({"command": None}, outputs={"artifacts": [artifact("model")]}), "add command="),
         (as_script("x" * 100_001), "longer than the 100000 bytes"),
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
         (gang({"lifecycle": {}}, GangBackend.TRAINJOB), "a TrainJob has no place for lifecycle"),

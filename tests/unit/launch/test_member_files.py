@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tiphys.checkpoint import member
 from tiphys.errors import ObjectMissingError, UsageError
+from tiphys.launch import member_files
+from tiphys.launch.__main__ import main
 from tiphys.store import DirectoryStore, RunLayout, Store
 
 PREFIX = RunLayout("digits").outputs("fit", 2)
@@ -56,7 +57,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, code: int
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    return member.main(["--", sys.executable, "-c", PROGRAM, str(tmp_path), str(code)])
+    return main(["--", sys.executable, "-c", PROGRAM, str(tmp_path), str(code)])
 
 
 def stored(store: Store) -> dict[str, bytes]:
@@ -105,25 +106,25 @@ def test_an_input_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_what_was_stored_before_a_reply_was_lost_is_stored(tmp_path: Path, store: Store) -> None:
     (tmp_path / "file").write_text("x")
     for _ in range(2):
-        member.store_output(store, tmp_path / "file", "outputs/file")
+        member_files.store_output(store, tmp_path / "file", "outputs/file")
     assert store.read("outputs/file") == b"x"
 
 
 @pytest.mark.usefixtures("data")
 def test_a_stop_that_comes_while_inputs_are_fetched_is_obeyed(tmp_path: Path, store: Store) -> None:
-    with pytest.raises(member._StoppedError):
-        member.fetch_input(store, "data/runs/digits/outputs/prep/data", tmp_path / "in", lambda: True)
+    with pytest.raises(member_files._StoppedError):
+        member_files.fetch_input(store, "data/runs/digits/outputs/prep/data", tmp_path / "in", lambda: True)
 
 
 def test_a_single_file_is_fetched_as_one(tmp_path: Path, store: Store) -> None:
     store.create("one", b"1")
-    member.fetch_input(store, "one", tmp_path / "deep" / "in")
+    member_files.fetch_input(store, "one", tmp_path / "deep" / "in")
     assert (tmp_path / "deep" / "in").read_bytes() == b"1"
 
 
 def test_without_the_environment_of_a_step_it_says_what_it_is_for() -> None:
     with pytest.raises(UsageError, match="only a compiled step of several nodes"):
-        member.MemberFiles.from_environment({"TIPHYS_FILES": "{}"})
+        member_files.MemberFiles.from_environment({"TIPHYS_FILES": "{}"})
 
 
 @pytest.mark.parametrize(
@@ -137,9 +138,9 @@ def test_without_the_environment_of_a_step_it_says_what_it_is_for() -> None:
 )
 def test_the_nodes_of_an_elastic_training_meet_at_the_first(node: str, given: str, told: str) -> None:
     environ = {"TIPHYS_ELASTIC": "2:4", "NODE_RANK": node, "PET_RDZV_CONF": given}
-    assert member.rendezvous_variables(environ) == {"PET_RDZV_CONF": told}
+    assert member_files.rendezvous_variables(environ) == {"PET_RDZV_CONF": told}
     del environ["TIPHYS_ELASTIC"]
-    assert member.rendezvous_variables(environ) == {}
+    assert member_files.rendezvous_variables(environ) == {}
 
 
 def test_a_pod_without_files_needs_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> None:
@@ -149,4 +150,4 @@ def test_a_pod_without_files_needs_no_store(monkeypatch: pytest.MonkeyPatch, tmp
     for name, value in {"TIPHYS_FILES": nothing, "TIPHYS_ELASTIC": "1:2", "TIPHYS_STORE": "file:///nowhere"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PET_RDZV_CONF", "")
-    assert member.main(["--", sys.executable, "-c", program]) == 7
+    assert main(["--", sys.executable, "-c", program]) == 7

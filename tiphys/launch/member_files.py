@@ -1,4 +1,4 @@
-"""``python -m tiphys.checkpoint.member -- PROGRAM``: runs the program in one of the pods of a distributed step.
+"""Inputs and outputs of a member of a gang, around its program.
 
 Argo downloads the inputs of a step into its own pods and uploads their outputs,
 but the pods of a training on several nodes belong to a Job. So each member
@@ -9,14 +9,12 @@ the member also tells torchrun whether this node hosts the rendezvous.
 
 import contextlib
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiphys.checkpoint.exec.supervise import SignalQueue, run_child
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError, report_error
+from tiphys.processes import SignalQueue
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, open_store
 
@@ -55,24 +53,27 @@ class MemberFiles:
             ) from error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Download the inputs, run the program, upload the outputs; return the exit code of the pod."""
-    argv = sys.argv[1:] if arguments is None else list(arguments)
-    command = argv[1:] if argv[:1] == ["--"] else argv
+def run_member(
+    run: Callable[[Sequence[str], Mapping[str, str], SignalQueue], int],
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    signals: SignalQueue,
+) -> int:
+    """Download the inputs, ``run`` the program, upload the outputs; return the exit code of the pod."""
     try:
-        files = MemberFiles.from_environment(os.environ)
-        os.environ.update(rendezvous_variables(os.environ))
-        with SignalQueue() as signals:
-            if not files.inputs and not files.outputs:
-                return _run_program(command, signals)
-            store = open_store(os.environ[environment.STORE], must_exist=True)
-            for key, path in files.inputs:
-                fetch_input(store, key, path, lambda: signals.is_stop_requested)
-            code = _run_program(command, signals)
-            if code == 0 and is_first_member(os.environ):
-                for path, key in files.outputs:
-                    store_output(store, path, key)
-            return code
+        files = MemberFiles.from_environment(environ)
+        environ = {**environ, **rendezvous_variables(environ)}
+        store = open_store(environ[environment.STORE], must_exist=True) if files.inputs or files.outputs else None
+        for key, path in files.inputs:
+            assert store is not None
+            fetch_input(store, key, path, lambda: signals.is_stop_requested)
+        if signals.is_stop_requested:
+            return environment.EX_TEMPFAIL
+        code = run(command, environ, signals)
+        if code == 0 and store is not None and is_first_member(environ):
+            for path, key in files.outputs:
+                store_output(store, path, key)
+        return code
     except _StoppedError:
         return environment.EX_TEMPFAIL
     except StoreError as error:
@@ -138,13 +139,3 @@ def _files(path: Path) -> Iterator[Path]:
         yield from sorted(file for file in path.rglob("*") if file.is_file())
     elif path.exists():
         yield path
-
-
-def _run_program(command: Sequence[str], signals: SignalQueue) -> int:
-    if signals.is_stop_requested:
-        raise _StoppedError
-    return run_child(command, os.environ, signals)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

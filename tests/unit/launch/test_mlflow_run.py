@@ -1,4 +1,4 @@
-"""The wrapper of a step that MLflow tracks: MLflow may say nothing, the program decides about the step.
+"""The launcher of a step that MLflow tracks: MLflow may say nothing, the program decides about the step.
 
 | event | program | exit code |
 |---|---|---|
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tiphys.checkpoint import track
+from tiphys.launch import mlflow_run
+from tiphys.launch.__main__ import main
 
 IDS = {"MLFLOW_EXPERIMENT_ID": "7", "MLFLOW_RUN_ID": "f" * 32}
 PROGRAM = """
@@ -43,7 +44,7 @@ class Tracking:
 @pytest.fixture
 def tracking(monkeypatch: pytest.MonkeyPatch) -> Tracking:
     stand_in = Tracking(json.dumps(IDS))
-    monkeypatch.setattr(track, "_call_tracking", stand_in)
+    monkeypatch.setattr(mlflow_run, "_call_tracking", stand_in)
     for name in ("MLFLOW_RUN_ID", "RANK", "NODE_RANK", "PET_NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TIPHYS_GRACE_SECONDS", "30")
@@ -51,7 +52,7 @@ def tracking(monkeypatch: pytest.MonkeyPatch) -> Tracking:
 
 
 def run(folder: Path, code: int = 0, program: str = PROGRAM) -> tuple[int, str]:
-    ended = track.main(["--", sys.executable, "-c", program, str(folder / "saw"), str(code)])
+    ended = main(["--mlflow", "--", sys.executable, "-c", program, str(folder / "saw"), str(code)])
     return ended, (folder / "saw").read_text() if (folder / "saw").exists() else ""
 
 
@@ -93,10 +94,11 @@ while True:
     signal.pause()
 """
 # A process of its own: a signal to a worker of pytest, which has several threads, would end it.
-WRAPPER = """
+LAUNCHER = """
 import json, os, signal, sys
 from pathlib import Path
-from tiphys.checkpoint import track
+from tiphys.launch import mlflow_run
+from tiphys.launch.__main__ import main
 
 ids, stops_at_open, calls, program = json.loads(sys.argv[1]), sys.argv[2] == "open", Path(sys.argv[3]), sys.argv[4]
 
@@ -107,15 +109,15 @@ def call(environ, words, seconds):
         os.kill(os.getpid(), signal.SIGTERM)
     return json.dumps(ids)
 
-track._call_tracking = call
-sys.exit(track.main(["--", sys.executable, "-c", program]))
+mlflow_run._call_tracking = call
+sys.exit(main(["--mlflow", "--", sys.executable, "-c", program]))
 """
 
 
 def stop(folder: Path, when: str, grace: str = "30") -> tuple[int, list[tuple[list[str], float]]]:
-    """Exit code and calls of a wrapper that SIGTERM reaches while it opens the run, or while the program runs."""
+    """Exit code and calls of a launcher that SIGTERM reaches while it opens the run, or while the program runs."""
     calls = folder / "calls"
-    command = [sys.executable, "-c", WRAPPER, json.dumps(IDS), when, str(calls), STOPPED_PROGRAM]
+    command = [sys.executable, "-c", LAUNCHER, json.dumps(IDS), when, str(calls), STOPPED_PROGRAM]
     environ = {**os.environ, "TIPHYS_GRACE_SECONDS": grace, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(command, env=environ, timeout=240, check=False)
     return ended.returncode, [tuple(json.loads(line)) for line in calls.read_text().splitlines()]
@@ -129,7 +131,7 @@ def test_a_stop_before_the_start_asks_for_another_attempt(tracking: Tracking, tm
 def test_a_stop_is_forwarded_and_leaves_time_to_exit(tracking: Tracking, tmp_path: Path) -> None:
     code, [_, (words, seconds)] = stop(tmp_path, "program", grace="3600")
     assert (code, words) == (75, ["close", "stopped"])
-    assert seconds <= track.CLOSE_SECONDS
+    assert seconds <= mlflow_run.CLOSE_SECONDS
 
 
 def test_at_the_end_of_the_grace_period_the_status_is_left_alone(tracking: Tracking, tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_only_the_first_pod_of_a_gang_sets_the_status(
 
 
 def test_a_program_that_does_not_exist_ends_as_in_a_shell(tracking: Tracking) -> None:
-    assert track.main(["--", "/does/not/exist"]) == 127
+    assert main(["--mlflow", "--", "/does/not/exist"]) == 127
     assert [words for words, _ in tracking.calls] == [["open"], ["close", "127"]]
 
 
@@ -156,8 +158,8 @@ def test_a_call_that_hangs_or_fails_is_no_answer(monkeypatch: pytest.MonkeyPatch
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    assert track._call_tracking(os.environ, ["open"], 0.2) is None
+    assert mlflow_run._call_tracking(os.environ, ["open"], 0.2) is None
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert track._call_tracking(os.environ, ["open"], 60) is None
+    assert mlflow_run._call_tracking(os.environ, ["open"], 60) is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert track._call_tracking(os.environ, ["open"], 60) is None
+    assert mlflow_run._call_tracking(os.environ, ["open"], 60) is None

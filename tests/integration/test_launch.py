@@ -1,0 +1,316 @@
+"""Real programs below the launcher, whose whole process group gets SIGTERM, as Argo and the local engine send it.
+
+| program | outcome |
+|---|---|
+| with workers that die of SIGTERM | it saves before they get it |
+| below a shell that has more to do | the shell ends, the program saves |
+| below a shell with a trap | it gets SIGTERM, although bash waits for it |
+| before ``tee`` | all that it prints is in the log |
+| below a launcher of ranks that does not know SIGTERM | the sessions get it first |
+| with a daemon, or deaf to SIGTERM | nothing is left when the launcher has ended |
+
+Each program prints ``ready`` when it may be signalled.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from support.polling import until
+
+PATIENCE_SECONDS = 120.0
+# A stand-in for a training with a session: it saves for a while, and leaves with 75.
+TRAINING = """
+import os, signal, sys, time
+from tiphys.processes import register_session
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+register_session(os.environ)
+def say(word): os.write(1, f"{word}{chr(10)}".encode())  # at once, since two ranks may speak
+def train(saved="saved"):
+    say("ready")
+    while not stopped: time.sleep(0.01)
+    time.sleep(0.5)
+    say(saved)
+    register_session(os.environ, has_preempted=True)
+    sys.exit(75)
+"""
+
+
+class Launched:
+    """A program below the launcher, in a process group of its own, and all that it starts."""
+
+    def __init__(self, command, grace="60", ready=1, **environ):
+        self.token = f"TEST_TOKEN={uuid.uuid4()}"
+        name, value = self.token.split("=")
+        own = {"PYTHONPATH": os.pathsep.join(sys.path), "TIPHYS_GRACE_SECONDS": grace, name: value, **environ}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tiphys.launch", "--", *command],
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.printed = [self.process.stdout.readline() for _ in range(ready)]
+        assert self.printed == ["ready\n"] * ready
+
+    def signal_group(self, number=signal.SIGTERM):
+        os.killpg(self.process.pid, number)
+
+    def ended(self):
+        """The exit code and the rest of the output, once nothing of the program is left, nor was when it ended."""
+        out, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        assert self.alive() == []
+        return self.process.returncode, out
+
+    def alive(self):
+        """The command lines of the processes that have the token of this program in their environment."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and self.token.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return found
+
+    def names(self, word):
+        return [line for line in self.alive() if word in line]
+
+
+def python(script, *arguments):
+    return [sys.executable, "-c", script, *arguments]
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A file with a training; its name has what names of scripts have."""
+    path = tmp_path / "träning v1.2.py"
+    path.write_text(f"{TRAINING}\ntrain()\n")
+    return path
+
+
+def test_exit_code_is_that_of_the_program():
+    assert Launched(["sh", "-c", "exit 7"], ready=0).ended() == (7, "")
+    assert Launched(["sh", "-c", "kill -KILL $$"], ready=0).ended() == (137, "")
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-programme", 127), ("/etc/passwd", 126)])
+def test_program_that_cannot_be_started_is_named(program, code):
+    ended, out = Launched([program], ready=0).ended()
+    assert ended == code
+    assert f"{program} cannot be started" in out
+    assert "check the command of the step and its image" in out
+
+
+def test_sigterm_of_a_program_without_handler_ends_it_as_a_shell_says():
+    launched = Launched(["sh", "-c", "echo ready; exec sleep 600"])
+    launched.signal_group()
+    assert launched.ended()[0] == 143
+
+
+def test_program_saves_although_its_workers_would_die_of_sigterm():
+    launched = Launched(
+        python(
+            f"""{TRAINING}
+children = []
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(600)
+    children.append(child)
+def check(*_):
+    stopped.append(1)
+signal.signal(signal.SIGTERM, check)
+import atexit
+try:
+    train()
+finally:
+    print("workers", [os.waitpid(child, os.WNOHANG)[0] for child in children], flush=True)
+"""
+        )
+    )
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\nworkers [0, 0]\n")
+
+
+def test_pool_whose_workers_are_deaf_ends_with_its_program():
+    launched = Launched(
+        python(
+            f"""{TRAINING}
+for _ in range(2):
+    if not os.fork():
+        while True: time.sleep(1)
+train()
+"""
+        )
+    )
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
+
+
+def test_program_below_a_shell_with_more_to_do_saves(training):
+    launched = Launched(["sh", "-c", f"{sys.executable} '{training}'; echo never"])
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
+
+
+def test_program_before_tee_saves_and_its_last_words_are_kept(training, tmp_path):
+    log = tmp_path / "log"
+    launched = Launched(["bash", "-c", f"{sys.executable} '{training}' | tee {log}"])
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
+    assert log.read_text() == "ready\nsaved\n"
+
+
+def test_program_below_bash_with_a_trap_saves(training):
+    launched = Launched(["bash", "-c", f"trap 'echo trapped' TERM; {sys.executable} '{training}'; echo $?; exit 3"])
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\ntrapped\n75\n")
+
+
+def test_program_behind_a_pipe_gets_sigterm_when_it_is_all_that_is_left():
+    launched = Launched(["sh", "-c", f"sleep 600 | {sys.executable} -c 'print(\"ready\", flush=True); input()'"])
+    launched.signal_group()
+    assert launched.ended()[0] in (143, 1)
+
+
+def test_training_that_reads_a_pipe_saves(training):
+    launched = Launched(["sh", "-c", f"yes | {sys.executable} '{training}'"])
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
+
+
+def test_daemon_in_a_session_of_its_own_ends_with_its_program():
+    launched = Launched(
+        ["sh", "-c", "setsid sleep 600 & (setsid sh -c 'sleep 600; true' &) ; echo ready; sleep 0.2; exit 4"]
+    )
+    assert launched.ended() == (4, "")
+
+
+def test_deaf_daemon_ends_with_its_program():
+    launched = Launched(["sh", "-c", "trap '' TERM HUP; setsid sleep 600 & echo ready; exit 5"])
+    assert launched.ended() == (5, "")
+
+
+def test_program_that_is_deaf_is_killed_when_the_grace_is_over():
+    launched = Launched(["sh", "-c", "trap '' TERM; sleep 600 & echo ready; sleep 601; sleep 602"], grace="3")
+    launched.signal_group()
+    assert launched.ended()[0] == 137
+
+
+LAUNCHER_OF_RANKS = """
+import ctypes, os, signal, subprocess, sys
+rank = '''{training}
+ctypes = __import__("ctypes")
+ctypes.CDLL(None).prctl(1, signal.SIGINT)  # as torch.multiprocessing does: a lost parent interrupts its ranks
+train("saved " + sys.argv[1])
+'''
+ranks = [subprocess.Popen([sys.executable, "-c", rank, str(number)], start_new_session=True) for number in range(2)]
+sys.exit(max(rank.wait() != 0 for rank in ranks))
+"""
+
+
+def test_ranks_save_below_a_launcher_that_does_not_know_sigterm():
+    """Its death would interrupt them, and its own exit code is 1, whatever theirs are."""
+    launched = Launched(python(LAUNCHER_OF_RANKS.replace("{training}", TRAINING)), ready=2)
+    launched.signal_group()
+    code, out = launched.ended()
+    assert sorted(out.splitlines()) == ["saved 0", "saved 1"]
+    assert code == 75
+
+
+def test_ranks_save_below_a_launcher_that_keeps_sigterm_to_itself():
+    deaf = "signal.signal(signal.SIGTERM, lambda *_: None)\nranks ="
+    script = LAUNCHER_OF_RANKS.replace("{training}", TRAINING).replace("ranks =", deaf, 1)
+    launched = Launched(python(script), ready=2)
+    launched.signal_group()
+    code, out = launched.ended()
+    assert sorted(out.splitlines()) == ["saved 0", "saved 1"]
+    assert code == 75
+
+
+def test_program_that_has_saved_and_ends_with_0_is_not_complete(training):
+    launched = Launched(["bash", "-c", f"trap : TERM; {sys.executable} '{training}'; exit 0"])
+    launched.signal_group()
+    code, out = launched.ended()
+    assert code == 75
+    assert "ended with 0 after SIGTERM, but its training is not complete" in out
+
+
+def test_program_that_completes_after_sigterm_keeps_its_exit_code():
+    launched = Launched(
+        python(
+            "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('ready', flush=True)\nsignal.pause()"
+        )
+    )
+    launched.signal_group()
+    assert launched.ended() == (0, "")
+
+
+def test_second_sigterm_changes_nothing(training):
+    launched = Launched([sys.executable, str(training)])
+    launched.signal_group()
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2])
+def test_other_signals_reach_the_program_alone(number):
+    script = f"""
+import os, signal, sys
+child = os.fork()
+if not child: signal.pause()
+signal.signal({int(number)}, lambda *_: (print(os.waitpid(child, os.WNOHANG)[0]), sys.exit(9)))
+print("ready", flush=True)
+signal.pause()
+"""
+    launched = Launched(python(script))
+    launched.signal_group(number)
+    assert launched.ended() == (9, "0\n")
+
+
+def test_program_dies_with_a_launcher_that_is_killed():
+    launched = Launched(["sh", "-c", "echo ready; exec sleep 600"])
+    launched.signal_group(signal.SIGKILL)
+    launched.process.communicate(timeout=PATIENCE_SECONDS)
+    until(lambda: not launched.alive(), PATIENCE_SECONDS)
+
+
+def test_orphan_is_reaped_while_the_program_runs():
+    launched = Launched(["sh", "-c", "(sleep 0.1 &); echo ready; exec sleep 600"])
+    children = Path(f"/proc/{launched.process.pid}/task/{launched.process.pid}/children")
+    until(lambda: len(children.read_text().split()) == 1, PATIENCE_SECONDS)
+    assert launched.names("sleep 600")
+    launched.signal_group()
+    assert launched.ended()[0] == 143
+
+
+def test_program_has_the_group_the_signals_and_the_streams_of_a_program_of_its_own():
+    script = """
+import os, signal
+masks = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("SigBlk", "SigIgn"))]
+print(os.getpgrp() == os.getpid(), masks, sorted(os.listdir("/proc/self/fd")), os.environ["PET_SHUTDOWN_TIMEOUT"])
+"""
+    code, out = Launched([sys.executable, "-S", "-E", "-c", script], grace="300", ready=0).ended()
+    # Python itself ignores SIGPIPE (13) and SIGXFSZ (25); 3 is the folder that it lists.
+    assert (code, out) == (0, f"True ['{0:016x}', '{1 << 12 | 1 << 24:016x}'] ['0', '1', '2', '3'] 300\n")
+
+
+def test_timeout_of_torchrun_that_the_author_chose_is_kept():
+    command = ["sh", "-c", "echo $PET_SHUTDOWN_TIMEOUT"]
+    assert Launched(command, ready=0, PET_SHUTDOWN_TIMEOUT="7").ended() == (0, "7\n")
+
+
+def test_launchers_may_be_nested(training):
+    inner = [sys.executable, "-P", "-m", "tiphys.launch", "--", "sh", "-c", f"{sys.executable} '{training}'; true"]
+    launched = Launched(inner)
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")

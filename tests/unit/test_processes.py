@@ -1,0 +1,151 @@
+"""The program as a child: signals wait until they are asked for, and its end is passed on as a shell does.
+
+All in a process of its own: the signals of a process may go to any of its threads, and a test run has several.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tiphys.processes import Process, choose_receivers
+
+BEGIN = """
+import os, signal, subprocess, sys
+from tiphys.processes import ChildProcess, SignalQueue
+
+def ended(child, signals):
+    while child.exit_code is None:
+        signals.wait_next(60)
+        child.reap()
+    return child.exit_code
+
+signals = SignalQueue().__enter__()
+"""
+
+
+def run(script):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "told"), [("exit 0", "0 False"), ("exit 7", "7 False"), ("kill -TERM $$", "143 True")]
+)
+def test_how_it_ended_is_passed_on(script, told):
+    assert (
+        run(f"""
+child = ChildProcess(["sh", "-c", {script!r}], os.environ)
+print(ended(child, signals), child.was_signalled)
+""")
+        == f"{told}\n"
+    )
+
+
+def test_a_signal_waits_and_can_be_passed_on():
+    assert (
+        run("""
+child = ChildProcess(["sleep", "600"], os.environ)
+os.kill(os.getpid(), signal.SIGTERM)
+before, arrived = signals.is_stop_requested, signals.wait_next(60) == signal.SIGTERM
+print(before, arrived, signals.is_stop_requested, signals.wait_next(0))
+child.send_signal(signal.SIGTERM)
+print(ended(child, signals))
+child.send_signal(signal.SIGTERM)  # to nobody
+""")
+        == "True True False None\n143\n"
+    )
+
+
+def test_the_program_begins_with_the_signals_of_a_program():
+    assert (
+        run("""
+show = "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+print(ended(ChildProcess([sys.executable, "-c", show], os.environ), signals))
+""")
+        == "0\n0\n"
+    )
+
+
+def test_a_program_that_is_not_there_is_an_error():
+    assert (
+        run("""
+try:
+    ChildProcess(["no-such-program-anywhere"], os.environ)
+except FileNotFoundError:
+    print("not found")
+""")
+        == "not found\n"
+    )
+
+
+def test_helpers_of_the_launcher_are_no_children_of_the_program():
+    """A thread of tiphys-exec may have started one, and waits for it itself."""
+    assert (
+        run("""
+earlier = subprocess.Popen(["sleep", "600"], start_new_session=True)
+helper = subprocess.Popen(["true"])
+child = ChildProcess(["true"], os.environ)
+later = subprocess.Popen(["false"])
+print(ended(child, signals), helper.wait(), later.wait(), earlier.poll())
+earlier.kill()
+earlier.wait()
+""")
+        == "0 0 1 None\n"
+    )
+
+
+def test_program_that_was_stopped_leaves_the_exit_code_of_what_it_left_behind():
+    assert (
+        run("""
+trainer = "import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('ready', flush=True); signal.pause()"
+reader, writer = os.pipe()
+command = ["sh", "-c", f"{sys.executable} -c \\"{trainer}\\"; true"]
+child = ChildProcess(command, os.environ, [(os.POSIX_SPAWN_DUP2, writer, 1)])
+os.read(reader, 100)
+child.send_signal(signal.SIGTERM)
+print(ended(child, signals), child.was_signalled)
+""")
+        == "75 False\n"
+    )
+
+
+T = 100.0
+
+
+def process(pid, name="python", *children, **others):
+    return Process(pid, name, children=children, **others)
+
+
+WORKERS = (process(2), process(3))
+TEE = process(9, "tee", reads_pipe=True)
+
+
+@pytest.mark.parametrize(
+    ("orphans", "sent", "sessions", "chosen"),
+    [
+        pytest.param([process(1, "python", *WORKERS)], {}, set(), [1], id="the program, not its workers"),
+        pytest.param([process(1, "python", *WORKERS)], {1: T - 50}, set(), [], id="each once"),
+        pytest.param([process(1, "sh", process(2))], {}, {2}, [1], id="a shell dies of it, its child comes next"),
+        pytest.param([process(2, "python", process(3))], {1: T}, {2}, [2], id="what the shell left, not its workers"),
+        pytest.param([process(1, "bash", process(2), TEE)], {1: T - 1}, {2}, [], id="a shell has a moment"),
+        pytest.param([process(1, "bash", process(2), TEE)], {1: T - 2}, set(), [2], id="a shell waits for its child"),
+        pytest.param(
+            [process(1, "bash", process(2, "bash", process(3)))], {1: T - 9, 2: T - 2}, set(), [3], id="a shell in one"
+        ),
+        pytest.param([TEE, process(2)], {}, set(), [2], id="a reader ends by itself"),
+        pytest.param([process(2, reads_pipe=True)], {}, {2}, [2], id="a session that reads is no reader"),
+        pytest.param([process(1, "python", *WORKERS)], {}, {2, 3}, [2, 3], id="sessions before their launcher"),
+        pytest.param([process(1, "python", *WORKERS)], {2: T, 3: T}, {2, 3}, [], id="a launcher waits for them"),
+        pytest.param([process(1, "python")], {2: T, 3: T}, set(), [1], id="a launcher after its sessions"),
+        pytest.param([process(1, "python", *WORKERS)], {}, {1, 3}, [1], id="a session is no launcher"),
+        pytest.param([process(1, "bash", process(2, "torchrun", *WORKERS))], {1: T - 2}, {3}, [3], id="below a trap"),
+    ],
+)
+def test_receivers_of_sigterm(orphans, sent, sessions, chosen):
+    assert choose_receivers(orphans, sent, sessions, now=T) == chosen

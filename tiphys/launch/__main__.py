@@ -1,0 +1,42 @@
+"""``python -P -m tiphys.launch [--mlflow] -- PROGRAM ARGS…``: runs the program of a training to its end.
+
+`tiphys.processes` says what signals the processes of the program get, and that none
+outlives it. Around that, where the environment or an option asks for it, a member
+of a gang fetches its inputs and stores its outputs (`tiphys.launch.member_files`),
+and the run of MLflow is opened and closed (`tiphys.launch.mlflow_run`). Both are
+imported only then: the launcher waits beside the training, in its memory.
+"""
+
+import os
+import sys
+
+from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, run_child
+from tiphys.protocol import environment
+
+MLFLOW_OPTION = "--mlflow"
+_TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+"""Of its command, and of its Python interface."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program after ``--``; return the exit code of the step."""
+    words = sys.argv[1:] if arguments is None else arguments
+    separator = words.index("--")
+    options, command = words[:separator], words[separator + 1 :]
+    environ = dict(os.environ)
+    # torchrun gives its ranks 30 s by default, however long the grace period is.
+    grace = environ.get(environment.GRACE_SECONDS) or f"{DEFAULT_GRACE_SECONDS:.0f}"
+    environ = {**dict.fromkeys(_TORCHRUN_GRACE, grace), **environ}
+    run = run_child
+    with SignalQueue() as signals:
+        if MLFLOW_OPTION in options:
+            from tiphys.launch.mlflow_run import run_tracked as run
+        if environment.FILES in environ:
+            from tiphys.launch.member_files import run_member
+
+            return run_member(run, command, environ, signals)
+        return run(command, environ, signals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
