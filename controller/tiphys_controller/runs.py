@@ -14,9 +14,11 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
+from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import StepNames, selects_step
-from tiphys.lineage.training_progress import read_training_progress
+from tiphys.lineage.training_progress import explain_missing_checkpoints, read_training_progress
 from tiphys.protocol.phases import is_final_workflow_phase
+from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import (
     AttemptClaim,
     AttemptEndOutcome,
@@ -28,6 +30,7 @@ from tiphys.records import (
     Timestamp,
     TrainingProgress,
     task_name,
+    utc_now,
 )
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
 from tiphys.store.runs import read_concurrently
@@ -151,6 +154,8 @@ class AttemptDetail(Record):
     """Values of parameters and keys of artifacts, by name."""
     training_progress: TrainingProgress | None = Field(default=None, exclude_if=lambda progress: progress is None)
     """Newest report of the program of an open attempt, in its own words."""
+    unprotected: str = Field(default="", exclude_if=lambda why: not why)
+    """Why a training that reports nothing has no checkpoint, as a clause; empty for all others."""
     data: tuple[DataVersion, ...] = Field(default=(), exclude_if=lambda data: not data)
     """The data that it reads and no step made."""
 
@@ -290,7 +295,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(
-            _step_detail(report, attempts, run_plan, progress)
+            _step_detail(store, report, attempts, run_plan, progress)
             for report in build_plan_report(run_plan, store.url).steps
             if task_name(selected) in ("", report.name)
         ),
@@ -391,6 +396,7 @@ def _submission_detail(submission: Submission) -> SubmissionDetail:
 
 
 def _step_detail(
+    store: Store,
     report: StepReport,
     attempts: dict[str, list[Attempt]],
     run_plan: RunPlan,
@@ -399,7 +405,8 @@ def _step_detail(
     names, reused = run_plan.names, run_plan.state.reused
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
     step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
-    details = (_attempt_detail(attempt, names, progress) for attempt in step_attempts)
+    spec = run_plan.pipeline.steps.get(report.name)
+    details = (_attempt_detail(store, attempt, spec, names, progress) for attempt in step_attempts)
     results = {step: (f"attempt {attempts[step][-1].claim.attempt}", attempts[step][-1].end) for step in steps}
     results |= {step: (one.source, one.end) for step, one in reused.items() if selects_step(report.name, step)}
     outputs = (
@@ -427,9 +434,17 @@ def _step_output(step: str, source: str, output: Output) -> StepOutput:
 
 
 def _attempt_detail(
-    attempt: Attempt, names: StepNames, progress: Mapping[AttemptId, TrainingProgress]
+    store: Store,
+    attempt: Attempt,
+    spec: StepSpec | None,
+    names: StepNames,
+    progress: Mapping[AttemptId, TrainingProgress],
 ) -> AttemptDetail:
-    end = attempt.end
+    end, reported = attempt.end, progress.get((attempt.claim.step, attempt.claim.attempt))
+
+    def has_commit() -> bool:
+        return read_newest_commit(store, attempt.claim.lineage, attempt.claim.attempt) is not None
+
     return AttemptDetail(
         step=attempt.claim.step,
         name=names.name(attempt.claim.step),
@@ -450,6 +465,9 @@ def _attempt_detail(
         outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
         if end
         else {},
-        training_progress=progress.get((attempt.claim.step, attempt.claim.attempt)),
+        training_progress=reported,
+        unprotected=""
+        if spec is None or reported
+        else explain_missing_checkpoints(spec, attempt.claim.written_at, utc_now(), end, has_commit),
         data=attempt.claim.data,
     )

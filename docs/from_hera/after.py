@@ -1,6 +1,6 @@
 from hera.workflows import DAG, Artifact, Parameter, script
 
-from hera_pipelines import Checkpoints, Pipeline, train
+from hera_pipelines import Pipeline, train
 
 IMAGE = "ghcr.io/acme/digits:1.4"
 DATA = Artifact(name="data", path="/data/digits")
@@ -14,7 +14,7 @@ def preprocess(source: str) -> None:
     Path("/data/digits").write_text(f"digits from {source}")
 
 
-@train(image=IMAGE, inputs=[DATA], outputs=[MODEL], checkpoints=Checkpoints(every="10m"))
+@train(image=IMAGE, inputs=[DATA], outputs=[MODEL])
 def fit(lr: float = 0.1) -> None:
     from acme.digits import train_on
 

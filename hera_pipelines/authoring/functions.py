@@ -21,7 +21,7 @@ from hera.workflows._context import _context
 from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import create_task, function_input_slots, require_image, separate_shared_inputs
-from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries
+from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Duration, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
@@ -228,7 +228,7 @@ def train(
     min_gpu_memory_mb: int | None = None,
     queue: str = "default",
     priority: int = 0,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: Checkpoints | None = DEFAULT_CHECKPOINTS,
     nodes: int | str = 1,
     within: Proximity | None = None,
     tensor_parallel: int = 1,
@@ -255,7 +255,9 @@ def train(
         min_gpu_memory_mb: Least memory of one GPU in MB, as in ``nvidia.com/gpu.memory``; None: any.
         queue: Queue whose quota the step uses.
         priority: Priority within the queue; higher is served first.
-        checkpoints: When to save and what to keep; None: each attempt starts from the beginning.
+        checkpoints: When to save and what to keep, every 10 minutes and the newest 3 by default. The program commits
+            them with `tiphys.checkpoint.session` or under ``tiphys-exec``. None: it keeps none, and each attempt
+            starts from the beginning.
         nodes: Pods of one attempt, which train together: torchrun's ``--nnodes``. If one is lost, the others save
             where they can and end, and the next attempt resumes from the checkpoint. ``"2:4"``, for torchrun's c10d
             rendezvous: the attempt starts with as many as the queue has room for, at least 2, and continues without

@@ -168,6 +168,10 @@ class Checkpoints:
         )
 
 
+DEFAULT_CHECKPOINTS = Checkpoints()
+"""Those of a training that names none: a training that keeps nothing says so, with ``checkpoints=None``."""
+
+
 @refuse_unknown_keywords
 @dataclass(frozen=True)
 class AutoResume:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, build_model, resolve_duration
+from hera_pipelines.authoring.policies import (
+    DEFAULT_CHECKPOINTS,
+    Checkpoints,
+    Duration,
+    Retries,
+    build_model,
+    resolve_duration,
+)
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, StepSettings
 from tiphys.errors import UsageError
@@ -77,7 +84,7 @@ class TrainOptions(StepOptions):
     min_gpu_memory_mb: int | None = None
     queue: str = "default"
     priority: int = 0
-    checkpoints: Checkpoints | None = None
+    checkpoints: Checkpoints | None = DEFAULT_CHECKPOINTS
     nodes: int | str = 1
     within: Proximity | None = None
     tensor_parallel: int = 1

@@ -17,14 +17,8 @@ from hera_pipelines.local.expressions.expr import parse_expression
 from hera_pipelines.local.expressions.govaluate import check_condition
 from hera_pipelines.local.interpreter import template_type
 from hera_pipelines.local.pods.gang_pods import member_templates
-from hera_pipelines.local.pods.pod_files import (
-    VOLUME_SOURCES,
-    container_or_script,
-    declared_paths,
-    mentions_path,
-    parse_pod_spec_patch,
-    program_texts,
-)
+from hera_pipelines.local.pods.pod_files import VOLUME_SOURCES, parse_pod_spec_patch
+from hera_pipelines.local.pods.pod_paths import container_or_script, namespace_refusal, unmentioned_paths
 from hera_pipelines.local.retry import RetryStrategy
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -327,13 +321,13 @@ def _check_environment_source(source: Manifest) -> Iterator[str]:
 
 
 def _check_paths(template: Manifest) -> Iterator[str]:
-    """Yield declared paths that no text of the program contains, so that they cannot be redirected."""
-    texts = program_texts(substitute_variables(template, path_variables(template)))
-    for description, path in declared_paths(template):
-        if not any(mentions_path(text, path) for text in texts):
+    """Yield declared paths that can neither be mounted on this machine nor be replaced in a text of the program."""
+    for description, path in unmentioned_paths(substitute_variables(template, path_variables(template))):
+        if reason := namespace_refusal():
             yield (
                 f"{description}: its path {path} occurs in no command, argument, variable or source, so the local "
-                "engine cannot redirect it; pass the path as an argument or in a variable"
+                f"engine cannot redirect it where it has no mount namespace ({reason}); pass the path as an argument "
+                "or in a variable"
             )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from tiphys_controller.doctor.observed import UnknownValue
 
+from hera_pipelines.authoring.adoption.marks import requested_gpus
 from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
 from hera_pipelines.preflight.observation import PreflightObservation, SaveTimes
 from hera_pipelines.preflight.subject import PreflightSubject
@@ -80,6 +81,24 @@ def _repeats_everything(strategy: Manifest) -> bool:
     """Argo's default policy is OnFailure; with an expression alone, the expression decides."""
     policy = strategy.get("retryPolicy") or "OnFailure"
     return not strategy.get("expression") and policy in ("Always", "OnFailure")
+
+
+def check_checkpoints(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+    """Long work can be continued: a training keeps checkpoints, and GPUs go to trainings."""
+    for step in subject.steps.values():
+        if step.kind is not StepKind.TRAIN:
+            pods = [pod for pod in subject.pods if pod.step == step.name]
+            if any(requested_gpus({"container": container}) for pod in pods for container in pod.containers):
+                sentence = "it requests GPUs but is no training: it has no quota, and a retry loses all of its work"
+                yield warning("checkpoints", sentence, "make it a @train(gpus=…) or Train", step.name)
+        elif step.checkpoints is None:
+            sentence = "it keeps no checkpoints (checkpoints=None): each attempt starts from the beginning"
+            yield warning("checkpoints", sentence, "leave checkpoints= out, or write Checkpoints(…)", step.name)
+        else:
+            sentence = (
+                "it keeps checkpoints, if its program opens tiphys.checkpoint.session() or runs under tiphys-exec"
+            )
+            yield passed("checkpoints", sentence, step.name)
 
 
 def check_grace(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:

@@ -46,7 +46,7 @@ from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_run_view
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage import read_lineage_tree
-from tiphys.lineage.training_progress import format_age
+from tiphys.lineage.training_progress import describe_step, describe_training_progress, format_age
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import utc_now
 from tiphys.store import Store, read_run
@@ -388,5 +388,6 @@ def _load_template(name: str) -> Any:
         "words": lambda text: text.replace("_", " "),
     }
     environment.globals |= {"age": lambda now, moment: format_age(now - moment), "quote": shlex.quote}
-    environment.globals["format_drift"] = format_drift
+    environment.globals |= {"format_drift": format_drift, "describe_step": describe_step}
+    environment.globals["describe_training_progress"] = describe_training_progress
     return environment.get_template(name)

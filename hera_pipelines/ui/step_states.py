@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from tiphys_controller.runs import RunDetail, RunPhase, StepDetail
+from tiphys_controller.runs import AttemptDetail, RunDetail, RunPhase, StepDetail
 
 from tiphys.lineage.training_progress import describe_training_progress
 
@@ -78,13 +78,18 @@ def describe_matter(detail: RunDetail, now: datetime) -> str:
 
 def _describe_running(detail: RunDetail, now: datetime) -> str:
     training = [
-        f"{attempt.name}: {describe_training_progress(attempt.training_progress, now)}"
+        f"{attempt.name}: {_describe_training(attempt, now)}"
         for step in detail.steps
         for attempt in step.attempts
-        if attempt.outcome == _OPEN and attempt.training_progress
+        if attempt.outcome == _OPEN and (attempt.training_progress or attempt.unprotected)
     ]
     done = f"{detail.summary.steps_done} of {_count(detail.summary.steps_total, 'step')} done"
     return f"Running, {done}" + (f"; {'; '.join(training[:3])}." if training else ".")
+
+
+def _describe_training(attempt: AttemptDetail, now: datetime) -> str:
+    progress = attempt.training_progress
+    return describe_training_progress(progress, now) if progress else attempt.unprotected
 
 
 def _describe_failures(steps: Sequence[StepDetail]) -> Iterator[str]:

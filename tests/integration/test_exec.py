@@ -334,5 +334,16 @@ def test_a_folder_that_cannot_be_made_is_worth_another_try(run):
 def test_outside_of_tiphys_it_is_as_if_it_were_not_there(run):
     command = [*EXEC, "--dir", str(run.folder), "--", "sh", "-c", "exit 5"]
     environ = {name: value for name, value in run.environ(None).items() if not name.startswith("TIPHYS_")}
-    assert subprocess.run(command, env=environ, timeout=120).returncode == 5
+    done = subprocess.run(command, env=environ, timeout=120, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (5, "tiphys: outside of a Tiphys step nothing is restored or saved\n")
     assert not run.folder.exists()
+
+
+def test_step_without_checkpoints_says_that_nothing_is_kept(run):
+    command = [*EXEC, "--dir", str(run.folder), "--", "sh", "-c", "exit 5"]
+    environ = {
+        name: value for name, value in run.environ(None).items() if name in ("PATH", "TIPHYS_RUN", "TIPHYS_STEP")
+    }
+    done = subprocess.run(command, env=environ, timeout=120, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 5
+    assert "keeps no checkpoints, so nothing is restored or saved" in done.stderr

@@ -57,6 +57,72 @@ with Pipeline("functions", arguments=Parameter(name="source", value="four")) as 
     announce(best=report(losses=sweep.get_parameter("loss"), cards="two"))
 """
 
+UNNAMED = """
+from pathlib import Path
+from typing import Annotated
+
+from hera.workflows import Artifact
+from hera_pipelines import Pipeline, Retries, train
+
+Done = Annotated[str, Artifact(name="done")]
+
+
+@train(image="python:3.12", retries=Retries(backoff=0.01))
+def protected() -> Done:
+    import os
+
+    from tiphys import checkpoint
+
+    with checkpoint.session() as session:
+        state = session.restore(default={"step": 0})
+        if state["step"] == 0:
+            session.save(7, {"step": 7}).wait()
+            os._exit(75)
+    return str(state["step"])
+
+
+@train(image="python:3.12")
+def stateless() -> Done:
+    return "ended"
+
+
+@train(image="python:3.12", checkpoints=None)
+def forgetful() -> Done:
+    from tiphys import checkpoint
+
+    with checkpoint.session() as session:
+        return str(session.restore(default=1))
+
+
+with Pipeline("unnamed") as pipeline:
+    protected()
+    stateless()
+    forgetful()
+"""
+
+
+def test_training_is_protected_without_options_and_one_that_keeps_nothing_succeeds(tmp_path: Path) -> None:
+    (tmp_path / "unnamed.py").write_text(UNNAMED)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+
+    def tiphys(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hera_pipelines.cli", *arguments, "--store", "store"]
+        return subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=240)
+
+    done = tiphys("run", "unnamed.py", "--run", "first")
+
+    assert done.returncode == 0, done.stderr
+    results = {
+        path.parents[2].name: path.read_text() for path in (tmp_path / "store").glob("**/outputs/*/*/artifacts/done")
+    }
+    assert results == {"protected": "7", "stateless": "ended", "forgetful": "1"}
+    shown = tiphys("get", "first").stdout
+    assert "no commit" not in shown
+    for command in ("get", "report", "verify", "lineage", "plan", "gc"):
+        assert (said := tiphys(command, "first")).returncode == 0, said.stderr
+    assert "step 'forgetful' keeps no checkpoints" in tiphys("logs", "first/forgetful").stdout
+    assert "keeps no checkpoints" not in tiphys("logs", "first/stateless").stdout
+
 
 def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(PIPELINE)

@@ -16,10 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from tiphys.checkpoint.lifecycle.fork import find_parent_session
 from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.save.result import Save
-from tiphys.checkpoint.settings import CheckpointSettings, open_stores
-from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
+from tiphys.checkpoint.telemetry.events import log_message, log_once
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.checkpoint.telemetry.output_copy import copy_output
 from tiphys.errors import StoreError, UsageError
@@ -158,6 +159,14 @@ class Session:
         """
         return contextlib.nullcontext()
 
+    def agree_by(self, agreement: Any, *, restores: bool) -> None:
+        """Decide by ``agreement`` of all ranks, for an adapter that calls `step` at the same steps in each.
+
+        Args:
+            agreement: A `tiphys.checkpoint.adapters.ranks.RankAgreement`.
+            restores: Whether this rank calls `restore`; the others must not.
+        """
+
     @property
     def should_stop(self) -> bool:
         """Whether SIGTERM arrived: the next `step` saves and ends the program."""
@@ -187,6 +196,18 @@ class Session:
         """Do nothing: this class opens nothing."""
 
 
+class _RefusedSession(Session):
+    """Stands for the session in a process that may not have one, and says so when it is used."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise UsageError(self._reason)
+
+    restore = step = save = report = flush = agree_by = __enter__ = _refuse
+
+
 def session(
     total_steps: int | None = None,
     *,
@@ -196,6 +217,10 @@ def session(
     clock: Callable[[], float] = time.monotonic,
 ) -> Session:
     """Open the session of this attempt; use it in a ``with`` block.
+
+    Without one the session begins with its first call and ends with the program.
+    A crash that `sys.exit` ends is not recorded then. A forked child is no
+    session: its calls are refused, and its end changes nothing.
 
     Args:
         total_steps: Steps of the whole training, from which Argo and Tiphys show progress and the time left.
@@ -213,7 +238,11 @@ def session(
     """
     settings = CheckpointSettings.from_environment(environ)
     if settings is None:
+        if environ.get("RANK", "0") == "0":
+            log_once(explain_no_checkpoints(environ))
         return Session()
+    if reason := find_parent_session():
+        return _RefusedSession(reason)
     try:
         from tiphys.checkpoint.tracked_session import TrackedSession
     except ImportError as error:
@@ -247,6 +276,7 @@ def session(
         total_steps=total_steps,
         rank_info=rank_info,
         sharded=sharded,
+        opens_itself=True,
     )
     if rank_info.rank == 0:
         run, step, attempt = settings.run, settings.step, settings.attempt

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import format_duration, parse_duration_seconds
 from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, RetentionPolicy, WhenBusy, parse_keep_best, parse_keep_every
 from tiphys.records import CheckpointRef, check_run_name, check_step_id
 from tiphys.store import Store, lineage_name, open_store
@@ -136,6 +136,19 @@ class CheckpointSettings:
         )
 
 
+def explain_no_checkpoints(environ: Mapping[str, str]) -> str:
+    """Why a program for which `CheckpointSettings.from_environment` finds no settings keeps nothing; one line."""
+    if not environ.get(environment.RUN):
+        return "outside of a Tiphys step nothing is restored or saved"
+    step = environ.get(environment.STEP, "")
+    if environ.get(environment.SAVE_EVERY):  # only tiphys-exec removes the variable of the lineage alone
+        return f"tiphys-exec keeps the files of step {step!r}, so a session in its program restores and saves nothing"
+    return (
+        f"step {step!r} keeps no checkpoints, so nothing is restored or saved and each attempt starts from the "
+        "beginning; make it a @train or Train without checkpoints=None"
+    )
+
+
 def _required_variable(environ: Mapping[str, str], variable: str) -> str:
     if value := environ.get(variable):
         return value
@@ -246,6 +259,14 @@ def is_save_due(every: SaveInterval, *, seconds_since_save: float, last_step: in
     if every.unit == "seconds":
         return seconds_since_save >= every.amount
     return global_step // every.amount > last_step // every.amount
+
+
+def describe_next_save(every: SaveInterval, *, seconds_since_save: float, global_step: int) -> str:
+    """When `is_save_due`: ``the next save is due in 9m 40s``, or ``the next save is due at step 1,000``. Pure."""
+    if every.unit == "steps":
+        return f"the next save is due at step {(global_step // every.amount + 1) * every.amount:,.0f}"
+    seconds_left = round(every.amount - seconds_since_save)
+    return f"the next save is due {f'in {format_duration(seconds_left)}' if seconds_left > 0 else 'at the next step'}"
 
 
 def open_stores(settings: CheckpointSettings) -> tuple[Store, Store]:

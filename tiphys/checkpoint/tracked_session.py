@@ -7,7 +7,6 @@ with the other ranks. An attempt that another one replaced stops.
 """
 
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from tiphys.checkpoint.lifecycle.preemption import (
     StopSignal,
     find_parent_shell,
 )
+from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.ranks.coordination import DistributedCoordinator, SaveRequestListener, SingleProcessCoordinator
 from tiphys.checkpoint.ranks.step_time import open_step_timer
@@ -45,15 +45,12 @@ from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
-from tiphys.errors import FencedError, IntegrityError, StoreError
+from tiphys.errors import FencedError, IntegrityError
 from tiphys.lineage.quarantine import quarantine_checkpoint
-from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
+from tiphys.protocol.environment import EX_HANG, EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Store
 
-_EXIT_MARGIN_SECONDS = 1.0
-_EXIT_MARGIN_SHARE = 0.1
-"""Time reserved at the end of the grace period for the exit of the program: seconds, or this share if that is less."""
 _POLL_SECONDS = 0.02
 
 P = ParamSpec("P")
@@ -63,11 +60,11 @@ R = TypeVar("R")
 def _excluded_from_step_time(
     method: Callable[Concatenate["TrackedSession", P], R],
 ) -> Callable[Concatenate["TrackedSession", P], R]:
-    """Exclude the time of ``method`` from the step times of `HangWatchdog` and `StepTimer`."""
+    """Open the session at its first call, and exclude the call from the step times of the watchdog and the timer."""
 
     @functools.wraps(method)
     def call(self: "TrackedSession", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._watchdog.paused(), self._step_timer.excluded():
+        with self._process.call(), self._watchdog.paused(), self._step_timer.excluded():
             return method(self, *args, **kwargs)
 
     return call
@@ -86,6 +83,7 @@ class TrackedSession(Session):
         metrics: Metrics of the training loop; None for none.
         rank_info: Position of this process among the ranks; None for a single process.
         sharded: Whether each rank saves a state of its own.
+        opens_itself: As for `SessionProcess`.
         upload_threads: Shards that are uploaded or read at once.
     """
 
@@ -101,6 +99,7 @@ class TrackedSession(Session):
         metrics: NoMetrics | None = None,
         rank_info: RankInfo | None = None,
         sharded: bool = False,
+        opens_itself: bool = False,
         upload_threads: int = 4,
     ) -> None:
         self._settings = settings
@@ -113,10 +112,12 @@ class TrackedSession(Session):
         self.total_steps = total_steps
         self._interval = open_interval_controller(settings, run_store, clock)
         self._candidates = RestoreCandidates(settings, run_store, store)
-        self._stop = StopSignal(clock)
+        self._stop = StopSignal(clock, settings.grace_seconds)
+        self._seconds_left, self._seconds_since_stop = self._stop.seconds_left, self._stop.seconds_since_request
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
         barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info and rank_info.world_size > 1 else None
-        self._coordinator = (
+        self._barrier = barrier
+        self._coordinator: SingleProcessCoordinator = (
             DistributedCoordinator(barrier, SaveRequestListener(barrier, clock))
             if barrier
             else SingleProcessCoordinator()
@@ -135,7 +136,7 @@ class TrackedSession(Session):
         )
         progress_store = run_store if self._coordinator.reports_events else None
         self._progress = ProgressReporter(
-            progress_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
+            progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
         self._saver = Saver(
             self._committer,
@@ -143,7 +144,7 @@ class TrackedSession(Session):
             copies=2 if settings.busy_rule == "queue" else 1,
             threads=upload_threads,
         )
-        self._states = PassedStates(self._coordinator.has_state, self._saver)
+        self._states = PassedStates(lambda: self._coordinator.has_state, self._saver)
         self._loader = CheckpointLoader(
             store,
             cache=NodeCache(settings.cache) if settings.cache else None,
@@ -155,6 +156,7 @@ class TrackedSession(Session):
         self._step_timer = open_step_timer(run_store, settings.lineage, settings.attempt, rank_info, environ, clock)
         self._crash_log = CrashLog()
         self._memory_reserve = MemoryReserve()
+        self._process = SessionProcess(self, self._stop, opens_itself=opens_itself)
         self._restoring: CheckpointRef | None = None
         self._is_exiting = False
         self._newest_save: Save | None = None
@@ -166,6 +168,12 @@ class TrackedSession(Session):
 
     def waiting(self) -> AbstractContextManager[None]:
         return self._step_timer.waiting()
+
+    def agree_by(self, agreement: Any, *, restores: bool) -> None:
+        self._process.check_call()
+        self._coordinator = self._coordinator.agree_by(agreement)
+        if self._barrier:
+            self._barrier.voters = [rank for rank, votes in enumerate(agreement.gather_all(restores)) if votes]
 
     @property
     def should_stop(self) -> bool:
@@ -253,6 +261,7 @@ class TrackedSession(Session):
         return self._save(self._draft(global_step, metrics, epoch, data_position), self._states.plan(state), "asked")
 
     def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
+        self._process.check_call()
         self._progress.record_step(check_step_number(global_step), self.total_steps, metrics)
 
     @_excluded_from_step_time
@@ -262,10 +271,10 @@ class TrackedSession(Session):
         return self._committer.newest_committed
 
     def __enter__(self) -> "TrackedSession":
+        if not self._process.open():
+            return self
         self._coordinator.open()
-        if not self._stop.install():
-            log_message("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
-        elif (shell := find_parent_shell()) and self._environ.get("ARGO_CONTAINER_NAME"):
+        if self._stop.install() and (shell := find_parent_shell()) and self._environ.get("ARGO_CONTAINER_NAME"):
             log_message(
                 f"the program was started by {shell}, and SIGTERM ends the shell before the program can save; "
                 "write exec before the command"
@@ -278,6 +287,8 @@ class TrackedSession(Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._process.close():
+            return
         self._memory_reserve.release()  # first, because everything below may need memory
         self._watchdog.close()
         with OutOfMemoryGuard(error, self._crash_log) as guard:
@@ -287,6 +298,8 @@ class TrackedSession(Session):
         if not self.should_stop and is_attempt_end(self._environ):
             loaded = self._restoring or self._committer.restored
             record_crash(self._run_store, self._settings, error, self._completed_step, loaded)
+        elif error and not self._is_exiting:
+            log_message(f"the program ended after SIGTERM without a step() that could have saved; {self._newest}")
         try:
             if not self._is_exiting and not isinstance(error, FencedError):
                 self._flush_before_exit(guard)
@@ -299,20 +312,15 @@ class TrackedSession(Session):
             self._progress.close()
             self._metrics.close()
             self._crash_log.close()
-        if isinstance(error, FencedError):
-            log_message(str(error))
-            raise SystemExit(EX_FENCED) from error
-        if isinstance(error, StoreError):
-            log_message(str(error))
-            raise SystemExit(EX_UNAVAILABLE) from error
+        exit_on(error)
 
     def _flush_before_exit(self, guard: OutOfMemoryGuard) -> None:
         seconds_left = self._seconds_left()
         if seconds_left is not None or not guard.is_out_of_memory:
-            self.flush(seconds_left)
-            return
-        self._saver.close()  # frees unused copies of the state, and ends the pauses between tries
-        self._saver.drain(DRAIN_TIMEOUT_SECONDS, guard.extend_deadline)
+            self._saver.wait(seconds_left)
+        else:
+            self._saver.close()  # frees unused copies of the state, and ends the pauses between tries
+            self._saver.drain(DRAIN_TIMEOUT_SECONDS, guard.extend_deadline)
         self._saver.raise_error()
 
     def _make_barrier(self, rank_info: RankInfo, *, sharded: bool) -> RankBarrier:
@@ -467,29 +475,21 @@ class TrackedSession(Session):
         self._event_log.record(
             [event],
             store=storage_answers and self._coordinator.reports_events,
-            timeout_seconds=self._exit_margin_seconds / 2,
+            timeout_seconds=self._stop.exit_margin_seconds / 2,
         )
         self._saver.raise_error()
         self._exit_preempted()
 
-    def _seconds_since_stop(self) -> float:
-        return self._clock() - (self._stop.requested_at or 0.0)
-
-    def _seconds_left(self) -> float | None:
-        """Seconds until the program must begin to exit; None before SIGTERM, or if the grace period is unknown."""
-        if not self.should_stop or self._settings.grace_seconds is None:
-            return None
-        return max(0.0, self._settings.grace_seconds - self._exit_margin_seconds - self._seconds_since_stop())
-
     @property
-    def _exit_margin_seconds(self) -> float:
-        return min(_EXIT_MARGIN_SECONDS, _EXIT_MARGIN_SHARE * (self._settings.grace_seconds or math.inf))
+    def _newest(self) -> str:
+        base = self._committer.base_checkpoint
+        return f"the newest checkpoint is {base.display_name}" if base else "no checkpoint exists yet"
 
     def _exit_preempted(self) -> None:
         self._is_exiting = True
-        base = self._committer.base_checkpoint
-        have = f"the newest checkpoint is {base.display_name}" if base else "no checkpoint exists yet"
+        if error := self._stop.held_back:
+            log_message(f"the program's own handler of SIGTERM raised {error!r}, which was held back for the save")
         grace = f" (grace period {self._settings.grace_seconds:g} s)" if self._settings.grace_seconds else ""
         stopped = f"stopped by SIGTERM {self._seconds_since_stop():.1f} s ago{grace}"
-        log_message(f"{stopped}; {have}; exit code {EX_TEMPFAIL} requests another attempt")
+        log_message(f"{stopped}; {self._newest}; exit code {EX_TEMPFAIL} requests another attempt")
         raise SystemExit(EX_TEMPFAIL)

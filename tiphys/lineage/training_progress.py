@@ -1,16 +1,21 @@
 """Reads and describes the training progress that programs report."""
 
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import TrainingProgress
+from tiphys.protocol.step_spec import StepKind, StepSpec
+from tiphys.records import AttemptEnd, AttemptEndOutcome, TrainingProgress
 from tiphys.store import LineageLayout, Store, read_record
 
 _MAX_READ_REPORTS = 3
 """A report may be replaced between the listing and the read."""
 _MAX_SECONDS_LEFT = 10 * 365 * 86400
+NOTHING_REPORTED = (
+    "no commit yet, because its program completed no step() of a session, and tiphys-exec reported nothing"
+)
 _STALE_AFTER = timedelta(minutes=2)
 
 
@@ -41,9 +46,12 @@ def read_training_progress(store: Store, lineage: str, attempt: int | None = Non
 
 
 def describe_training_progress(progress: TrainingProgress, now: datetime) -> str:
-    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, saved 1m 4s ago``."""
+    """One line: ``step 1,200 of 5,000, loss 0.412, 3.4 steps/s, 18m 38s left, saved 1m 4s ago``.
+
+    If no checkpoint is committed, it ends with the reason: ``no commit yet, because the next save is due in 4m``.
+    """
     age = now - progress.written_at
-    parts = [describe_step(progress)]
+    parts = [] if progress.global_step is None else [describe_step(progress)]
     parts += [f"{name} {value:.4g}" for name, value in _headline_metric(progress)]
     if age > _STALE_AFTER:
         parts.append(f"reported {format_age(age)} ago")
@@ -51,20 +59,52 @@ def describe_training_progress(progress: TrainingProgress, now: datetime) -> str
         parts.append(f"{progress.steps_per_second:.3g} steps/s")
         if (seconds := estimate_seconds_left(progress, now)) is not None:
             parts.append(f"{format_duration(round(seconds))} left")
-    if progress.checkpoint_at is not None:
-        parts.append(f"saved {format_age(now - progress.checkpoint_at)} ago")
+    parts.extend(_describe_commit(progress, now))
     return ", ".join(parts)
+
+
+def _describe_commit(progress: TrainingProgress, now: datetime) -> Iterator[str]:
+    if progress.checkpoint_at is not None:
+        yield f"saved {format_age(now - progress.checkpoint_at)} ago"
+    if progress.hindrance:
+        yield f"no commit {'since' if progress.checkpoint_at else 'yet'}, because {progress.hindrance}"
+
+
+def explain_missing_checkpoints(
+    spec: StepSpec, opened_at: datetime, now: datetime, end: AttemptEnd | None, has_commit: Callable[[], bool]
+) -> str:
+    """Why a training that reports nothing has no checkpoint, as a clause; empty if it is protected, or too young.
+
+    Args:
+        spec: The step.
+        opened_at: When the attempt was admitted.
+        now: The present time.
+        end: Its end; None while it is open.
+        has_commit: Whether it has committed a checkpoint; called only for an open attempt.
+    """
+    if spec.kind is not StepKind.TRAIN:
+        return ""
+    is_done = end is not None and end.outcome is AttemptEndOutcome.DONE
+    if spec.checkpoints is None:
+        return "" if is_done else "it keeps no checkpoints (checkpoints=None)"
+    if ((end.ended_at if end else now) - opened_at).total_seconds() < spec.checkpoints.patience_seconds:
+        return ""
+    if end is not None:
+        return "" if end.progress or end.progress_unknown else "it committed no checkpoint"
+    return "" if has_commit() else NOTHING_REPORTED
 
 
 def describe_step(progress: TrainingProgress) -> str:
     """``step 1,200 of 5,000``, or without the total if it is unknown."""
+    if progress.global_step is None:
+        return "no step known yet"
     total = f" of {progress.total_steps:,}" if progress.total_steps else ""
     return f"step {progress.global_step:,}{total}"
 
 
 def estimate_seconds_left(progress: TrainingProgress, now: datetime) -> float | None:
     """Seconds until the last step at the present pace; None if total or pace is unknown, or beyond ten years."""
-    if not progress.total_steps or not progress.steps_per_second:
+    if progress.global_step is None or not progress.total_steps or not progress.steps_per_second:
         return None
     seconds = (progress.total_steps - progress.global_step) / progress.steps_per_second
     return max(0.0, seconds - (now - progress.written_at).total_seconds()) if seconds < _MAX_SECONDS_LEFT else None

@@ -298,6 +298,15 @@ class CheckpointPolicy(Record):
     """Cache folder for restored shards that the pods of a node share; empty for none."""
 
     @property
+    def patience_seconds(self) -> float:
+        """Seconds after which a training without a commit deserves a word: its longest interval, and at least a minute.
+
+        Ten minutes if it counts steps, whose time is not known.
+        """
+        longest = self.every_bounds[1] if self.every_bounds else self.every if self.every_unit == "seconds" else 600.0
+        return max(60.0, longest)
+
+    @property
     def retention(self) -> RetentionPolicy | None:
         """The retention policy; None if all checkpoints are kept."""
         if self.keep_last is None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from hera_pipelines.authoring.policies import Checkpoints, Retries
+from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.compile.settings import DataSource, Dvc, Lakefs, StepSettings
 from tiphys.errors import UsageError, unknown_name_message
@@ -24,6 +24,8 @@ RUNTIME_IMAGE = f"{_PREFIX}runtime-image"
 _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
 _GPU_SPEED = f"{_PREFIX}gpu-speed"
 _EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
+_NO_CHECKPOINTS = "none"
+"""What `_EVERY` says of a training that keeps no checkpoints."""
 DATA = f"{_PREFIX}data"
 """Data that the program reads and no step makes: outputs of DVC and addresses of lakeFS, separated by commas."""
 _GPU_MARKS = (_GPUS, _GPU_TYPE, _GPU_SPEED, _QUEUE, _PRIORITY)
@@ -102,7 +104,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
         speed=_read_speed(marks, where),
         queue=marks.get(_QUEUE, "default"),
         priority=_read_number(marks, _PRIORITY, where, 0),
-        checkpoints=_read_checkpoints(marks),
+        checkpoints=_read_checkpoints(marks, where),
         grace=marks.get(_GRACE),
         retries=_translate_retries(template.get("retryStrategy") or {}, where),
         data=_read_data(marks),
@@ -127,10 +129,16 @@ def _read_speed(marks: Mapping[str, Any], where: str) -> Mapping[str, float] | N
         ) from None
 
 
-def _read_checkpoints(marks: Mapping[str, Any]) -> Checkpoints | None:
-    if CHECKPOINT_FOLDER not in marks and _EVERY not in marks:
-        return None
-    return Checkpoints(every=marks[_EVERY]) if _EVERY in marks else Checkpoints()
+def _read_checkpoints(marks: Mapping[str, Any], where: str) -> Checkpoints | None:
+    every = marks.get(_EVERY, DEFAULT_CHECKPOINTS.every)
+    if every != _NO_CHECKPOINTS:
+        return Checkpoints(every=every)
+    if CHECKPOINT_FOLDER in marks:
+        raise UsageError(
+            f"{where}: annotation {_EVERY} is {_NO_CHECKPOINTS!r}, and {CHECKPOINT_FOLDER} names a folder of "
+            "checkpoints; drop one of them"
+        )
+    return None
 
 
 def _translate_retries(strategy: Manifest, where: str) -> Retries | None:

@@ -133,7 +133,7 @@ def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bo
         why = f"; no training, because {refusals[0]}" if refusals else ""
         return f"its result is recorded, and a resume takes it over{why}"
     granted = f"its {gpus} GPU{'' if gpus == 1 else 's'} from a queue" if gpus else "part in a queue only with GPUs"
-    return f"it takes {granted}; {marks.CHECKPOINT_FOLDER} keeps its checkpoints"
+    return f"it takes {granted}; nothing is kept without {marks.CHECKPOINT_FOLDER} or a session"
 
 
 def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:

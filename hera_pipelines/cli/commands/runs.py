@@ -301,6 +301,7 @@ def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
             message = ": ".join(part for part in (attempt.cause.replace("_", " "), attempt.message) if part)
             if attempt.training_progress:
                 message = describe_training_progress(attempt.training_progress, utc_now())
+            message = "; ".join(part for part in (message, attempt.unprotected) if part)
             yield (
                 attempt.name,
                 attempt.item,

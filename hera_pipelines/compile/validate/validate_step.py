@@ -211,10 +211,15 @@ def _check_grace(step: GatedStep) -> str | None:
 
 def _check_store(step: GatedStep, options: CompileOptions) -> str | None:
     if (step.settings.checkpoints or step.uses_store) and not options.store:
-        kept = "checkpoints" if step.settings.checkpoints else "the ids of MLflow"
+        kept, way_out = "the ids of MLflow", ""
+        if step.settings.checkpoints:
+            kept, way_out = (
+                "checkpoints",
+                ", or checkpoints=None (annotation tiphys.dev/checkpoint-every: none) to keep none",
+            )
         return (
             f"it keeps {kept}, but the run has no store to record them in; give --store, set TIPHYS_STORE, or "
-            "write Pipeline(store='s3://…')"
+            f"write Pipeline(store='s3://…'){way_out}"
         )
     return None
 

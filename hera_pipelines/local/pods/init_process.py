@@ -8,8 +8,9 @@ include daemons in sessions of their own, because this process is their subreape
 (``PR_SET_CHILD_SUBREAPER``), as process 1 of a container would be.
 
 Runs as a file in a bare interpreter, without Tiphys imports, to start fast:
-``init_process.py <pid of the engine> <command> [arguments]``. The exit code is the
-program's, 128+n after signal n, and 127 or 126 if the program cannot be started.
+``init_process.py <pid of the engine> <plan of mounts or empty> <command> [arguments]``.
+The exit code is the program's, 128+n after signal n, and 127 or 126 if the program
+cannot be started.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-def main(engine_pid: int, command: list[str]) -> int:
+def main(engine_pid: int, plan: str, command: list[str]) -> int:
     """Run ``command`` to its end and return its exit code."""
     signal.signal(signal.SIGTERM, _ignore_signal)
     signal.signal(signal.SIGINT, _ignore_signal)
@@ -35,12 +36,27 @@ def main(engine_pid: int, command: list[str]) -> int:
         return 128 + signal.SIGKILL
     program = os.fork()
     if program == 0:
+        if plan:
+            _enter_namespace(plan)
         _exec_program(command)
     ended, status = os.wait()
     while ended != program:
         ended, status = os.wait()
     _end_descendants()
     return _container_exit_code(os.waitstatus_to_exitcode(status))
+
+
+def _enter_namespace(plan: str) -> None:
+    sys.path.append(os.path.dirname(__file__))  # noqa: PTH120
+    try:
+        __import__("mount_namespace").enter_mount_namespace(plan)
+    except OSError as error:
+        sys.stderr.write(
+            f"the paths of the step cannot be mounted: {error}; set TIPHYS_LOCAL_NAMESPACE=off, and they are replaced "
+            "in the command\n"
+        )
+        sys.stderr.flush()
+        os._exit(_NOT_EXECUTABLE)
 
 
 def _exec_program(command: list[str]) -> NoReturn:
@@ -89,4 +105,4 @@ def _set_parent_death_signal(number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -15,7 +15,8 @@ from tiphys_plugin.cluster.interface import DirectoryCluster, PodStatus, request
 
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNodeOutputs
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
-from hera_pipelines.local.pods.pod_files import LocalPod, PodFiles, PodPatch, container_or_script, parse_pod_spec_patch
+from hera_pipelines.local.pods.pod_files import LocalPod, PodFiles, PodPatch, parse_pod_spec_patch
+from hera_pipelines.local.pods.pod_paths import container_or_script
 from hera_pipelines.local.pods.process import PodProcess, ProcessEnvironment
 from hera_pipelines.local.shutdown import WorkflowShutdown
 from tiphys.errors import NotFoundError, TiphysError, UsageError
@@ -53,6 +54,7 @@ class PodRunner:
         self._process_environment = process_environment
         self._deletions: dict[str, asyncio.Event] = {}
         self._grace_seconds: dict[str, float] = {}
+        self._shown_refusals: set[str] = set()
 
     def delete(self, name: str) -> None:
         """End a pod as ``kubectl delete pod`` does: SIGTERM, grace period, SIGKILL. Ignored if it is not running."""
@@ -78,12 +80,23 @@ class PodRunner:
         except (TiphysError, OSError) as error:
             code = " (exit code 64)" if isinstance(error, NotFoundError) else ""
             return self._end_with_error(attempt, f"init: Error{code}: {error}", _ProgramEnd())
+        if (reason := attempt.namespace_refusal) not in ("", *self._shown_refusals):
+            self._shown_refusals.add(reason)
+            show_message(
+                f"the step has no file system of its own ({reason}): its declared paths are replaced in its command, "
+                "variables and source; a path that the program builds in another way is that of this machine"
+            )
         self._deletions[pod.name] = asyncio.Event()
         grace_seconds = self._process_environment.grace_seconds(patch.grace_seconds)
         self._grace_seconds[pod.name] = grace_seconds
         try:
             self._write_status(pod, "Running", grace_seconds=grace_seconds)
             end = await self._execute(attempt, patch, shutdown, show_message)
+            if undeclared := await asyncio.to_thread(attempt.remove_mount_points):
+                show_message(
+                    f"no field declares {', '.join(undeclared[:5])}{', …' if len(undeclared) > 5 else ''}, which the "
+                    "program wrote; as in a container, that ends with the step: declare an output or mount a volume"
+                )
         except UsageError as error:
             return self._end_with_error(attempt, f"main: Error: {error}", _ProgramEnd())
         finally:

@@ -1,104 +1,44 @@
 """Files, paths and volumes of one attempt of a pod.
 
-Every attempt has its own folder. A path that the template declares (an artifact,
-an output, a mounted volume) is mapped into this folder, and replaced in the
-command, the arguments, the environment and the source. A program with such a path
-built in cannot be redirected, so `supported` refuses its template. Volume claims
-are folders that persist; other volumes exist as long as their pod. Of a
-podSpecPatch, only the grace period and the environment apply to a process.
+Every attempt has its own folder, in which the paths that the template declares have
+their files; `pod_paths` makes the program find them there. Volume claims are folders
+that persist; other volumes exist as long as their pod. Of a podSpecPatch, only the
+grace period and the environment apply to a process.
 """
 
 import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hera_pipelines.local.nodes import Artifact, WorkflowNodeOutputs
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
+from hera_pipelines.local.pods.pod_paths import (
+    Mount,
+    PathMapping,
+    container_or_script,
+    declared_paths,
+    find_conflict,
+    folder_views,
+    namespace_refusal,
+    normalize_path,
+    plan_mounts,
+    unmentioned_paths,
+    write_plan,
+)
 from hera_pipelines.local.pods.process import ProcessCommand, ProcessEnvironment
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
-
-_PATH_START = r"(?:(?<![\w./-])|(?<=file://))"
-_PATH_END = r"(?![\w.-])"
-
-
-@dataclass(frozen=True)
-class PathMapping:
-    """Maps declared paths of a container to paths on this machine."""
-
-    root: Path
-    mounts: Mapping[str, Path]
-    """Folder of each mounted volume, by mount path."""
-    paths: tuple[str, ...]
-    """Every declared path, volumes included."""
-    protected_text: str = ""
-    """Text that is never rewritten: the URL of the store, which is a path on this machine already."""
-
-    def host_path(self, path: str) -> Path:
-        """Path on this machine of a declared path."""
-        declared = PurePosixPath(path)
-        for mount in sorted(self.mounts, key=len, reverse=True):
-            if declared.is_relative_to(mount):
-                return self.mounts[mount] / declared.relative_to(mount)
-        return self.root / declared.relative_to("/")
-
-    def rewrite_paths(self, text: str) -> str:
-        """Replace every declared path in ``text``, longest first, as whole path components."""
-        if not self.paths:
-            return text
-        choices = "|".join(re.escape(path) for path in sorted(self.paths, key=len, reverse=True))
-        protected = f"{re.escape(self.protected_text)}|" if self.protected_text else ""
-        pattern = re.compile(f"{protected}{_PATH_START}(?P<path>{choices}){_PATH_END}")
-        return pattern.sub(lambda match: str(self.host_path(match["path"])) if match["path"] else match[0], text)
-
-
-def declared_paths(template: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield a description and the path of every path that a template declares."""
-    inputs, outputs = template.get("inputs") or {}, template.get("outputs") or {}
-    for artifact in inputs.get("artifacts") or []:
-        if "path" in artifact:
-            yield f"input artifact {artifact['name']}", normalize_path(artifact["path"])
-    for artifact in outputs.get("artifacts") or []:
-        if "path" in artifact:
-            yield f"output artifact {artifact['name']}", normalize_path(artifact["path"])
-    for parameter in outputs.get("parameters") or []:
-        if "path" in (parameter.get("valueFrom") or {}):
-            yield f"output parameter {parameter['name']}", normalize_path(parameter["valueFrom"]["path"])
-    for mount in container_or_script(template).get("volumeMounts") or []:
-        yield f"volume {mount['name']}", normalize_path(mount["mountPath"])
-
-
-def container_or_script(template: Manifest) -> Manifest:
-    """The container or script of a template; empty for other types."""
-    program: Manifest = template.get("container") or template.get("script") or {}
-    return program
-
-
-def program_texts(template: Manifest) -> list[str]:
-    """All texts of the program that may contain a path."""
-    program = container_or_script(template)
-    values = [str(variable.get("value", "")) for variable in program.get("env") or []]
-    return [*program.get("command", []), *program.get("args", []), *values, program.get("source", "")]
-
-
-def mentions_path(text: str, path: str) -> bool:
-    """Whether ``text`` contains ``path`` as a whole path."""
-    return re.search(f"{_PATH_START}{re.escape(path)}{_PATH_END}", text) is not None
-
-
-def normalize_path(path: str) -> str:
-    """Return ``path`` without a trailing slash."""
-    return path.rstrip("/") or "/"
-
 
 DEFAULT_GRACE_SECONDS = 30.0
 """Default of Kubernetes' ``terminationGracePeriodSeconds``."""
@@ -164,6 +104,8 @@ _LINE_CHARACTERS = 500
 # Control sequences of a program must not change the terminal that shows its last log lines.
 _TERMINAL_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _RESULT_BYTES = 256 << 10  # Argo's limit for outputs.result
+_INSTALLATION = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3])
+_TEMPORARY_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  what a program leaves here is not missed
 
 
 @dataclass(frozen=True)
@@ -220,9 +162,20 @@ class PodFiles:
         return PathMapping(
             root=self.folder / "root",
             mounts={normalize_path(mount["mountPath"]): self._mount_folder(mount) for mount in mounts},
-            paths=tuple(path for _, path in declared_paths(self.pod.template)),
+            paths=tuple(dict.fromkeys(path for _, path in declared_paths(self.pod.template))),
             protected_text=self.process_environment.store_url,
         )
+
+    @cached_property
+    def namespace_refusal(self) -> str:
+        """Why the program gets no mount namespace, so that declared paths are replaced; empty if it gets one."""
+        if not self.path_mapping.paths:
+            return ""
+        url = self.process_environment.store_url
+        store = [Path(url.removeprefix("file://"))] if url.startswith("file://") else []
+        needed = (self.process_environment.code, *_INSTALLATION)
+        conflict = find_conflict(self.path_mapping, needed, [self.state, *store])
+        return f"{conflict[0]} would hide {conflict[1]}, which the step needs" if conflict else namespace_refusal()
 
     def prepare(self) -> None:
         """Create the folders, fetch the inputs and write the script.
@@ -231,6 +184,7 @@ class PodFiles:
             NotFoundError: a required input does not exist.
             StoreError: storage is unavailable or refuses.
         """
+        self._check_replaceable()
         self.process_environment.prepare_working_folder(self.folder / "work")
         for mount in self.path_mapping.mounts.values():
             mount.mkdir(parents=True, exist_ok=True)
@@ -240,12 +194,18 @@ class PodFiles:
             if "s3" in artifact or "raw" in artifact:
                 self._fetch(artifact)
         if source := container_or_script(self.pod.template).get("source"):
-            (self.folder / "script").write_text(self.path_mapping.rewrite_paths(source))
+            (self.folder / "script").write_text(self._rewrite(source))
+        if self._mounts:
+            for view in self._views:
+                folder = self._folder_in_root(view)
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(Path(view).stat().st_mode & 0o7777 | 0o700)
+            write_plan(self._mounts, self.folder / "namespace", self.folder / "mounts")
 
     def build_command(self, patch: PodPatch) -> ProcessCommand:
         """Build the command that starts the program."""
         program = container_or_script(self.pod.template)
-        rewrite = self.path_mapping.rewrite_paths
+        rewrite = self._rewrite
         declared = {variable["name"]: rewrite(str(variable.get("value", ""))) for variable in program.get("env") or []}
         arguments = [rewrite(part) for part in [*program.get("command", []), *(program.get("args") or [])]]
         if program.get("source"):
@@ -256,7 +216,25 @@ class PodFiles:
             folder=self.folder / "work",
             log=self.log_path,
             stdout=self._stdout_path if self.pod.wants_result else None,
+            mounts=self.folder / "mounts" if self._mounts else None,
         )
+
+    def remove_mount_points(self) -> list[str]:
+        """Remove the mount points of the program that ended; return what it wrote beside its declared paths."""
+        if not self._mounts:
+            return []
+        own, undeclared = self.path_mapping.paths, []
+        mounted = {mount.target for mount in self._mounts if mount.is_machine}
+        for view in self._views:
+            folder = self._folder_in_root(view)
+            for entry in folder.iterdir() if folder.is_dir() else ():
+                path = str(Path(view) / entry.name)
+                if path in mounted:
+                    with suppress(OSError):
+                        (entry.rmdir if entry.is_dir() and not entry.is_symlink() else entry.unlink)()
+                elif view not in _TEMPORARY_FOLDERS and not any(Path(other).is_relative_to(path) for other in own):
+                    undeclared.append(path)
+        return sorted(undeclared)
 
     def store_outputs(self, exit_code: str) -> WorkflowNodeOutputs:
         """Store the declared outputs and return them.
@@ -307,6 +285,29 @@ class PodFiles:
                 for line in lines
                 if line.startswith(environment.LOG_PREFIX.encode())
             ]
+
+    @cached_property
+    def _views(self) -> list[str]:
+        return folder_views(self.path_mapping)
+
+    @cached_property
+    def _mounts(self) -> list[Mount]:
+        has_namespace = self.path_mapping.paths and not self.namespace_refusal
+        return plan_mounts(self.path_mapping, self._views) if has_namespace else []
+
+    def _rewrite(self, text: str) -> str:
+        return self.path_mapping.rewrite_paths(text) if self.namespace_refusal else text
+
+    def _folder_in_root(self, path: str) -> Path:
+        return self.path_mapping.root / path.lstrip("/")
+
+    def _check_replaceable(self) -> None:
+        if self.namespace_refusal and (missing := next(unmentioned_paths(self.pod.template), None)):
+            description, path = missing
+            raise UsageError(
+                f"{description}: {path} cannot be a path of the step alone ({self.namespace_refusal}), and no command, "
+                "argument, variable or source contains it, to replace it there; pass it as an argument"
+            )
 
     @property
     def _stdout_path(self) -> Path:

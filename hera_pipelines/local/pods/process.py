@@ -29,6 +29,8 @@ class ProcessCommand:
     log: Path
     """Receives the standard error of the program, and its standard output unless ``stdout`` is set."""
     stdout: Path | None = None
+    mounts: Path | None = None
+    """Plan of the mounts that give the program its paths; None leaves it in the namespace of the engine."""
 
 
 class PodProcess:
@@ -46,10 +48,11 @@ class PodProcess:
             OSError: the log cannot be written.
         """
         command.log.parent.mkdir(parents=True, exist_ok=True)
+        init = (str(init_process.__file__), str(os.getpid()), str(command.mounts or ""))
         with command.log.open("ab") as log, (command.stdout or command.log).open("ab") as stdout:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(init_process.__file__), str(os.getpid()), *command.arguments),
+                    *(sys.executable, "-I", "-S", *init, *command.arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=log,

@@ -16,7 +16,7 @@ from tiphys.protocol.execute_api import (
 )
 from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS, attempt_node_name, reused_parameter
-from tiphys.protocol.step_spec import StepSpec
+from tiphys.protocol.step_spec import StepKind, StepSpec
 from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
 from tiphys.records.tracking import TRACKING_ID_OUTPUT, tracking_id
 from tiphys.store import LineageLayout, Store, read_run
@@ -160,7 +160,7 @@ def _describe_attempt(call: StepCall, claim: AttemptClaim) -> str:
     if call.volume:
         return f"{number} looks for its checkpoint on the volume {call.volume}"
     if not claim.lineage:
-        return f"{number} runs"
+        return f"{number} runs" + (", and keeps no checkpoints" if spec.kind is StepKind.TRAIN else "")
     if claim.starts_from is None:
         sentence = f"{number} starts from the beginning"
     else:

@@ -88,7 +88,9 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
 
 
 def _describe_next_start(call: StepCall, attempts: Sequence[Attempt]) -> str:
-    if call.spec.checkpoints is None or call.volume:
+    if call.spec.checkpoints is None:
+        return "starts from the beginning, because the step keeps no checkpoints"
+    if call.volume:
         return "follows"
     choice = start_checkpoint.find_start_checkpoint(call, attempts)
     if choice.checkpoint is None:

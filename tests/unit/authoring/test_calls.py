@@ -34,7 +34,7 @@ def report(loss: float) -> None:
 
 
 def tasks(pipeline: Pipeline) -> dict[str, Manifest]:
-    compiled = pipeline.compile()
+    compiled = pipeline.compile(store="s3://b/t")
     return {t["name"]: t for t in find_template(compiled, compiled["spec"]["entrypoint"])["dag"]["tasks"]}
 
 
@@ -303,7 +303,7 @@ def test_plain_steps_are_called_like_gated_ones_and_left_to_argo() -> None:
     clean = Plain(name="clean", image="alpine", command=["true"], inputs=[Parameter(name="sent")])
     with Pipeline("digits") as pipeline:
         clean(sent=notify(fit(preprocess()).get_parameter("loss")))
-    compiled = pipeline.compile()
+    compiled = pipeline.compile(store="s3://b/t")
 
     assert tasks(pipeline)["clean"]["depends"] == "notify"
     for name in ("notify", "clean"):

@@ -74,6 +74,19 @@ def test_everything_an_author_asks_for_arrives(template: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "checkpoints"),
+    [({}, Checkpoints().policy()), ({"checkpoints": None}, None)],
+    ids=["not named", "none"],
+)
+def test_training_keeps_checkpoints_unless_its_author_says_none(
+    options: dict[str, Any], checkpoints: CheckpointPolicy | None
+) -> None:
+    for template in (train(image="x", **options)(nothing), Train(name="nothing", image="x", **options)):
+        assert settings(template).checkpoints == checkpoints
+    assert checkpoints is None or (checkpoints.every, checkpoints.keep_last) == (600, 3)
+
+
 @pytest.mark.parametrize("template", [step()(nothing), Step(name="nothing")], ids=["function", "container"])
 def test_who_asks_for_nothing_gets_the_defaults(template: Any) -> None:
     assert settings(template) == StepSettings(kind=StepKind.STEP)

@@ -116,7 +116,7 @@ def test_an_entry_point_that_is_unknown_cannot_be_wrapped() -> None:
 
 def test_without_a_store_there_is_nowhere_to_keep_the_ids() -> None:
     with pytest.raises(UsageError, match="the ids of MLflow, but the run has no store"):
-        compiled(store="", tracking=Mlflow(URI))
+        compiled(store="", tracking=Mlflow(URI), checkpoints=None)
 
 
 @pytest.mark.parametrize(

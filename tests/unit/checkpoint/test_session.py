@@ -2,7 +2,7 @@
 
 | moment | promise |
 |---|---|
-| outside of Tiphys | nothing is restored, saved or told |
+| outside of Tiphys, in a step without checkpoints | nothing is restored or saved, which one line says |
 | restore | the newest valid one; what does not match is quarantined, told, and passed over |
 | step | saves when due; after SIGTERM saves and exits 75 |
 | storage fails at a save | told and counted, training goes on |
@@ -24,6 +24,7 @@ from support.sessions import Clock, admitted, newest_shards, open_session, state
 
 from tiphys import checkpoint
 from tiphys.checkpoint.settings import SaveInterval
+from tiphys.checkpoint.telemetry.events import log_once
 from tiphys.errors import FencedError, IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import list_commits
@@ -58,6 +59,28 @@ def test_outside_of_tiphys_a_session_does_nothing():
         assert session.save(1, default) is None
         assert (session.should_stop, session.last_committed, session.failed_saves) == (False, None, 0)
         assert signal.getsignal(signal.SIGTERM) is before
+
+
+INSIDE = {"TIPHYS_RUN": "zahlen-1", "TIPHYS_STEP": "füllen"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({}, "outside of a Tiphys step nothing is restored or saved"),
+        (INSIDE, "step 'füllen' keeps no checkpoints, so nothing is restored or saved and each attempt starts from"),
+        (INSIDE | {"TIPHYS_SAVE_EVERY": "600s"}, "tiphys-exec keeps the files of step 'füllen', so a session in its"),
+    ],
+    ids=["outside", "none", "below tiphys-exec"],
+)
+def test_session_that_keeps_nothing_says_so_once_and_in_the_first_rank(environ, sentence, capsys):
+    log_once.cache_clear()
+    checkpoint.session(environ=environ | {"RANK": "1"})
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        checkpoint.session(environ=environ | {"RANK": "0"})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tiphys: {sentence}")
 
 
 def test_inside_tiphys_the_environment_is_enough(tmp_path):

@@ -5,6 +5,7 @@
 | of the newest attempt                   | step, total, loss, pace, time left, age of the checkpoint |
 | without total or pace                   | without time left |
 | older than two minutes                  | its age instead of pace and time left |
+| without a commit                        | why it commits nothing |
 | too large, damaged, of another attempt  | nothing |
 """
 
@@ -16,15 +17,21 @@ from support.lineage import LINEAGE
 from support.memory import MemoryStore
 
 from tiphys.errors import ObjectMissingError
-from tiphys.lineage.training_progress import describe_training_progress, read_training_progress
-from tiphys.records import TrainingProgress
+from tiphys.lineage.training_progress import (
+    NOTHING_REPORTED,
+    describe_training_progress,
+    explain_missing_checkpoints,
+    read_training_progress,
+)
+from tiphys.protocol.step_spec import CheckpointPolicy, StepKind, StepSpec
+from tiphys.records import AttemptEnd, AttemptEndOutcome, TrainingProgress
 from tiphys.store import LineageLayout
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LAYOUT = LineageLayout(LINEAGE)
 
 
-def report(step: int = 1200, **fields: Any) -> TrainingProgress:
+def report(step: int | None = 1200, **fields: Any) -> TrainingProgress:
     return TrainingProgress(global_step=step, written_at=NOON, **fields)
 
 
@@ -100,7 +107,57 @@ def test_everything_known_is_told_in_one_line():
         (report(steps_per_second=2.0, total_steps=5000), 600, "step 1,200 of 5,000, reported 10m ago"),
         (report(metrics={"train_loss": float("nan"), "acc": 1.0}), 0, "step 1,200, train_loss nan"),
         (report(checkpoint_step=1, checkpoint_at=NOON), -9, "step 1,200, saved 0s ago"),
+        (report(hindrance="the disk is full"), 0, "step 1,200, no commit yet, because the disk is full"),
+        (
+            report(checkpoint_at=NOON, hindrance="the disk is full"),
+            90,
+            "step 1,200, saved 1m 30s ago, no commit since, because the disk is full",
+        ),
+        (report(None, hindrance="/ckpt is never quiet"), 0, "no commit yet, because /ckpt is never quiet"),
+        (report(None, total_steps=5000, steps_per_second=1.0), 0, "1 steps/s"),
     ],
 )
 def test_what_is_unknown_is_left_out(progress: TrainingProgress, after: int, line: str):
     assert describe_training_progress(progress, NOON + timedelta(seconds=after)) == line
+
+
+EVERY_MINUTES = CheckpointPolicy(every=300)
+KEEPS_NONE = "it keeps no checkpoints (checkpoints=None)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "checkpoints", "minutes", "outcome", "committed", "clause"),
+    [
+        ("train", EVERY_MINUTES, 4, None, False, ""),
+        ("train", EVERY_MINUTES, 6, None, False, NOTHING_REPORTED),
+        ("train", EVERY_MINUTES, 6, None, True, ""),
+        ("train", CheckpointPolicy(every=1), 0.5, None, False, ""),
+        ("train", CheckpointPolicy(every=5, every_unit="steps"), 9, None, False, ""),
+        ("train", CheckpointPolicy(every=5, every_unit="steps"), 11, None, False, NOTHING_REPORTED),
+        ("train", CheckpointPolicy(every=300, every_bounds=(60, 1800)), 29, None, False, ""),
+        ("train", EVERY_MINUTES, 4, "done", False, ""),
+        ("train", EVERY_MINUTES, 6, "done", False, "it committed no checkpoint"),
+        ("train", EVERY_MINUTES, 6, "failed", False, "it committed no checkpoint"),
+        ("train", EVERY_MINUTES, 6, "failed", True, ""),
+        ("train", None, 0, None, False, KEEPS_NONE),
+        ("train", None, 0, "failed", False, KEEPS_NONE),
+        ("train", None, 90, "done", False, ""),
+        ("step", None, 90, None, False, ""),
+    ],
+)
+def test_training_that_nothing_protects_is_named(
+    kind: str, checkpoints: CheckpointPolicy | None, minutes: float, outcome: str | None, committed: bool, clause: str
+):
+    spec = StepSpec(name="füllen", template="füllen", kind=StepKind(kind), checkpoints=checkpoints)
+    later = NOON + timedelta(minutes=minutes)
+    end = outcome and AttemptEnd(
+        run="zahlen-1",
+        step="füllen",
+        attempt=1,
+        submission=1,
+        outcome=AttemptEndOutcome(outcome),
+        progress=committed,
+        written_at=later,
+    )
+    asked_at = later + timedelta(days=3) if end else later
+    assert explain_missing_checkpoints(spec, NOON, asked_at, end or None, lambda: committed) == clause

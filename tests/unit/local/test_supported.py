@@ -8,10 +8,17 @@ import pytest
 import yaml
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 
+from hera_pipelines.local.pods.pod_paths import NAMESPACE_VARIABLE
 from hera_pipelines.local.supported import check_supported, find_unsupported
 from tiphys.errors import UsageError
 
 GOLDEN = sorted((Path(__file__).parents[3] / "examples" / "golden").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _machine_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here more is refused: a path that no text names."""
+    monkeypatch.setenv(NAMESPACE_VARIABLE, "off")
 
 
 def good() -> dict[str, Any]:
@@ -180,6 +187,13 @@ def test_a_longer_path_is_not_the_declared_one() -> None:
     template(manifest)["outputs"] = _output()
     template(manifest)["container"]["args"] = ["/outer /out.bak s3://bucket/out"]
     assert any("/out occurs in no" in line for line in find_unsupported(manifest))
+
+
+def test_a_path_in_a_declared_folder_that_the_program_is_told_can_be_moved() -> None:
+    manifest = good()
+    template(manifest)["outputs"] = {"artifacts": [{"name": "m", "path": "/ckpt/final"}]}
+    template(manifest)["container"]["args"] = ["tiphys-exec --dir /ckpt -- train"]
+    assert list(find_unsupported(manifest)) == []
 
 
 def test_steps_are_checked_like_tasks() -> None:

@@ -40,6 +40,7 @@ from tiphys.store.probe import ProbeFinding
 
 DIGEST = f"ghcr.io/acme/fit@sha256:{'a' * 64}"
 COMMIT = "c" * 40
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
 FORBIDDEN = UnknownValue("the API server refused: it is forbidden")
 
 
@@ -232,6 +233,20 @@ def test_a_save_that_was_never_measured() -> None:
         in only("grace", subject_of(train()), replace(HEALTHY, saves=UnknownValue("store is down"))).sentence
     )
     assert not found("grace", subject_of(step()))
+
+
+@pytest.mark.parametrize(
+    ("subject", "state", "words"),
+    [
+        (train(container={"image": DIGEST}), "ok", "if its program opens tiphys.checkpoint.session()"),
+        (train(container={"image": DIGEST}, asked={"checkpoints": None}), "warning", "checkpoints=None"),
+        (step(container={"image": DIGEST, **GPU}), "warning", "requests GPUs but is no training"),
+    ],
+)
+def test_work_that_nothing_protects_is_found(subject: Manifest, state: str, words: str) -> None:
+    one = only("checkpoints", subject_of(subject))
+    assert (one.state.value, words in one.sentence, bool(one.remedy)) == (state, True, state != "ok"), one
+    assert not found("checkpoints", subject_of(step(container={"image": DIGEST})))
 
 
 def test_time_in_a_queue_counts_for_the_deadline_of_the_workflow() -> None:

@@ -39,7 +39,7 @@ def swept(**fields: Any) -> Pipeline:
 
 
 def task(pipeline: Pipeline, name: str = "fit") -> Manifest:
-    tasks = CompiledPipeline.from_manifest(pipeline.compile()).tasks()
+    tasks = CompiledPipeline.from_manifest(pipeline.compile(store="s3://b/t")).tasks()
     return next(task for task in tasks if task["name"] == name)
 
 
@@ -63,7 +63,7 @@ def test_python_names_stand_for_those_of_argo() -> None:
 
 def test_the_workflow_says_how_its_trials_came_about_and_so_does_a_template_of_it() -> None:
     search = random_search(2, seed=7, lr=choice(0.1, 0.2))
-    compiled = swept(sweep=search).compile()
+    compiled = swept(sweep=search).compile(store="s3://b/t")
 
     assert compiled["metadata"]["annotations"]["sweep.tiphys.dev/fit"] == search.description
     made = workflow_template(compiled, "digits")
@@ -73,16 +73,18 @@ def test_the_workflow_says_how_its_trials_came_about_and_so_does_a_template_of_i
 def test_a_nightly_sweep_says_so_too() -> None:
     with CronPipeline("nightly", schedules=["0 2 * * *"]) as pipeline:
         fit(prepare(), sweep=grid(lr=[1, 2]))
-    compiled = pipeline.compile()
+    compiled = pipeline.compile(store="s3://b/t")
     assert "sweep.tiphys.dev/fit" in compiled["spec"]["workflowMetadata"]["annotations"]
 
 
 def test_parallel_limits_the_dag() -> None:
-    assert find_template(swept(sweep=grid(lr=[1, 2, 3]), parallel=2).compile(), "main")["parallelism"] == 2
-    assert "parallelism" not in find_template(swept(sweep=grid(lr=[1, 2, 3])).compile(), "main")
+    assert (
+        find_template(swept(sweep=grid(lr=[1, 2, 3]), parallel=2).compile(store="s3://b/t"), "main")["parallelism"] == 2
+    )
+    assert "parallelism" not in find_template(swept(sweep=grid(lr=[1, 2, 3])).compile(store="s3://b/t"), "main")
     with Pipeline("digits") as pipeline:
         fit(prepare(), lr="{{item}}", with_items=[1, 2, 3], parallel=2)
-    assert find_template(pipeline.compile(), "main")["parallelism"] == 2
+    assert find_template(pipeline.compile(store="s3://b/t"), "main")["parallelism"] == 2
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ def test_the_best_trial_hands_on_all_that_a_trial_makes() -> None:
         winner = best(fit(prepare(), sweep=grid(lr=[1, 2])), metric="loss", mode="max")
         register(model=winner, trial=winner)
 
-    spec = CompiledPipeline.from_manifest(pipeline.compile()).step("best")
+    spec = CompiledPipeline.from_manifest(pipeline.compile(store="s3://b/t")).step("best")
     assert (spec.parameters, spec.artifacts, spec.cache) == (("trial", "loss"), ("model",), False)
     assert task(pipeline, "best")["depends"] == "fit.AnySucceeded"
-    container = find_template(pipeline.compile(), "best-run")["container"]
+    container = find_template(pipeline.compile(store="s3://b/t"), "best-run")["container"]
     assert container["image"] == "i:1"
     assert container["args"] == ["fit", "--metric", "loss", "--mode", "max"]
     assert container["envFrom"] == [{"secretRef": {"name": "tiphys-store", "optional": True}}]

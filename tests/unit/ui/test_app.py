@@ -35,9 +35,25 @@ from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import CauseCost, write_copy_command
 from tiphys.errors import StoreError
-from tiphys.protocol.step_spec import GpuRequest
-from tiphys.records import AttemptClaim, Cause, DataVersion, FailureEvidence, Preemption, SubmissionEnd
-from tiphys.store import DirectoryStore, ObjectInfo, RunLayout, Store, read_submissions
+from tiphys.protocol.step_spec import GpuRequest, StepKind
+from tiphys.records import (
+    AttemptClaim,
+    Cause,
+    DataVersion,
+    FailureEvidence,
+    Preemption,
+    SubmissionEnd,
+    TrainingProgress,
+)
+from tiphys.store import (
+    DirectoryStore,
+    LineageLayout,
+    ObjectInfo,
+    RunLayout,
+    Store,
+    lineage_name,
+    read_submissions,
+)
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), gated("report", depends="fit"))
 
@@ -87,6 +103,26 @@ def test_a_failed_run_says_why_and_what_to_type(
     assert "runs 2 of 3 steps again or for the first time: fit, report" in page.text
     titles = re.findall(r"<title>(\w+: [\w ]+)</title>", pages.get(f"/runs/{run}").text)
     assert titles == ["prep: done", "fit: failed", "report: never started"]
+
+
+def test_running_training_shows_its_step_and_why_nothing_is_committed(
+    store: Store, submitter: FakeSubmitter, pages: Pages
+) -> None:
+    pipeline = pipeline_of(gated("fit", kind=StepKind.TRAIN), gated("tune", kind=StepKind.TRAIN))
+    run = start_run(store, submitter, pipeline, "digits-1").run
+    for step in ("fit", "tune"):
+        claim = claim_of(1).model_copy(update={"run": run, "step": step, "lineage": lineage_name(run, step)})
+        write_claim(store, claim)
+    report = TrainingProgress(global_step=1200, total_steps=5000, hindrance="the <b>disk</b> is full")
+    store.create(LineageLayout(lineage_name(run, "fit")).training_progress_report(1, 1), report.to_bytes())
+
+    page = Texts(pages.get(f"/runs/{run}").text)
+
+    line = "step 1,200 of 5,000, no commit yet, because the <b>disk</b> is full"
+    assert f"fit: {line}; tune: it keeps no checkpoints (checkpoints=None)." in page.text
+    assert page.text.count(line) == 2, "in the sentence at the top, and beside the attempt"
+    assert page.text.count("it keeps no checkpoints (checkpoints=None)") == 2
+    assert "<b>" not in pages.get(f"/runs/{run}").text
 
 
 def test_outputs_have_their_size_and_digest_and_the_command_that_copies_them(

@@ -23,7 +23,8 @@ from typing import Any, Self
 from tiphys.checkpoint.adapters.dcp_storage import DcpReader, DcpWriter
 from tiphys.checkpoint.adapters.ranks import RankAgreement
 from tiphys.checkpoint.save.result import Save
-from tiphys.checkpoint.settings import CheckpointSettings, open_stores
+from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
+from tiphys.checkpoint.telemetry.events import log_once
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
@@ -173,6 +174,8 @@ def session(
     """
     settings = CheckpointSettings.from_environment(environ)
     if settings is None:
+        if environ.get("RANK", "0") == "0":
+            log_once(explain_no_checkpoints(environ))
         return DistributedSession()
     from tiphys.checkpoint.adapters.dcp_session import TrackedDistributedSession
 

@@ -22,6 +22,7 @@ from tiphys.checkpoint.adapters.dcp_storage import FRAMEWORK, DcpReader, DcpWrit
 from tiphys.checkpoint.adapters.ranks import RankAgreement
 from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
+from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import AttemptFence
@@ -37,7 +38,7 @@ from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
+from tiphys.protocol.environment import EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, Event, SkippedCheckpoint
 from tiphys.store import Store
 
@@ -98,6 +99,7 @@ class TrackedDistributedSession(DistributedSession):
         self._interval = open_interval_controller(settings, run_store, clock)
         self._candidate_source = RestoreCandidates(settings, run_store, store)
         self._stop = StopSignal(clock)
+        self._process = SessionProcess(self, self._stop, opens_itself=None)
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
         self._committer = CheckpointCommitter(
             settings,
@@ -112,7 +114,7 @@ class TrackedDistributedSession(DistributedSession):
         )
         progress_store = run_store if ranks.is_first else None
         self._progress = ProgressReporter(
-            progress_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
+            progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
         self._stager = _make_stager()
         self._cache = NodeCache(settings.cache) if settings.cache else None
@@ -141,6 +143,7 @@ class TrackedDistributedSession(DistributedSession):
         return self._skipped_saves
 
     def restore(self, state: dict[str, Any]) -> int:
+        self._process.check_call()
         self._ranks.decide_on_first(self._fence.check)
         skipped: list[SkippedCheckpoint] = []
         for ref in self._ranks.decide_on_first(self._list_candidates):
@@ -165,6 +168,7 @@ class TrackedDistributedSession(DistributedSession):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
+        self._process.check_call()
         self._completed_step = global_step = check_step_number(global_step)
         self._committer.record_step()
         self._progress.record_step(global_step, self.total_steps, metrics)
@@ -199,6 +203,7 @@ class TrackedDistributedSession(DistributedSession):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
+        self._process.check_call()
         self._wait()
         draft = self._draft(check_step_number(global_step), metrics, epoch, data_position)
         return self._begin_save(draft.model_copy(update={"reason": "asked"}), state)
@@ -219,13 +224,15 @@ class TrackedDistributedSession(DistributedSession):
         return self._committer.newest_committed
 
     def __enter__(self) -> "TrackedDistributedSession":
-        if not self._stop.install():
-            log_message("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
+        self._process.open()
+        self._stop.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._process.close():
+            return
         try:
             if error is None:
                 self._wait()
@@ -240,10 +247,7 @@ class TrackedDistributedSession(DistributedSession):
         restored = self._restoring or self._committer.restored
         if is_attempt_end(self._environ):
             record_crash(self._run_store, self._settings, cause, self._completed_step, restored)
-        for error_type, code in ((FencedError, EX_FENCED), (StoreError, EX_UNAVAILABLE)):
-            if isinstance(cause, error_type):
-                log_message(str(cause))
-                raise SystemExit(code) from error
+        exit_on(cause)
 
     def _load(self, ref: CheckpointRef, state: dict[str, Any]) -> tuple[CheckpointManifest | None, str]:
         """Load ``ref`` into ``state`` in all ranks; return its manifest, or None and why it cannot be used."""

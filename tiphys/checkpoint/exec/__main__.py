@@ -16,7 +16,7 @@ from tiphys.checkpoint.exec.runtime import install_runtime
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.exec.supervise import NOT_EXECUTABLE, NOT_FOUND, ProgramRunner, SignalQueue
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
-from tiphys.checkpoint.settings import CheckpointSettings, open_stores
+from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import FencedError, StoreError, TiphysError, UsageError, report_error
@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         options = parse_options(words)
         settings = CheckpointSettings.from_environment(os.environ)
-        return _exec_program(options) if settings is None else _run_wrapped(options, settings)
+        if settings is None:
+            log_message(explain_no_checkpoints(os.environ))
+            return _exec_program(options)
+        return _run_wrapped(options, settings)
     except FencedError as error:
         return report_error(error, EX_FENCED)
     except StoreError as error:

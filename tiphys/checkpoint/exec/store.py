@@ -68,7 +68,7 @@ class FileCheckpointStore:
             stop_signal=stop_signal,
         )
         self._progress = ProgressReporter(
-            run_store, settings.lineage, settings.attempt, environ, lambda: self._committer.newest_saved, clock
+            run_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
 
     @property

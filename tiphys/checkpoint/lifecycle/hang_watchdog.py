@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tiphys.checkpoint.lifecycle.fork import keep_in_children, undo_in_children
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.threads import start_background_thread
 
@@ -60,6 +61,7 @@ class CrashLog:
         self._descriptor = open_termination_log(self._path)
         if self._descriptor is not None:
             faulthandler.enable(self._descriptor, all_threads=False)
+            undo_in_children(self, CrashLog.close)  # a worker's crash is not that of the training
 
     def append(self, data: bytes) -> None:
         """Append ``data`` to the termination log."""
@@ -70,6 +72,7 @@ class CrashLog:
     def close(self) -> None:
         """Disable faulthandler, if `open` enabled it."""
         if self._descriptor is not None:
+            keep_in_children(self)
             faulthandler.disable()
             os.close(self._descriptor)
             self._descriptor = None
@@ -97,6 +100,7 @@ class KernelAlarm:
             self._close()
             return False
         self._installed = True
+        undo_in_children(self, KernelAlarm.uninstall)
         return True
 
     def arm(self, seconds: float) -> None:
@@ -108,6 +112,7 @@ class KernelAlarm:
         """Disarm the alarm and restore the default action of SIGALRM."""
         if self._installed:
             self._installed = False
+            keep_in_children(self)
             signal.setitimer(signal.ITIMER_REAL, 0)
             faulthandler.unregister(signal.SIGALRM)
         self._close()

@@ -3,7 +3,8 @@
 Argo and Kubernetes announce the end of a pod by SIGTERM and kill it after the
 grace period. The handler of `StopSignal` only sets a flag: a save inside the
 handler could meet a state that is half updated. The flag also makes a second
-SIGTERM, which Argo sends, harmless.
+SIGTERM, which Argo sends, harmless. Then it calls the handler that the program
+had before, whose exit would lose the save and is therefore held back.
 
 A save that is not committed in time is worthless, and may also cost the save
 before it that is still uploading. So `choose_preemption_save` starts only what
@@ -11,6 +12,7 @@ can be committed at the measured bandwidth; while the bandwidth is unknown, it
 saves the newest state.
 """
 
+import math
 import os
 import signal
 import threading
@@ -21,46 +23,128 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from tiphys.checkpoint.lifecycle.fork import keep_in_children, undo_in_children
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import CheckpointRef
 
+_EXIT_MARGIN_SECONDS = 1.0
+_EXIT_MARGIN_SHARE = 0.1
+"""Time reserved at the end of the grace period for the exit of the program: seconds, or this share if that is less."""
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox")
 
 
 class StopSignal:
-    """Whether SIGTERM arrived since `install`, and when by ``clock``."""
+    """Whether SIGTERM arrived since `install`, when by ``clock``, and what is left of ``grace_seconds``."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], grace_seconds: float | None = None) -> None:
         self._clock = clock
+        self._grace_seconds = grace_seconds
+        self.exit_margin_seconds = min(_EXIT_MARGIN_SECONDS, _EXIT_MARGIN_SHARE * (grace_seconds or math.inf))
         self.requested_at: float | None = None
-        self._previous: Any = None
+        self.held_back: BaseException | None = None
+        """What the program's own handler raised, such as `SystemExit`."""
         self._installed = False
+        self._is_replacement_logged = False
 
     @property
     def is_requested(self) -> bool:
         return self.requested_at is not None
 
+    @property
+    def is_installed(self) -> bool:
+        return self._installed
+
     def install(self) -> bool:
-        """Handle SIGTERM; return False outside of the main thread, where Python allows no handler."""
+        """Handle SIGTERM; outside of the main thread, where Python allows no handler, say so and return False."""
         if threading.current_thread() is not threading.main_thread():
+            log_message(
+                "the session was not opened in the main thread, so SIGTERM will not save a checkpoint; open it there"
+            )
             return False
-        self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._installed = True
+        signal.signal(signal.SIGTERM, _SigtermHandler(self, signal.getsignal(signal.SIGTERM)))
+        undo_in_children(self, StopSignal.uninstall)
         return True
+
+    def reinstall(self) -> None:
+        """Handle SIGTERM again if other code, such as a library, has replaced the handler; logs that once."""
+        if not self._installed or isinstance(found := signal.getsignal(signal.SIGTERM), _SigtermHandler):
+            return
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.install()
+        if not self._is_replacement_logged:
+            self._is_replacement_logged = True
+            name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', found)}".lstrip(".")
+            log_message(
+                f"{name} has replaced the session's handler of SIGTERM; from now on a SIGTERM reaches the session "
+                f"first, then {name}. One that came before was lost to the session: install other handlers before "
+                "the session opens"
+            )
 
     def request(self) -> None:
         """Record the time of the request; later calls do nothing."""
         if self.requested_at is None:
             self.requested_at = self._clock()
 
+    def seconds_since_request(self) -> float:
+        return self._clock() - (self.requested_at or 0.0)
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the program must begin to exit; None before SIGTERM, or if the grace period is unknown."""
+        if not self.is_requested or self._grace_seconds is None:
+            return None
+        return max(0.0, self._grace_seconds - self.exit_margin_seconds - self.seconds_since_request())
+
     def uninstall(self) -> None:
-        """Restore the previous handler of SIGTERM."""
+        """Restore the handler that was there before, unless other code has replaced it since."""
         if self._installed:
             self._installed = False
-            signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
+            keep_in_children(self)
+            found = signal.getsignal(signal.SIGTERM)
+            if isinstance(found, _SigtermHandler) and found.stop_signal is self:
+                signal.signal(signal.SIGTERM, found.previous)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  signature of a signal handler
-        self.request()
+
+class _SigtermHandler:
+    """Sets the flag of ``stop_signal``, then calls ``previous``, the handler that was installed before."""
+
+    _is_held_back = False
+    """Whether the handler of an open session runs, below which one of an earlier session must not end the process."""
+
+    def __init__(self, stop_signal: StopSignal, previous: Any) -> None:
+        self.stop_signal = stop_signal
+        # None stands for a handler that Python did not install, and cannot restore.
+        self.previous = signal.SIG_DFL if previous is None else previous
+        self._process = os.getpid()
+        self._is_running = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._is_running:  # the previous handler calls the one that it replaced, which is this one
+            return
+        self._is_running = True
+        try:
+            if self.stop_signal.is_installed and os.getpid() == self._process:
+                self.stop_signal.request()
+                self._call_held_back(number, frame)
+            elif callable(self.previous):  # other code still calls this handler after the session or in a child
+                self.previous(number, frame)
+            elif self.previous is signal.SIG_DFL and not _SigtermHandler._is_held_back:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        finally:
+            self._is_running = False
+
+    def _call_held_back(self, number: int, frame: FrameType | None) -> None:
+        _SigtermHandler._is_held_back = True
+        try:
+            if callable(self.previous):
+                self.previous(number, frame)
+        except BaseException as error:  # noqa: BLE001  the next step saves first, and ends the program
+            self.stop_signal.held_back = error
+        finally:
+            _SigtermHandler._is_held_back = False
 
 
 def find_parent_shell() -> str | None:

@@ -22,7 +22,7 @@ from tiphys.checkpoint.save.commit import (
     publish_manifest,
 )
 from tiphys.checkpoint.save.interval import SaveIntervalController
-from tiphys.checkpoint.settings import CheckpointSettings
+from tiphys.checkpoint.settings import CheckpointSettings, describe_next_save
 from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics, classify_save_failure
 from tiphys.checkpoint.telemetry.progress import SavedStep
@@ -85,12 +85,21 @@ class CheckpointCommitter(CommitSink):
         self.newest_saved: SavedStep | None = None
         """The newest checkpoint that the attempt restored or committed."""
         self.failed_saves = 0
+        self._last_failure = ""
         self._start_times = StartTimes(opened_at=utc_now())
 
     @property
     def base_checkpoint(self) -> CheckpointRef | None:
         """The newest checkpoint with the progress of this attempt: its last commit, else the restored one."""
         return self.newest_committed or self.restored
+
+    def explain_missing_commit(self, global_step: int) -> str:
+        """Why this attempt has committed no checkpoint yet, or none since saves began to fail; else empty."""
+        if self._last_failure or self.newest_committed is not None:
+            return self._last_failure
+        since = self._start_times.restored_at or self._start_times.opened_at
+        seconds = (utc_now() - since).total_seconds()
+        return describe_next_save(self._interval.current, seconds_since_save=seconds, global_step=global_step)
 
     def record_restore(self, manifest: CheckpointManifest) -> None:
         """Record that the attempt continues from the checkpoint of ``manifest``, whose hashes were all verified."""
@@ -161,6 +170,7 @@ class CheckpointCommitter(CommitSink):
     def on_committed(self, manifest: CheckpointManifest) -> None:
         self.newest_committed = manifest.ref
         self.newest_saved = SavedStep(manifest.global_step, manifest.written_at)
+        self._last_failure = ""
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
         if self._barrier and not self._barrier.is_first:
@@ -175,7 +185,7 @@ class CheckpointCommitter(CommitSink):
         reason = str(error) or type(error).__name__
         self.abandon_save(global_step, reason)
         self._metrics.record_failure(classify_save_failure(error))
-        message = f"step {global_step} could not be saved: {reason}"
+        message = self._last_failure = f"step {global_step} could not be saved: {reason}"
         event = self._event_log.make_event("checkpoint.save_failed", message, failed_saves=self.failed_saves)
         # Storage has just failed: the rest of the grace period is not spent on storing the event.
         self._event_log.record([event], store=not self._stop_signal.is_requested)

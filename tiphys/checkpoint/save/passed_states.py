@@ -8,7 +8,7 @@ than the first save after ten minutes.
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tiphys.checkpoint.save.saver import Saver
@@ -39,11 +39,11 @@ class PassedStates:
     """The states that one process passes to its session, in order.
 
     Args:
-        has_state: Whether this process saves a state.
+        has_state: Returns whether this process saves a state.
         saver: Knows what is saved.
     """
 
-    def __init__(self, has_state: bool, saver: Saver) -> None:
+    def __init__(self, has_state: Callable[[], bool], saver: Saver) -> None:
         self._has_state = has_state
         self._saver = saver
         self._last_step: int | None = None
@@ -53,7 +53,7 @@ class PassedStates:
 
     def plan(self, state: Any) -> list[ShardPlan]:
         """Return the shards of a state, or of what a function returns; none if this process saves no state."""
-        if not self._has_state:
+        if not self._has_state():
             return []
         return plan_shards(flatten_state(state() if callable(state) else state, self.known))
 

@@ -4,6 +4,7 @@ A line is logged at once; an event is stored if storage accepts it in time.
 Reporting never fails, because it must not stop a training.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,12 @@ def log_message(message: str) -> None:
     """Write one line to standard error, which is the log of the pod."""
     sys.stderr.write(f"{environment.LOG_PREFIX}{message}\n")
     sys.stderr.flush()
+
+
+@functools.cache
+def log_once(message: str) -> None:
+    """Write a line that this process has not written yet, as `log_message` does."""
+    log_message(message)
 
 
 class EventLog:

@@ -105,7 +105,9 @@ class OutputCopy:
                 self._starting.release()
 
     def close(self, timeout_seconds: float = _EXIT_SECONDS) -> None:
-        """Store the rest, if storage accepts it within ``timeout_seconds``."""
+        """Store the rest, if storage accepts it within ``timeout_seconds``; not in a forked process."""
+        if os.getpid() != self._process:
+            return
         deadline = self._clock() + timeout_seconds
         self._is_closing = True
         with self._starting:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tiphys.errors import TiphysError
 from tiphys.records.training_progress import MAX_REPORTED_METRICS, TrainingProgress
@@ -37,6 +37,17 @@ class SavedStep(NamedTuple):
     committed_at: datetime
 
 
+class CommitStatus(Protocol):
+    """The commits of one attempt, as its reports describe them."""
+
+    @property
+    def newest_saved(self) -> SavedStep | None:
+        """The newest checkpoint that the attempt restored or committed."""
+
+    def explain_missing_commit(self, global_step: int) -> str:
+        """Why no checkpoint was committed yet, or none any more, after ``global_step`` steps; else empty."""
+
+
 class ProgressReporter:
     """Reports the progress of one attempt.
 
@@ -45,7 +56,7 @@ class ProgressReporter:
         lineage: Lineage of the training step.
         attempt: Number of the attempt.
         environ: Environment of the program, which names Argo's progress file.
-        newest_checkpoint: Returns the newest checkpoint that the attempt restored or committed.
+        commits: The commits of the attempt.
         clock: Monotonic clock, in seconds.
     """
 
@@ -55,7 +66,7 @@ class ProgressReporter:
         lineage: str,
         attempt: int,
         environ: Mapping[str, str],
-        newest_checkpoint: Callable[[], SavedStep | None],
+        commits: CommitStatus,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -63,7 +74,7 @@ class ProgressReporter:
         self._attempt = attempt
         argo_file = environ.get("ARGO_PROGRESS_FILE")
         self._argo_file = Path(argo_file) if argo_file else None
-        self._newest_checkpoint = newest_checkpoint
+        self._commits = commits
         self._clock = clock
         is_directory = isinstance(store, DirectoryStore)
         self._interval_seconds = _DIRECTORY_INTERVAL_SECONDS if is_directory else _BUCKET_INTERVAL_SECONDS
@@ -85,26 +96,41 @@ class ProgressReporter:
         self._reported.append((now, global_step))
         if total_steps:
             self._write_argo_file(global_step, total_steps)
-        if self._writer is not None and self._writer.is_alive():
-            return
-        checkpoint = self._newest_checkpoint()
-        progress = TrainingProgress(
-            global_step=global_step,
-            total_steps=total_steps,
-            steps_per_second=self._pace(),
-            metrics=_plain_numbers(metrics or {}),
-            checkpoint_step=checkpoint.global_step if checkpoint else None,
-            checkpoint_at=checkpoint.committed_at if checkpoint else None,
-        )
-        store = self._store
-        self._writer = start_background_thread(lambda: self._write(store, progress))
+        self._report(global_step, total_steps, metrics or {}, self._commits.explain_missing_commit(global_step))
+
+    def report_hindrance(self, hindrance: str) -> None:
+        """Report at once why no checkpoint is committed, for a writer that sees no steps; the next report replaces it.
+
+        Args:
+            hindrance: The end of the sentence "no commit yet, because …"; its first 240 characters are kept.
+        """
+        self._report(self._reported[-1][1] if self._reported else None, None, {}, hindrance)
 
     def close(self) -> None:
         """Wait a moment for the report that is being stored."""
         if self._writer is not None:
             self._writer.join(_CLOSE_SECONDS)
 
+    def _report(
+        self, global_step: int | None, total_steps: int | None, metrics: Mapping[str, float], hindrance: str
+    ) -> None:
+        if (store := self._store) is None or (self._writer is not None and self._writer.is_alive()):
+            return
+        checkpoint = self._commits.newest_saved
+        progress = TrainingProgress(
+            global_step=global_step,
+            total_steps=total_steps,
+            steps_per_second=self._pace(),
+            metrics=_plain_numbers(metrics),
+            checkpoint_step=checkpoint.global_step if checkpoint else None,
+            checkpoint_at=checkpoint.committed_at if checkpoint else None,
+            hindrance=hindrance,
+        )
+        self._writer = start_background_thread(lambda: self._write(store, progress))
+
     def _pace(self) -> float | None:
+        if not self._reported:
+            return None
         (first_at, first_step), (last_at, last_step) = self._reported[0], self._reported[-1]
         return max(0.0, (last_step - first_step) / (last_at - first_at)) if last_at > first_at else None
 

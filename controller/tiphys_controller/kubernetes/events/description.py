@@ -78,7 +78,9 @@ def _describe_state(
     if trainings:
         (step, progress), *others = trainings
         more = f" and {len(others)} more" if others else ""
-        return f"Training: {describe_step(progress)} ({log.step_name(step)}{more})."
+        commit = f", no commit {'since' if progress.checkpoint_at else 'yet'}, because" if progress.hindrance else ""
+        why = f"{commit} {_shorten(progress.hindrance)}" if commit else ""
+        return f"Training: {describe_step(progress)} ({log.step_name(step)}{more}){why}."
     if workflow.waits:
         wait, message = min(workflow.waits.items())
         known = _WAIT.search(message[:_MAX_SEARCHED_CHARACTERS])

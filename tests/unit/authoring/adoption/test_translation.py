@@ -150,6 +150,21 @@ def test_an_inline_container_becomes_a_step() -> None:
     assert list(steps_of(manifest)) == ["one"]
 
 
+def test_adopted_training_keeps_checkpoints_unless_it_is_marked_with_none() -> None:
+    def checkpoints_of(**annotations: str) -> Any:
+        fit = marked("fit", "train", **annotations)
+        fit["container"] = {"image": "old", "command": ["python", "train.py"]}
+        return steps_of(workflow({"name": "main", "dag": {"tasks": [{"name": "fit", "template": "fit"}]}}, fit))[
+            "fit"
+        ].checkpoints
+
+    assert (checkpoints_of().every, checkpoints_of().keep_last) == (600, 3)
+    assert checkpoints_of(checkpoint_every="5 steps").every_unit == "steps"
+    assert checkpoints_of(checkpoint_every="none") is None
+    with pytest.raises(UsageError, match=r"checkpoint-every is 'none', and tiphys.dev/checkpoint-folder names"):
+        checkpoints_of(checkpoint_every="none", checkpoint_folder="/ckpt")
+
+
 def test_a_training_takes_its_gpus_retries_and_checkpoints_from_the_template() -> None:
     fit = marked("fit", "train", queue="research", gpu_type="A100,H100", checkpoint_folder="/ckpt", grace="2m")
     fit["metadata"]["annotations"] |= {"tiphys.dev/checkpoint-every": "5m", "tiphys.dev/checkpoint-marker": "*/DONE"}

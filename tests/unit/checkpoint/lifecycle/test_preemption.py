@@ -10,6 +10,7 @@
 | the newest nearly lands, nothing is under way | save: there is nothing to lose |
 """
 
+import asyncio
 import os
 import signal
 import threading
@@ -29,6 +30,7 @@ from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionSaveInputs,
     choose_preemption_save,
 )
+from tiphys.checkpoint.settings import SaveInterval
 from tiphys.lineage.select import list_commits
 from tiphys.store import read_events
 
@@ -218,3 +220,181 @@ def test_a_card_without_a_grace_period_says_nothing_about_the_kill():
 def test_a_card_of_a_failure_counts_what_is_lost():
     card = PreemptionReport(PreemptionSaveChoice.SAVE, 4, 10, 30.0, 0.1, 0.2, 29.0, None, None, 3)
     assert card.message() == "stopped by SIGTERM at step 4: nothing was committed within 29s; 1 step is trained again"
+
+
+@pytest.fixture
+def handler():
+    """Installs handlers of the program as a test goes on, and removes them at its end."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda function: signal.signal(signal.SIGTERM, function)
+    signal.signal(signal.SIGTERM, before)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_handler_of_the_program_is_called_once_for_each_sigterm_after_that_of_the_session(handler):
+    seen = []
+    handler(lambda number, frame: seen.append((number, session.should_stop)))
+    with open_session(MemoryStore()) as session, pytest.raises(SystemExit):
+        terminate()
+        assert seen == [(signal.SIGTERM, True)]
+        terminate()
+        session.step(1, state_at(1))
+    assert seen == [(signal.SIGTERM, True)] * 2
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), ValueError("no logger")])
+def test_an_exit_by_a_handler_of_the_program_is_held_back_until_the_state_is_saved(handler, error, capsys):
+    def exit_(number, frame):
+        raise error
+
+    handler(exit_)
+    store = MemoryStore()
+    with pytest.raises(SystemExit) as end, open_session(store) as session:
+        terminate()
+        session.step(3, state_at(3))
+    assert end.value.code == 75
+    assert list_commits(store, LINEAGE) == [ref(1, 3)]
+    assert f"handler of SIGTERM raised {error!r}" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is exit_
+
+
+@pytest.mark.parametrize("previous", [signal.SIG_DFL, signal.SIG_IGN])
+def test_default_handlers_are_restored_as_they_were(handler, previous):
+    handler(previous)
+    with pytest.raises(SystemExit) as end, open_session(MemoryStore()) as session:
+        terminate()
+        session.step(1, state_at(1))
+    assert end.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) == previous
+
+
+@pytest.mark.parametrize("call", ["step", "save", "report"])
+def test_a_handler_that_a_library_replaced_is_back_after_the_next_call_and_said_once(handler, capsys, call):
+    seen = []
+
+    def library_handler(number, frame):
+        seen.append(session.should_stop)
+
+    store = MemoryStore()
+    with pytest.raises(SystemExit) as end, open_session(store) as session:
+        for step in (1, 2):
+            handler(library_handler)
+            getattr(session, call)(step, state_at(step) if call != "report" else None)
+        terminate()
+        assert seen == [True]
+        session.step(3, state_at(3))
+    assert end.value.code == 75
+    assert list_commits(store, LINEAGE)[0] == ref(1, 3)
+    assert capsys.readouterr().err.count("library_handler has replaced the session's handler") == 1
+    assert signal.getsignal(signal.SIGTERM) is library_handler
+
+
+def test_a_library_that_calls_the_handler_that_it_replaced_is_not_called_in_a_circle(handler):
+    seen = []
+    with open_session(MemoryStore()) as session:
+        replaced = signal.getsignal(signal.SIGTERM)
+        handler(lambda number, frame: (seen.append(number), replaced(number, frame)))
+        session.step(1, state_at(1))
+        terminate()
+        assert seen == [signal.SIGTERM]
+        assert session.should_stop
+
+
+def test_a_library_that_puts_the_handler_back_leaves_the_one_of_the_program(handler):
+    seen = []
+    handler(lambda *_: seen.append("program"))
+    program = signal.getsignal(signal.SIGTERM)
+    with open_session(MemoryStore()) as session:
+        replaced = handler(lambda *_: seen.append("library"))
+        session.step(1, state_at(1))
+        handler(replaced)
+        terminate()
+        assert session.should_stop
+    assert seen == ["program"]
+    assert signal.getsignal(signal.SIGTERM) is program
+
+
+def test_a_handler_that_outlives_its_session_does_what_was_installed_before(handler):
+    seen = []
+    handler(lambda *_: seen.append("program"))
+    with open_session(MemoryStore()):
+        replaced = signal.getsignal(signal.SIGTERM)
+        handler(lambda number, frame: replaced(number, frame))
+        library = signal.getsignal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is library
+    terminate()
+    assert seen == ["program"]
+
+
+def test_a_handler_of_an_earlier_session_does_not_end_the_next_one(handler):
+    handler(signal.SIG_DFL)
+    with open_session(MemoryStore()):
+        replaced = signal.getsignal(signal.SIGTERM)
+    handler(lambda number, frame: replaced(number, frame))  # a library puts back what it found, but too late
+    store = MemoryStore()
+    with pytest.raises(SystemExit) as end, open_session(store) as session:
+        terminate()
+        session.step(1, state_at(1))
+    assert end.value.code == 75
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
+
+
+def test_an_event_loop_that_handles_sigterm_learns_of_it_too(handler):
+    async def train():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, seen.append, "loop")
+        session.step(1, state_at(1))
+        terminate()
+        while not seen:
+            await asyncio.sleep(0)
+        session.step(2, state_at(2))
+
+    seen, store = [], MemoryStore()
+    with pytest.raises(SystemExit) as end, open_session(store) as session:
+        asyncio.run(train())
+    assert end.value.code == 75
+    assert list_commits(store, LINEAGE)[0] == ref(1, 2)
+
+
+def test_a_session_inside_another_one_stops_both(handler):
+    stores = MemoryStore(), MemoryStore()
+    with open_session(stores[0]) as outer, open_session(stores[1]) as inner:
+        inner.report(1)
+        outer.report(1)
+        terminate()
+        assert (outer.should_stop, inner.should_stop) == (True, True)
+
+
+def test_an_error_after_sigterm_says_what_was_not_saved(capsys):
+    with pytest.raises(RuntimeError), open_session(MemoryStore(), every=SaveInterval(2, "steps")) as session:
+        session.step(2, state_at(2))
+        session.step(3, state_at(3))
+        terminate()
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated")
+    assert "ended after SIGTERM without a step() that could have saved; the newest checkpoint is checkpoint 2" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_session_in_another_thread_says_once_that_sigterm_does_not_reach_it(capsys):
+    def train():
+        with open_session(MemoryStore()) as session:
+            for step in (1, 2):
+                session.step(step, state_at(step))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert capsys.readouterr().err.count("not opened in the main thread") == 1
+
+
+def test_a_session_of_the_main_thread_may_be_called_by_another_one(handler):
+    with open_session(MemoryStore()) as session:
+        handler(library := lambda *_: None)
+        thread = threading.Thread(target=session.step, args=(1, state_at(1)))
+        thread.start()
+        thread.join()
+        assert session.last_committed == ref(1, 1)
+        assert signal.getsignal(signal.SIGTERM) is library

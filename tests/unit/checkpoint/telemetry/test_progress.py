@@ -32,14 +32,23 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NEVER = SaveInterval(10**9, "steps")
 
 
+class Commits:
+    """The commits of an attempt: what it saved last, and why it commits nothing."""
+
+    def __init__(self, saved: SavedStep | None = None, hindrance: str = "") -> None:
+        self.newest_saved, self.hindrance = saved, hindrance
+
+    def explain_missing_commit(self, global_step: int) -> str:
+        return self.hindrance and f"{self.hindrance} after step {global_step}"
+
+
 class Training:
     """A program that takes a step whenever the test says so."""
 
     def __init__(self, store: Store | None, argo_file: str = "", saved: SavedStep | None = None) -> None:
         self.store, self.clock = store, Clock()
-        self.reporter = ProgressReporter(
-            store, LINEAGE, 1, {"ARGO_PROGRESS_FILE": argo_file}, lambda: saved, self.clock
-        )
+        self.commits = Commits(saved)
+        self.reporter = ProgressReporter(store, LINEAGE, 1, {"ARGO_PROGRESS_FILE": argo_file}, self.commits, self.clock)
 
     def step(self, number: int, after: float, total: int | None = 100, **metrics: float) -> TrainingProgress | None:
         """The newest report once the step is complete."""
@@ -176,3 +185,57 @@ def test_outside_of_tiphys_a_report_does_nothing():
     session = Session()
     session.total_steps = 5
     session.report(1, {"loss": 1.0})
+
+
+def test_report_says_why_nothing_is_committed_until_a_commit():
+    training = Training(MemoryStore())
+    training.commits.hindrance = "the next save is due later"
+    assert (before := training.step(10, 1.0)) is not None
+    assert before.hindrance == "the next save is due later after step 10"
+    training.commits.newest_saved, training.commits.hindrance = SavedStep(20, NOON), ""
+    assert (after := training.step(20, 10.0)) is not None
+    assert (after.hindrance, after.checkpoint_step) == ("", 20)
+
+
+def test_writer_without_steps_reports_its_hindrance_at_once():
+    store = MemoryStore()
+    reporter = ProgressReporter(store, LINEAGE, 1, {}, Commits(), Clock())
+    reporter.report_hindrance("Größe von\n/ckpt/épo.ckpt ändert sich noch\x1b[31m" + "…" * 300)
+    reporter.close()
+    assert (report := read_training_progress(store, LINEAGE)) is not None
+    assert report.global_step is None
+    assert report.hindrance.startswith("Größe von /ckpt/épo.ckpt ändert sich noch [31m…")
+    assert len(report.hindrance) == 240
+    ProgressReporter(None, LINEAGE, 1, {}, Commits(), Clock()).report_hindrance("of another rank")
+
+
+def test_session_names_the_next_save_and_then_a_failed_one():
+    store, clock = MemoryStore(), Clock()
+    with open_session(store, every=SaveInterval(600, "seconds"), clock=clock, keep_last=1) as session:
+        session.step(1, state_at(1))
+        clock.advance(2)
+        session.step(2, state_at(2))
+        assert newest_hindrance(session, store).startswith("the next save is due in ")
+    failing = MemoryStore()
+    with open_session(failing, every=SaveInterval(100, "steps"), clock=clock) as session:
+        clock.advance(2)
+        session.step(150, lambda: state_at(150))
+        assert newest_hindrance(session, failing) == "the next save is due at step 200"
+        clock.advance(20)
+        failing.refuses = lambda operation, key: operation == "create" and "/shards/" in key
+        session.step(200, state_at(200))
+        failing.refuses = lambda operation, key: False
+        clock.advance(20)
+        session.step(201, state_at(201))
+        assert newest_hindrance(session, failing).startswith("step 200 could not be saved: ")
+        session.save(202, state_at(202))
+        clock.advance(20)
+        session.step(203, state_at(203))
+        assert newest_hindrance(session, failing) == ""
+
+
+def newest_hindrance(session: Session, store: Store) -> str:
+    session._progress.close()  # type: ignore[attr-defined]
+    report = read_training_progress(store, LINEAGE, 1)
+    assert report is not None
+    return report.hindrance

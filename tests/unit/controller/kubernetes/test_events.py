@@ -241,6 +241,9 @@ def test_a_training_is_told_with_its_step_first(store: MemoryStore) -> None:
 
     assert begins(("fit", first)) == "Training: step 1,200 of 5,000 (fit)"
     assert begins(("fit", second), ("tune", first)) == "Training: step 7 (fit and 1 more)"
+    full = TrainingProgress(global_step=7, hindrance="the disk\nis [full](http://x) <b>now</b>.")
+    assert begins(("fit", full)).startswith("Training: step 7 (fit), no commit yet, because the disk is ")
+    assert not {"[", "<", "\n"} & set(begins(("fit", full)))
 
 
 def test_a_workflow_that_belongs_to_no_run_says_why_it_was_refused() -> None:

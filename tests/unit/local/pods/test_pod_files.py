@@ -13,10 +13,10 @@ from tiphys_plugin import DirectoryCluster, PodStatus
 from hera_pipelines.local.live_workflows import hold_workflow_lock, is_workflow_locked
 from hera_pipelines.local.pods.pod_files import (
     DEFAULT_GRACE_SECONDS,
-    PathMapping,
     WorkflowVolumes,
     parse_pod_spec_patch,
 )
+from hera_pipelines.local.pods.pod_paths import PathMapping
 from hera_pipelines.local.pods.process import ProcessEnvironment
 from hera_pipelines.local.run_session import mark_dead_workflows_failed
 from hera_pipelines.local.workflow_object import add_server_fields
