@@ -19,8 +19,8 @@ from support.memory import MemoryStore
 from support.seeds import SEED
 from support.sessions import newest_shards, open_session
 
-from tiphys.checkpoint import tracked_session
 from tiphys.checkpoint.restore import shard_reader
+from tiphys.checkpoint.save import passed_states
 from tiphys.checkpoint.state import shards
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import choose_checkpoint
@@ -51,7 +51,7 @@ def fingerprint(state: dict[str, Any]) -> Any:
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several shards to each checkpoint, each read in several pieces, although the states are small."""
     monkeypatch.setattr(shard_reader, "_PIECE_BYTES", 16)
-    monkeypatch.setattr(tracked_session, "plan_shards", lambda state: shards.plan_shards(state, shard_bytes=64))
+    monkeypatch.setattr(passed_states, "plan_shards", lambda state: shards.plan_shards(state, shard_bytes=64))
 
 
 def saved(rng: random.Random, lineage_seed: int) -> tuple[MemoryStore, dict[int, Any]]:

@@ -11,8 +11,9 @@
 
 `Session.step` takes the number of *completed* steps, so that a restored state
 continues with the next one. A state is any nesting of dict, list, tuple and
-dataclass around NumPy arrays, numbers and text; put the state of every random
-generator into it and a resumed run is bit-identical to an uninterrupted one.
+dataclass around NumPy arrays, numbers, text and bytes; what shares memory or is
+one object at two places stays so. Put the state of every random generator into
+it, and a resumed run is bit-identical to an uninterrupted one.
 Outside of a compiled step the session does nothing.
 """
 

@@ -52,7 +52,8 @@ class Session:
 
         Every byte is verified against the manifest. A checkpoint that does not
         match is quarantined, and the previous one is restored instead.
-        Dataclasses in a state are built from the classes found in ``default``.
+        Classes of objects in a state are found in ``default``, or in the modules
+        that are imported.
 
         Raises:
             UsageError: ``default`` holds a value that cannot be saved, or the
@@ -79,9 +80,9 @@ class Session:
         attempt.
 
         Args:
-            global_step: Steps that are complete.
+            global_step: Optimizer steps that are complete: another number whenever ``state`` has changed.
             state: What the next step needs, or a function that returns it,
-                which is called only when a save is due.
+                which is called at the first step and when a save is due.
             metrics: Numbers that describe this state, such as its loss.
             epoch: Passes over the data that are complete.
             data_position: Where in the data the next step continues, in names of your own.
@@ -91,7 +92,8 @@ class Session:
 
         Raises:
             UsageError: ``state`` holds a value that cannot be saved exactly, or
-                ``global_step`` is lower than that of an earlier save.
+                ``global_step`` is no whole number from 0 to 10**15 - 1, is lower than that of an
+                earlier save, or was given before with another state.
             FencedError: an earlier save found that another attempt replaced this
                 one; the program must stop. Leaving the session's ``with`` block
                 turns the error into exit code 76.
@@ -114,7 +116,7 @@ class Session:
         `failed_saves`, and the next save runs when it is due.
 
         Args:
-            global_step: Steps that are complete.
+            global_step: Optimizer steps that are complete, as in `step`.
             state: What the next step needs, or a function that returns it.
             metrics: Numbers that describe this state, such as its loss.
             epoch: Passes over the data that are complete.
@@ -125,7 +127,8 @@ class Session:
 
         Raises:
             UsageError: ``state`` holds a value that cannot be saved exactly, or
-                ``global_step`` is lower than that of an earlier save.
+                ``global_step`` is no whole number from 0 to 10**15 - 1, is lower than that of an
+                earlier save, or was given before with another state.
             FencedError: as in `step`.
         """
         return None

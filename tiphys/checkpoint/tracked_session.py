@@ -33,6 +33,7 @@ from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
 from tiphys.checkpoint.save.commit import AttemptFence, UploadCancelledError
 from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.checkpoint.save.interval import open_interval_controller
+from tiphys.checkpoint.save.passed_states import PassedStates, check_step_number
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.session import Session
@@ -43,7 +44,7 @@ from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
-from tiphys.errors import FencedError, IntegrityError, UsageError
+from tiphys.errors import FencedError, IntegrityError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol.environment import EX_HANG, EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
@@ -142,6 +143,7 @@ class TrackedSession(Session):
             copies=2 if settings.busy_rule == "queue" else 1,
             threads=upload_threads,
         )
+        self._states = PassedStates(lambda: self._coordinator.has_state, self._saver)
         self._loader = CheckpointLoader(
             store,
             cache=NodeCache(settings.cache) if settings.cache else None,
@@ -191,6 +193,7 @@ class TrackedSession(Session):
     @_excluded_from_step_time
     def restore(self, default: Any = None) -> Any:
         sample = flatten_state(default)  # refuses a state that cannot be saved now, not at the first save
+        self._states.known = sample.classes
         self._fence.check()
         skipped: list[SkippedCheckpoint] = []
         for ref in self._candidates.iter_newest_first():
@@ -228,13 +231,13 @@ class TrackedSession(Session):
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
         self._step_timer.record_step()
-        self._record_step(global_step)
+        global_step = self._record_step(global_step, state)
         self._progress.record_step(global_step, self.total_steps, metrics)
         self._metrics.record_step(global_step)
         save = None
         due = not self._should_stop_at(global_step) and self._is_save_due(global_step)
         if due and self._wait_for_saver():
-            save = self._save(self._draft(global_step, metrics, epoch, data_position), self._plan_shards(state), "due")
+            save = self._save(self._draft(global_step, metrics, epoch, data_position), self._states.plan(state), "due")
         if self._should_stop_at(global_step):
             self._save_before_kill(self._draft(global_step, metrics, epoch, data_position), state)
         if due and not save:
@@ -253,12 +256,12 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        self._record_step(global_step)
-        return self._save(self._draft(global_step, metrics, epoch, data_position), self._plan_shards(state), "asked")
+        global_step = self._record_step(global_step, state)
+        return self._save(self._draft(global_step, metrics, epoch, data_position), self._states.plan(state), "asked")
 
     def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
         self._process.check_call()
-        self._progress.record_step(global_step, self.total_steps, metrics)
+        self._progress.record_step(check_step_number(global_step), self.total_steps, metrics)
 
     @_excluded_from_step_time
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
@@ -364,16 +367,15 @@ class TrackedSession(Session):
         events = [self._event_log.skipped_event(skip, fallback) for skip in skipped]
         self._event_log.record(events, store=self._coordinator.reports_events)
 
-    def _record_step(self, global_step: int) -> None:
+    def _record_step(self, global_step: Any, state: Any) -> int:
+        """Record a completed step, and return its number, once it and ``state`` are checked."""
         self._saver.raise_error()
+        newest = max(save.global_step if save else 0 for save in (self._newest_save, self._committer.restored))
+        number = self._states.check(global_step, state, newest)
         self._committer.record_step()
         self._watchdog.record_step()
-        self._completed_step = global_step
-        newest = max(
-            checkpoint.global_step if checkpoint else 0 for checkpoint in (self._newest_save, self._committer.restored)
-        )
-        if global_step < newest:
-            raise UsageError(f"global_step {global_step} was given after {newest}; pass the number of completed steps")
+        self._completed_step = number
+        return number
 
     def _should_stop_at(self, global_step: int) -> bool:
         return self._coordinator.should_stop_at(global_step, self._stop, self._seconds_left())
@@ -427,17 +429,11 @@ class TrackedSession(Session):
         self._metrics.record_stall(self._saved_at - before)
         return self._newest_save
 
-    def _plan_shards(self, state: Any) -> list[ShardPlan]:
-        """Return the shards that this rank saves; none if rank 0 saves for all ranks."""
-        if not self._coordinator.has_state:
-            return []
-        return plan_shards(flatten_state(state() if callable(state) else state))
-
     def _save_before_kill(self, draft: CheckpointManifest, state: Any) -> None:
         """Commit what the grace period allows, report it, and end the program."""
         noticed_seconds = self._seconds_since_stop()
         newest_before, failures_before = self._committer.newest_committed, self._committer.failed_saves
-        plans = self._plan_shards(state)
+        plans = self._states.plan(state)
         state_bytes = sum(plan.size_bytes for plan in plans)
         # The choice depends on the bandwidth, which is unknown until enough of the running save is stored.
         while self._saver.running_bytes and not self._saver.bytes_per_second and self._seconds_left() != 0:

@@ -38,6 +38,7 @@ from tiphys.records import (
     Timestamp,
     task_name,
 )
+from tiphys.records.checkpoint import Metric
 from tiphys.store import Attempt, DamagedRecord, Store, open_store, read_all_attempts, read_current_run, read_events
 from tiphys.store.runs import read_concurrently
 
@@ -70,7 +71,7 @@ class CheckpointNode(Record):
     saved_because: str = ""
     """``due``, ``asked`` or ``sigterm``."""
     size_bytes: int = 0
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Metric] = {}
     facts: Provenance = Provenance()
     """Its provenance."""
     committed_at: Timestamp | None = None

@@ -22,8 +22,12 @@ from tiphys.records.base import (
 )
 from tiphys.records.data_version import DataVersion
 
-Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
-"""A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
+AS_JSON = PlainSerializer(
+    lambda value: str(value) if isinstance(value, float) and not math.isfinite(value) else value, return_type=Any
+)
+"""Serializes a float that JSON has no number for as text: ``"nan"`` or ``"inf"``."""
+Metric = Annotated[float, AS_JSON]
+"""A float that may be infinite or no number."""
 
 
 class CheckpointRef(Record):

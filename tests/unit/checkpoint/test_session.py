@@ -10,6 +10,7 @@
 | a newer attempt, or an end of this one | nothing is committed, exit 76 |
 """
 
+import dataclasses
 import os
 import signal
 import sys
@@ -299,8 +300,117 @@ def test_saving_the_same_step_again_changes_nothing(store):
     with open_session(store) as session:
         first = session.save(5, state_at(5)).wait()
         before = dict(store.objects)
-        assert session.save(5, state_at(6)).wait() == first
+        assert session.step(5, state_at(5)) is None
+        assert session.save(5, state_at(5)).wait() == first
     assert store.objects == before
+
+
+NUMBER_WITH_SEVERAL_STATES = "global_step 5 was given for several states"
+
+
+def test_another_state_of_a_step_that_is_saved_is_refused(store):
+    with open_session(store) as session:
+        first = session.save(5, state_at(5)).wait()
+        for again in (session.save, session.step):
+            with pytest.raises(UsageError, match=f"{NUMBER_WITH_SEVERAL_STATES}, of which the first is saved"):
+                again(5, state_at(6))
+    assert list_commits(store, LINEAGE) == [first]
+
+
+def test_another_state_is_refused_also_while_the_first_one_is_being_saved(store):
+    gate = threading.Event()
+
+    class Gated(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            assert "shards/" not in key or gate.wait(120)
+            super().create(key, data, sha256=sha256)
+
+    with open_session(Gated(store.objects), asynchronous=True) as session:
+        save = session.save(5, state_at(5))
+        assert session.save(5, state_at(5)) is save
+        with pytest.raises(UsageError, match=NUMBER_WITH_SEVERAL_STATES):
+            session.save(5, lambda: state_at(6))
+        gate.set()
+        assert save.wait() == ref(1, 5)
+
+
+def test_a_number_that_counts_something_else_is_refused_before_the_first_save_is_due(store):
+    with open_session(store, every=SaveInterval(600, "seconds")) as session:
+        session.step(5, state_at(1))
+        session.step(5, state_at(2))
+        with pytest.raises(UsageError, match=f"{NUMBER_WITH_SEVERAL_STATES}, and only one can be saved"):
+            session.step(5, state_at(3))
+
+
+def test_a_step_whose_save_failed_may_be_saved_with_another_state(store):
+    store.refuses = lambda operation, key: "shards/" in key
+    with open_session(store) as session:
+        assert session.save(5, state_at(5)).wait() is None
+        store.refuses = lambda operation, key: False
+        assert session.save(5, state_at(6)).wait() == ref(1, 5)
+    assert open_session(store, 2, resume_from=ref(1, 5)).restore()["step"] == 6
+
+
+def test_a_signal_does_not_end_a_program_as_if_the_state_of_a_repeated_step_were_saved(store):
+    with open_session(store, grace_seconds=30) as session:
+        session.step(5, state_at(5))
+        session._stop.request()
+        with pytest.raises(UsageError, match="the others would be lost"):
+            session.step(5, state_at(6))
+
+
+@pytest.mark.parametrize(
+    "number", [-1, 10**15, 2**200, True, 1.0, float("nan"), "1", None, np.float64(1), np.bool(True)]
+)
+def test_a_number_that_no_checkpoint_can_have_is_refused_at_the_call(store, number):
+    with open_session(store) as session:
+        for call in (session.step, session.save, lambda number, _: session.report(number)):
+            with pytest.raises(UsageError, match="is not a whole number from 0 to 999999999999999"):
+                call(number, state_at(1))
+    assert list_commits(store, LINEAGE) == []
+
+
+@pytest.mark.parametrize("number", [0, 7, np.int64(7), np.uint8(7), 10**15 - 1])
+def test_whole_numbers_of_python_and_numpy_are_steps(store, number):
+    with open_session(store) as session:
+        assert session.save(number, state_at(1)).wait().global_step == number
+    assert open_session(store, 2, resume_from=ref(1, int(number))).restore()["step"] == 1
+
+
+def test_the_first_state_is_refused_at_the_first_step_although_no_save_is_due(store):
+    for state in ({"f": print}, lambda: {"f": print}):
+        with open_session(store, every=SaveInterval(600, "seconds")) as session:
+            session.restore(default={"f": None})
+            with pytest.raises(UsageError, match=r"state\.f: builtin_function_or_method cannot be saved"):
+                session.step(1, state)
+
+
+@dataclasses.dataclass
+class Evaluation:
+    loss: float
+
+
+def test_a_class_that_appears_later_in_the_training_is_restored(store):
+    with open_session(store) as session:
+        state = session.restore(default={"history": []})
+        state["history"].append(Evaluation(0.5))
+        session.step(1, state)
+    restored = open_session(store, 2, resume_from=ref(1, 1)).restore(default={"history": []})
+    assert restored == {"history": [Evaluation(0.5)]}
+
+
+def test_a_class_that_no_restore_would_find_is_refused_at_the_first_step(store):
+    @dataclasses.dataclass
+    class Local:
+        loss: float
+
+    with open_session(store, every=SaveInterval(600, "seconds")) as session:
+        session.restore(default={"best": None})
+        with pytest.raises(UsageError, match=r"state\.best: the class .*Local cannot be found"):
+            session.step(1, {"best": Local(0.5)})
+    with open_session(store, 2) as session:
+        session.restore(default={"best": Local(0.0)})
+        session.step(1, {"best": Local(0.5)})
 
 
 def test_a_restarted_process_of_the_same_attempt_meets_its_own_commit(store):

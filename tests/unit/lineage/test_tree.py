@@ -1,5 +1,8 @@
 """What became of every checkpoint, as it is drawn for people."""
 
+import json
+import math
+
 import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
@@ -139,6 +142,18 @@ def test_an_unknown_run_is_an_error_that_names_the_near_one(store):
     write_run(store)
     with pytest.raises(NotFoundError, match=RUN):
         read_lineage_tree(store, "digits-2")
+
+
+def test_metrics_that_json_has_no_number_for_are_text_in_it(store):
+    write_run(store)
+    write_claim(store, claim_of(1))
+    commit(store, ref(1, 10), metrics={"loss": math.inf, "accuracy": math.nan})
+    found = read_lineage_tree(store, RUN)
+    text = json.dumps(found.model_dump(mode="json"), allow_nan=False)
+    assert '"loss": "inf"' in text
+    assert '"accuracy": "nan"' in text
+    (node,) = type(found).model_validate_json(text).steps[0].attempts[0].checkpoints
+    assert node.metrics["loss"] == math.inf
 
 
 def test_the_tree_survives_json(store):

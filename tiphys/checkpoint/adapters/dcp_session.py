@@ -28,6 +28,7 @@ from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import AttemptFence
 from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.checkpoint.save.interval import open_interval_controller
+from tiphys.checkpoint.save.passed_states import check_step_number
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.settings import CheckpointSettings, is_save_due
 from tiphys.checkpoint.telemetry.events import EventLog, log_message
@@ -169,7 +170,7 @@ class TrackedDistributedSession(DistributedSession):
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
         self._process.check_call()
-        self._completed_step = global_step
+        self._completed_step = global_step = check_step_number(global_step)
         self._committer.record_step()
         self._progress.record_step(global_step, self.total_steps, metrics)
         self._metrics.record_step(global_step)
@@ -205,11 +206,11 @@ class TrackedDistributedSession(DistributedSession):
     ) -> Save | None:
         self._process.check_call()
         self._wait()
-        draft = self._draft(global_step, metrics, epoch, data_position)
+        draft = self._draft(check_step_number(global_step), metrics, epoch, data_position)
         return self._begin_save(draft.model_copy(update={"reason": "asked"}), state)
 
     def writer(self, global_step: int, metrics: Mapping[str, float] | None = None) -> DcpWriter:
-        return self._make_writer(self._draft(global_step, metrics, None, None))
+        return self._make_writer(self._draft(check_step_number(global_step), metrics, None, None))
 
     def reader(self) -> DcpReader | None:
         for ref in self._ranks.decide_on_first(self._list_candidates):

@@ -14,15 +14,16 @@ rank a JSON document, then safetensors files whose tensors are named
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tiphys.checkpoint.restore.shard_reader import ShardReader
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.records import CheckpointManifest, CheckpointRef, Record, Shard
-from tiphys.records.checkpoint import Metric
+from tiphys.records.checkpoint import AS_JSON, Metric
 from tiphys.store import Store
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 READABLE_FRAMEWORKS = ("numpy",)
 """Frameworks whose checkpoints have the form that this module reads."""
 _FORMAT = 1
+_NUMBER_CODES = {"<f2": "<e", "<f4": "<f", "<f8": "<d", "<i4": "<i", "<i8": "<q", "<u4": "<I", "<u8": "<Q"}
+"""The usual dtypes of NumPy scalars, and their codes in `struct`."""
 
 
 class StateLeaf(NamedTuple):
@@ -88,12 +91,13 @@ class CheckpointContents:
 
     def read_array(self, path: str) -> "NDArray[Any]":
         """Read the array at ``path`` again; needs NumPy, and memory for the array and one shard."""
-        import numpy as np
+        from tiphys.checkpoint.state.arrays import allocate_array, flat_bytes, lay_out
 
-        array = self._arrays[self._paths[path]]
-        form = array.description
-        data = b"".join(bytes(self._reader.read(piece.shard)[piece.start : piece.end]) for piece in array.pieces)
-        return np.frombuffer(data, dtype=np.dtype(form["dtype"])).reshape(form["shape"], order=form["order"])
+        stored = self._arrays[self._paths[path]]
+        array = allocate_array(stored.description)
+        data = b"".join(bytes(self._reader.read(piece.shard)[piece.start : piece.end]) for piece in stored.pieces)
+        flat_bytes(array)[:] = bytearray(data)
+        return lay_out(array, stored.description)
 
     def _read_rank(self, rank: int, shards: list[Shard]) -> None:
         document = json.loads(bytes(self._reader.read(shards[0])))
@@ -105,7 +109,7 @@ class CheckpointContents:
             self._read_shard(rank, shard)
         start = "state" if rank == 0 else f"rank {rank}: state"
         for path, node in _walk_leaves(document["state"], start):
-            self._add_leaf(rank, path, node)
+            self._add_leaf(rank, path, node, document["views"])
 
     def _read_shard(self, rank: int, shard: Shard) -> None:
         data = self._reader.read(shard)
@@ -122,16 +126,16 @@ class CheckpointContents:
             array.size_bytes += end - start
             array.pieces.append(_Piece(shard, start, end))
 
-    def _add_leaf(self, rank: int, path: str, node: Any) -> None:
-        if isinstance(node, dict) and ("array" in node or "scalar" in node):
-            array_key = rank, int(node["array"] if "array" in node else node["scalar"])
+    def _add_leaf(self, rank: int, path: str, node: Any, views: list[dict[str, Any]]) -> None:
+        if isinstance(node, dict) and "array" in node:
+            array_key = rank, int(node["array"])
             array = self._arrays[array_key]
             self._paths[path] = array_key
             self.leaves[path] = StateLeaf(
                 path, _format_array(array.description), array.digest.hexdigest(), array.size_bytes
             )
         else:
-            self.leaves[path] = StateLeaf(path, json.dumps(node, ensure_ascii=False))
+            self.leaves[path] = StateLeaf(path, _format_leaf(node, views))
 
 
 def _shards_by_rank(manifest: CheckpointManifest) -> Mapping[int, list[Shard]]:
@@ -146,25 +150,44 @@ def _walk_leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     members: list[tuple[Any, Any]] = []
     if isinstance(node, list):
         members = list(enumerate(node))
-    elif isinstance(node, dict) and "record" in node:
-        members = list(node["fields"].items())
-    elif isinstance(node, dict) and "tuple" in node:
-        members = list(enumerate(node["tuple"]))
-    elif isinstance(node, dict) and "dict" in node:
-        members = [(key, item) for key, item in node["dict"]]
+    elif isinstance(node, dict):
+        pairs = [*node.get("attributes", {}).items(), *node.get("pairs", ()), *node.get("dict", ())]
+        members = [(_format_key(key), item) for key, item in pairs]
+        members += enumerate([*node.get("items", ()), *node.get("tuple", ())])
     if not members:
         yield path, node
     for key, item in members:
         yield from _walk_leaves(item, f"{path}.{key}")
 
 
+def _format_key(key: Any) -> Any:
+    return key if isinstance(key, str | int) else json.dumps(key, ensure_ascii=False)
+
+
+def _format_leaf(node: Any, views: list[dict[str, Any]]) -> str:
+    """Format a leaf whose content is in the document: as its JSON, or as a part of other leaves."""
+    for tag, content in node.items() if isinstance(node, dict) else ():
+        code = _NUMBER_CODES.get(tag)
+        if code and math.isfinite(value := struct.unpack(code, bytes.fromhex(content))[0]):
+            return f"{_format_dtype(tag)} {value}"
+    if isinstance(node, dict) and "same" in node:
+        return f"the same as {node['path']}"
+    if isinstance(node, dict) and "view" in node:
+        form = views[node["view"]]
+        return f"{_format_dtype(form['dtype'])}{form['shape']} at byte {form['offset']} of {form['path']}"
+    return json.dumps(node, ensure_ascii=False)
+
+
 def _format_array(description: dict[str, Any]) -> str:
-    """Format ``<f4`` and a shape as ``float32[16, 4]``, with the memory order if it is Fortran's."""
-    order = " in Fortran order" if description["order"] == "F" else ""
-    return f"{_format_dtype(description['dtype'])}{description['shape']}{order}"
+    """Format ``<f4`` and a shape as ``float32[16, 4]``, with the memory order if it is not C's."""
+    shape, strides = description.get("layout", (description["shape"], None))
+    order = f" with strides {strides}" if strides else " in Fortran order" if description["order"] == "F" else ""
+    return f"{_format_dtype(description['dtype'])}{shape}{order}"
 
 
-def _format_dtype(text: str) -> str:
+def _format_dtype(text: str | list[str]) -> str:
+    if isinstance(text, list):
+        return ".".join(text)
     kinds = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
     kind, size = text[1:2], text[2:]
     if text[:1] not in "<|=" or kind not in kinds or not size.isdecimal():
@@ -213,8 +236,8 @@ class ValueDifference(Record):
     """A fact or metric of both checkpoints; None if it is unknown."""
 
     name: str
-    before: Any = None
-    after: Any = None
+    before: Annotated[Any, AS_JSON] = None
+    after: Annotated[Any, AS_JSON] = None
 
 
 class CheckpointDifference(Record):

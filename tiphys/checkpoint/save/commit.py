@@ -47,6 +47,8 @@ class ShardUploader:
         self.threads = threads
         self._on_stored = on_stored
         self._cancelled = threading.Event()
+        self.digests: list[str] = []
+        """SHA-256 of each shard, once all are stored."""
 
     def cancel(self) -> None:
         """Stop before the next shard; `store` raises `UploadCancelledError`. Any thread may call this."""
@@ -77,7 +79,9 @@ class ShardUploader:
                 self._on_stored(len(data))
             return Shard(key=key, size=len(data), sha256=sha256, rank=rank)
 
-        return map_parallel(upload, shards, self.threads)
+        stored = map_parallel(upload, shards, self.threads)
+        self.digests = [shard.sha256 for shard in stored]
+        return stored
 
 
 class UploadCancelledError(StoreError):

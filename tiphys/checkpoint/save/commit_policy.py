@@ -140,7 +140,7 @@ class CheckpointCommitter(CommitSink):
             reason: ``due``, ``asked`` or ``sigterm``.
 
         Raises:
-            UsageError: a value of ``metrics`` is not a number.
+            UsageError: a value of ``metrics`` is not a number, or its name no text.
         """
         return CheckpointManifest(
             lineage=self._settings.lineage,
@@ -295,6 +295,8 @@ class CheckpointCommitter(CommitSink):
 
 
 def _metric_values(metrics: Mapping[str, float]) -> dict[str, float]:
+    if unnamed := [name for name in metrics if not isinstance(name, str)]:
+        raise UsageError(f"metrics must have names, but one is {unnamed[0]!r}; pass text such as 'loss'")
     try:
         return {name: float(value) for name, value in metrics.items()}
     except (TypeError, ValueError) as error:

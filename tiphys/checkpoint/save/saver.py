@@ -12,6 +12,7 @@ pages before the first save.
 """
 
 import contextlib
+import hashlib
 import os
 import queue
 import threading
@@ -111,6 +112,8 @@ class _SaveJob:
         self.size_bytes = sum(shard.size_bytes for shard in shards)
         self.largest_bytes = max((shard.size_bytes for shard in shards), default=0)
         self.stored_bytes = 0
+        self.digests: list[str] = []
+        """SHA-256 of each shard, once they are committed."""
 
     def progress_bytes(self, threads: int) -> float | None:
         """Bytes uploaded so far, with half of the shards in flight; None while too few are stored to measure.
@@ -151,6 +154,7 @@ class Saver:
         self._jobs: queue.SimpleQueue[_SaveJob | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: list[_SaveJob] = []
+        self._newest: _SaveJob | None = None
         self._running: ShardUploader | None = None
         self._abandoned = threading.Event()
         self._error: Exception | None = None
@@ -206,7 +210,9 @@ class Saver:
         """
         save = Save(draft.global_step)
         if not self.asynchronous:
-            self._run_job(_SaveJob(save, draft, plans, None))
+            self._newest = _SaveJob(save, draft, plans, None)
+            self._run_job(self._newest)
+            self._newest.shards = ()
             self.raise_error()
             return save
         if not copy:
@@ -223,6 +229,16 @@ class Saver:
         failpoint("checkpoint.after_stage")
         draft = draft.model_copy(update={"stage_seconds": round(time.perf_counter() - before, 6)})
         return self._enqueue(_SaveJob(save, draft, staged, staging))
+
+    def shard_digests(self, global_step: int) -> list[str]:
+        """Return the SHA-256 of each shard of ``global_step``, if it was saved last; empty if that failed."""
+        job = self._newest
+        if job is None or job.save.global_step != global_step:
+            return []
+        staged = job.shards  # read first: the end of the save sets the digests, then frees the shards
+        if job.save.done:
+            return job.digests if job.save.wait() else []
+        return job.digests or [hashlib.sha256(shard.data()).hexdigest() for shard in staged]
 
     def wait_until_free(self, timeout_seconds: float) -> None:
         """Wait until a save can start at once, or until the timeout."""
@@ -284,6 +300,7 @@ class Saver:
         if self._worker is None:
             # A daemon thread: a program that must exit does not wait for storage. `wait` is how to wait.
             self._worker = start_background_thread(self._work)
+        self._newest = job
         with self._changed:
             self._pending.append(job)
         if self._worker:
@@ -318,6 +335,8 @@ class Saver:
                 self._free.append(staging)
             if job in self._pending:
                 self._pending.remove(job)
+            if job:
+                job.shards, job.staging = (), None
             self._changed.notify_all()
 
     def _run_job(self, job: _SaveJob) -> None:
@@ -360,7 +379,9 @@ class Saver:
             if self._abandoned.is_set():
                 uploader.cancel()
             try:
-                return self._sink.commit(job.draft, job.shards, uploader)
+                manifest = self._sink.commit(job.draft, job.shards, uploader)
+                job.digests = uploader.digests
+                return manifest
             except (UploadCancelledError, SaveAbandonedError):
                 raise
             except (StoreError, MemoryError) as error:

@@ -14,15 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiphys.checkpoint.state.serialization import (
-    Array,
-    Bytes,
-    FlatState,
-    flat_bytes,
-    read_document,
-    to_contiguous,
-    unflatten_state,
-)
+from tiphys.checkpoint.state.arrays import Array, Bytes, flat_bytes, to_contiguous
+from tiphys.checkpoint.state.serialization import FlatState, read_document, unflatten_state
 from tiphys.errors import IntegrityError
 
 FRAMEWORK = "numpy"

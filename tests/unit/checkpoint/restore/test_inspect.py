@@ -1,6 +1,8 @@
 """What two checkpoints differ in, as the writer stored them."""
 
+import json
 import math
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -72,8 +74,30 @@ def test_every_leaf_is_named_with_its_form():
         "state.empty": '{"dict": []}',
         "state.turned": "float64[2, 3] in Fortran order",
         "state.date": "<M8[D][1]",
-        "state.scalar": "float64[]",
+        "state.scalar": "float64 2.0",
     }
+
+
+def test_shared_values_and_views_are_named_by_the_first_path():
+    flat, history = np.arange(4, dtype=np.float32), [1]
+    state = {
+        "flat": flat,
+        "bias": flat[3:],
+        "every_second": np.arange(6.0)[::2],
+        "history": history,
+        "again": history,
+        "named": OrderedDict([(None, 1)]),
+    }
+    found = of(saved(state), 1)
+    assert {path: leaf.form for path, leaf in found.leaves.items()} == {
+        "state.flat": "float32[4]",
+        "state.bias": "float32[1] at byte 12 of state.flat",
+        "state.every_second": "float64[3] with strides [16]",
+        "state.history.0": "1",
+        "state.again": "the same as state.history",
+        "state.named.null": "1",
+    }
+    np.testing.assert_array_equal(found.read_array("state.every_second"), [0, 2, 4])
 
 
 def test_numbers_come_back_as_they_were_saved_also_from_several_shards():
@@ -128,6 +152,16 @@ def test_facts_metrics_and_sizes_are_compared():
     assert [(pair.name, pair.before, pair.after) for pair in found.metrics] == [("loss", 1.0, 0.5)]
     assert found.size_bytes.after > found.size_bytes.before
     assert found.same == 0
+
+
+def test_metrics_that_json_has_no_number_for_are_text_in_the_comparison():
+    store = MemoryStore()
+    with open_session(store) as session:
+        for step, loss in enumerate((math.inf, math.nan), start=1):
+            session.save(step, {}, metrics={"loss": loss})
+    found = compare_checkpoints(*[(store, read_manifest(store, ref(1, step))) for step in (1, 2)])
+    (pair,) = json.loads(json.dumps(found.model_dump(mode="json"), allow_nan=False))["metrics"]
+    assert pair == {"name": "loss", "before": "inf", "after": "nan"}
 
 
 def test_how_far_numbers_lie_apart_is_told_on_request():

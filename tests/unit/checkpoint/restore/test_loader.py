@@ -50,10 +50,10 @@ def test_the_choice_among_a_thousand_checkpoints_asks_storage_four_times(store):
 
 
 def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, monkeypatch):
-    from tiphys.checkpoint import tracked_session as tracked
+    from tiphys.checkpoint.save import passed_states
 
     state = {f"layer{n}": np.arange(1000, dtype=np.float32) * n for n in range(20)}
-    monkeypatch.setattr(tracked, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))
+    monkeypatch.setattr(passed_states, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))
     with open_session(store) as session:
         session.save(3, state)
     readers, another = set(), threading.Event()
@@ -76,10 +76,10 @@ def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, mon
 
 
 def test_one_shard_is_hashed_while_another_is_read(store, monkeypatch):
-    from tiphys.checkpoint import tracked_session as tracked
+    from tiphys.checkpoint.save import passed_states
 
     state = {f"layer{n}": np.arange(1000, dtype=np.float32) * n for n in range(4)}
-    monkeypatch.setattr(tracked, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))
+    monkeypatch.setattr(passed_states, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))
     with open_session(store) as session:
         session.save(3, state)
     begun, second_read, overlaps = set(), threading.Event(), []

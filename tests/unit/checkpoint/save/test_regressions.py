@@ -160,7 +160,7 @@ def test_no_shard_is_too_large_for_one_request_however_large_an_array_is():
     [
         ({"model": np.array([object()])}, r"state\.model: an array of dtype object"),
         ({"optimizer": {"f": print}}, r"state\.optimizer\.f: builtin_function_or_method cannot be saved"),
-        ({1.5: 0}, r"key 1\.5 cannot be saved"),
+        ({frozenset({1}): 0}, r"key frozenset\(\{1\}\) cannot be saved"),
     ],
 )
 def test_what_cannot_be_kept_exactly_is_named_and_leaves_earlier_checkpoints_alone(store, state, said):
@@ -170,6 +170,11 @@ def test_what_cannot_be_kept_exactly_is_named_and_leaves_earlier_checkpoints_alo
         session.save(2, state)
     assert list_commits(store, LINEAGE) == [ref(1, 1)]
     assert session.save(3, state_at(3)).wait() == ref(1, 3)
+
+
+def test_a_metric_without_a_name_is_refused(store):
+    with open_session(store) as session, pytest.raises(UsageError, match="metrics must have names, but one is 1"):
+        session.save(1, state_at(1), metrics={1: 0.5})
 
 
 def test_metrics_that_are_no_number_are_kept_as_what_they_are(store):

@@ -305,7 +305,7 @@ def test_the_same_step_is_saved_once_even_while_it_is_under_way(gated):
         gated.gate.set()
 
 
-def test_a_state_may_be_a_function_that_is_called_when_a_save_is_due():
+def test_a_state_may_be_a_function_that_is_called_at_the_first_step_and_when_a_save_is_due():
     store, made = MemoryStore(), []
 
     def make():
@@ -315,7 +315,7 @@ def test_a_state_may_be_a_function_that_is_called_when_a_save_is_due():
     with behind(store, every=SaveInterval(10, "steps")) as session:
         for step in range(1, 11):
             session.step(step, make)
-    assert made == [1]
+    assert made == [1, 1]
     assert restored(store)["step"] == 10
 
 
