@@ -157,7 +157,7 @@ def test_a_program_that_ends_has_its_last_checkpoint_committed(run, options):
 
 
 def test_commits_are_counted_where_names_hold_no_step(run):
-    code, _, err = run.attempt_until_end("--quiet", "300ms", FILE_STEPS="10", **run.steady)
+    code, _, err = run.attempt_until_end("--layout", "whole", "--quiet", "300ms", FILE_STEPS="10", **run.steady)
     assert code == 0, err
     assert run.commits == [ref(1, 2), ref(1, 1)]
 

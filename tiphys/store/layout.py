@@ -29,7 +29,7 @@ TRIGGERS = f"{CONTROL}triggers/"
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
 
 _MAX_ATTEMPT = 10**9 - 1
-MAX_STEP = 10**15 - 1
+MAX_GLOBAL_STEP = 10**15 - 1
 _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
 _STEP_TIME = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d{1,15})", re.ASCII)
 _ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
@@ -321,7 +321,7 @@ class LineageLayout:
 
     def _ref_from_countdown(self, attempt: str, global_step: str) -> CheckpointRef:
         return CheckpointRef(
-            lineage=self.lineage, attempt=_MAX_ATTEMPT - int(attempt), global_step=MAX_STEP - int(global_step)
+            lineage=self.lineage, attempt=_MAX_ATTEMPT - int(attempt), global_step=MAX_GLOBAL_STEP - int(global_step)
         )
 
 
@@ -495,4 +495,4 @@ _LISTED_KEY_PARSERS: Mapping[str, tuple[Callable[[str], ListedKey | None], ...]]
 
 
 def _countdown(attempt: int, global_step: int) -> str:
-    return f"{_MAX_ATTEMPT - attempt:09d}-{MAX_STEP - global_step:015d}"
+    return f"{_MAX_ATTEMPT - attempt:09d}-{MAX_GLOBAL_STEP - global_step:015d}"

@@ -1,134 +1,408 @@
-"""Decides which checkpoints of a folder are complete, from scans alone and without I/O.
+"""Decides which checkpoint of a folder to commit, from scans alone and without I/O.
 
-A program marks a checkpoint as complete by writing a marker file last. Without
-a marker, a checkpoint is complete when nothing has changed for a while. Both
-rules need two equal scans, because a file that changes twice within one tick of
-the file system's clock keeps the same time.
+The highest step wins, never the newest time: clocks are set back, and files are
+touched. A commit holds all files of that step, and what lies beside the
+checkpoints without a step: ``last.ckpt``, the best model, ``latest``, logs.
+
+| sign that a step is complete | how |
+|---|---|
+| a marker | it is newer than each file that it marks |
+| a rename | the layout says that a folder gets its name when it is complete |
+| the next step has begun | and no process has a file of this one open for writing |
+| the same files as the step before | the same, and what was written after that one is written again |
+| one file that is overwritten | the same |
+| quiet time | nothing changed, and the same |
+| the program ended by itself | at once |
 """
 
-import fnmatch
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from tiphys.checkpoint.exec.arrange import FolderCheckpoint, FolderContents, arrange_folder, parse_step
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
+from tiphys.checkpoint.exec.layouts import find_step, is_best, is_log
 from tiphys.checkpoint.exec.options import ExecOptions
 
+BESIDE_BYTES = 64 << 20
+"""Above this size, a log and a file that fits no pattern of the command line are not kept with a checkpoint."""
 
-class FolderCheckpoint(NamedTuple):
-    """A checkpoint in the folder, complete or not. ``name`` is its path, empty for the folder itself."""
-
-    name: str
-    entries: FolderListing
-    has_marker: bool
-
-    @property
-    def modified_ns(self) -> int:
-        """Time of its newest change, in nanoseconds since the epoch."""
-        return max((entry.modified_ns for entry in self.entries.values()), default=0)
+_TICK_NS = 100_000_000
+"""A file that changes twice within a tick of the file system's clock keeps its times; no clock ticks this slowly."""
+_PATIENCE = 6.0
+"""Quiet times after which a missing file or another pointer does not count against a checkpoint any more."""
+_REMEMBERED_STEPS = 8
+_VERSION_WORDS = re.compile(r"last|latest|best|newest|current|final", re.IGNORECASE)
 
 
-def find_checkpoints(listing: FolderListing, options: ExecOptions) -> list[FolderCheckpoint]:
-    """Group the entries of a folder into checkpoints; those without a file are left out."""
-    groups: dict[str, dict[str, FileEntry]] = {}
-    for path, entry in listing.items():
-        if (name := _checkpoint_name(path, options.checkpoint)) is not None:
-            groups.setdefault(name, {})[path] = entry
-    return [
-        FolderCheckpoint(name, entries, any(matches_pattern(path, options.marker) for path in entries))
-        for name, entries in groups.items()
-        if any(entry.kind != "folder" for entry in entries.values())
-    ]
+class FolderScan(NamedTuple):
+    """What one look at the folder found.
+
+    Attributes:
+        listing: The entries.
+        now: Seconds of any monotonic clock.
+        wall_ns: Time of the clock that stamps files.
+        writers: Files that are open for writing, and the process that has each open; None if that is unknown.
+        pointers: The name or number in each small file like ``latest``.
+    """
+
+    listing: FolderListing
+    now: float
+    wall_ns: int = 0
+    writers: Mapping[str, str] | None = None
+    pointers: Mapping[str, str] = {}
 
 
-def matches_pattern(path: str, pattern: str) -> bool:
-    """Return whether ``path`` matches ``pattern``; ``*`` does not match a slash."""
-    parts, patterns = path.split("/"), pattern.split("/")
-    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+class CommitSelection(NamedTuple):
+    """Entries to commit together."""
+
+    checkpoint: FolderCheckpoint
+    roots: tuple[str, ...]
+    """Paths that a restore puts in place, each with all that is below it."""
+    entries: dict[str, FileEntry]
 
 
-def parse_global_step(checkpoint: FolderCheckpoint, pattern: re.Pattern[str]) -> int | None:
-    """Return the highest number that ``pattern`` finds in the checkpoint's name, or in its paths if it has none."""
-    names = [checkpoint.name] if checkpoint.name else list(checkpoint.entries)
-    steps = [
-        int(text) for name in names for text in _matched_texts(pattern, name) if text.isascii() and text.isdecimal()
-    ]
-    return max(steps, default=None)
+@dataclass
+class _FileState:
+    entry: FileEntry
+    first_seen: float
+    since: float
+    """Time of the scan that found this entry first."""
+    scans: int = 1
+    writer: str = ""
+    was_closed: bool = False
+    """Whether a scan found this entry, and no process that had it open for writing."""
+
+
+class _HinderedError(Exception):
+    """A checkpoint cannot be committed now; the message says why, by name."""
 
 
 class CompletenessDetector:
-    """Remembers across scans since when each checkpoint is unchanged."""
+    """Remembers across scans which files are unchanged, closed and committed."""
 
     def __init__(self, options: ExecOptions) -> None:
         self._options = options
-        self._observations: dict[str, _CheckpointObservation] = {}
-        self._ignored: dict[str, FolderListing] = {}
+        self._files: dict[str, _FileState] = {}
+        self._before: FolderListing = {}
+        self._settled: FolderListing = {}
+        self._contents = FolderContents()
+        self._scan = FolderScan({}, 0.0)
+        self._steps: dict[int, FolderCheckpoint] = {}
+        self._pointers: set[str] = set()
+        self._excluded: dict[str, FileEntry] = {}
+        self._waiting_since: float | None = None
+        self._why = ""
+        self._now, self._has_ended, self._has_finished = 0.0, False, False
+        self.left_out: dict[str, str] = {}
+        """Paths that are not part of the checkpoints, and why."""
 
-    def ignore_until_changed(self, checkpoints: Iterable[FolderCheckpoint]) -> None:
-        """Ignore these checkpoints, which are committed or cannot be, until their entries change."""
-        self._ignored |= {checkpoint.name: checkpoint.entries for checkpoint in checkpoints}
+    def begin(self, listing: FolderListing, restored: Collection[str]) -> None:
+        """Take the folder before the program starts: what was restored is committed, the rest is not the program's."""
+        self._settled = {path: entry for path, entry in listing.items() if path in restored}
+        self._before = {path: entry for path, entry in listing.items() if path not in restored}
 
-    def observe(self, checkpoints: Iterable[FolderCheckpoint], now: float) -> None:
-        """Record a scan that was taken at ``now``, in seconds of any monotonic clock."""
-        previous, self._observations = self._observations, {}
-        for checkpoint in checkpoints:
-            last = previous.get(checkpoint.name)
-            unchanged = last is not None and last.checkpoint.entries == checkpoint.entries
-            self._observations[checkpoint.name] = (
-                _CheckpointObservation(checkpoint, last.unchanged_since, last.scans + 1)
-                if last and unchanged
-                else _CheckpointObservation(checkpoint, now, 1)
-            )
+    def settle(self, entries: FolderListing) -> None:
+        """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
+        self._settled = entries
+
+    def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
+        """Record a scan. Once the program has ended, that a file is closed does not tell how it was left."""
+        previous, self._files = self._files, {}
+        for path, entry in scan.listing.items():
+            state = previous.get(path)
+            if state is None or state.entry != entry:
+                state = _FileState(entry, state.first_seen if state else scan.now, scan.now)
+            else:
+                state.scans += 1
+            if scan.writers is not None and not has_ended:
+                state.writer = scan.writers.get(path, "")
+                state.was_closed = not state.writer
+            self._files[path] = state
+        self._scan = scan
+        self._contents = arrange_folder(scan.listing, self._options, self._before)
+        self._steps |= {item.step: item for item in self._contents.checkpoints if item.step is not None}
+        self._steps = dict(sorted(self._steps.items())[-_REMEMBERED_STEPS:])
+
+    @property
+    def uncertain_files(self) -> list[str]:
+        """Files that may have been open for writing when the program ended."""
+        return [path for path, state in self._files.items() if state.entry.kind == "file" and not state.was_closed]
+
+    def record_closed(self, paths: Iterable[str]) -> None:
+        """Note that the content of these files shows that they were written to their end."""
+        for path in paths:
+            self._files[path].was_closed = True
+
+    def exclude(self, path: str) -> None:
+        """Leave this file out until it changes, because it cannot be read; callable on any thread."""
+        self._excluded[path] = self._files[path].entry
+
+    def is_news(self, listing: FolderListing) -> bool:
+        """Return whether ``listing`` holds a file of the program that is not committed."""
+        return any(
+            entry.kind == "file"
+            and self._settled.get(path) != entry
+            and self._before.get(path) != entry
+            and not is_log(_name(path))
+            and path not in self.left_out
+            for path, entry in listing.items()
+        )
 
     def select_complete(
         self, now: float, *, has_ended: bool = False, has_finished: bool = False
-    ) -> list[FolderCheckpoint]:
-        """Return the checkpoints that can be committed now, the newest last.
+    ) -> CommitSelection | None:
+        """Return what can be committed now, of the highest complete step; None if that is nothing new.
 
         Args:
             now: Current time; the time at which the program ended, if it has.
             has_ended: The program has ended, so nothing changes any more.
             has_finished: It ended by itself, so no file is half written.
         """
-        changed = [
-            observation
-            for observation in self._observations.values()
-            if self._ignored.get(observation.checkpoint.name) != observation.checkpoint.entries
-        ]
-        complete = [
-            observation.checkpoint
-            for observation in changed
-            if self._is_complete(observation, now, has_ended, has_finished)
-        ]
-        return sorted(complete, key=lambda checkpoint: checkpoint.modified_ns)
+        self._now, self._has_ended, self._has_finished, self._why = now, has_ended, has_finished, ""
+        selection = following = None
+        for checkpoint in reversed(self._contents.checkpoints):
+            try:
+                selection = self._select(checkpoint, following)
+                break
+            except _HinderedError as error:
+                self._why = self._why or str(error)
+                if not any(path in self.left_out for path in checkpoint.entries):
+                    following = None if self._are_quiet(checkpoint.files, _PATIENCE) else checkpoint
+        if selection is not None and not self._is_news(selection):
+            self._why = self._why or self._find_lower(selection.checkpoint)
+            selection = None
+        if selection is not None or not (self.is_news(self._scan.listing) and self._hindrance):
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        return selection
 
-    def _is_complete(
-        self, observation: "_CheckpointObservation", now: float, has_ended: bool, has_finished: bool
-    ) -> bool:
-        if self._options.marker:
-            return observation.checkpoint.has_marker and (has_ended or observation.scans > 1)
-        return has_finished or (
-            observation.scans > 1 and now - observation.unchanged_since >= self._options.quiet_seconds
+    def find_hindrance(self, now: float) -> tuple[float, str]:
+        """Return since how many seconds new files are not committed, and why; 0 if there are none."""
+        return (0.0, "") if self._waiting_since is None else (now - self._waiting_since, self._hindrance)
+
+    @property
+    def _hindrance(self) -> str:
+        return self._why or ("" if self._contents.checkpoints else f"no name fits {self._options.wanted_names}")
+
+    def _find_lower(self, newest: FolderCheckpoint) -> str:
+        """Return which step was written after ``newest`` and is lower; empty if none was."""
+        lower = (item for item in self._contents.checkpoints if item.began_ns > newest.began_ns)
+        found = next(lower, None)
+        return f"{found.name} is of a lower step than {newest.name}, which is older" if found else ""
+
+    def _is_news(self, selection: CommitSelection) -> bool:
+        files = {path: entry for path, entry in selection.entries.items() if entry.kind != "folder"}
+        changed = {path: entry for path, entry in files.items() if self._settled.get(path) != entry}
+        if any(path in selection.checkpoint.entries for path in changed):
+            return True
+        # A small file beside a large checkpoint is not worth storing both again.
+        changed_bytes = sum(entry.size for path, entry in changed.items() if not is_log(_name(path)))
+        return 0 < sum(entry.size for entry in files.values()) <= 10 * changed_bytes
+
+    def _select(self, checkpoint: FolderCheckpoint, following: FolderCheckpoint | None) -> CommitSelection:
+        """Return what to commit as ``checkpoint``; raises `_HinderedError` if something hinders that."""
+        for path, entry in checkpoint.entries.items():
+            if problem := self._find_problem(path, entry):
+                self.left_out[path] = f"{problem}, so the checkpoint that contains it cannot be saved"
+                raise _HinderedError(f"{path!r} {problem}")
+        step = checkpoint.step
+        lower = [number for number in self._steps if step is not None and number < step]
+        previous = self._steps[max(lower)] if lower else None
+        self._check_complete(checkpoint, previous, following)
+        entries, roots = dict(checkpoint.entries), [*checkpoint.roots]
+        for path, entry in self._contents.beside.items():
+            if entry.kind != "folder" and self._belongs_to(checkpoint, path, entry, previous, following):
+                entries[path] = entry
+                roots.append(path)
+        self._check_pointers(checkpoint, entries)
+        self._add_targets(entries, roots)
+        parents = {str(parent) for root in roots for parent in PurePosixPath(root).parents}
+        entries |= {path: entry for path, entry in self._scan.listing.items() if path in parents}
+        return CommitSelection(checkpoint, tuple(roots), dict(sorted(entries.items())))
+
+    def _check_complete(
+        self, checkpoint: FolderCheckpoint, previous: FolderCheckpoint | None, following: FolderCheckpoint | None
+    ) -> None:
+        """Return if there is a sign that ``checkpoint`` is complete; raises `_HinderedError` if there is none."""
+        files = checkpoint.files
+        self._check_markers(checkpoint)
+        if self._has_finished:
+            return
+        if held := next((path for path in files if self._files[path].writer), ""):
+            raise _HinderedError(f"{held} is held open for writing by {self._files[held].writer}")
+        if all(path in checkpoint.markers for path in files):
+            changing = next((path for path in files if self._files[path].scans < 2 and not self._has_ended), "")
+            if changing and not self._are_sure(files):
+                raise _HinderedError(f"{changing} changes")
+            return
+        is_alike = previous is None or previous.kinds <= checkpoint.kinds
+        if self._is_named_latest(checkpoint) or (
+            self._are_sure(files)
+            and (following is not None or (previous is not None and is_alike) or self._stands_alone(checkpoint))
+        ):
+            return
+        if not self._are_quiet(files, 1.0 if is_alike else _PATIENCE):
+            newest = max(files, key=lambda path: self._files[path].since)
+            why = f"changed less than --quiet {self._options.quiet_seconds:g}s before"
+            raise _HinderedError(f"{newest} {'may be half written' if self._has_ended else why}")
+
+    def _check_markers(self, checkpoint: FolderCheckpoint) -> None:
+        if checkpoint.missing_marker:
+            raise _HinderedError(checkpoint.missing_marker)
+        for path, marker in checkpoint.markers.items():
+            # The clock may have been set back. A file and its marker may change between two looks of one scan.
+            if self._files[marker].scans > self._files[path].scans + 1:
+                raise _HinderedError(f"{marker} is older than {path}, so it marks nothing")
+        for marker in set(checkpoint.markers.values()):
+            committed = self._settled.get(marker)
+            was_emptied = committed is not None and committed.size > self._files[marker].entry.size == 0
+            may_be_torn = self._has_ended and not self._has_finished and not self._are_sure([marker])
+            if may_be_torn and (was_emptied or marker.endswith(".json")):
+                raise _HinderedError(f"{marker} may be half written")
+
+    def _is_named_latest(self, checkpoint: FolderCheckpoint) -> bool:
+        """Whether a file like ``latest`` names ``checkpoint``, and is newer than all of it."""
+        newest_ns = max(entry.changed_ns for entry in checkpoint.entries.values())
+        return checkpoint.step is not None and any(
+            entry.changed_ns >= newest_ns and self._find_target(path, entry) == checkpoint.step
+            for path, entry in self._contents.beside.items()
+            if entry.kind != "folder" and not is_best(_name(path))
         )
 
+    def _stands_alone(self, checkpoint: FolderCheckpoint) -> bool:
+        """Whether ``checkpoint`` is complete once its files are: it is one file, or appeared under its name at once."""
+        files = checkpoint.files
+        if checkpoint.step is None:
+            return len({_VERSION_WORDS.sub("", path) for path in files}) == 1
+        if checkpoint.layout is not None and checkpoint.layout.is_renamed:
+            return True
+        # Another file of the first step would have followed at once.
+        age_ns = self._scan.wall_ns - max(self._files[path].entry.changed_ns for path in files)
+        return self._has_ended and len(files) == 1 and age_ns >= self._options.quiet_seconds * 2e8
 
-@dataclass(frozen=True)
-class _CheckpointObservation:
-    checkpoint: FolderCheckpoint
-    unchanged_since: float
-    scans: int
+    def _belongs_to(
+        self,
+        checkpoint: FolderCheckpoint,
+        path: str,
+        entry: FileEntry,
+        previous: FolderCheckpoint | None,
+        following: FolderCheckpoint | None,
+    ) -> bool:
+        """Return whether what lies at ``path`` is kept with ``checkpoint``; raises `_HinderedError` to wait for it."""
+        name = _name(path)
+        if entry.size > BESIDE_BYTES and (is_log(name) or self._options.checkpoint):
+            self.left_out[path] = f"is larger than {BESIDE_BYTES >> 20} MiB and has no step, so it is not kept"
+            return False
+        if problem := self._find_problem(path, entry):
+            self.left_out[path] = f"{problem}, so it is not kept"
+            return False
+        if is_log(name):
+            return True
+        if checkpoint.step is not None and not self._has_finished and path not in self._scan.pointers:
+            if following and entry.changed_ns >= following.began_ns and not self._has_ended:
+                raise _HinderedError(f"{path} is newer than {checkpoint.name}")
+            is_of_previous = previous and previous.began_ns <= entry.changed_ns < checkpoint.began_ns
+            if is_of_previous and not self._has_ended and not self._are_quiet([*checkpoint.files, path]):
+                raise _HinderedError(f"{path} was written with {previous and previous.name}, and not yet again")
+        if self._has_finished or entry.kind == "link" or self._are_sure([path]) or self._are_quiet([path]):
+            return True
+        if path in self._scan.pointers and self._find_target(path, entry) == checkpoint.step is not None:
+            return True
+        state = self._files[path]
+        # What changes at all times, such as a database, is not waited for.
+        is_expected = path in self._settled or (
+            not self._has_ended and state.first_seen >= min(self._files[file].first_seen for file in checkpoint.files)
+        )
+        if is_expected:
+            held = f"is held open for writing by {state.writer}" if state.writer else "changes"
+            raise _HinderedError(f"{path} {'may be half written' if self._has_ended else held}")
+        why = "may be half written" if self._has_ended else "is written to at all times"
+        self.left_out[path] = f"{why}, so it is not kept"
+        return False
+
+    def _check_pointers(self, checkpoint: FolderCheckpoint, entries: FolderListing) -> None:
+        """Wait until each pointer that names the newest checkpoint names this one."""
+        if checkpoint.step is None:
+            return
+        beside = [path for path in entries if path in self._contents.beside]
+        targets = {path: step for path in beside if (step := self._find_target(path, entries[path])) is not None}
+        layout = checkpoint.layout
+        required = {} if layout is None else {name: name for name in [layout.pointer] if name}
+        present = {_name(path) for path in entries}
+        for path in sorted({*self._pointers, *(name for name in required if name not in present)}):
+            is_known = path in self._pointers
+            if (
+                path not in entries
+                and not self._has_finished
+                and (is_known or not (self._has_ended or self._are_quiet(checkpoint.files)))
+            ):
+                raise _HinderedError(f"there is no {path} that names {checkpoint.name}")
+        for path, step in targets.items():
+            if step == checkpoint.step:
+                if not is_best(_name(path)):
+                    self._pointers.add(path)
+            elif (
+                not is_best(_name(path))
+                and not self._has_finished
+                and (
+                    self._has_ended
+                    or _name(path) in required
+                    or not self._are_quiet([*checkpoint.files, path], _PATIENCE)
+                )
+            ):
+                raise _HinderedError(f"{path} names step {step}, not {checkpoint.name}")
+
+    def _find_target(self, path: str, entry: FileEntry) -> int | None:
+        """Return the step that a pointer names; None if it is none."""
+        text = self._scan.pointers.get(path, "") if entry.kind == "file" else _name(entry.inside or "")
+        if text.isdecimal():
+            return int(text)
+        for item in self._contents.checkpoints:
+            if any(_name(root) == text or _name(root).startswith(f"{text}.") for root in item.roots if text):
+                return item.step
+        return parse_step(text, self._options.step_from) if self._options.step_from else find_step(text)
+
+    def _add_targets(self, entries: dict[str, FileEntry], roots: list[str]) -> None:
+        """Add the checkpoints and files that a link or pointer in ``entries`` names."""
+        waiting = list(entries)
+        while waiting:
+            path = waiting.pop()
+            is_pointer = path in self._contents.beside or path in self._scan.pointers
+            step = self._find_target(path, entries[path]) if is_pointer else None
+            target = entries[path].inside
+            for item in self._contents.checkpoints:
+                is_named = item.step is not None and item.step == step
+                if (is_named or target in item.entries) and not item.entries.keys() <= entries.keys():
+                    if any(entry.problem for entry in item.entries.values()) or item.missing_marker:
+                        continue
+                    if not self._has_finished and not (self._are_sure(item.files) or self._are_quiet(item.files)):
+                        raise _HinderedError(f"{path} names {item.name}, which is not complete")
+                    waiting += [name for name in item.entries if name not in entries]
+                    entries.update(item.entries)
+                    roots += [root for root in item.roots if root not in roots]
+
+    def _find_problem(self, path: str, entry: FileEntry) -> str:
+        return entry.problem or ("cannot be read" if self._excluded.get(path) == entry else "")
+
+    def _are_sure(self, paths: Sequence[str]) -> bool:
+        """Whether each file was closed, and cannot have changed since without a change of its times."""
+        states = [self._files[path] for path in paths]
+        return all(
+            state.was_closed
+            and (self._has_ended or state.scans > 1 or self._scan.wall_ns - state.entry.changed_ns > _TICK_NS)
+            for state in states
+        )
+
+    def _are_quiet(self, paths: Sequence[str], times: float = 1.0) -> bool:
+        """Whether no file changed for the quiet time, nor is open for writing."""
+        seconds = times * self._options.quiet_seconds
+        states = [self._files[path] for path in paths]
+        return all(state.scans > 1 and self._now - state.since >= seconds and not state.writer for state in states)
 
 
-def _checkpoint_name(path: str, pattern: str) -> str | None:
-    """Return the name of the checkpoint that contains ``path``; None if no checkpoint contains it."""
-    if not pattern:
-        return ""
-    parts = path.split("/")
-    name = "/".join(parts[: pattern.count("/") + 1])
-    return name if matches_pattern(name, pattern) else None
-
-
-def _matched_texts(pattern: re.Pattern[str], name: str) -> Iterator[str]:
-    for match in pattern.finditer(name):
-        yield (match[1] if pattern.groups else match[0]) or ""
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

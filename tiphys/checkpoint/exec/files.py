@@ -16,17 +16,20 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tiphys.checkpoint.exec.layouts import is_log
 from tiphys.errors import IntegrityError, TiphysError, UsageError
 
 TIPHYS_FOLDERS = ".tiphys-*"
 """Folders that Tiphys creates in the program's folder: the staging area of a restore, and files moved aside."""
 
 
-class FileEntry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FileEntry:
     """One entry of a folder. Equal entries of a file have equal content, unless the clock was set back."""
 
     kind: Literal["file", "folder", "link", "unusable"]
@@ -38,8 +41,17 @@ class FileEntry(NamedTuple):
     inode: int = 0
     target: str = ""
     """Target of a link."""
+    inside: str | None = None
+    """Path in the folder that a link leads to; None if that is outside."""
     problem: str = ""
-    """Why the entry is ``unusable``."""
+    """Why the entry cannot be part of a checkpoint."""
+    folder_ns: tuple[int, int] = field(default=(0, 0), compare=False)
+    """Modification and change time of a folder: an entry that appears in it changes them, and not the checkpoint."""
+
+    @property
+    def times_ns(self) -> tuple[int, int]:
+        """Modification and change time."""
+        return self.folder_ns if self.kind == "folder" else (self.modified_ns, self.changed_ns)
 
 
 FolderListing = Mapping[str, FileEntry]
@@ -53,7 +65,8 @@ def scan_folder(root: Path, ignored: Sequence[str]) -> dict[str, FileEntry]:
     Entries that vanish during the scan are left out.
     """
     patterns = (TIPHYS_FOLDERS, *ignored)
-    return dict(sorted(_scan_below(root, "", patterns)))
+    roots = (os.path.abspath(root), os.path.realpath(root))  # noqa: PTH100  a link into either is inside
+    return dict(sorted(_scan_below(root, "", patterns, roots), key=itemgetter(0)))
 
 
 def file_entry(status: os.stat_result) -> FileEntry:
@@ -62,7 +75,33 @@ def file_entry(status: os.stat_result) -> FileEntry:
     return FileEntry("file", mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def _scan_below(folder: Path, prefix: str, ignored: Sequence[str]) -> Iterator[tuple[str, FileEntry]]:
+def check_unchanged(root: Path, entries: FolderListing) -> None:
+    """Look at ``entries`` again; raises `FileChangedError` if one of them is not as it was."""
+    for path, expected in entries.items():
+        try:
+            status = (root / path).lstat()
+            if expected.kind == "file" and stat.S_ISREG(status.st_mode):
+                is_same = is_unchanged(path.rpartition("/")[2], file_entry(status), expected)
+            else:
+                is_same = expected.kind != "file" and (status.st_ino, stat.S_ISLNK(status.st_mode)) == (
+                    expected.inode or status.st_ino,
+                    expected.kind == "link",
+                )
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise FileChangedError(f"{root / path} was written to while its checkpoint was stored")
+
+
+def is_unchanged(name: str, entry: FileEntry, expected: FileEntry) -> bool:
+    """Return whether the content of ``expected`` is still there: a log may have grown since."""
+    grew = entry.inode == expected.inode and entry.size >= expected.size
+    return entry == expected or (is_log(name) and grew)
+
+
+def _scan_below(
+    folder: Path, prefix: str, ignored: Sequence[str], roots: Sequence[str]
+) -> Iterator[tuple[str, FileEntry]]:
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -75,29 +114,55 @@ def _scan_below(folder: Path, prefix: str, ignored: Sequence[str]) -> Iterator[t
             continue
         try:
             status = entry.stat(follow_symlinks=False)
-            yield prefix + entry.name, _make_entry(entry, status)
+            yield prefix + entry.name, _make_entry(entry, status, prefix, roots)
         except FileNotFoundError:
             continue
         if stat.S_ISDIR(status.st_mode):
-            yield from _scan_below(Path(entry.path), f"{prefix}{entry.name}/", ignored)
+            yield from _scan_below(Path(entry.path), f"{prefix}{entry.name}/", ignored, roots)
 
 
-def _make_entry(entry: "os.DirEntry[str]", status: os.stat_result) -> FileEntry:
+def _make_entry(entry: "os.DirEntry[str]", status: os.stat_result, prefix: str, roots: Sequence[str]) -> FileEntry:
     if stat.S_ISREG(status.st_mode):
         return file_entry(status)
     if stat.S_ISDIR(status.st_mode):
-        return FileEntry("folder", stat.S_IMODE(status.st_mode))
+        return FileEntry("folder", stat.S_IMODE(status.st_mode), folder_ns=(status.st_mtime_ns, status.st_ctime_ns))
     if stat.S_ISLNK(status.st_mode):
-        return FileEntry("link", target=os.readlink(entry.path))  # noqa: PTH115  a Path would tidy the target up
+        target = os.readlink(entry.path)  # noqa: PTH115  a Path would tidy the target up
+        return make_link(prefix + entry.name, target, roots, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     return FileEntry("unusable", problem="is neither a file, a folder nor a link")
 
 
+def make_link(
+    path: str, target: str, roots: Sequence[str], modified_ns: int, changed_ns: int = 0, inode: int = 0
+) -> FileEntry:
+    """Return the entry of the link ``path`` in a folder that has the absolute paths ``roots``."""
+    inside: str | None = target
+    if target.startswith("/"):
+        inside = next((target[len(root) + 1 :] for root in roots if target.startswith(f"{root}/")), None)
+    else:
+        inside = posixpath.join(posixpath.dirname(path), target)
+    if inside is not None:
+        inside = posixpath.normpath(inside)
+        inside = None if inside.partition("/")[0] == ".." else inside
+    problem = "" if inside else f"links to {target!r}, which is outside of the folder"
+    return FileEntry("link", 0, 0, modified_ns, changed_ns, inode, target, inside, problem)
+
+
 FRAMEWORK = "files"
+_FORMAT = 2
 SHARD_BYTES = 32 << 20
 
 
 class FileChangedError(TiphysError):
     """The program changed a checkpoint while it was read, so it was not complete."""
+
+
+class FileUnreadableError(UsageError):
+    """The file ``path`` of a checkpoint cannot be read."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class FileSpan(NamedTuple):
@@ -143,17 +208,19 @@ class ContentShard:
         return content
 
 
-def build_shards(root: Path, checkpoint: str, entries: FolderListing) -> list[IndexShard | ContentShard]:
-    """Return shards that hold ``entries``, the entries of the checkpoint ``checkpoint``, exactly.
+def build_shards(root: Path, roots: Sequence[str], entries: FolderListing) -> list[IndexShard | ContentShard]:
+    """Return shards that hold ``entries`` exactly; ``roots`` are the paths that a restore puts in place.
 
     Raises:
         UsageError: an entry cannot be saved; the message names it.
     """
     for path, entry in entries.items():
-        if problem := _find_problem(path, entry, checkpoint):
-            raise UsageError(f"{path!r} {problem}, so the checkpoint that contains it cannot be saved")
+        if entry.problem:
+            raise UsageError(f"{path!r} {entry.problem}, so the checkpoint that contains it cannot be saved")
+    # Nothing but the order of its rows keeps the change times, which cannot be set.
+    entries = dict(sorted(entries.items(), key=lambda item: (item[1].times_ns[1], item[0])))
     contents = [ContentShard(root, spans, entries) for spans in split_into_spans(_file_sizes(entries), SHARD_BYTES)]
-    return [IndexShard(_encode_index(checkpoint, entries)), *contents]
+    return [IndexShard(_encode_index(roots, entries)), *contents]
 
 
 def split_into_spans(files: dict[str, int], shard_bytes: int) -> Iterator[tuple[FileSpan, ...]]:
@@ -176,9 +243,10 @@ def split_into_spans(files: dict[str, int], shard_bytes: int) -> Iterator[tuple[
 class CheckpointIndex(NamedTuple):
     """The content of the first shard: how the other shards are put together."""
 
-    checkpoint: str
-    """Path of the checkpoint in the folder; empty for the folder as a whole."""
+    roots: list[str]
+    """Paths that a restore puts in place, each with all that is below it."""
     entries: dict[str, FileEntry]
+    """In the order of their change times."""
     pieces: list[tuple[FileSpan, ...]]
     """The file spans of each content shard."""
 
@@ -191,17 +259,17 @@ def read_index(document: bytes) -> CheckpointIndex:
         IntegrityError: it names a path outside of the checkpoint.
     """
     content = json.loads(document)
-    if content.get("format") != 1:
+    if content.get("format") != _FORMAT:
         raise UsageError(
-            f"the checkpoint's index has format {content.get('format')!r}, this version of Tiphys reads format 1; "
+            f"the checkpoint's index has format {content.get('format')!r}, this version of Tiphys reads {_FORMAT}; "
             "use an image with the version that wrote it"
         )
     entries = {fields["path"]: _decode_entry(fields) for fields in content["entries"]}
-    for path, entry in entries.items():
-        if any(part in ("", ".", "..") for part in path.split("/")) or _find_problem(path, entry, ""):
+    for path, problem in [*((root, "") for root in content["roots"]), *((p, e.problem) for p, e in entries.items())]:
+        if any(part in ("", ".", "..") for part in path.split("/")) or problem:
             raise IntegrityError(f"the index names {path!r}, which cannot be part of a checkpoint")
     return CheckpointIndex(
-        content["checkpoint"], entries, list(split_into_spans(_file_sizes(entries), content["shard_bytes"]))
+        content["roots"], entries, list(split_into_spans(_file_sizes(entries), content["shard_bytes"]))
     )
 
 
@@ -209,39 +277,34 @@ def _file_sizes(entries: FolderListing) -> dict[str, int]:
     return {path: entry.size for path, entry in entries.items() if entry.kind == "file"}
 
 
-def _encode_index(checkpoint: str, entries: FolderListing) -> bytes:
+def _encode_index(roots: Sequence[str], entries: FolderListing) -> bytes:
     # Names that are not UTF-8 contain surrogates; JSON escapes them, which preserves their bytes.
     rows = [{"path": path, **_encode_entry(entry)} for path, entry in entries.items()]
-    document = {"format": 1, "checkpoint": checkpoint, "shard_bytes": SHARD_BYTES, "entries": rows}
+    document = {"format": _FORMAT, "roots": list(roots), "shard_bytes": SHARD_BYTES, "entries": rows}
     return json.dumps(document).encode()
 
 
 def _encode_entry(entry: FileEntry) -> dict[str, Any]:
+    fields: dict[str, Any] = {"kind": entry.kind, "mode": entry.mode, "modified_ns": entry.times_ns[0]}
+    if entry.kind == "file":
+        return {**fields, "size": entry.size}
     if entry.kind == "link":
-        return {"kind": "link", "target": entry.target}
-    if entry.kind == "folder":
-        return {"kind": "folder", "mode": entry.mode}
-    return {"kind": "file", "mode": entry.mode, "size": entry.size, "modified_ns": entry.modified_ns}
+        # The folder may have another path when it is restored.
+        return {**fields, **({"inside": entry.inside} if entry.target.startswith("/") else {"target": entry.target})}
+    return fields
 
 
 def _decode_entry(fields: dict[str, Any]) -> FileEntry:
+    modified_ns = fields["modified_ns"]
+    if fields["kind"] == "link":
+        return make_link(fields["path"], fields.get("target", f"//{fields.get('inside')}"), ("/",), modified_ns)
     return FileEntry(
         kind=fields["kind"],
         mode=fields.get("mode", 0),
         size=fields.get("size", 0),
-        modified_ns=fields.get("modified_ns", 0),
-        target=fields.get("target", ""),
+        modified_ns=modified_ns,
+        folder_ns=(modified_ns, 0),
     )
-
-
-def _find_problem(path: str, entry: FileEntry, checkpoint: str) -> str:
-    """Return why this entry of ``checkpoint`` cannot be saved; empty if it can."""
-    if entry.kind == "link":
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
-        inside = target.startswith(f"{checkpoint}/") if checkpoint else target.partition("/")[0] not in ("..", "")
-        if not inside:
-            return f"links to {entry.target!r}, which is outside of it"
-    return entry.problem
 
 
 def _read_span(path: Path, span: FileSpan, expected: FileEntry) -> bytearray:
@@ -251,15 +314,15 @@ def _read_span(path: Path, span: FileSpan, expected: FileEntry) -> bytearray:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb", buffering=0) as stream:
             data = bytearray()
-            if same := file_entry(os.fstat(descriptor)) == expected:
+            if same := is_unchanged(path.name, file_entry(os.fstat(descriptor)), expected):
                 stream.seek(span.offset)
                 while len(data) < span.size and (more := stream.read(span.size - len(data))):
                     data += more
-                same = file_entry(os.fstat(descriptor)) == expected
+                same = is_unchanged(path.name, file_entry(os.fstat(descriptor)), expected)
     except FileNotFoundError:
         raise FileChangedError(f"{path} vanished while it was being stored") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise FileUnreadableError(span.path, f"{path} cannot be read: {error.strerror}") from error
     if not same or len(data) != span.size:
         raise FileChangedError(f"{path} was written to while it was being stored")
     return data

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiphys.checkpoint.exec.layouts import AUTO, LAYOUT_NAMES, TEMPORARY_PATTERNS, WHOLE
 from tiphys.errors import UsageError
 from tiphys.protocol.quantities import parse_duration_seconds
-
-DEFAULT_IGNORED_PATTERNS = ("*.tmp", ".nfs*", "lost+found")
-"""Patterns of names that are never part of a checkpoint, such as files that are still being written."""
 
 INSTALL_OPTION = "--install"
 _EPILOG = """\
 examples:
+  tiphys-exec --dir /ckpt -- python train.py --output /ckpt           reads the usual layouts by itself
+  tiphys-exec --dir /ckpt --layout hf -- python run_clm.py --output_dir /ckpt
   tiphys-exec --dir /ckpt --marker 'checkpoint-*/DONE' --step-from 'checkpoint-(\\d+)' -- python train.py
   tiphys-exec --dir /ckpt --checkpoint 'epoch-*' --quiet 30s -- ./train.sh --epochs 90
-  tiphys-exec --dir /ckpt -- trainer --save-to /ckpt/last.bin
   tiphys-exec --install /tiphys        copies itself and its Python into a folder, for images that have neither
 
 exit codes: the program's own; 75 after SIGTERM (retry), 76 if another attempt replaced this one,
@@ -33,16 +32,28 @@ class ExecOptions:
     folder: Path
     command: tuple[str, ...]
     checkpoint: str = ""
-    """Pattern of the folders or files that are one checkpoint each; empty: the whole folder is one checkpoint."""
+    """Pattern of the folders or files of a checkpoint; empty: names are read as ``layout`` says."""
+    layout: str = AUTO
+    """One of `LAYOUT_NAMES`."""
     marker: str = ""
     """Pattern of the file that marks the checkpoint beside it as complete; empty: it is complete after a quiet time."""
     quiet_seconds: float = 5.0
     """Without a marker, a checkpoint is complete after this time without a change."""
     step_from: re.Pattern[str] | None = None
-    """Finds the global step in the name of a checkpoint; None: commits are counted."""
-    ignored: tuple[str, ...] = DEFAULT_IGNORED_PATTERNS
+    """Finds the global step in the name of a checkpoint; None: it is the number in the name."""
+    ignored: tuple[str, ...] = TEMPORARY_PATTERNS
     interval_seconds: float = 1.0
     """Time between two scans of the folder."""
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether the options, not the names of libraries, say which files are a checkpoint."""
+        return bool(self.checkpoint or self.marker) or self.layout == WHOLE
+
+    @property
+    def wanted_names(self) -> str:
+        """The option that says what a checkpoint is, for messages."""
+        return f"--checkpoint {self.checkpoint}" if self.checkpoint else f"--layout {self.layout}"
 
 
 def parse_options(arguments: Sequence[str]) -> ExecOptions:
@@ -57,6 +68,8 @@ def parse_options(arguments: Sequence[str]) -> ExecOptions:
         raise UsageError(
             "--marker defines what a checkpoint is and when it is complete; leave out --checkpoint and --quiet"
         )
+    if parsed.layout != AUTO and (parsed.marker or parsed.checkpoint):
+        raise UsageError(f"--layout {parsed.layout} defines what a checkpoint is; leave out --checkpoint and --marker")
     for pattern in (parsed.marker, parsed.checkpoint):
         if pattern.startswith("/") or ".." in pattern.split("/"):
             raise UsageError(f"{pattern!r} must be relative to --dir, such as 'checkpoint-*/DONE'")
@@ -66,9 +79,10 @@ def parse_options(arguments: Sequence[str]) -> ExecOptions:
         command=command,
         checkpoint=parsed.marker.rpartition("/")[0] or parsed.checkpoint,
         marker=parsed.marker,
+        layout=parsed.layout,
         quiet_seconds=quiet,
         step_from=parsed.step_from,
-        ignored=(*DEFAULT_IGNORED_PATTERNS, *parsed.ignore),
+        ignored=(*TEMPORARY_PATTERNS, *parsed.ignore),
         interval_seconds=parsed.interval,
     )
 
@@ -101,7 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder that the program writes to")
     parser.add_argument(
-        "--checkpoint", default="", metavar="GLOB", help="each match is one checkpoint; default: DIR as a whole"
+        "--layout",
+        default=AUTO,
+        choices=LAYOUT_NAMES,
+        metavar="NAME",
+        help=f"how the library writes checkpoints: {', '.join(LAYOUT_NAMES)}; default: auto, by the names in DIR",
+    )
+    parser.add_argument(
+        "--checkpoint", default="", metavar="GLOB", help="the matches of one step are one checkpoint; default: --layout"
     )
     parser.add_argument(
         "--marker", default="", metavar="GLOB", help="file that the program writes last: its checkpoint is complete"
@@ -116,14 +137,14 @@ def _parser() -> argparse.ArgumentParser:
         "--step-from",
         type=_parse_pattern,
         metavar="REGEX",
-        help="global step in the name; default: a count of the commits",
+        help="global step in the name; default: the number in it, or a count of the commits",
     )
     parser.add_argument(
         "--ignore",
         action="append",
         default=[],
         metavar="GLOB",
-        help=f"names to ignore, besides {' '.join(DEFAULT_IGNORED_PATTERNS)}",
+        help=f"names to ignore, besides {' '.join(TEMPORARY_PATTERNS)}",
     )
     parser.add_argument(
         "--interval", type=_parse_time, default=1.0, metavar="TIME", help="time between two scans of DIR; default: 1s"

@@ -7,6 +7,7 @@ nor a mixture of two.
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ SET_ASIDE_FOLDER = ".tiphys-set-aside"
 """Folder for files that a restore moves aside; the next restore deletes it."""
 
 _THREADS = 4
+_ORDER_SECONDS = 2.0
+"""Longest time to spend on change times that differ."""
 
 
 def restore_files(
@@ -31,7 +34,7 @@ def restore_files(
     root: Path,
     before_shard: Callable[[], None],
     obsolete_names: Sequence[str] = (),
-) -> None:
+) -> CheckpointIndex:
     """Write the files of a checkpoint into ``root``.
 
     Files of the same names, and ``obsolete_names``, are moved to
@@ -43,6 +46,9 @@ def restore_files(
         root: Folder of the program.
         before_shard: Called before each shard is read; may raise to cancel.
         obsolete_names: Names in ``root`` to move aside.
+
+    Returns:
+        What was restored.
 
     Raises:
         IntegrityError: a shard is damaged or missing; ``root`` is unchanged.
@@ -58,6 +64,7 @@ def restore_files(
         _fetch_files(reader, manifest.shards[1:], index, staging, before_shard)
         with _translate_os_errors(root):
             _move_into_place(staging, root, index, obsolete_names)
+        return index
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -85,7 +92,7 @@ def _fetch_files(
     map_parallel(fetch, list(zip(index.pieces, shards, strict=True)), _THREADS)
     with _translate_os_errors(staging):
         for path, entry in index.entries.items():
-            _apply_metadata(staging / path, entry)
+            _apply_metadata(staging / path, entry, staging.parent)
 
 
 def _create_entry(path: Path, entry: FileEntry) -> None:
@@ -107,30 +114,45 @@ def _write_spans(staging: Path, spans: Sequence[FileSpan], content: memoryview) 
         start += span.size
 
 
-def _apply_metadata(path: Path, entry: FileEntry) -> None:
+def _apply_metadata(path: Path, entry: FileEntry, root: Path) -> None:
     if entry.kind == "link":
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(entry.target)
+        path.symlink_to(root / str(entry.inside) if entry.target.startswith("/") else entry.target)
     elif entry.kind == "file":
-        os.utime(path, ns=(entry.modified_ns, entry.modified_ns))
         path.chmod(entry.mode)
 
 
 def _move_into_place(staging: Path, root: Path, index: CheckpointIndex, obsolete_names: Sequence[str]) -> None:
-    names = [index.checkpoint] if index.checkpoint else sorted({path.partition("/")[0] for path in index.entries})
-    _set_aside(root, sorted({*obsolete_names, *names}))
-    for name in names:
+    set_aside(root, [*obsolete_names, *index.roots])
+    for name in index.roots:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (staging / name).rename(root / name)
     # Modes are set last and innermost first: a folder without write permission can neither be moved nor filled.
-    for path, entry in reversed(index.entries.items()):
-        if entry.kind == "folder":
-            (root / path).chmod(entry.mode)
+    for path in sorted(index.entries, reverse=True):
+        if index.entries[path].kind == "folder":
+            (root / path).chmod(index.entries[path].mode)
+    _restore_times(root, index)
 
 
-def _set_aside(root: Path, names: Sequence[str]) -> None:
+def _restore_times(root: Path, index: CheckpointIndex) -> None:
+    """Set the modification times, in the order of the change times: a program may look for the newest by either."""
+    deadline = time.monotonic() + _ORDER_SECONDS
+    last_ns = 0
+    for path, entry in index.entries.items():
+        modified_ns = entry.times_ns[0]
+        while True:  # the clock of the file system may tick only a hundred times a second
+            os.utime(root / path, ns=(modified_ns, modified_ns), follow_symlinks=False)
+            changed_ns = (root / path).lstat().st_ctime_ns
+            if changed_ns > last_ns or time.monotonic() > deadline:
+                break
+            time.sleep(0.0005)
+        last_ns = changed_ns
+
+
+def set_aside(root: Path, names: Sequence[str]) -> None:
+    """Move ``names`` to `SET_ASIDE_FOLDER`, and delete what an earlier call moved there."""
     shutil.rmtree(root / SET_ASIDE_FOLDER, ignore_errors=True)
-    for name in names:
+    for name in sorted(set(names)):
         if os.path.lexists(root / name):  # an entry inside a folder has moved with that folder
             target = root / SET_ASIDE_FOLDER / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tiphys.checkpoint.exec.files import FRAMEWORK
+from tiphys.checkpoint.exec.files import FRAMEWORK, CheckpointIndex
 from tiphys.checkpoint.exec.restore import restore_files
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
@@ -76,13 +76,18 @@ class FileCheckpointStore:
         """The checkpoint that a retry would resume from; None if there is none."""
         return self._committer.base_checkpoint
 
-    def restore(self, root: Path, obsolete_names: Sequence[str], before_shard: Callable[[], None]) -> None:
+    def restore(
+        self, root: Path, obsolete_names: Sequence[str], before_shard: Callable[[], None]
+    ) -> CheckpointIndex | None:
         """Restore the newest valid checkpoint into ``root``, if there is one; quarantine damaged ones.
 
         Args:
             root: Folder of the program.
             obsolete_names: Names in ``root`` to move aside, besides those that the checkpoint contains.
             before_shard: Called before each shard is read; may raise to cancel.
+
+        Returns:
+            What was restored; None if there is no checkpoint.
 
         Raises:
             FencedError: another attempt replaced this one.
@@ -91,11 +96,12 @@ class FileCheckpointStore:
         """
         self._fence.check()
         events: list[Event] = []
+        index = None
         for ref in self._candidates.iter_newest_first():
             started = time.monotonic()
             try:
                 manifest = load_manifest(self._store, ref, FRAMEWORK, "and tiphys-exec")
-                restore_files(self._store, manifest, root, before_shard, obsolete_names)
+                index = restore_files(self._store, manifest, root, before_shard, obsolete_names)
             except IntegrityError as error:
                 events.append(self._skip_damaged(ref, error))
                 continue
@@ -104,6 +110,7 @@ class FileCheckpointStore:
             events.append(self.event_log.restored_event(ref))
             break
         self.event_log.record(events)
+        return index
 
     def commit(
         self, global_step: int, shards: Sequence[ShardSource], reason: str, check_unchanged: Callable[[], None]

@@ -11,23 +11,27 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderCheckpoint, find_checkpoints, parse_global_step
-from tiphys.checkpoint.exec.files import scan_folder
+from tiphys.checkpoint.exec.detect import CommitSelection
 from tiphys.checkpoint.exec.options import ExecOptions
 from tiphys.checkpoint.exec.output import ProgramOutput
+from tiphys.checkpoint.exec.restore import SET_ASIDE_FOLDER, set_aside
 from tiphys.checkpoint.exec.save import BackgroundCommit
 from tiphys.checkpoint.exec.store import FileCheckpointStore
+from tiphys.checkpoint.exec.watch import FolderWatch
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import StoreError
 from tiphys.processes import NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
 from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL
+from tiphys.store.layout import MAX_GLOBAL_STEP
 
 _GRACE_SECONDS = 30.0
 """The default grace period of Kubernetes."""
 _EXIT_MARGIN_SECONDS = 1.0
 _TICK_SECONDS = 0.02
+_HURRY_SECONDS = 0.2
+"""Time between two scans after SIGTERM."""
 
 
 class StopRequestedError(Exception):
@@ -63,8 +67,9 @@ class ProgramRunner:
         self._signals = signals
         self._grace_seconds = _GRACE_SECONDS if grace_seconds is None else grace_seconds
         self._clock = clock
-        self._detector = CompletenessDetector(options)
-        self._background_commit = BackgroundCommit(checkpoints, options, clock)
+        self._watch = FolderWatch(options, clock)
+        self._background_commit = BackgroundCommit(checkpoints, options.folder, self._watch, clock)
+        self._counts_said = False
         self._stop_signal = stop_signal
         self._output = output
 
@@ -102,14 +107,19 @@ class ProgramRunner:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"the folder {folder} cannot be created: {error.strerror}; check --dir") from error
-        listing = scan_folder(folder, self._options.ignored)
-        if self._options.checkpoint:
-            obsolete_names = [checkpoint.name for checkpoint in find_checkpoints(listing, self._options)]
-        else:
-            obsolete_names = sorted({path.partition("/")[0] for path in listing})
-        self._checkpoints.restore(folder, obsolete_names, self._raise_if_stopping)
-        # The program did not write these files, so they are not committed until they change.
-        self._detector.ignore_until_changed(find_checkpoints(scan_folder(folder, self._options.ignored), self._options))
+        leftovers = self._watch.find_leftovers()
+        obsolete_names = [*leftovers, *self._watch.find_checkpoints()]
+        index = self._checkpoints.restore(folder, obsolete_names, self._raise_if_stopping)
+        try:
+            if index is None and leftovers:
+                set_aside(folder, leftovers)
+                log_message(
+                    f"an attempt that committed nothing left {len(leftovers)} files in {folder}, such as "
+                    f"{leftovers[0]}; they may be incomplete, so they are in {SET_ASIDE_FOLDER} now"
+                )
+            self._watch.begin(index.entries if index else ())
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be prepared: {error.strerror}; check permissions there") from error
 
     def _raise_if_stopping(self) -> None:
         if self._signals.is_stop_requested:
@@ -117,66 +127,64 @@ class ProgramRunner:
 
     def _wait_and_act(self, child: ChildProcess) -> None:
         """Wait for a signal or the next scan; then kill a program that overstays SIGTERM, or start a due commit."""
-        self._forward_signals(child, self._options.interval_seconds)
+        interval = self._options.interval_seconds
+        # How a program that SIGTERM ends has left its files shows only in scans until then.
+        self._forward_signals(child, min(interval, _HURRY_SECONDS) if self._stop_signal.is_requested else interval)
         if child.exit_code is not None:
             return
         if self._stop_signal.is_requested and self._seconds_left() <= self._reserve_seconds():
             log_message("the program did not end in time after SIGTERM, so it is killed")
+            self._watch.scan()
             child.send_signal(signal.SIGKILL)
             return
-        self._scan()
+        self._watch.scan()
         if self._background_commit.is_ready:
-            self._commit_newest(self._detector.select_complete(self._clock()))
+            self._commit(self._watch.select(self._clock()))
+            self._watch.report_hindrance()
 
     def _forward_signals(self, child: ChildProcess, seconds: float) -> None:
         number = self._signals.wait_next(seconds)
         while number is not None:
             if number == signal.SIGTERM:
                 self._stop_signal.request()
+                if child.exit_code is None:
+                    self._watch.scan()  # the program may end at once: a file that is closed now is complete
             if number != signal.SIGCHLD:
                 child.send_signal(number)
             number = self._signals.wait_next(0.0)
         child.reap()
 
-    def _scan(self) -> None:
-        checkpoints = find_checkpoints(scan_folder(self._options.folder, self._options.ignored), self._options)
-        self._detector.observe(checkpoints, self._clock())
-
-    def _commit_newest(self, complete: list[FolderCheckpoint]) -> bool:
-        """Start to commit the newest of ``complete``, which makes the others obsolete; return whether it started."""
-        if not complete:
+    def _commit(self, selection: CommitSelection | None) -> bool:
+        """Start to commit ``selection``; return whether there is one."""
+        if selection is None:
             return False
-        *older, newest = complete
-        base = self._checkpoints.base_checkpoint
-        after = base.global_step if base else 0
-        step = parse_global_step(newest, self._options.step_from) if self._options.step_from else after + 1
-        if step is None or step <= after:
-            self._detector.ignore_until_changed(complete)
-            why = "has no global step in its name" if step is None else f"is of step {step}"
-            log_message(
-                f"{newest.name or self._options.folder} {why}, and is not committed; the newest is step {after}"
-            )
-            return False
-        self._detector.ignore_until_changed(older)
-        reason = "sigterm" if self._stop_signal.is_requested else "due"
-        self._background_commit.start(newest, step, reason, self._on_settled)
+        checkpoint, base = selection.checkpoint, self._checkpoints.base_checkpoint
+        step = checkpoint.step
+        if step is None or step > MAX_GLOBAL_STEP or (base is not None and step <= base.global_step):
+            count = base.global_step + 1 if base else 1
+            if step is not None and not self._counts_said:
+                self._counts_said = True
+                why = f"above {MAX_GLOBAL_STEP}" if step > MAX_GLOBAL_STEP else "not above the newest commit's"
+                log_message(f"the number {step} of {checkpoint.name} is {why}, so it is committed as step {count}")
+            step = count
+        self._background_commit.start(selection, step, "sigterm" if self._stop_signal.is_requested else "due")
         return True
-
-    def _on_settled(self, checkpoint: FolderCheckpoint) -> None:
-        """Ignore ``checkpoint``, which is committed or cannot be, until its files change."""
-        self._detector.ignore_until_changed([checkpoint])
 
     def _flush(self, child: ChildProcess) -> None:
         """Commit the checkpoint that was complete when the program ended; after SIGTERM only while time is left."""
         # Other exit codes, and signals, may have interrupted a write.
         finished = child.exit_code in (0, EX_TEMPFAIL) and not child.was_signalled
-        ended_at = self._clock()
+        ended_at, ended_wall_ns = self._clock(), time.time_ns()
         self._wait_for_saving(child)
-        self._scan()
-        if not self._background_commit.is_busy and self._commit_newest(
-            self._detector.select_complete(ended_at, has_ended=True, has_finished=finished)
-        ):
+        self._watch.scan(ended_wall_ns)
+        if self._background_commit.is_busy:
+            return
+        if self._commit(self._watch.select(ended_at, has_ended=True, has_finished=finished)):
             self._wait_for_saving(child)
+        else:
+            self._watch.report_hindrance(has_ended=True)
+        if child.exit_code == 0 and not self._stop_signal.is_requested:
+            self._watch.end()
 
     def _wait_for_saving(self, child: ChildProcess) -> None:
         while self._background_commit.is_busy and not (self._stop_signal.is_requested and self._seconds_left() <= 0):

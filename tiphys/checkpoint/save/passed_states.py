@@ -15,7 +15,7 @@ from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.state.serialization import Classes, flatten_state
 from tiphys.checkpoint.state.shards import ShardPlan, plan_shards
 from tiphys.errors import UsageError
-from tiphys.store.layout import MAX_STEP
+from tiphys.store.layout import MAX_GLOBAL_STEP
 from tiphys.threads import map_parallel
 
 _THREADS = 4
@@ -27,9 +27,9 @@ def check_step_number(global_step: Any) -> int:
         number = -1 if isinstance(global_step, bool) else operator.index(global_step)
     except TypeError:
         number = -1
-    if not 0 <= number <= MAX_STEP:
+    if not 0 <= number <= MAX_GLOBAL_STEP:
         raise UsageError(
-            f"global_step {global_step!r} is not a whole number from 0 to {MAX_STEP}; "
+            f"global_step {global_step!r} is not a whole number from 0 to {MAX_GLOBAL_STEP}; "
             "pass the number of completed optimizer steps"
         )
     return number

@@ -1,119 +1,360 @@
-"""Which checkpoints of a folder are whole.
+"""Which checkpoint of a folder is committed, and with what.
 
-| said by | whole |
+| sign | complete |
 |---|---|
-| a marker | once two looks agree and show it |
-| quiet time | once nothing changed for so long |
-| the end of the program | a marked one; else all if it ended well, or what had been quiet before |
-| anything already committed | not again until it changes |
+| a marker | newer than all that it marks, by the times and by the order of scans |
+| quiet time | once nothing changed for so long; a step that lacks files of the step before waits longer |
+| files closed | beside a next step; with the files of the step before; one file in place; a renamed folder |
+| a file open for writing | never |
+| the end of the program | all if it ended by itself; else what is marked, was quiet, or was seen closed |
+
+| choice | made by |
+|---|---|
+| among complete steps | the number, whatever the times say; an unfit one is passed over |
+| what lies beside | kept if it is of the same moment; waited for while it is of another one |
+| a pointer | waited for until it names the step; the best one brings its checkpoint along |
 """
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tiphys.checkpoint.exec.detect import CompletenessDetector, find_checkpoints, matches_pattern, parse_global_step
-from tiphys.checkpoint.exec.files import FileEntry, scan_folder
+from tiphys.checkpoint.exec.arrange import arrange_folder, matches_pattern
+from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderScan
+from tiphys.checkpoint.exec.files import FileEntry, make_link
 from tiphys.checkpoint.exec.options import ExecOptions
 
+SECOND = 1_000_000_000
 MARKED = ExecOptions(Path("/c"), ("true",), checkpoint="checkpoint-*", marker="checkpoint-*/DONE")
 QUIET = ExecOptions(Path("/c"), ("true",), checkpoint="checkpoint-*", quiet_seconds=5.0)
-WHOLE = ExecOptions(Path("/c"), ("true",), quiet_seconds=5.0)
+AUTO = ExecOptions(Path("/c"), ("true",), quiet_seconds=5.0)
 
 
-def file(size=3, modified_ns=1):
-    return FileEntry("file", 0o644, size, modified_ns, modified_ns, 7)
+def file(at=1.0, size=3, **others):
+    """A file that changed at second ``at``."""
+    time_ns = int(at * SECOND)
+    return FileEntry("file", 0o644, size, others.pop("modified_ns", time_ns), time_ns, 7, **others)
 
 
-def folder(*files, name="checkpoint-1", **entries):
-    made = {name: FileEntry("folder", 0o755), **{f"{name}/{path}": file() for path in files}}
-    return {**made, **{f"{name}/{path}": entry for path, entry in entries.items()}}
+def listing(**files):
+    """A listing of files, given by their names or their times; ``__`` stands for a slash."""
+    return paths({name.replace("__", "/"): entry for name, entry in files.items()})
 
 
-def names(found):
-    return [one.name for one in found]
+def paths(files):
+    entries = {}
+    for path, entry in files.items():
+        for parent in Path(path).parents:
+            if str(parent) != ".":
+                entries[str(parent)] = FileEntry("folder", 0o755)
+        entries[path] = entry if isinstance(entry, FileEntry) else file(entry)
+    return dict(sorted(entries.items()))
 
 
-def seen(options, *looks, watch=None):
-    """A watch after looks of (time, listing)."""
-    watch = watch or CompletenessDetector(options)
-    for now, listing in looks:
-        watch.observe(find_checkpoints(listing, options), now)
-    return watch
+class Watch:
+    """A detector, fed with scans at given seconds."""
+
+    def __init__(self, options=AUTO, before=None, restored=()):
+        self.detector = CompletenessDetector(options)
+        self.detector.begin(before or {}, restored)
+
+    def look(self, now, entries, *, writers=None, pointers=None, ended=False):
+        scan = FolderScan(entries, now, int(now * SECOND), writers, pointers or {})
+        self.detector.observe(scan, has_ended=ended)
+        return self
+
+    def closed(self, now, entries, **others):
+        return self.look(now, entries, writers={}, **others)
+
+    def select(self, now, **end):
+        selection = self.detector.select_complete(now, **end)
+        if selection is None:
+            return None
+        return sorted(path for path, entry in selection.entries.items() if entry.kind != "folder")
+
+    def why(self, now):
+        self.select(now)
+        return self.detector.find_hindrance(now + 1)[1]
 
 
-def test_a_marked_checkpoint_is_whole_once_two_looks_agree():
-    listing = folder("model", "DONE")
-    assert names(seen(MARKED, (0, listing)).select_complete(0)) == []
-    assert names(seen(MARKED, (0, listing), (1, listing)).select_complete(1)) == ["checkpoint-1"]
+def test_a_marked_checkpoint_is_complete_once_two_scans_agree():
+    folder = paths({"checkpoint-1/model": 1, "checkpoint-1/DONE": 1})
+    watch = Watch(MARKED).look(1, folder)
+    assert watch.select(1) is None
+    assert watch.look(2, folder).select(2) == ["checkpoint-1/DONE", "checkpoint-1/model"]
 
 
-def test_without_its_marker_it_is_not_whole_however_quiet():
-    listing = folder("model")
-    assert names(seen(MARKED, (0, listing), (1000, listing)).select_complete(1000)) == []
-    assert names(seen(MARKED, (0, listing)).select_complete(1, has_ended=True, has_finished=True)) == []
+def test_a_checkpoint_without_its_marker_is_not_complete_however_quiet():
+    folder = paths({"checkpoint-1/model": 1})
+    watch = Watch(MARKED).look(1, folder).look(1000, folder)
+    assert watch.select(1000) is None
+    assert watch.select(1000, has_ended=True, has_finished=True) is None
+    assert watch.why(1000) == "there is no checkpoint-*/DONE yet"
 
 
-def test_a_marker_that_was_seen_only_after_the_end_counts():
-    assert names(seen(MARKED, (0, folder("DONE"))).select_complete(0, has_ended=True)) == ["checkpoint-1"]
+def test_a_marker_that_is_older_than_its_file_marks_nothing():
+    folder = paths({"checkpoint-1/model": 9, "checkpoint-1/DONE": 5})
+    watch = Watch(MARKED).look(10, folder).look(100, folder)
+    assert watch.select(100, has_ended=True, has_finished=True) is None
+    assert watch.why(100) == "checkpoint-1/DONE is older than checkpoint-1/model, so it marks nothing"
+
+
+def test_a_marker_is_older_by_the_order_of_scans_where_the_clock_was_set_back():
+    first = paths({"checkpoint-1/model": 50, "checkpoint-1/DONE": 51})
+    later = paths({"checkpoint-1/model": 20, "checkpoint-1/DONE": 51})
+    watch = Watch(MARKED).look(1, first).look(2, first).look(3, first).look(4, later).look(5, later)
+    assert watch.select(5) is None
+    again = paths({"checkpoint-1/model": 20, "checkpoint-1/DONE": 21})
+    assert watch.look(6, again).look(7, again).select(7) == ["checkpoint-1/DONE", "checkpoint-1/model"]
+
+
+def test_a_marker_seen_only_after_the_end_counts():
+    watch = Watch(MARKED).look(0, paths({"checkpoint-1/DONE": 1}), ended=True)
+    assert watch.select(0, has_ended=True) == ["checkpoint-1/DONE"]
+
+
+def test_a_marker_that_was_emptied_when_the_program_was_killed_marks_nothing():
+    options = ExecOptions(Path("/c"), ("true",), checkpoint="last", marker="last/DONE")
+    full = paths({"last/w": 1, "last/DONE": file(2, size=5)})
+    watch = Watch(options, full, {*full})
+    torn = paths({"last/w": 8, "last/DONE": file(9, size=0)})
+    assert watch.look(9, torn, ended=True).select(9, has_ended=True) is None
 
 
 def test_quiet_time_begins_anew_with_every_change():
-    one, two = folder(model=file(3)), folder(model=file(4))
-    watch = seen(QUIET, (0, one), (4, two), (8, two))
-    assert names(watch.select_complete(8)) == []
-    assert names(seen(QUIET, (9, two), watch=watch).select_complete(9)) == ["checkpoint-1"]
+    one, two = paths({"checkpoint-1/model": 1}), paths({"checkpoint-1/model": 4})
+    watch = Watch(QUIET).look(0, one).look(4, two).look(8, two)
+    assert watch.select(8) is None
+    assert watch.look(9, two).select(9) == ["checkpoint-1/model"]
 
 
 @pytest.mark.parametrize("change", [{"size": 4}, {"modified_ns": 2}])
-def test_size_and_times_tell_a_change(change):
-    watch = seen(QUIET, (0, folder(model=file())), (6, folder(model=file(**change))))
-    assert names(watch.select_complete(6)) == []
+def test_size_and_times_show_a_change(change):
+    watch = Watch(QUIET).look(0, paths({"checkpoint-1/m": file()})).look(6, paths({"checkpoint-1/m": file(**change)}))
+    assert watch.select(6) is None
 
 
-def test_a_file_that_comes_or_goes_is_a_change():
-    watch = seen(QUIET, (0, folder("a")), (6, folder("a", "b")), (12, folder("b")))
-    assert names(watch.select_complete(12)) == []
+def test_a_file_open_for_writing_is_not_complete_however_quiet():
+    folder = listing(model=1)
+    watch = Watch().look(0, folder, writers={"model": "process 7 (python)"})
+    watch.look(60, folder, writers={"model": "process 7 (python)"})
+    assert watch.select(60) is None
+    assert watch.why(60) == "model is held open for writing by process 7 (python)"
 
 
-def test_what_a_program_left_that_died_is_whole_only_if_it_was_quiet_before():
-    early, late = folder("a"), folder("a", name="checkpoint-2")
-    watch = seen(QUIET, (0, early), (6, {**early, **late}), (7, {**early, **late}))
-    assert names(watch.select_complete(7, has_ended=True)) == ["checkpoint-1"]
-    assert names(watch.select_complete(7, has_ended=True, has_finished=True)) == ["checkpoint-1", "checkpoint-2"]
+def test_a_step_is_complete_when_the_next_one_has_begun():
+    folder = paths({"checkpoint-1/a": 1, "checkpoint-2/a": 2})
+    busy = {"checkpoint-2/a": "process 7 (python)"}
+    assert Watch().look(3, folder, writers=busy).select(3) == ["checkpoint-1/a"]
+    assert Watch().look(3, folder).select(3) is None  # the processes are unknown
 
 
-def test_what_is_settled_is_left_alone_until_it_changes():
-    one, two = folder(model=file(3)), folder(model=file(4))
-    watch = seen(QUIET, (0, one), (5, one))
-    watch.ignore_until_changed(watch.select_complete(5))
-    assert names(seen(QUIET, (20, one), watch=watch).select_complete(20)) == []
-    assert names(seen(QUIET, (21, two), (26, two), watch=watch).select_complete(26)) == ["checkpoint-1"]
+def test_a_step_with_the_files_of_the_one_before_is_complete_once_they_are_closed():
+    one = {"model_1.zip": 1, "model_buffer_1.pkl": 2}
+    watch = Watch().closed(1.5, paths({"model_1.zip": 1}))
+    assert watch.select(1.5) is None
+    watch.closed(3, paths(one)).closed(10, paths(one))
+    assert watch.select(10) == ["model_1.zip", "model_buffer_1.pkl"]
+    assert watch.closed(12, paths({**one, "model_2.zip": 11})).select(12) != ["model_2.zip"]
+    both = paths({**one, "model_2.zip": 11, "model_buffer_2.pkl": 12})
+    assert watch.closed(13, both).select(13) == ["model_2.zip", "model_buffer_2.pkl"]
 
 
-def test_several_come_in_the_order_in_which_they_were_written():
-    listing = {**folder(model=file(modified_ns=9)), **folder(name="checkpoint-0", model=file(modified_ns=5))}
-    assert names(seen(QUIET, (0, listing), (5, listing)).select_complete(5)) == ["checkpoint-0", "checkpoint-1"]
+def test_a_step_that_lacks_a_file_of_the_one_before_waits_longer_than_the_quiet_time():
+    one = {"model_1.zip": 1, "model_buffer_1.pkl": 2}
+    watch = Watch().closed(3, paths(one))
+    torn = paths({**one, "model_2.zip": 11})
+    watch.closed(12, torn).closed(18, torn)
+    assert watch.select(18) != ["model_2.zip"]
+    assert watch.closed(60, torn).select(60) == ["model_2.zip"]
 
 
-def test_a_folder_without_a_file_is_no_checkpoint():
-    assert find_checkpoints({"checkpoint-1": FileEntry("folder", 0o755)}, QUIET) == []
-    assert find_checkpoints({}, WHOLE) == []
+def test_one_file_that_is_overwritten_in_place_is_complete_once_it_is_closed():
+    assert Watch().closed(2, listing(model=1)).select(2) == ["model"]
+    assert Watch().closed(1.05, listing(model=1)).select(1.05) is None  # within a tick of the clock
+    assert Watch().closed(2, paths({"last.pt": 1, "best.pt": 1})).select(2) == ["best.pt", "last.pt"]
+    assert Watch().closed(2, paths({"model.bin": 1, "optimizer.bin": 1})).select(2) is None
 
 
-def test_what_does_not_fit_the_pattern_belongs_to_none():
-    listing = {**folder("a"), "log.txt": file(), "runs": FileEntry("folder"), "runs/checkpoint-3": file()}
-    (found,) = find_checkpoints(listing, QUIET)
-    assert sorted(found.entries) == ["checkpoint-1", "checkpoint-1/a"]
+def test_a_folder_that_is_renamed_when_complete_needs_no_quiet_time():
+    folder = paths({"4/_CHECKPOINT_METADATA": 1, "4/default/d": 1})
+    assert Watch().closed(2, folder).select(2) == ["4/_CHECKPOINT_METADATA", "4/default/d"]
 
 
-def test_a_checkpoint_may_be_a_single_file_or_the_folder_as_a_whole():
-    listing = {"ckpt_5.pt": file(), "notes": file()}
-    assert names(find_checkpoints(listing, ExecOptions(Path("/c"), ("true",), checkpoint="ckpt_*.pt"))) == ["ckpt_5.pt"]
-    (found,) = find_checkpoints(listing, WHOLE)
-    assert (found.name, sorted(found.entries)) == ("", ["ckpt_5.pt", "notes"])
+def test_files_of_a_program_that_died_are_complete_only_if_a_scan_saw_them_closed():
+    early, late = {"model_1.pt": 1}, {"model_1.pt": 1, "model_2.pt": 7}
+    watch = Watch().closed(2, paths(early)).look(8, paths(late), ended=True)
+    assert watch.select(8, has_ended=True) == ["model_1.pt"]
+    seen = Watch().closed(2, paths(early)).closed(8, paths(late)).look(9, paths(late), ended=True)
+    assert seen.select(9, has_ended=True) == ["model_2.pt"]
+    shown = Watch().closed(2, paths(early)).look(8, paths(late), ended=True)
+    assert shown.detector.uncertain_files == ["model_2.pt"]
+    shown.detector.record_closed(["model_2.pt"])
+    assert shown.select(8, has_ended=True) == ["model_2.pt"]
+
+
+def test_two_files_that_are_overwritten_in_place_are_not_complete_when_the_program_dies_between_them():
+    first = paths({"model.bin": 1, "optimizer.bin": 2})
+    watch = Watch().closed(3, first).closed(9, first)
+    assert watch.select(9) == ["model.bin", "optimizer.bin"]
+    watch.detector.settle(first)
+    torn = paths({"model.bin": 10, "optimizer.bin": 2})
+    watch.closed(12, torn).look(13, torn, ended=True)
+    assert watch.select(13, has_ended=True) is None
+    assert watch.select(13, has_ended=True, has_finished=True) == ["model.bin", "optimizer.bin"]
+
+
+def test_settled_files_are_left_alone_until_they_change():
+    one, two = paths({"checkpoint-1/a": 1}), paths({"checkpoint-1/a": 2})
+    watch = Watch(QUIET).look(0, one).look(5, one)
+    assert watch.select(5) == ["checkpoint-1/a"]
+    watch.detector.settle(one)
+    assert watch.look(20, one).select(20) is None
+    assert watch.detector.find_hindrance(20) == (0.0, "")
+    assert watch.look(21, two).look(26, two).select(26) == ["checkpoint-1/a"]
+
+
+def test_files_from_before_the_program_are_not_its_own_unless_they_were_restored():
+    before = paths({"code.py": 1, "last.pt": 1})
+    assert Watch(AUTO, before).closed(5, before).select(5) is None
+    again = {**before, "last.pt": file(9)}
+    assert Watch(AUTO, before).closed(10, again).select(10) == ["last.pt"]
+    beside = {**before, "best.pt": file(9)}
+    assert Watch(AUTO, before, {"last.pt"}).closed(10, beside).select(10) == ["best.pt", "last.pt"]
+
+
+@pytest.mark.parametrize(
+    "times", [{"step-20.ckpt": 9, "step-40.ckpt": 2}, {"step-20.ckpt": 1, "step-40.ckpt": 2, "step-0.ckpt": 3}]
+)
+def test_the_highest_step_is_chosen_whatever_the_times_say(times):
+    folder = paths({name: file(at, modified_ns=int(-at)) for name, at in times.items()})
+    assert Watch().closed(20, folder).closed(30, folder).select(30) == ["step-40.ckpt"]
+
+
+def test_step_zero_is_a_step():
+    folder = paths({"step-0.ckpt": 1})
+    watch = Watch().closed(2, folder).closed(8, folder)
+    assert watch.detector.select_complete(8).checkpoint.step == 0
+
+
+def test_an_unfit_step_does_not_discard_a_fit_one():
+    folder = paths({"checkpoint-1/a": 1, "checkpoint-2/a": 2})
+    folder["checkpoint-2/link"] = make_link("checkpoint-2/link", "/etc/passwd", ("/c",), 0, 2)
+    watch = Watch(QUIET).look(0, folder).look(9, folder)
+    assert watch.select(9) == ["checkpoint-1/a"]
+    assert "links to '/etc/passwd'" in watch.detector.left_out["checkpoint-2/link"]
+
+
+def test_a_number_above_the_step_of_a_program_that_counts_anew_is_said():
+    old, new = paths({"step-60.ckpt": 1}), paths({"step-60.ckpt": 1, "step-20.ckpt": 5})
+    watch = Watch(AUTO, old, set(old)).closed(6, new).closed(30, new)
+    assert watch.select(30) is None
+    assert "step-20.ckpt is of a lower step than step-60.ckpt" in watch.why(30)
+
+
+def test_what_lies_beside_a_step_is_kept_with_it():
+    folder = paths({"epoch=0-step=20.ckpt": 1, "last.ckpt": 2, "train.log": 9, "best_model/model.zip": 2})
+    watch = Watch().closed(3, folder).closed(9, folder)
+    assert watch.select(9) == ["best_model/model.zip", "epoch=0-step=20.ckpt", "last.ckpt", "train.log"]
+
+
+def test_what_was_written_after_the_step_before_is_waited_for():
+    first = {"step=20.ckpt": 1, "last.ckpt": 2}
+    watch = Watch().closed(3, paths(first)).closed(9, paths(first))
+    torn = paths({**first, "step=40.ckpt": 10})
+    assert watch.closed(11, torn).select(11) is not None  # step 20, as it was
+    watch.detector.settle(paths(first))
+    assert watch.closed(12, torn).select(12) is None
+    whole = paths({**first, "step=40.ckpt": 10, "last.ckpt": 12})
+    assert watch.closed(13, whole).select(13) == ["last.ckpt", "step=40.ckpt"]
+
+
+def test_a_file_in_place_beside_an_older_best_step_is_progress():
+    first = paths({"epoch=0-step=20.ckpt": 1, "last.ckpt": 2})
+    watch = Watch(AUTO, first, set(first)).closed(3, first)
+    later = paths({"epoch=0-step=20.ckpt": 1, "last.ckpt": 20})
+    assert watch.closed(21, later).select(21) == ["epoch=0-step=20.ckpt", "last.ckpt"]
+
+
+def test_a_small_file_that_changes_beside_a_large_step_costs_no_commit():
+    first = {"step=20.ckpt": file(1, size=1000), "metrics.json": file(2, size=10)}
+    watch = Watch(AUTO, paths(first), set(first)).closed(3, paths(first))
+    assert watch.closed(9, paths({**first, "metrics.json": file(8, size=11)})).select(9) is None
+
+
+def test_a_database_that_is_open_at_all_times_hinders_nothing():
+    held = {"study.db": "process 7 (python)"}
+    watch = Watch().look(1, paths({"study.db": 1}), writers=held)
+    folder = paths({"study.db": 2, "step=20.ckpt": 3})
+    watch.look(4, folder, writers=held).look(10, folder, writers=held)
+    assert watch.select(10) == ["step=20.ckpt"]
+    assert "at all times" in watch.detector.left_out["study.db"]
+
+
+def test_a_log_that_grows_hinders_nothing():
+    watch = Watch()
+    for second in range(10):
+        watch.closed(second + 0.5, paths({"model.bin": 1, "train.log": second, "tb/events.out.tfevents.1": second}))
+    assert watch.select(9.5) == ["model.bin", "tb/events.out.tfevents.1", "train.log"]
+
+
+POINTERS = {"global_step20/w": 1, "latest": 2}
+
+
+def test_a_step_waits_until_its_pointer_names_it():
+    watch = Watch().closed(3, paths(POINTERS), pointers={"latest": "global_step20"})
+    assert watch.select(3) == ["global_step20/w", "latest"]
+    watch.detector.settle(paths(POINTERS))
+    both = {**POINTERS, "global_step40/w": 5}
+    watch.closed(6, paths(both), pointers={"latest": "global_step20"})
+    watch.closed(90, paths(both), pointers={"latest": "global_step20"})
+    assert watch.select(90) is None
+    assert watch.why(90) == "latest names step 20, not global_step40"
+    watch.closed(92, paths({**both, "latest": 91}), pointers={"latest": "global_step40"})
+    assert watch.select(92) == ["global_step40/w", "latest"]
+
+
+def test_a_step_is_not_committed_while_its_pointer_is_gone():
+    watch = Watch().closed(3, paths(POINTERS), pointers={"latest": "global_step20"})
+    assert watch.select(3) is not None
+    gone = paths({"global_step20/w": 1, "global_step40/w": 5})
+    watch.detector.settle(paths(POINTERS))
+    assert watch.closed(6, gone).look(7, gone, ended=True).select(7, has_ended=True) is None
+
+
+def test_a_link_to_the_newest_step_is_a_pointer():
+    folder = paths({"global_step20/w": 1})
+    folder["latest"] = make_link("latest", "/c/global_step20", ("/c",), 0, 2 * SECOND)
+    assert Watch().closed(3, folder).select(3) == ["global_step20/w", "latest"]
+
+
+def test_the_best_checkpoint_comes_along_with_the_newest():
+    folder = paths({"checkpoint-20/w": 1, "checkpoint-40/w": 3})
+    folder["best"] = make_link("best", "checkpoint-20", ("/c",), 0, 2 * SECOND)
+    watch = Watch().closed(4, folder).closed(10, folder)
+    assert watch.select(10) == ["best", "checkpoint-20/w", "checkpoint-40/w"]
+    named = paths({"checkpoint-20/trainer_state.json": 1, "checkpoint-40/trainer_state.json": 3})
+    watch = Watch().closed(4, named, pointers={"checkpoint-40/trainer_state.json": "checkpoint-20"})
+    assert watch.select(4) == ["checkpoint-20/trainer_state.json", "checkpoint-40/trainer_state.json"]
+
+
+def test_a_folder_that_names_no_pattern_says_so():
+    watch = Watch(QUIET).closed(1, listing(other=1)).closed(9, listing(other=1))
+    assert watch.why(9) == "no name fits --checkpoint checkpoint-*"
+
+
+def test_numbers_of_a_pattern_are_steps_and_names_without_one_lie_beside():
+    options = ExecOptions(Path("/c"), ("true",), checkpoint="model_*.pt", step_from=re.compile(r"model_(\d+)"))
+    found = arrange_folder(paths({"model_9.pt": 1, "model_best.pt": 2, "model_10.pt": 3}), options, {})
+    assert [(item.step, item.roots) for item in found.checkpoints] == [(9, ("model_9.pt",)), (10, ("model_10.pt",))]
+    assert sorted(found.beside) == ["model_best.pt"]
+
+
+def test_all_files_make_one_checkpoint_where_a_marker_lies_in_the_folder_itself():
+    options = ExecOptions(Path("/c"), ("true",), marker="DONE", step_from=re.compile(r"epoch=(\d+)"))
+    (found,) = arrange_folder(paths({"epoch=3.ckpt": 1, "epoch=12.ckpt": 1, "DONE": 2}), options, {}).checkpoints
+    assert (found.step, len(found.files), found.missing_marker) == (12, 3, "")
 
 
 @pytest.mark.parametrize(
@@ -122,54 +363,3 @@ def test_a_checkpoint_may_be_a_single_file_or_the_folder_as_a_whole():
 )
 def test_a_star_does_not_reach_over_a_slash(path, pattern, fits):
     assert matches_pattern(path, pattern) is fits
-
-
-@pytest.mark.parametrize(
-    ("options", "listing", "pattern", "step"),
-    [
-        (QUIET, folder("a", name="checkpoint-120"), r"checkpoint-(\d+)", 120),
-        (QUIET, folder("a", name="checkpoint-120"), r"\d+", 120),
-        (QUIET, folder("step_7", name="checkpoint-x"), r"(\d+)", None),
-        (WHOLE, {"epoch=3.ckpt": file(), "epoch=12.ckpt": file()}, r"epoch=(\d+)", 12),
-        (WHOLE, {"a": file()}, r"(x)?a", None),
-    ],
-)
-def test_the_global_step_is_in_the_name(options, listing, pattern, step):
-    (found,) = find_checkpoints(listing, options)
-    assert parse_global_step(found, re.compile(pattern)) == step
-
-
-def test_a_look_sees_files_folders_and_links_and_leaves_out_what_is_ignored(tmp_path):
-    (tmp_path / "sub").mkdir(mode=0o750)
-    (tmp_path / "sub" / "model").write_bytes(b"abc")
-    (tmp_path / "sub" / "model.tmp").write_bytes(b"x")
-    (tmp_path / ".nfs0001").write_bytes(b"x")
-    (tmp_path / ".tiphys-restore").mkdir()
-    (tmp_path / "last").symlink_to("sub/model")
-    os.mkfifo(tmp_path / "pipe")
-    found = scan_folder(tmp_path, ("*.tmp", ".nfs*"))
-    assert {path: entry.kind for path, entry in found.items()} == {
-        "last": "link",
-        "pipe": "unusable",
-        "sub": "folder",
-        "sub/model": "file",
-    }
-    assert (found["sub/model"].size, found["last"].target) == (3, "sub/model")
-    assert found["pipe"].problem == "is neither a file, a folder nor a link"
-
-
-def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    assert scan_folder(tmp_path / "none", ()) == {}
-
-
-def test_a_folder_that_cannot_be_read_is_noted(tmp_path, monkeypatch):
-    (tmp_path / "sub").mkdir()
-    real = os.scandir
-
-    def scandir(path):
-        if Path(path).name == "sub":
-            raise PermissionError(13, "Permission denied")
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert scan_folder(tmp_path, ())["sub"].problem == "cannot be read: Permission denied"

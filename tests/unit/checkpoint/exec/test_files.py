@@ -3,13 +3,22 @@
 import os
 import random
 import stat
+import time
+from pathlib import Path
 
 import pytest
 from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
 
 from tiphys.checkpoint.exec import files, restore
-from tiphys.checkpoint.exec.files import FileChangedError, build_shards, read_index, scan_folder, split_into_spans
+from tiphys.checkpoint.exec.files import (
+    FileChangedError,
+    build_shards,
+    check_unchanged,
+    read_index,
+    scan_folder,
+    split_into_spans,
+)
 from tiphys.checkpoint.exec.restore import SET_ASIDE_FOLDER, restore_files
 from tiphys.checkpoint.save.commit import ShardUploader, commit_checkpoint
 from tiphys.errors import IntegrityError, StoreError, UsageError
@@ -43,9 +52,8 @@ def kept(store, source, checkpoint=""):
         for p, e in scan_folder(source, ()).items()
         if p == checkpoint or p.startswith(f"{checkpoint}/") or not checkpoint
     }
-    return commit_checkpoint(
-        store, DRAFT, build_shards(source, checkpoint, entries), lambda: None, ShardUploader(threads=2)
-    )
+    roots = [checkpoint] if checkpoint else sorted({path.partition("/")[0] for path in entries})
+    return commit_checkpoint(store, DRAFT, build_shards(source, roots, entries), lambda: None, ShardUploader(threads=2))
 
 
 def restored(store, manifest, target, **options):
@@ -57,8 +65,7 @@ def facts(folder):
     found = {}
     for path, entry in scan_folder(folder, ()).items():
         content = (folder / path).read_bytes() if entry.kind == "file" else b""
-        times = entry.modified_ns if entry.kind == "file" else 0
-        found[path] = (entry.kind, entry.mode, entry.size, times, entry.target, content)
+        found[path] = (entry.kind, entry.mode, entry.size, entry.times_ns[0], entry.target, content)
     return found
 
 
@@ -156,22 +163,95 @@ def test_a_folder_that_cannot_be_written_is_storage_that_fails(store, source, tm
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../b"])
 def test_a_link_that_leads_outside_is_refused_by_name(source, target):
     (source / "link").symlink_to(target)
-    with pytest.raises(UsageError, match=r"'link' links to .*, which is outside of it"):
-        build_shards(source, "", scan_folder(source, ()))
+    with pytest.raises(UsageError, match=r"'link' links to .*, which is outside of the folder"):
+        build_shards(source, ["link"], scan_folder(source, ()))
 
 
-def test_a_link_out_of_one_checkpoint_into_another_is_refused(source):
+def test_an_absolute_link_into_the_folder_leads_into_the_restored_folder(store, source, target):
     fill(source)
-    (source / "checkpoint-3" / "base").symlink_to("../checkpoint-1/model.bin")
-    entries = {path: entry for path, entry in scan_folder(source, ()).items() if path.startswith("checkpoint-3")}
-    with pytest.raises(UsageError, match="which is outside of it"):
-        build_shards(source, "checkpoint-3", entries)
+    (source / "now").symlink_to(source / "checkpoint-3")
+    restored(store, kept(store, source), target)
+    assert (target / "now").readlink() == target / "checkpoint-3"
+
+
+def newest(folder, key):
+    return max(folder.glob("*"), key=key).name
+
+
+@pytest.mark.parametrize("key", [os.path.getmtime, os.path.getctime])
+def test_the_newest_file_and_folder_are_those_that_were_the_newest(store, source, target, key):
+    names = ["checkpoint-20", "checkpoint-3", "checkpoint-100"]
+    for count, name in enumerate(names):
+        (source / name).mkdir()
+        (source / name / "weights").write_text("w")
+        os.utime(source / name, (1_600_000_000 + count,) * 2)
+        time.sleep(0.02)  # for a clock that ticks a hundred times a second
+    restored(store, kept(store, source), target)
+    assert sorted(target.glob("*"), key=key) == [target / name for name in names]
+    assert newest(target, key) == newest(source, key) == "checkpoint-100"
+
+
+def test_a_log_that_grows_while_it_is_stored_is_kept_up_to_where_it_was(store, source, target):
+    (source / "train.log").write_text("one\n")
+    (source / "model").write_text("w")
+    entries = scan_folder(source, ())
+    shards = build_shards(source, ["train.log", "model"], entries)
+    (source / "train.log").write_text("one\ntwo\n")
+    (source / "new").write_text("appears beside the others")
+    restored(store, commit_checkpoint(store, DRAFT, shards, lambda: check_unchanged(source, entries)), target)
+    assert (target / "train.log").read_text() == "one\n"
+
+
+def test_a_part_of_a_folder_is_restored_beside_what_is_there(store, source, target):
+    (source / "weights" / "old").mkdir(parents=True)
+    (source / "weights" / "last.pt").write_text("w")
+    entries = {path: entry for path, entry in scan_folder(source, ()).items() if "old" not in path}
+    manifest = commit_checkpoint(store, DRAFT, build_shards(source, ["weights/last.pt"], entries), lambda: None)
+    (target / "weights").mkdir()
+    (target / "weights" / "pretrained.pt").write_text("image")
+    (target / "weights" / "last.pt").write_text("torn")
+    restored(store, manifest, target)
+    assert (target / "weights" / "pretrained.pt").read_text() == "image"
+    assert (target / "weights" / "last.pt").read_text() == "w"
+    assert (target / SET_ASIDE_FOLDER / "weights" / "last.pt").read_text() == "torn"
+
+
+def test_a_scan_sees_files_folders_and_links_and_leaves_out_what_is_ignored(tmp_path):
+    (tmp_path / "sub").mkdir(mode=0o750)
+    (tmp_path / "sub" / "model").write_bytes(b"abc")
+    (tmp_path / "sub" / "model.tmp").write_bytes(b"x")
+    (tmp_path / ".nfs0001").write_bytes(b"x")
+    (tmp_path / ".tiphys-restore").mkdir()
+    (tmp_path / "last").symlink_to("sub/model")
+    os.mkfifo(tmp_path / "pipe")
+    found = scan_folder(tmp_path, ("*.tmp", ".nfs*"))
+    kinds = {path: entry.kind for path, entry in found.items()}
+    assert kinds == {"last": "link", "pipe": "unusable", "sub": "folder", "sub/model": "file"}
+    assert (found["sub/model"].size, found["last"].target, found["last"].inside) == (3, "sub/model", "sub/model")
+    assert found["pipe"].problem == "is neither a file, a folder nor a link"
+
+
+def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
+    assert scan_folder(tmp_path / "none", ()) == {}
+
+
+def test_a_folder_that_cannot_be_read_is_noted(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    real = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "sub":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert scan_folder(tmp_path, ())["sub"].problem == "cannot be read: Permission denied"
 
 
 def test_what_is_no_file_is_refused_by_name(source):
     os.mkfifo(source / "pipe")
     with pytest.raises(UsageError, match="'pipe' is neither a file"):
-        build_shards(source, "", scan_folder(source, ()))
+        build_shards(source, [], scan_folder(source, ()))
 
 
 def rewrite(path):
@@ -195,7 +275,7 @@ def pipe(path):
 @pytest.mark.parametrize("change", [rewrite, touch, lambda path: path.unlink(), pipe])
 def test_a_file_that_changes_before_it_is_read_is_not_committed(store, source, change):
     (source / "model").write_bytes(b"abcde")
-    shards = build_shards(source, "", scan_folder(source, ()))
+    shards = build_shards(source, [], scan_folder(source, ()))
     change(source / "model")
     with pytest.raises(FileChangedError):
         commit_checkpoint(store, DRAFT, shards, lambda: None)
@@ -204,7 +284,7 @@ def test_a_file_that_changes_before_it_is_read_is_not_committed(store, source, c
 
 def test_a_file_that_cannot_be_read_is_named(store, source):
     (source / "model").write_bytes(b"abcde")
-    shards = build_shards(source, "", scan_folder(source, ()))
+    shards = build_shards(source, [], scan_folder(source, ()))
     replace(source / "model")
     with pytest.raises(UsageError, match=r"model cannot be read"):
         commit_checkpoint(store, DRAFT, shards, lambda: None)
@@ -213,14 +293,14 @@ def test_a_file_that_cannot_be_read_is_named(store, source):
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a//b", "."])
 def test_an_index_that_names_places_outside_is_not_believed(path):
     row = f'{{"path": "{path}", "kind": "file", "mode": 420, "size": 1, "modified_ns": 1}}'
-    document = f'{{"format": 1, "checkpoint": "", "shard_bytes": 10, "entries": [{row}]}}'
+    document = f'{{"format": 2, "roots": [], "shard_bytes": 10, "entries": [{row}]}}'
     with pytest.raises(IntegrityError, match="cannot be part of a checkpoint"):
         read_index(document.encode())
 
 
 def test_an_index_of_a_later_version_says_so():
-    with pytest.raises(UsageError, match="has format 2"):
-        read_index(b'{"format": 2}')
+    with pytest.raises(UsageError, match="has format 3"):
+        read_index(b'{"format": 3}')
 
 
 def test_restoring_can_be_given_up_between_shards(store, source, target):

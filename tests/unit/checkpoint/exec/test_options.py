@@ -15,7 +15,8 @@ def test_everything_has_a_default_but_the_folder_and_the_program():
     assert options.command == ("python", "train.py", "--dir", "x")
     assert (options.checkpoint, options.marker, options.step_from) == ("", "", None)
     assert (options.quiet_seconds, options.interval_seconds) == (5.0, 1.0)
-    assert options.ignored == ("*.tmp", ".nfs*", "lost+found")
+    assert options.layout == "auto"
+    assert {"*.tmp", ".nfs*", "lost+found", "*.orbax-checkpoint-tmp*"} <= {*options.ignored}
 
 
 def test_everything_can_be_said():
@@ -46,6 +47,11 @@ def test_a_marker_says_what_a_checkpoint_is(marker, checkpoint):
         (["--dir", "/c", "--marker", "/c/DONE", "--", "true"], "must be relative to --dir"),
         (["--dir", "/c", "--checkpoint", "../x", "--", "true"], "must be relative to --dir"),
         (["--dir", "/c", "--marker", "DONE", "--quiet", "5s", "--", "true"], "leave out --checkpoint and --quiet"),
+        (
+            ["--dir", "/c", "--layout", "hf", "--marker", "DONE", "--", "true"],
+            "--layout hf defines",
+        ),
+        (["--dir", "/c", "--layout", "pickles", "--", "true"], "invalid choice: 'pickles'"),
         (["--dir", "/c", "--often", "--", "true"], "unrecognized arguments: --often"),
     ],
 )

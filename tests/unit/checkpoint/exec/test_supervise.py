@@ -5,7 +5,9 @@
 | storage fails at the last commit | told and counted; the exit code stays that of the program |
 | SIGTERM before the program was started | it is not started, exit 75 |
 | the checkpoint changes between reading and commit | it is not committed |
-| a step that is not above the newest one | it is left out, and told once |
+| a step that is not above the newest one, or too large | it is counted, and said once |
+| a file that is never closed | it is named within half a minute |
+| files of an attempt that committed nothing | set aside, but not those from before |
 """
 
 import os
@@ -19,12 +21,11 @@ from support.memory import MemoryStore
 from support.polling import until
 from support.sessions import Clock
 
-from tiphys.checkpoint.exec.detect import find_checkpoints
-from tiphys.checkpoint.exec.files import scan_folder
 from tiphys.checkpoint.exec.options import ExecOptions
 from tiphys.checkpoint.exec.save import BackgroundCommit
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.exec.supervise import ProgramRunner
+from tiphys.checkpoint.exec.watch import FolderWatch
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
@@ -100,6 +101,17 @@ def write(folder, step, content=b"weights"):
     (place / "model").write_bytes(content)
 
 
+def selection(folder):
+    """The checkpoint in ``folder``, and what commits it."""
+    watch = FolderWatch(options(folder), time.monotonic)
+    watch.scan(time.time_ns())
+    return watch, watch.select(0.0, has_ended=True, has_finished=True)
+
+
+def saver(checkpoints, folder, watch):
+    return BackgroundCommit(checkpoints, folder, watch, time.monotonic)
+
+
 def test_what_the_program_wrote_is_committed_when_it_ends(store, folder):
     assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model; exit 3')) == 3
     assert list_commits(store, LINEAGE) == []  # it may have died while it wrote
@@ -112,8 +124,8 @@ def test_the_step_of_a_commit_is_reported(store, folder):
     checkpoints = keeper(store, clock=clock)
     clock.advance(1.0)
     write(folder, 7)
-    saving = BackgroundCommit(checkpoints, options(folder), time.monotonic)
-    saving.start(find_checkpoints(scan_folder(folder, ()), options(folder))[0], 7, "due", lambda one: None)
+    watch, found = selection(folder)
+    saver(checkpoints, folder, watch).start(found, 7, "due")
     until(lambda: read_training_progress(store, LINEAGE) is not None)
     assert (reported := read_training_progress(store, LINEAGE)) is not None
     assert (reported.global_step, reported.checkpoint_step) == (7, 7)
@@ -128,9 +140,9 @@ def test_storage_that_fails_at_the_end_leaves_the_exit_code_alone(store, folder)
 
 def test_sigterm_before_the_program_was_started_starts_none(store, folder):
     write(folder, 7)
-    found = find_checkpoints(scan_folder(folder, ()), options(folder))
-    saving = BackgroundCommit(keeper(store), options(folder), time.monotonic)
-    saving.start(found[0], 7, "due", lambda one: None)
+    watch, found = selection(folder)
+    saving = saver(keeper(store), folder, watch)
+    saving.start(found, 7, "due")
     until(lambda: not saving.is_busy)
     write_claim(store, claim_of(2, ref(1, 7)))
     marker = folder / "started"
@@ -140,9 +152,9 @@ def test_sigterm_before_the_program_was_started_starts_none(store, folder):
     assert "checkpoint.preempted" in events(store)
 
 
-def test_a_checkpoint_that_gets_another_file_while_it_is_stored_is_not_committed(store, folder, capsys):
+def test_a_checkpoint_that_changes_while_it_is_stored_is_not_committed(store, folder, capsys):
     write(folder, 7)
-    (found,) = find_checkpoints(scan_folder(folder, ()), options(folder))
+    watch, found = selection(folder)
     real = store.create
 
     def create(key, data, **others):
@@ -150,26 +162,80 @@ def test_a_checkpoint_that_gets_another_file_while_it_is_stored_is_not_committed
         real(key, data, **others)
 
     store.create = create
-    saving = BackgroundCommit(keeper(store), options(folder), time.monotonic)
+    saving = saver(keeper(store), folder, watch)
     settled = threading.Event()
-    saving.start(found, 7, "due", lambda one: settled.set())
+    watch.settle = lambda entries: settled.set()
+    saving.start(found, 7, "due")
     until(lambda: not saving.is_busy)
     assert list_commits(store, LINEAGE) == []
     assert not settled.is_set()
     assert "it is stored once it is complete again" in capsys.readouterr().err
 
 
-def test_a_step_that_is_not_above_the_newest_is_left_out(store, folder, capsys):
-    script = 'mkdir "$0"/checkpoint-0; echo x > "$0"/checkpoint-0/model; sleep 0.3'
-    assert run(store, options(folder, script, quiet_seconds=0.05)) == 0
+def test_a_file_that_appears_beside_a_checkpoint_does_not_refuse_its_commit(store, folder):
+    write(folder, 7)
+    watch, found = selection(folder)
+    real = store.create
+
+    def create(key, data, **others):
+        (folder / "checkpoint-7" / "is_best").touch()
+        write(folder, 8)
+        real(key, data, **others)
+
+    store.create = create
+    saving = saver(keeper(store), folder, watch)
+    saving.start(found, 7, "due")
+    until(lambda: not saving.is_busy)
+    assert list_commits(store, LINEAGE) == [ref(1, 7)]
+
+
+def test_step_zero_is_committed(store, folder):
+    assert run(store, options(folder, 'mkdir "$0"/checkpoint-0; echo x > "$0"/checkpoint-0/model')) == 0
+    assert list_commits(store, LINEAGE) == [ref(1, 0)]
+
+
+def test_a_number_that_no_key_can_hold_is_counted_and_said(store, folder, capsys):
+    script = 'mkdir "$0"/checkpoint-20260101120000123456; echo x > "$0"/checkpoint-20260101120000123456/model'
+    assert run(store, options(folder, script)) == 0
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
+    assert "is above 999999999999999, so it is committed as step 1" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_a_committed_step_that_changes_is_committed_as_the_next_count(store, folder, capsys):
+    write(folder, 7)
+    watch, found = selection(folder)
+    checkpoints = keeper(store)
+    saving = saver(checkpoints, folder, watch)
+    saving.start(found, 7, "due")
+    until(lambda: not saving.is_busy)
+    write_claim(store, claim_of(2, ref(1, 7)))
+    assert run(store, options(folder, 'echo more > "$0"/checkpoint-7/optimizer'), attempt=2) == 0
+    assert list_commits(store, LINEAGE)[0] == ref(2, 8)
+    assert "is not above the newest commit's, so it is committed as step 8" in capsys.readouterr().err
+
+
+def test_a_name_without_a_step_is_counted(store, folder):
+    assert run(store, options(folder, 'mkdir "$0"/checkpoint-x; echo x > "$0"/checkpoint-x/model')) == 0
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
+
+
+def test_a_program_that_never_closes_its_file_is_reported_by_name(store, folder, capsys, monkeypatch):
+    monkeypatch.setattr("tiphys.checkpoint.exec.watch._FIRST_WORD_SECONDS", 0.2)
+    script = 'exec 9> "$0"/model; echo x >&9; sleep 2; exit 3'
+    assert run(store, options(folder, script, checkpoint="", step_from=None, quiet_seconds=0.05)) == 3
+    assert "model is held open for writing by process" in capsys.readouterr().err
     assert list_commits(store, LINEAGE) == []
-    assert capsys.readouterr().err.count("checkpoint-0 is of step 0, and is not committed") == 1
 
 
-def test_a_name_without_a_step_is_told(store, folder, capsys):
-    given = options(folder, 'mkdir "$0"/checkpoint-x; echo x > "$0"/checkpoint-x/model')
-    assert run(store, given) == 0
-    assert "checkpoint-x has no global step in its name" in capsys.readouterr().err
+def test_files_of_an_attempt_that_committed_nothing_are_set_aside(store, folder, capsys):
+    (folder / "pretrained.pt").write_text("of the image")
+    given = options(folder, 'echo torn > "$0"/last.pt; kill -9 $$', checkpoint="", step_from=None)
+    assert run(store, given) == 137
+    write_claim(store, claim_of(2))
+    seen = options(folder, 'ls "$0" > "$0".seen', checkpoint="", step_from=None)
+    assert run(store, seen, attempt=2) == 0
+    assert folder.with_name("ckpt.seen").read_text().split() == ["pretrained.pt"]
+    assert "an attempt that committed nothing left 1 files" in capsys.readouterr().err
 
 
 def test_what_was_there_before_is_none_of_the_programs_doing(store, folder):

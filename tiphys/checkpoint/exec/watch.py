@@ -1,0 +1,117 @@
+"""Watches the folder of the program: scans it, selects what to commit, and says what is not committed, and why."""
+
+import time
+from collections.abc import Callable, Collection
+
+from tiphys.checkpoint.exec.arrange import arrange_folder
+from tiphys.checkpoint.exec.detect import CommitSelection, CompletenessDetector, FolderScan
+from tiphys.checkpoint.exec.evidence import PointerReader, ends_as_written, find_writers
+from tiphys.checkpoint.exec.files import scan_folder
+from tiphys.checkpoint.exec.options import ExecOptions
+from tiphys.checkpoint.telemetry.events import log_message
+
+_FIRST_WORD_SECONDS, _NEXT_WORD_SECONDS = 25.0, 180.0
+"""When a hindrance is reported first, and how often after that."""
+_STAMP = ".tiphys-started"
+"""File that is older than all that the program wrote: what is newer is a leftover, if another attempt finds it."""
+
+
+class FolderWatch:
+    """The folder of one program, from before its start until after its end.
+
+    Args:
+        options: The command line of ``tiphys-exec``.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, options: ExecOptions, clock: Callable[[], float]) -> None:
+        self._options = options
+        self._clock = clock
+        self._detector = CompletenessDetector(options)
+        self._pointers = PointerReader(options.folder)
+        self._reported_at: float | None = None
+        self._said: set[str] = set()
+        self.settle = self._detector.settle
+        self.exclude = self._detector.exclude
+
+    def find_leftovers(self) -> list[str]:
+        """Return the files in the folder that an earlier attempt wrote."""
+        try:
+            started_ns = (self._options.folder / _STAMP).stat().st_ctime_ns
+        except OSError:
+            return []
+        listing = scan_folder(self._options.folder, ())
+        return [path for path, entry in listing.items() if entry.kind != "folder" and entry.changed_ns > started_ns]
+
+    def find_checkpoints(self) -> list[str]:
+        """Return the paths of all checkpoints in the folder, complete or not."""
+        found = arrange_folder(scan_folder(self._options.folder, self._options.ignored), self._options, {}).checkpoints
+        is_named = self._options.takes_names
+        return [root for item in found if item.step is not None or is_named for root in item.roots]
+
+    def begin(self, restored: Collection[str]) -> None:
+        """Take what is in the folder before the program starts; ``restored`` comes from a commit."""
+        stamp = self._options.folder / _STAMP
+        stamp.unlink(missing_ok=True)
+        stamp.touch()
+        self._detector.begin(scan_folder(self._options.folder, self._options.ignored), restored)
+
+    def end(self) -> None:
+        """Forget the start: the program has done its work, so that nothing is a leftover."""
+        (self._options.folder / _STAMP).unlink(missing_ok=True)
+
+    def scan(self, ended_wall_ns: int | None = None) -> None:
+        """Look at the folder; ``ended_wall_ns`` is the time at which the program ended, if it has."""
+        listing = scan_folder(self._options.folder, self._options.ignored)
+        has_ended = ended_wall_ns is not None
+        scan = FolderScan(listing, self._clock(), ended_wall_ns or time.time_ns(), None, self._pointers.read(listing))
+        if self._detector.is_news(listing):
+            scan = scan._replace(writers=find_writers(self._options.folder))
+        self._detector.observe(scan, has_ended=has_ended)
+        if has_ended:
+            uncertain = self._detector.uncertain_files
+            self._detector.record_closed(path for path in uncertain if ends_as_written(self._options.folder / path))
+
+    def select(self, now: float, *, has_ended: bool = False, has_finished: bool = False) -> CommitSelection | None:
+        """Return what to commit; say once how the folder is read, and what is left out."""
+        selection = self._detector.select_complete(now, has_ended=has_ended, has_finished=has_finished)
+        if selection is not None:
+            self._say_layout(selection)
+        for path, why in self._detector.left_out.items():
+            self._say(f"{path!r} {why}")
+        return selection
+
+    def report_hindrance(self, *, has_ended: bool = False) -> None:
+        """Say what has hindered a commit of new files for long, by name."""
+        now = self._clock()
+        seconds, why = self._detector.find_hindrance(now)
+        if not seconds and not has_ended:
+            self._reported_at = None
+        is_due = seconds >= _FIRST_WORD_SECONDS and (
+            self._reported_at is None or now - self._reported_at >= _NEXT_WORD_SECONDS
+        )
+        is_known = any(message.startswith(why) for message in self._said)
+        if why and (is_due or (has_ended and not is_known)):
+            self._reported_at = now
+            how_long = "when the program ended" if has_ended else f"for {seconds:.0f} s"
+            log_message(
+                f"new files in {self._options.folder} could not be committed {how_long}: {why}; "
+                "see the table of --layout, --checkpoint and --marker in docs/checkpoints.md"
+            )
+
+    def _say_layout(self, selection: CommitSelection) -> None:
+        checkpoint = selection.checkpoint
+        if self._options.checkpoint or self._options.marker:
+            return
+        if checkpoint.layout is not None:
+            self._say(
+                f"{self._options.folder} has the layout of {checkpoint.layout.title}; "
+                f"checkpoints are {checkpoint.layout.names}, with what lies beside them"
+            )
+        elif checkpoint.step is None:
+            self._say(f"no name in {self._options.folder} holds a step, so what the program writes is one checkpoint")
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            log_message(message)
