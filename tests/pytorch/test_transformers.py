@@ -4,7 +4,7 @@
 |---|---|
 | in an epoch and at its end, with dropout and shuffled data | weights and optimizer equal in every bit |
 | by SIGTERM | a checkpoint at once, exit code 75 |
-| as one of several processes, on one node or with a disk for each | one checkpoint of all, the same weights in the end |
+| as one of several processes, also with a disk for each | one checkpoint of all, the same weights in the end |
 | with parts of the model on the disks of other nodes | refused |
 """
 
@@ -199,7 +199,7 @@ def test_parts_of_the_model_on_other_nodes_are_refused(tmp_path):
     callback = CheckpointCallback(Session())
     callback._agreement = OtherNode()  # type: ignore[assignment]
     arguments = SimpleNamespace(output_dir=str(tmp_path), load_best_model_at_end=False)
-    with pytest.raises(UsageError, match="rank 0 does not see checkpoint-1/global_step1/zero_pp_rank_1.pt"):
+    with pytest.raises(UsageError, match=r"rank 0 does not see checkpoint-1/global_step1/zero_pp_rank_1\.pt"):
         callback.on_save(arguments, SimpleNamespace(global_step=1, epoch=0, log_history=[]), None)
 
 
