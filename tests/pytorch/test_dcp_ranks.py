@@ -11,11 +11,6 @@
 | SIGTERM in one rank | all save the same step and exit with 75 |
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,90 +18,14 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
-from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.lineage import LINEAGE, ref
+from support.torch_world import World, exits, ok
 
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import checkpoint_fault, read_manifest
-from tiphys.store import DirectoryStore
 
 pytestmark = pytest.mark.timeout(1800)  # only a deadlock takes so long
-
-
-class World:
-    """Runs programs as ranks, over one store."""
-
-    def __init__(self, launcher: subprocess.Popen[str], folder: Path) -> None:
-        self._launcher = launcher
-        self._folder = folder
-        self._runs = 0
-        self.store = DirectoryStore(folder / "store")
-
-    def __call__(
-        self,
-        ranks: int,
-        program: str,
-        *,
-        attempt: int = 1,
-        of_rank: dict[int, dict[str, str]] | None = None,
-        **arguments: Any,
-    ) -> list[dict[str, Any]]:
-        self._runs += 1
-        order = {
-            "world": ranks,
-            "program": program,
-            "arguments": arguments,
-            "folder": str(self._folder / f"run-{self._runs}"),
-            "of_rank": of_rank or {},
-            "environ": {
-                "TIPHYS_STORE": self.store.url,
-                "TIPHYS_RUN": RUN,
-                "TIPHYS_STEP": STEP,
-                "TIPHYS_ATTEMPT": "1",
-                "TIPHYS_LINEAGE": LINEAGE,
-                "TIPHYS_SAVE_EVERY": "1 steps",
-                "TIPHYS_FAILPOINTS_LOG": str(self._folder / "failpoints"),
-            },
-        }
-        assert self._launcher.stdin
-        assert self._launcher.stdout
-        self._launcher.stdin.write(json.dumps(order) + "\n")
-        self._launcher.stdin.flush()
-        return json.loads(self._launcher.stdout.readline())
-
-    @property
-    def faults(self) -> str:
-        return (self._folder / "failpoints").read_text()
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "support.torch_launcher"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    folder = Path(__file__).parents[1]
-    with subprocess.Popen(
-        command, cwd=folder, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.stdin.close()
-        process.wait(60)
-
-
-@pytest.fixture
-def world(launcher: subprocess.Popen[str], tmp_path: Path) -> World:
-    world = World(launcher, tmp_path)
-    write_claim(world.store, claim_of(1))
-    return world
-
-
-def ok(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the ranks returned; fails with what they said if one of them did not end well."""
-    assert all(rank["exit"] == 0 for rank in ranks), "\n".join(f"{rank['exit']}: {rank['said']}" for rank in ranks)
-    return [rank["result"] for rank in ranks]
-
-
-def exits(ranks: list[dict[str, Any]]) -> list[int]:
-    return [rank["exit"] for rank in ranks]
 
 
 def damage(world: World, step: int, rank: int, attempt: int = 1) -> None:

@@ -4,7 +4,8 @@
 |---|---|
 | in an epoch and at its end, with dropout and shuffled data | weights and optimizer equal in every bit |
 | by SIGTERM | a checkpoint at once, exit code 75 |
-| as one of several processes | refused |
+| as one of several processes, with one disk or several | one checkpoint of all, the same weights in the end |
+| with parts of the model on the disks of other nodes | refused |
 """
 
 import os
@@ -18,9 +19,10 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 import torch
-from support.lineage import LINEAGE, ref
+from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
 from support.memory import MemoryStore
 from support.sessions import open_session
+from support.torch_world import World, exits, ok
 
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import SaveInterval
@@ -31,6 +33,7 @@ from tiphys.lineage.training_progress import read_training_progress
 # The Trainer warns of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+PRELOADED = ["transformers.trainer", "accelerate", "tiphys.checkpoint.tracked_session"]
 STEPS = 12
 EPOCH = 5
 
@@ -137,8 +140,79 @@ def test_steps_total_and_loss_are_reported_without_a_line_of_the_program(tmp_pat
     assert reported.metrics["loss"] > 0
 
 
-def test_several_processes_are_refused():
+@pytest.fixture(scope="module")
+def undisturbed(launcher, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    world = World(launcher, folder)
+    write_claim(world.store, claim_of(1))
+    return ok(world(2, "trainer", folder=str(folder / "out")))
+
+
+def resume(world: World, folder: Path, attempt: int, newest: int, **options: Any) -> list[dict[str, Any]]:
+    write_claim(world.store, claim_of(attempt, ref(attempt - 1, newest)))
+    write_end(world.store, end_of(attempt - 1))
+    return ok(
+        world(2, "trainer", attempt=attempt, resume_from=f"{attempt - 1}-{newest}", folder=str(folder), **options)
+    )
+
+
+@pytest.mark.parametrize("ranks", [[0], [1], [0, 1]])
+def test_sigterm_to_some_processes_ends_all_with_one_checkpoint(world, undisturbed, tmp_path, ranks):
+    ended = world(2, "trainer", folder=str(tmp_path / "out"), stop=5, stopped_ranks=ranks)
+
+    assert exits(ended) == [75, 75], "\n".join(rank["said"] for rank in ended)
+    assert list_commits(world.store, LINEAGE)[0] == ref(1, 6)
+    resumed = resume(world, tmp_path / "öther out", 2, 6)
+    assert [rank["start"] for rank in resumed] == ["checkpoint-6"] * 2
+    assert [rank | {"start": None} for rank in resumed] == undisturbed
+
+
+@pytest.mark.parametrize("node_local", [False, True])
+def test_processes_that_were_killed_resume_as_if_they_were_not(world, undisturbed, tmp_path, node_local):
+    ended = world(2, "trainer", folder=str(tmp_path / "out"), killed=9, node_local=node_local)
+
+    assert exits(ended) == [-9, -9], "\n".join(rank["said"] for rank in ended)
+    assert list_commits(world.store, LINEAGE)[0] == ref(1, 8)
+    resumed = resume(world, tmp_path / "other", 2, 8, node_local=node_local)
+    assert [rank["start"] for rank in resumed] == ["checkpoint-8"] * 2
+    assert [rank | {"start": None} for rank in resumed] == undisturbed
+
+
+def test_the_best_model_is_restored_with_the_newest_checkpoint(world, tmp_path):
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    best |= {"metric_for_best_model": "eval_loss", "greater_is_better": True, "save_total_limit": 1}
+    world(2, "trainer", folder=str(tmp_path / "out"), killed=7, **best)
+    resumed = resume(world, tmp_path / "other", 2, 6, **best)
+
+    assert [rank["best"] for rank in resumed] == [str(tmp_path / "other" / "checkpoint-2")] * 2
+    assert resumed[0]["weights"] == resumed[1]["weights"]
+
+
+def test_parts_of_the_model_on_other_nodes_are_refused(tmp_path):
     from tiphys.checkpoint.adapters.transformers import CheckpointCallback
 
-    with pytest.raises(UsageError, match="runs in 4 processes"):
-        CheckpointCallback(Session()).on_train_begin(SimpleNamespace(world_size=4), None, None)
+    class OtherNode:
+        world_size = 2
+
+        def gather_all(self, own: Any) -> Any:
+            return [own, ({}, ["checkpoint-1/global_step1/zero_pp_rank_1.pt"])] if isinstance(own, tuple) else [own]
+
+    callback = CheckpointCallback(Session())
+    callback._agreement = OtherNode()  # type: ignore[assignment]
+    arguments = SimpleNamespace(output_dir=str(tmp_path), load_best_model_at_end=False)
+    with pytest.raises(UsageError, match=r"rank 0 does not see checkpoint-1/global_step1/zero_pp_rank_1\.pt"):
+        callback.on_save(arguments, SimpleNamespace(global_step=1, epoch=0, log_history=[]), None)
+
+
+def test_processes_that_have_not_joined_are_refused(monkeypatch):
+    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="make the TrainingArguments"):
+        CheckpointCallback(Session()).restore("out")
+
+
+def test_sessions_of_single_processes_are_refused_in_a_training_of_several():
+    session = open_session(MemoryStore())
+    with pytest.raises(UsageError, match="sets RANK and WORLD_SIZE"):
+        session.agree_by(SimpleNamespace(world_size=2), restores=True)

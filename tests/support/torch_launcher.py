@@ -1,6 +1,6 @@
 """Programs as the ranks of one training, forked from a process that has PyTorch loaded once.
 
-``python -m support.torch_launcher`` takes an order in each line of its standard
+``python -m support.torch_launcher MODULE …`` imports modules for all ranks, takes an order in each line of its standard
 input and answers with what became of the ranks. It ends with its input, thus
 also when the tests are killed; ranks that outlive their deadline are killed.
 """
@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def said(folder: Path, rank: int) -> str:
 
 
 if __name__ == "__main__":
+    for module in sys.argv[1:]:
+        import_module(module)
     for line in sys.stdin:
         sys.stdout.write(json.dumps(run(json.loads(line))) + "\n")
         sys.stdout.flush()

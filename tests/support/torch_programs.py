@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,4 +85,80 @@ def expected(step: int, replicated: bool = True) -> str:
     return digest_of(state_at(step, replicated))
 
 
-__all__ = ["by_hand", "dcp_tracked", "expected", "train"]
+def trainer(
+    folder: str,
+    stop: int = -1,
+    stopped_ranks: tuple[int, ...] = (),
+    killed: int = -1,
+    node_local: bool = False,
+    save_steps: int = 4,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train 12 steps by Hugging Face's Trainer under DDP.
+
+    At step ``stop`` some ranks get SIGTERM; at step ``killed`` rank 1 ends as by SIGKILL.
+    """
+
+    import transformers
+
+    from tiphys.checkpoint import session as open_session
+    from tiphys.checkpoint.adapters.transformers import CheckpointCallback
+
+    rank = dist.get_rank()
+    output = Path(folder) / str(rank) if node_local else Path(folder)
+    os.environ["LOCAL_RANK"] = "0" if node_local else str(rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # only looked at: the ranks have joined
+    os.environ["LOCAL_WORLD_SIZE"] = "1" if node_local else str(dist.get_world_size())
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+
+        def forward(self, x: Any, return_loss: bool = True) -> dict[str, Any]:
+            return {"loss": self.layers(x).square().mean()}
+
+    class Fault(transformers.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == stop and rank in stopped_ranks:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if state.global_step == killed:
+                session.flush()
+                dist.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    transformers.set_seed(1)
+    with open_session() as session:
+        arguments = transformers.TrainingArguments(
+            str(output),
+            max_steps=12,
+            per_device_train_batch_size=4,
+            save_steps=save_steps,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=7,
+            ddp_backend="gloo",
+            **options,
+        )
+        callback = CheckpointCallback(session)
+        rows = [{"x": torch.full((8,), n / 20) + torch.arange(8) / 8} for n in range(40)]
+        trainer = transformers.Trainer(
+            Model(), arguments, train_dataset=rows, eval_dataset=rows[:8], callbacks=[callback, Fault()]
+        )
+        start = callback.restore(output)
+        trainer.train(resume_from_checkpoint=start)
+    whole = hashlib.sha256()
+    for value in trainer.model.state_dict().values():
+        whole.update(value.numpy().tobytes())
+    return {
+        "start": start and Path(start).name,
+        "step": trainer.state.global_step,
+        "weights": whole.hexdigest(),
+        "random": torch.get_rng_state().sum().item(),
+        "best": trainer.state.best_model_checkpoint,
+    }
+
+
+__all__ = ["by_hand", "dcp_tracked", "expected", "train", "trainer"]

@@ -156,6 +156,14 @@ class Session:
         """
         return contextlib.nullcontext()
 
+    def agree_by(self, agreement: Any, *, restores: bool) -> None:
+        """Decide by ``agreement`` of all ranks, for an adapter that calls `step` at the same steps in each.
+
+        Args:
+            agreement: A `tiphys.checkpoint.adapters.ranks.RankAgreement`.
+            restores: Whether this rank calls `restore`; the others must not.
+        """
+
     @property
     def should_stop(self) -> bool:
         """Whether SIGTERM arrived: the next `step` saves and ends the program."""
@@ -194,7 +202,7 @@ class _RefusedSession(Session):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(self._reason)
 
-    restore = step = save = report = flush = __enter__ = _refuse
+    restore = step = save = report = flush = agree_by = __enter__ = _refuse
 
 
 def session(

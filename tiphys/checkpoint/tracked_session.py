@@ -115,7 +115,8 @@ class TrackedSession(Session):
         self._seconds_left, self._seconds_since_stop = self._stop.seconds_left, self._stop.seconds_since_request
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
         barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info and rank_info.world_size > 1 else None
-        self._coordinator = (
+        self._barrier = barrier
+        self._coordinator: SingleProcessCoordinator = (
             DistributedCoordinator(barrier, SaveRequestListener(barrier, clock))
             if barrier
             else SingleProcessCoordinator()
@@ -165,6 +166,12 @@ class TrackedSession(Session):
 
     def waiting(self) -> AbstractContextManager[None]:
         return self._step_timer.waiting()
+
+    def agree_by(self, agreement: Any, *, restores: bool) -> None:
+        self._process.check_call()
+        self._coordinator = self._coordinator.agree_by(agreement)
+        if self._barrier:
+            self._barrier.voters = [rank for rank, votes in enumerate(agreement.gather_all(restores)) if votes]
 
     @property
     def should_stop(self) -> bool:

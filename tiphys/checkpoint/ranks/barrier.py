@@ -8,7 +8,7 @@ rank that died must not block the retry of the others.
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiphys.checkpoint.telemetry.events import log_message
@@ -110,6 +110,8 @@ class RankBarrier:
         self._attempt = attempt
         self.rank_info = rank_info
         self.sharded = sharded
+        self.voters: Sequence[int] = range(rank_info.world_size)
+        """The ranks that restore, and so vote."""
         self._check_fence = check_fence
         self._clock = clock
         self._sleep = sleep
@@ -154,7 +156,7 @@ class RankBarrier:
         def missing_votes() -> list[int]:
             nonlocal is_quarantined
             is_quarantined = ref in list_quarantined(self._store, ref.lineage)
-            return [] if is_quarantined else self._missing_ranks(votes)
+            return [] if is_quarantined else [rank for rank in self._missing_ranks(votes) if rank in self.voters]
 
         self._wait_for_ranks(missing_votes, f"restore checkpoint {ref}")
         return not is_quarantined

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionSaveChoice,
@@ -25,6 +26,8 @@ from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import StoreError, TiphysError, UsageError
 from tiphys.records import CheckpointRef, SaveRequest
 from tiphys.threads import start_background_thread
+
+T = TypeVar("T")
 
 POLL_SECONDS = 1.0
 _SAFETY_FACTOR = 2.5
@@ -132,6 +135,21 @@ class SaveRequestListener:
             self._measured_from = global_step, now
 
 
+class Agreement(Protocol):
+    """Collective decisions of ranks that all call it at the same points of the program."""
+
+    world_size: int
+
+    def any_rank(self, *own: bool) -> list[bool]:
+        """Return for each flag whether it is set in any rank."""
+
+    def decide_on_first(self, decide: Callable[[], T]) -> T:
+        """Call ``decide`` in rank 0 and return its result in every rank."""
+
+    def gather_all(self, own: T) -> list[T]:
+        """Return the values of all ranks in their order."""
+
+
 class SingleProcessCoordinator:
     """Decides for a single process."""
 
@@ -142,6 +160,19 @@ class SingleProcessCoordinator:
     """Whether this process may postpone a save to another step."""
     reports_events = True
     """Whether this process stores events of the run."""
+
+    def agree_by(self, agreement: Agreement) -> "SingleProcessCoordinator":
+        """Return a coordinator that decides by ``agreement``.
+
+        Raises:
+            UsageError: ``agreement`` is one of several processes, and this session of none.
+        """
+        if agreement.world_size > 1:
+            raise UsageError(
+                f"{agreement.world_size} processes train together, but each opened a session of its own: start them "
+                "by a launcher that sets RANK and WORLD_SIZE, such as torchrun, and open it without alone=True"
+            )
+        return self
 
     def open(self) -> None:
         """Start the coordination; called when the session opens."""
@@ -177,6 +208,10 @@ class DistributedCoordinator(SingleProcessCoordinator):
         self.rank_info = barrier.rank_info
         self.has_state = barrier.sharded or barrier.is_first
         self.reports_events = barrier.is_first
+
+    def agree_by(self, agreement: Agreement) -> SingleProcessCoordinator:
+        self.close()
+        return _AgreementCoordinator(self._barrier, agreement)
 
     def open(self) -> None:
         self._barrier.open()
@@ -217,3 +252,29 @@ class DistributedCoordinator(SingleProcessCoordinator):
             if request and request.global_step == global_step and inputs.seconds_left != 0
             else PreemptionSaveChoice.LEAVE
         )
+
+
+class _AgreementCoordinator(SingleProcessCoordinator):
+    """Decides for one of several ranks, which all call the session at the same steps; no rank need look ahead."""
+
+    def __init__(self, barrier: RankBarrier, agreement: Agreement) -> None:
+        self._barrier = barrier
+        self._agreement = agreement
+        self.rank_info = barrier.rank_info
+        self.has_state = self.reports_events = barrier.is_first
+
+    def vote_valid(self, ref: CheckpointRef) -> bool:
+        return self._barrier.vote_valid(ref)
+
+    def should_stop_at(self, global_step: int, stop: StopSignal, seconds_left: float | None) -> bool:  # noqa: ARG002
+        (stops,) = self._agreement.any_rank(stop.is_requested)
+        if stops:
+            stop.request()
+        return stops
+
+    def should_save_at(self, global_step: int, due: bool, unit: IntervalUnit) -> bool:  # noqa: ARG002
+        return self._agreement.decide_on_first(lambda: due)
+
+    def choose_save(self, inputs: PreemptionSaveInputs, global_step: int) -> PreemptionSaveChoice:  # noqa: ARG002
+        # The state is that of rank 0; the other ranks wait for its commit.
+        return self._agreement.decide_on_first(lambda: choose_preemption_save(inputs))
