@@ -4,7 +4,7 @@
 |---|---|
 | in an epoch and at its end, with dropout and shuffled data | weights and optimizer equal in every bit |
 | by SIGTERM | a checkpoint at once, exit code 75 |
-| as one of several processes, also with a disk for each | one checkpoint of all, the same weights in the end |
+| as one of several processes, with one disk or several | one checkpoint of all, the same weights in the end |
 | with parts of the model on the disks of other nodes | refused |
 """
 
@@ -33,6 +33,7 @@ from tiphys.lineage.training_progress import read_training_progress
 # The Trainer warns of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+PRELOADED = ["transformers.trainer", "accelerate", "tiphys.checkpoint.tracked_session"]
 STEPS = 12
 EPOCH = 5
 

@@ -107,6 +107,7 @@ def trainer(
     rank = dist.get_rank()
     output = Path(folder) / str(rank) if node_local else Path(folder)
     os.environ["LOCAL_RANK"] = "0" if node_local else str(rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # only looked at: the ranks have joined
     os.environ["LOCAL_WORLD_SIZE"] = "1" if node_local else str(dist.get_world_size())
 
     class Model(torch.nn.Module):
@@ -114,7 +115,7 @@ def trainer(
             super().__init__()
             self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
 
-        def forward(self, x: Any) -> dict[str, Any]:
+        def forward(self, x: Any, return_loss: bool = True) -> dict[str, Any]:
             return {"loss": self.layers(x).square().mean()}
 
     class Fault(transformers.TrainerCallback):
