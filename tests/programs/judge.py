@@ -22,8 +22,8 @@ from programs.trace import Line, consumed, last_step
 from tiphys.protocol.environment import EX_TEMPFAIL, LOG_PREFIX
 
 _SAYS_LOSS = re.compile(
-    r"lost|not committed|not saved|no checkpoint|nothing|incomplete|skipped|corrupt|damaged|quarantine|was not|"
-    r"from the beginning|cannot"
+    r"lost|not committed|could not be|not saved|no checkpoint|nothing|incomplete|half written|skipped|corrupt|damaged|"
+    r"quarantine|was not|from the beginning|cannot"
 )
 Samples = dict[int, list[int]]
 """Ids of the samples that each optimizer step consumed, in the order of ranks."""

@@ -35,7 +35,7 @@ def load(ids):
 
 def main():
     first, second = jax.random.split(jax.random.key(0))
-    weights = {"first": jax.random.normal(first, (256, 1024)), "second": jax.random.normal(second, (1024, 8))}
+    weights = {"first": jax.random.normal(first, (256, 512)), "second": jax.random.normal(second, (512, 8))}
     state = {"weights": weights, "moments": jax.tree.map(jnp.zeros_like, weights)}
     options = ocp.CheckpointManagerOptions(max_to_keep=3, save_interval_steps=5)
     folder = Path("ckpt").absolute()

@@ -4,7 +4,7 @@ say() { echo "{\"event\": \"$1\", \"rank\": 0${2:+, $2}}" >>"${PROGRAM_TRACE:-/d
 say start
 
 mkdir -p results
-last=$(ls results/item-*.txt 2>/dev/null | sort | tail -n 1)
+last=$(ls results/step-*.txt 2>/dev/null | sort | tail -n 1)
 item=0
 sum=
 if [ -n "$last" ]; then
@@ -13,11 +13,11 @@ fi
 say resumed "\"step\": $item, \"weights\": \"$sum\""
 while [ "$item" -lt 100 ]; do
     say load
-    sum=$( (echo "$sum"; seq "$item" 100000) | sha256sum | cut -c -16)
+    sum=$( (echo "$sum"; seq "$item" 50000) | sha256sum | cut -c -16)
     item=$((item + 1))
     say step "\"step\": $item, \"ids\": [$((item - 1))], \"weights\": \"$sum\""
     if [ $((item % 10)) -eq 0 ]; then
-        echo "$item $sum" >"results/$(printf 'item-%04d.txt' "$item")"
+        echo "$item $sum" >"results/$(printf 'step-%04d.txt' "$item")"
         say saved "\"step\": $item"
     fi
 done

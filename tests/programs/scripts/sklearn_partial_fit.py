@@ -10,13 +10,13 @@ import joblib
 import numpy as np
 from sklearn.linear_model import SGDClassifier
 
-CHUNKS, SAMPLES, EVERY = 60, 400, 5
+CHUNKS, SAMPLES, EVERY = 60, 200, 5
 
 
 def load(chunk):
     say("load")
     random = np.random.default_rng(chunk)
-    inputs = random.standard_normal((SAMPLES, 2000))
+    inputs = random.standard_normal((SAMPLES, 1000))
     return inputs, (inputs[:, 0] + inputs[:, 1] > 0).astype(int)
 
 
