@@ -4,12 +4,13 @@
 |---|---|
 | silent loss | it resumes before a committed checkpoint, or before what was whole at SIGTERM, and Tiphys says nothing |
 | wrong state | it resumes with weights, an optimizer or generators that no earlier attempt had at that step |
-| exit code | not 75 after SIGTERM, or success without the last step |
+| exit code | not 75 after SIGTERM, nor 143 where nothing was restored yet; or success without the last step |
 | process left | a process outlived the first process of its attempt |
 | hang | an attempt did not end within its grace period |
 """
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ _SAYS_LOSS = re.compile(
     r"lost|not committed|could not be|not saved|no checkpoint|nothing|incomplete|half written|skipped|corrupt|damaged|"
     r"quarantine|was not|from the beginning|cannot"
 )
+_ENDS_BY_SIGTERM = (128 + signal.SIGTERM, -signal.SIGTERM)
 Samples = dict[int, list[int]]
 """Ids of the samples that each optimizer step consumed, in the order of ranks."""
 
@@ -76,13 +78,19 @@ def _judge_end(verdict: Verdict, record: AttemptRecord, total: int | None) -> No
     if record.code == 0 and finished != total:
         find("exit code", f"0 after step {finished} of {total}")
     if record.struck and record.fault and record.fault.kind == TERM:
-        if record.code != EX_TEMPFAIL and finished != total:
+        # A program that has restored nothing yet has nothing to save: SIGTERM ends it, which is a preemption as well.
+        ends = {EX_TEMPFAIL} if _restored(record) else {EX_TEMPFAIL, *_ENDS_BY_SIGTERM}
+        if record.code not in ends and finished != total:
             find("exit code", f"{record.code} after SIGTERM")
     elif record.struck and record.fault and record.fault.kind == MEMORY:
         if record.code == EX_TEMPFAIL:
             find("exit code", "75 without a SIGTERM")
     elif not record.struck and record.code != 0:
         find("exit code", f"{record.code} without a fault: {record.log[-500:]}")
+
+
+def _restored(record: AttemptRecord) -> bool:
+    return any(line["event"] == "resumed" for line in record.lines)
 
 
 def _judge_restores(

@@ -113,11 +113,17 @@ def test_step_that_no_attempt_reached_is_a_wrong_state():
     assert kinds(judged(ended(1, lines_of(0, 2), KILL), ended(2, lines_of(4, STEPS)))) == ["wrong state"]
 
 
+def test_program_that_sigterm_ends_before_it_has_restored_is_no_finding():
+    verdict = judged(ended(1, [{"event": "start", "rank": 0}], TERM, code=143), ended(2, lines_of(0, STEPS)))
+    assert verdict.findings == []
+
+
 @pytest.mark.parametrize(
     ("attempt", "kind"),
     [
         (ended(1, lines_of(0, 4), TERM, committed=4, code=1), "exit code"),
         (ended(1, lines_of(0, 4), TERM, committed=4, code=0), "exit code"),
+        (ended(1, lines_of(0, 4), TERM, committed=4, code=143), "exit code"),
         (ended(1, lines_of(0, 4), MEMORY, committed=4, code=75), "exit code"),
         (ended(1, lines_of(0, 4), KILL, committed=4, left=["python train.py"]), "process left"),
         (ended(1, lines_of(0, 4), TERM, committed=4, hung=True), "hang"),
