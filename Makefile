@@ -58,6 +58,11 @@ test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, i
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py
 
+test-programs: setup  ## kill the programs of ten libraries; writes reports/programs.json (QUICK=1: no report; PROGRAM=, KILLS=, SEED=, SIGNAL=term)
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch
+	@UV_PROJECT_ENVIRONMENT=.venv-programs $(UV) sync --quiet --locked --no-default-groups --extra numpy --group programs
+	@PYTHONPATH=tests $(RUN) python -m programs $(if $(QUICK),--quick) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(SIGNAL),--signal $(SIGNAL)) $(if $(JOBS),--jobs $(JOBS)) $(addprefix --program ,$(PROGRAM))
+
 test-mlflow: $(filter .tools/bin/uv,$(UV))  ## run the tests against a real MLflow server, in a separate environment (1 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(UV) sync --quiet --locked --all-extras --no-extra torch --group mlflow
 	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(RUN) pytest tests/tracking -n 2
@@ -146,6 +151,6 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 	@UV="$(UV)" .ci/audit
 
 clean:  ## remove the files that targets created
-	rm -rf .venv .venv-torch .venv-mlflow .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
+	rm -rf .venv .venv-torch .venv-mlflow .venv-programs .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

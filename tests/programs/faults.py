@@ -1,0 +1,51 @@
+"""Which fault an attempt meets, and when: drawn from the seed, and placed at what the program does, never at a time."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+TERM, KILL, MEMORY, DAMAGE = "SIGTERM", "SIGKILL", "out of memory", "damaged checkpoint"
+KINDS = (TERM, KILL, MEMORY, DAMAGE)
+_SHARES = (6, 2, 2, 2)
+_EVENTS = {
+    "imports": "start",
+    "first step": "resumed",
+    "training": "step",
+    "evaluation": "evaluation",
+    "data loading": "load",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and its place: the passage of a moment since the attempt began."""
+
+    kind: str
+    moment: str
+    passage: int
+
+    @property
+    def event(self) -> str:
+        """The line of the program that marks the moment; empty for a save, which files show."""
+        return _EVENTS.get(self.moment, "")
+
+
+def draw_fault(generator: random.Random, passages: Mapping[str, int], only: str = "") -> Fault:
+    """Draw the next fault.
+
+    Args:
+        generator: The source of the campaign's seed.
+        passages: Moments of the program, and how often each came in an undisturbed run. Faults come in the
+            first half of that, so that a run has several.
+        only: The only kind of fault; empty: all.
+    """
+    kind = only or generator.choices(KINDS, _SHARES)[0]
+    # A checkpoint can be damaged only where there is one.
+    moments = [moment for moment in passages if kind != DAMAGE or moment not in ("imports", "first step")]
+    moment = generator.choice(moments)
+    return Fault(kind, moment, generator.randint(1, max(1, passages[moment] // 2)))
+
+
+def passages_of(events: Sequence[str], saves: int) -> dict[str, int]:
+    """How often each moment came in a run that printed ``events``; ``saves`` changes of files were seen."""
+    return {moment: count for moment, event in _EVENTS.items() if (count := events.count(event))} | {"save": saves}

@@ -1,0 +1,200 @@
+"""What a run of a program that was killed again and again shows, compared with an undisturbed run. Pure.
+
+| finding | when |
+|---|---|
+| silent loss | it resumes before a committed checkpoint, or before what was whole at SIGTERM, and Tiphys says nothing |
+| wrong state | it resumes with weights, an optimizer or generators that no earlier attempt had at that step |
+| exit code | not 75 after SIGTERM, nor 143 where nothing was restored yet; or success without the last step |
+| process left | a process outlived the first process of its attempt |
+| hang | an attempt did not end within its grace period |
+"""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from programs.attempts import AttemptRecord
+from programs.catalogue import Program
+from programs.faults import MEMORY, TERM
+from programs.trace import Line, consumed, last_step
+from tiphys.protocol.environment import EX_TEMPFAIL, LOG_PREFIX
+
+_SAYS_LOSS = re.compile(
+    r"lost|not committed|could not be|not saved|no checkpoint|nothing|incomplete|half written|skipped|corrupt|damaged|"
+    r"quarantine|was not|from the beginning|cannot"
+)
+_ENDS_BY_SIGTERM = (128 + signal.SIGTERM, -signal.SIGTERM)
+Samples = dict[int, list[int]]
+"""Ids of the samples that each optimizer step consumed, in the order of ranks."""
+
+
+class Finding(NamedTuple):
+    kind: str
+    attempt: int
+    sentence: str
+
+
+@dataclass
+class Verdict:
+    """What one run showed."""
+
+    findings: list[Finding] = field(default_factory=list)
+    losses_said: int = 0
+    """Losses that a line of Tiphys announced."""
+    samples: int = 0
+    twice: int = 0
+    """Samples consumed more often, within their epoch, than in the undisturbed run."""
+    never: int = 0
+    """Samples consumed less often."""
+    same_order: bool = True
+    restores: int = 0
+    parts: dict[str, bool] = field(default_factory=dict)
+    """Whether each part of the state came back equal at every restore."""
+
+
+def judge(program: Program, undisturbed: AttemptRecord, attempts: Sequence[AttemptRecord]) -> Verdict:
+    """Compare all attempts of one run, of which the last ended without a fault, with the undisturbed run."""
+    verdict = Verdict()
+    for record in attempts:
+        _judge_end(verdict, record, last_step(undisturbed.lines, "finished"))
+    _judge_restores(verdict, program, undisturbed, attempts)
+    if any(line["event"] == "finished" for line in attempts[-1].lines):
+        _compare_samples(verdict, program, undisturbed, attempts)
+    return verdict
+
+
+def _judge_end(verdict: Verdict, record: AttemptRecord, total: int | None) -> None:
+    def find(kind: str, sentence: str) -> None:
+        verdict.findings.append(Finding(kind, record.number, sentence))
+
+    finished = last_step(record.lines, "finished")
+    if record.hung:
+        find("hang", "it did not end within its grace period")
+    if record.left:
+        find("process left", "; ".join(record.left))
+    if record.code == 0 and finished != total:
+        find("exit code", f"0 after step {finished} of {total}")
+    if record.struck and record.fault and record.fault.kind == TERM:
+        # A program that has restored nothing yet has nothing to save: SIGTERM ends it, which is a preemption as well.
+        ends = {EX_TEMPFAIL} if _restored(record) else {EX_TEMPFAIL, *_ENDS_BY_SIGTERM}
+        if record.code not in ends and finished != total:
+            find("exit code", f"{record.code} after SIGTERM")
+    elif record.struck and record.fault and record.fault.kind == MEMORY:
+        if record.code == EX_TEMPFAIL:
+            find("exit code", "75 without a SIGTERM")
+    elif not record.struck and record.code != 0:
+        find("exit code", f"{record.code} without a fault: {record.log[-500:]}")
+
+
+def _restored(record: AttemptRecord) -> bool:
+    return any(line["event"] == "resumed" for line in record.lines)
+
+
+def _judge_restores(
+    verdict: Verdict, program: Program, undisturbed: AttemptRecord, attempts: Sequence[AttemptRecord]
+) -> None:
+    known: dict[tuple[int, int], list[Line]] = {}
+    for line in _states(undisturbed.lines):
+        if line["step"] == 0 or program.in_order:
+            known.setdefault((line["step"], line["rank"]), []).append(line)
+    floor, unsaid = 0, ""
+    for record in attempts:
+        begins = [line for line in record.lines if line["event"] == "resumed"]
+        unsaid += "\n" + record.log
+        if begins:
+            resumed = begins[0]["step"]
+            verdict.restores += resumed > 0
+            if resumed < floor:
+                if _says_loss(unsaid):
+                    verdict.losses_said += 1
+                else:
+                    sentence = f"resumed at step {resumed}, although step {floor} was whole"
+                    verdict.findings.append(Finding("silent loss", record.number, sentence))
+            for line in begins:
+                _compare_state(verdict, program, record, line, known.get((line["step"], line["rank"]), []))
+            floor, unsaid = resumed, record.log
+        for line in _states(record.lines):
+            known.setdefault((line["step"], line["rank"]), []).append(line)
+        floor = _kept_after(program, record, floor)
+
+
+def _kept_after(program: Program, record: AttemptRecord, floor: int) -> int:
+    """The step at or after which the next attempt has to begin, if nothing is said."""
+    commits = [ref for ref in record.committed if ref != record.damaged]
+    if program.names_steps:
+        floor = max((ref.global_step for ref in commits), default=0)
+    elif record.damaged:
+        floor = 0  # no step is known of the checkpoint before
+    elif commits and floor == 0:
+        floor = 1
+    if record.struck and record.fault and record.fault.kind == TERM:
+        whole = last_step(record.lines, "saved" if program.folder else "step")
+        floor = max(floor, whole or 0)
+    return floor
+
+
+def _compare_state(
+    verdict: Verdict, program: Program, record: AttemptRecord, line: Line, known: Sequence[Line]
+) -> None:
+    if line["step"] == 0:
+        return
+    if not known:
+        sentence = f"resumed at step {line['step']}, which no attempt had reached"
+        verdict.findings.append(Finding("wrong state", record.number, sentence))
+        return
+    for part in ("weights", "optimizer", "generators"):
+        if part in line:
+            equal = any(line[part] == earlier.get(part) for earlier in known)
+            verdict.parts[part] = verdict.parts.get(part, True) and equal
+            if not equal and part in program.parts:
+                sentence = f"resumed at step {line['step']} in rank {line['rank']} with other {part}"
+                verdict.findings.append(Finding("wrong state", record.number, sentence))
+
+
+def _states(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line["event"] == "step" or (line["event"] == "resumed" and line["step"] == 0)]
+
+
+def _says_loss(log: str) -> bool:
+    return any(LOG_PREFIX in line and _SAYS_LOSS.search(line) for line in log.splitlines())
+
+
+def _compare_samples(
+    verdict: Verdict, program: Program, undisturbed: AttemptRecord, attempts: Sequence[AttemptRecord]
+) -> None:
+    expected, found = _samples([undisturbed]), _samples(attempts)
+    verdict.samples = sum(map(len, expected.values()))
+    verdict.same_order = expected == found
+    per_epoch, per_epoch_found = (_by_epoch(samples, program.epoch_steps) for samples in (expected, found))
+    for epoch in per_epoch.keys() | per_epoch_found.keys():
+        wanted, seen = per_epoch.get(epoch, Counter()), per_epoch_found.get(epoch, Counter())
+        verdict.twice += (seen - wanted).total()
+        verdict.never += (wanted - seen).total()
+    if program.in_order and not verdict.same_order:
+        first = min(step for step in expected.keys() | found.keys() if expected.get(step) != found.get(step))
+        sentence = f"step {first} consumed other samples than the undisturbed run"
+        verdict.findings.append(Finding("wrong state", attempts[-1].number, sentence))
+
+
+def _samples(attempts: Sequence[AttemptRecord]) -> Samples:
+    """The steps that made the final state: a later attempt replaces the steps after the one it resumed at."""
+    steps: dict[tuple[int, int], list[int]] = {}
+    for record in attempts:
+        if (resumed := next((line["step"] for line in record.lines if line["event"] == "resumed"), None)) is None:
+            continue
+        steps = {place: ids for place, ids in steps.items() if place[0] <= resumed}
+        steps |= {(step, rank): ids for step, rank, ids in consumed(record.lines)}
+    together: Samples = {}
+    for (step, _), ids in sorted(steps.items()):
+        together.setdefault(step, []).extend(ids)
+    return together
+
+
+def _by_epoch(samples: Mapping[int, list[int]], epoch_steps: int) -> dict[int, Counter[int]]:
+    epochs: dict[int, Counter[int]] = {}
+    for step, ids in samples.items():
+        epochs.setdefault((step - 1) // epoch_steps, Counter()).update(ids)
+    return epochs
