@@ -227,10 +227,10 @@ print(scenario.Desk(Path({folder!r})).start())
 """
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
+def started(folder: Path, **streams: Any) -> subprocess.Popen[bytes]:
     """An engine in a process of its own."""
     source = ENGINE.format(here=str(Path(__file__).parents[1]), file=__file__, folder=str(folder))
-    return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", source], **{"stdout": subprocess.PIPE, **streams})
 
 
 def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path) -> None:
@@ -249,6 +249,21 @@ def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path
     resumed_from = [int(step) for step in desk.said("from: ")]
     assert resumed_from[0] == 0
     assert resumed_from[1] > 0
+
+
+def test_closed_terminal_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path) -> None:
+    (code / "plan").write_text("hang")
+    screen, terminal = os.openpty()
+    with started(desk.folder, stdin=terminal, stdout=terminal, stderr=terminal) as engine:
+        os.close(terminal)
+        _until(lambda: desk.said("hanging"))
+        os.close(screen)
+        for _ in range(3):  # the kernel and the shell each send it
+            engine.send_signal(signal.SIGHUP)
+    assert engine.returncode == 0
+    [stopped] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
+    assert stopped is not None
+    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped with its workflow", True)
 
 
 def test_a_killed_engine_takes_the_program_along_and_the_next_submission_goes_on(desk: Desk, code: Path) -> None:

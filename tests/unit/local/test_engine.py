@@ -12,12 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.processes import lives
 from support.scripted_plugin import TOKEN, ScriptedPlugin, failed, pending, succeeded
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 from tiphys_plugin import PodStatus
 
 from hera_pipelines.local import shutdown
 from hera_pipelines.local.nodes import NodeChange, NodePhase
+from hera_pipelines.local.pods import process
 from tiphys.errors import ConflictError, StoreError
 
 
@@ -461,6 +463,27 @@ def test_a_second_stop_does_not_wait_for_the_grace_period(bench: Bench) -> None:
     stubborn = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     patch = '{"terminationGracePeriodSeconds": 600}'
     assert bench.run(workflow(dag(call("run")), shell(stubborn, "run", podSpecPatch=patch))) == "Failed"
+
+
+STUBBORN_DAEMON = "trap '' TERM HUP; setsid sleep 600 & echo $! $$ ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize(
+    ("stops", "grace"), [pytest.param(2, 600, id="second stop"), pytest.param(1, 0, id="end of the grace period")]
+)
+def test_daemon_in_a_session_of_its_own_ends_with_the_pod(bench: Bench, stops: int, grace: int) -> None:
+    stopping(bench, "wf.run", times=stops)
+    patch = f'{{"terminationGracePeriodSeconds": {grace}}}'
+    assert bench.run(workflow(dag(call("run")), shell(STUBBORN_DAEMON, "run", podSpecPatch=patch))) == "Failed"
+    [log] = bench.logs("run")
+    assert not [pid for pid in log.split()[:2] if lives(int(pid))]
+
+
+def test_init_process_that_does_not_answer_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_KILL_SECONDS", 0.2)
+    stopping(bench, "wf.run", times=2)
+    stopped = "kill -STOP $PPID; echo ready; while :; do sleep 0.05; done"
+    assert bench.run(workflow(dag(call("run")), shell(stopped, "run"))) == "Failed"
 
 
 @pytest.mark.parametrize(("answers", "tried"), [(1, "once"), (3, "[23] times")])  # the third is under way
