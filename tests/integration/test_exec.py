@@ -8,20 +8,25 @@
 | it does not end in time | killed within the grace period, exit 75 |
 | another attempt took its place | killed, exit 76 |
 | the wrapper dies at any write | the next attempt goes on, and ends as if nothing had been |
+| a folder in the shape of a library, killed at any time | never torn or mixed, and no acknowledged step is lost |
 """
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from support.file_trainer import after
+from support.folder_shapes import COUNTED, SHAPES
 from support.forking import ForkedProcess, ForkingProcess
 from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.polling import until
@@ -250,10 +255,9 @@ def test_a_program_whose_attempt_was_replaced_is_killed(run):
 def test_a_wrapper_that_dies_at_any_write_loses_nothing_that_was_committed(run, point, passage):
     process = run.start(TIPHYS_FAILPOINTS=f"checkpoint.{point}=crash@{passage}", **run.steady)
     process.wait(timeout=120)
-    os.killpg(process.pid, signal.SIGKILL)  # as the container's end does to the program
     assert process.returncode == -signal.SIGKILL
     assert run.log.read_text() == f"checkpoint.{point}=crash\n"
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)  # the kernel ends the program with the wrapper
     write_end(run.store, end_of(1))
     committed = max((commit.global_step for commit in run.commits), default=0)
 
@@ -347,3 +351,70 @@ def test_step_without_checkpoints_says_that_nothing_is_kept(run):
     done = subprocess.run(command, env=environ, timeout=120, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 5
     assert "keeps no checkpoints, so nothing is restored or saved" in done.stderr
+
+
+SEED = 20261129
+KILLS_PER_SHAPE = 60
+
+
+def shape_command(run, shape, *, steps=100_000, pause=0.02, handler=False):
+    program = [sys.executable, "-m", "support.folder_shapes", shape, str(run.folder), str(steps), str(pause)]
+    return [*program, *(["--handler"] if handler else [])]
+
+
+def killed_attempt(run, shape, rng, kinds):
+    """One attempt that a fault ends; the step that it started from."""
+    handler = rng.random() < 0.5
+    promised = run.commits[0].global_step if run.commits else 0
+    process = run.start("--quiet", "1s", command=shape_command(run, shape, handler=handler), TIPHYS_GRACE_SECONDS="60")
+    lines = iter(process.stdout)
+    started = int(re.fullmatch(r"starts (\d+)\n", line)[1]) if (line := next(lines, "")).startswith("starts") else line
+    assert isinstance(started, int), (shape, started, process.communicate(timeout=120))
+    if shape in COUNTED:
+        assert bool(started) == bool(promised), (shape, started, promised)
+    else:
+        assert started == promised, (shape, started, promised)
+    saves = rng.randint(1, 3)
+    while saves and next(lines):
+        saves -= 1
+    time.sleep(rng.random() * 0.4)
+    kind = rng.choice(["SIGTERM", "program killed", "all killed"])
+    kinds[kind] += 1
+    if kind == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    elif kind == "all killed":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        for child in Path(f"/proc/{process.pid}/task").glob("*/children"):
+            for pid in child.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+    saved = [int(number) for number in re.findall(r"saved (\d+)", "".join(lines))]
+    code, _, err = run.finish(process)
+    assert code in (75, 128 + signal.SIGKILL, -signal.SIGKILL), err
+    if kind == "SIGTERM" and handler and saved and shape not in COUNTED:
+        assert run.commits[0].global_step == saved[-1], (shape, saved, err)
+    return started
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_folder_of_each_shape_is_restored_whole_and_at_the_newest_step(run, shape):
+    rng = random.Random(f"{SEED}-{shape}")
+    starts = [killed_attempt(run, shape, rng, Counter()) for _ in range(2)]
+    promised = run.commits[:1]
+    process = run.start("--quiet", "1s", command=shape_command(run, shape, steps=starts[-1] + 200))
+    code, out, err = run.finish(process)
+    assert code == 0, (out, err)
+    assert bool(int(re.search(r"starts (\d+)", out)[1])) == bool(promised), err
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kills_at_any_time_tear_no_folder_and_lose_no_acknowledged_step(run, shape, capsys):
+    rng = random.Random(f"{SEED}-{shape}-heavy")
+    kinds: Counter[str] = Counter()
+    starts = [killed_attempt(run, shape, rng, kinds) for _ in range(KILLS_PER_SHAPE)]
+    assert starts == sorted(starts)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{shape}: seed {SEED}, {dict(kinds)}, {len(run.commits)} commits, reached {starts[-1]}\n")
+    assert starts[-1] > 0

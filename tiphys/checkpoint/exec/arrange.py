@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.layouts import WHOLE, Layout, find_last_number, find_step, fit_layout, is_log
+from tiphys.checkpoint.exec.layouts import AUTO, WHOLE, Layout, find_last_number, find_step, fit_layout, is_log
 from tiphys.checkpoint.exec.options import ExecOptions
 
 
@@ -159,10 +159,14 @@ def _make_unit(path: str, children: tuple[str, ...] | None, options: ExecOptions
     if options.checkpoint:
         if not matches_pattern(path, options.checkpoint):
             return None
-        if options.step_from:
-            return _Unit(path, parse_step(path, options.step_from), marker=options.marker)
-        step = find_step(name)
-        return _Unit(path, find_last_number(name) if step is None else step, marker=options.marker)
+        known = fit_layout(name, children, AUTO)
+        layout = known if known and known.holds else None
+        # Orbax writes its metadata first: the rename is its marker, whatever the command line says.
+        marker = "" if layout and layout.is_renamed else options.marker
+        step = parse_step(path, options.step_from) if options.step_from else find_step(name)
+        if step is None and not options.step_from:
+            step = find_last_number(name)
+        return _Unit(path, step, layout, marker)
     if children is None and is_log(name):
         return None
     layout = fit_layout(name, children, options.layout)

@@ -37,6 +37,16 @@ _REMEMBERED_STEPS = 8
 _VERSION_WORDS = re.compile(r"last|latest|best|newest|current|final", re.IGNORECASE)
 
 
+class FolderWriters(NamedTuple):
+    """Processes of the program, and the files that a process has open for writing."""
+
+    names: Mapping[str, str]
+    """The process that has each file open."""
+    processes: frozenset[int] = frozenset()
+    is_certain: bool = True
+    """Whether all processes of the scan before still run: one that was killed leaves its file closed, and torn."""
+
+
 class FolderScan(NamedTuple):
     """What one look at the folder found.
 
@@ -44,14 +54,14 @@ class FolderScan(NamedTuple):
         listing: The entries.
         now: Seconds of any monotonic clock.
         wall_ns: Time of the clock that stamps files.
-        writers: Files that are open for writing, and the process that has each open; None if that is unknown.
+        writers: Files that are open for writing; None if that is unknown, as after the end of the program.
         pointers: The name or number in each small file like ``latest``.
     """
 
     listing: FolderListing
     now: float
     wall_ns: int = 0
-    writers: Mapping[str, str] | None = None
+    writers: FolderWriters | None = None
     pointers: Mapping[str, str] = {}
 
 
@@ -74,6 +84,8 @@ class _FileState:
     writer: str = ""
     was_closed: bool = False
     """Whether a scan found this entry, and no process that had it open for writing."""
+    is_doubtful: bool = False
+    """Whether a process that ended may have left it torn."""
 
 
 class _HinderedError(Exception):
@@ -108,8 +120,8 @@ class CompletenessDetector:
         """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
         self._settled = entries
 
-    def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
-        """Record a scan. Once the program has ended, that a file is closed does not tell how it was left."""
+    def observe(self, scan: FolderScan) -> None:
+        """Record a scan."""
         previous, self._files = self._files, {}
         for path, entry in scan.listing.items():
             state = previous.get(path)
@@ -117,9 +129,11 @@ class CompletenessDetector:
                 state = _FileState(entry, state.first_seen if state else scan.now, scan.now)
             else:
                 state.scans += 1
-            if scan.writers is not None and not has_ended:
-                state.writer = scan.writers.get(path, "")
-                state.was_closed = not state.writer
+            if scan.writers is not None:
+                if path in scan.writers.names or scan.writers.is_certain:
+                    state.writer = scan.writers.names.get(path, "")
+                state.is_doubtful |= not (scan.writers.is_certain or state.was_closed or state.writer)
+                state.was_closed = not (state.writer or state.is_doubtful)
             self._files[path] = state
         self._scan = scan
         self._contents = arrange_folder(scan.listing, self._options, self._before)
@@ -134,7 +148,8 @@ class CompletenessDetector:
     def record_closed(self, paths: Iterable[str]) -> None:
         """Note that the content of these files shows that they were written to their end."""
         for path in paths:
-            self._files[path].was_closed = True
+            state = self._files[path]
+            state.writer, state.was_closed, state.is_doubtful = "", True, False
 
     def exclude(self, path: str) -> None:
         """Leave this file out until it changes, because it cannot be read; callable on any thread."""
@@ -314,9 +329,8 @@ class CompletenessDetector:
             return True
         state = self._files[path]
         # What changes at all times, such as a database, is not waited for.
-        is_expected = path in self._settled or (
-            not self._has_ended and state.first_seen >= min(self._files[file].first_seen for file in checkpoint.files)
-        )
+        began = min(self._files[file].first_seen for file in checkpoint.files)
+        is_expected = path in self._settled or state.first_seen >= began
         if is_expected:
             held = f"is held open for writing by {state.writer}" if state.writer else "changes"
             raise _HinderedError(f"{path} {'may be half written' if self._has_ended else held}")

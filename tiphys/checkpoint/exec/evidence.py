@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tiphys.checkpoint.exec.detect import FolderWriters
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
 from tiphys.checkpoint.exec.layouts import POINTER_BYTES, may_be_pointer, read_pointer
 
@@ -20,8 +21,8 @@ _JSON_BYTES = 16 << 20
 _BEST_MODEL = re.compile(r'"best_model_checkpoint":\s*"([^"]+)"')
 
 
-def find_writers(folder: Path, proc: Path = _PROC) -> dict[str, str] | None:
-    """Return the files below ``folder`` that are open for writing, and by which process; None if that is unknown."""
+def find_writers(folder: Path, proc: Path = _PROC) -> FolderWriters | None:
+    """Return the files below ``folder`` that are open for writing; None if that is unknown."""
     prefix = f"{os.path.realpath(folder)}/"
     parents = {}
     unreadable = set()
@@ -35,15 +36,18 @@ def find_writers(folder: Path, proc: Path = _PROC) -> dict[str, str] | None:
             continue
         try:
             name, _, fields = (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
-            parents[pid] = int(fields.split()[1])
+            state, parent, *_ = fields.split()
+            if state != "Z":
+                parents[pid] = int(parent)
             for path in _open_paths(proc / str(pid), prefix):
                 writers[path.removeprefix(prefix)] = f"process {pid} ({name})"
         except PermissionError:
             unreadable.add(pid)
         except (OSError, ValueError, IndexError):
             continue  # the process has ended
+    processes = frozenset(pid for pid in parents if _is_descendant(pid, parents))
     # The processes of other users do not write to this folder, unless they are parts of the program.
-    return None if any(_is_descendant(pid, parents) for pid in unreadable) else writers
+    return None if processes & unreadable else FolderWriters(writers, processes)
 
 
 def _open_paths(process: Path, prefix: str) -> Iterator[str]:

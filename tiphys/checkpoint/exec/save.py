@@ -95,7 +95,8 @@ class BackgroundCommit:
     def _check_unchanged(self, selection: CommitSelection) -> None:
         check_unchanged(self._folder, selection.entries)
         own = selection.checkpoint.entries
-        if opened := next((path for path in find_writers(self._folder) or () if path in own), ""):
+        writers = find_writers(self._folder)
+        if opened := next((path for path in own if writers and path in writers.names), ""):
             raise FileChangedError(f"{self._folder / opened} was opened for writing while its checkpoint was stored")
 
     def _back_off(self) -> None:

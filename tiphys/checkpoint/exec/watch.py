@@ -1,10 +1,12 @@
 """Watches the folder of the program: scans it, selects what to commit, and says what is not committed, and why."""
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Collection
 
 from tiphys.checkpoint.exec.arrange import arrange_folder
-from tiphys.checkpoint.exec.detect import CommitSelection, CompletenessDetector, FolderScan
+from tiphys.checkpoint.exec.detect import CommitSelection, CompletenessDetector, FolderScan, FolderWriters
 from tiphys.checkpoint.exec.evidence import PointerReader, ends_as_written, find_writers
 from tiphys.checkpoint.exec.files import scan_folder
 from tiphys.checkpoint.exec.options import ExecOptions
@@ -12,8 +14,9 @@ from tiphys.checkpoint.telemetry.events import log_message
 
 _FIRST_WORD_SECONDS, _NEXT_WORD_SECONDS = 25.0, 180.0
 """When a hindrance is reported first, and how often after that."""
-_STAMP = ".tiphys-started"
-"""File that is older than all that the program wrote: what is newer is a leftover, if another attempt finds it."""
+_STARTED = "user.tiphys.started"
+"""Attribute of the folder with the time before the program's first file: what is newer when another attempt finds it
+is a leftover. A file would do as well, but programs refuse a folder that is not empty."""
 
 
 class FolderWatch:
@@ -31,14 +34,15 @@ class FolderWatch:
         self._pointers = PointerReader(options.folder)
         self._reported_at: float | None = None
         self._said: set[str] = set()
+        self._processes: frozenset[int] = frozenset()
         self.settle = self._detector.settle
         self.exclude = self._detector.exclude
 
     def find_leftovers(self) -> list[str]:
         """Return the files in the folder that an earlier attempt wrote."""
         try:
-            started_ns = (self._options.folder / _STAMP).stat().st_ctime_ns
-        except OSError:
+            started_ns = int(os.getxattr(self._options.folder, _STARTED))
+        except (AttributeError, OSError, ValueError):
             return []
         listing = scan_folder(self._options.folder, ())
         return [path for path, entry in listing.items() if entry.kind != "folder" and entry.changed_ns > started_ns]
@@ -51,26 +55,38 @@ class FolderWatch:
 
     def begin(self, restored: Collection[str]) -> None:
         """Take what is in the folder before the program starts; ``restored`` comes from a commit."""
-        stamp = self._options.folder / _STAMP
-        stamp.unlink(missing_ok=True)
+        stamp = self._options.folder / ".tiphys-clock"  # the file system may be on another machine
         stamp.touch()
+        started_ns = stamp.stat().st_ctime_ns
+        stamp.unlink()
+        with contextlib.suppress(AttributeError, OSError):  # not all file systems have attributes
+            os.setxattr(self._options.folder, _STARTED, str(started_ns).encode())
         self._detector.begin(scan_folder(self._options.folder, self._options.ignored), restored)
 
     def end(self) -> None:
         """Forget the start: the program has done its work, so that nothing is a leftover."""
-        (self._options.folder / _STAMP).unlink(missing_ok=True)
+        with contextlib.suppress(AttributeError, OSError):
+            os.removexattr(self._options.folder, _STARTED)
 
     def scan(self, ended_wall_ns: int | None = None) -> None:
         """Look at the folder; ``ended_wall_ns`` is the time at which the program ended, if it has."""
         listing = scan_folder(self._options.folder, self._options.ignored)
-        has_ended = ended_wall_ns is not None
         scan = FolderScan(listing, self._clock(), ended_wall_ns or time.time_ns(), None, self._pointers.read(listing))
-        if self._detector.is_news(listing):
-            scan = scan._replace(writers=find_writers(self._options.folder))
-        self._detector.observe(scan, has_ended=has_ended)
-        if has_ended:
-            uncertain = self._detector.uncertain_files
-            self._detector.record_closed(path for path in uncertain if ends_as_written(self._options.folder / path))
+        if self._detector.is_news(listing) and ended_wall_ns is None:
+            scan = scan._replace(writers=self._find_writers())
+        self._detector.observe(scan)
+        is_certain = scan.writers is not None and scan.writers.is_certain
+        uncertain = () if is_certain else self._detector.uncertain_files
+        self._detector.record_closed(path for path in uncertain if ends_as_written(self._options.folder / path))
+
+    def _find_writers(self) -> FolderWriters | None:
+        """Return the files that are open for writing, uncertain if a process ended, which may have left a file torn."""
+        writers = find_writers(self._options.folder)
+        if writers is None:
+            return None
+        ended = self._processes - writers.processes
+        self._processes = writers.processes
+        return writers._replace(is_certain=bool(writers.processes) and not ended)
 
     def select(self, now: float, *, has_ended: bool = False, has_finished: bool = False) -> CommitSelection | None:
         """Return what to commit; say once how the folder is read, and what is left out."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tiphys.checkpoint.exec.arrange import arrange_folder, matches_pattern
-from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderScan
+from tiphys.checkpoint.exec.detect import CompletenessDetector, FolderScan, FolderWriters
 from tiphys.checkpoint.exec.files import FileEntry, make_link
 from tiphys.checkpoint.exec.options import ExecOptions
 
@@ -59,9 +59,9 @@ class Watch:
         self.detector = CompletenessDetector(options)
         self.detector.begin(before or {}, restored)
 
-    def look(self, now, entries, *, writers=None, pointers=None, ended=False):
-        scan = FolderScan(entries, now, int(now * SECOND), writers, pointers or {})
-        self.detector.observe(scan, has_ended=ended)
+    def look(self, now, entries, *, writers=None, pointers=None, ended=False, is_certain=True):
+        held = None if writers is None or ended else FolderWriters(writers, frozenset({7}), is_certain)
+        self.detector.observe(FolderScan(entries, now, int(now * SECOND), held, pointers or {}))
         return self
 
     def closed(self, now, entries, **others):
@@ -192,6 +192,12 @@ def test_files_of_a_program_that_died_are_complete_only_if_a_scan_saw_them_close
     assert shown.detector.uncertain_files == ["model_2.pt"]
     shown.detector.record_closed(["model_2.pt"])
     assert shown.select(8, has_ended=True) == ["model_2.pt"]
+
+
+def test_a_file_that_was_closed_by_the_death_of_a_process_is_not_complete():
+    watch = Watch().closed(2, listing(model=1), is_certain=False).closed(3, listing(model=1))
+    assert watch.select(3) is None
+    assert watch.closed(4, listing(model=3)).select(4) == ["model"]
 
 
 def test_two_files_that_are_overwritten_in_place_are_not_complete_when_the_program_dies_between_them():
@@ -337,6 +343,11 @@ def test_the_best_checkpoint_comes_along_with_the_newest():
     named = paths({"checkpoint-20/trainer_state.json": 1, "checkpoint-40/trainer_state.json": 3})
     watch = Watch().closed(4, named, pointers={"checkpoint-40/trainer_state.json": "checkpoint-20"})
     assert watch.select(4) == ["checkpoint-20/trainer_state.json", "checkpoint-40/trainer_state.json"]
+
+
+def test_orbax_is_complete_at_its_rename_whatever_the_marker_says():
+    options = ExecOptions(Path("/c"), ("true",), checkpoint="*", marker="*/_CHECKPOINT_METADATA")
+    assert Watch(options).closed(9, paths({"4/_CHECKPOINT_METADATA": 1, "4/default/d": 8})).select(9) is not None
 
 
 def test_a_folder_that_names_no_pattern_says_so():
