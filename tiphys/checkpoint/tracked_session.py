@@ -283,9 +283,9 @@ class TrackedSession(Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._memory_reserve.release()  # first, because everything below may need memory
         if not self._process.close():
             return
-        self._memory_reserve.release()  # first, because everything below may need memory
         self._watchdog.close()
         with OutOfMemoryGuard(error, self._crash_log) as guard:
             self._close(error, guard)

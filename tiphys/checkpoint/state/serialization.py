@@ -308,8 +308,8 @@ class _Flattener:
             self._store_cell(id(array))
         if id(array) not in self._uses:
             dtype, node = self._dtype(array.dtype, path), {}
-            if array.ndim == 0 and array.base is None and array.flags.writeable and isinstance(dtype, str):
-                node["cell"] = f"{dtype} {array.tobytes().hex()}"
+            if array.base is None and (cell := _cell(array, dtype)):
+                node["cell"] = cell
                 self._cells[id(array)] = array, path, node
                 return node
             self._uses[id(array)] = _ArrayUse(NamedArray(path, array), dtype, node)
@@ -333,8 +333,11 @@ class _Flattener:
         for memory in find_shared_memory([use.named for use in self._uses.values()]):
             places.update({index: (memory.base, form) for index, form in memory.views.items()})
         views: list[Form] = []
+        bases = {id(base.array) for base, _ in places.values()}
         for index, (named, dtype, node) in enumerate(self._uses.values()):
-            if index in places:
+            if index not in places and id(named.array) not in bases and (cell := _cell(named.array, dtype)):
+                node["cell"] = cell  # a view of what the state does not hold
+            elif index in places:
                 base, form = places[index]
                 node["view"] = len(views)
                 number = self._store(base, self._dtype(base.array.dtype, named.path))
@@ -465,6 +468,12 @@ def _find_class(name: ClassName, fields: list[str], known: Classes) -> type:
 
 
 _KEY_TYPES = (str, int, float, bool, complex, bytes, type(None))
+
+
+def _cell(array: Array, dtype: str | list[str]) -> str:
+    """The content of an array without axes, which is stored in the document; empty for others."""
+    is_cell = array.ndim == 0 and array.flags.writeable and isinstance(dtype, str)
+    return f"{dtype} {array.tobytes().hex()}" if is_cell else ""
 
 
 def _is_key(key: Any) -> bool:

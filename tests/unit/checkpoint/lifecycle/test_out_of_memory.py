@@ -345,8 +345,9 @@ def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
 @pytest.mark.usefixtures("no_threads")
 def test_a_commit_of_files_that_finds_no_thread_is_tried_again_later(capsys):
     clock, settled = Clock(), []
-    files = BackgroundCommit(checkpoints=None, options=SimpleNamespace(folder="out"), clock=clock)
-    files.start(SimpleNamespace(name="checkpoint-5"), 5, "due", settled.append)
+    watch = SimpleNamespace(settle=settled.append)
+    files = BackgroundCommit(checkpoints=None, folder=None, watch=watch, clock=clock)
+    files.start(SimpleNamespace(checkpoint=SimpleNamespace(name="checkpoint-5")), 5, "due")
     assert not files.is_busy
     assert not files.is_ready
     assert "no thread could be started to store checkpoint-5" in capsys.readouterr().err
