@@ -100,7 +100,6 @@ COMMANDS = {
     "events": CommandSource(
         "Print the events of a run in order of time.", "cli.commands.runs", "events", "EVENTS_EXAMPLES"
     ),
-    "openlineage": CommandSource("Send runs as events to an OpenLineage server.", "openlineage.command", "openlineage"),
     "traces": CommandSource("Send runs as traces to an OpenTelemetry collector.", "traces.command", "traces"),
     "report": CommandSource(
         "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"

@@ -4,9 +4,12 @@ Spans are derived from records, so the command may be repeated: ids are the same
 each time.
 """
 
+import json
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -15,12 +18,16 @@ import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
-from hera_pipelines.run_histories import print_document, read_begin, read_histories, repeat_until_ended
-from tiphys.errors import SettingsError, StoreError, UsageError
+from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError
+from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.records import utc_now
+from tiphys.store import Store, list_runs, read_submissions
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from requests import Response
+
+    from hera_pipelines.traces.spans import RunHistory
 
 EXAMPLES = """\b
 Examples:
@@ -32,6 +39,7 @@ Examples:
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _BATCH_SPANS = 100
+POLL_SECONDS = 10.0
 
 
 def traces(
@@ -57,7 +65,9 @@ def traces(
     -o json prints them instead, one on a line.
     """
     screen: Screen = context.obj
-    begin = read_begin(runs or (), follow, since)
+    if follow and not runs:
+        raise UsageError("--follow needs the names of runs; for all runs, repeat the command with --since")
+    begin = (utc_now() - timedelta(seconds=parse_duration_seconds(since))).timestamp() if since else 0.0
     run_store = existing_store(screen, store)
     _require_library()
     from hera_pipelines.traces.spans import derive_spans, describe_service
@@ -66,22 +76,43 @@ def traces(
     resource, sent = describe_service(), set[int]()
 
     def new_spans() -> "Iterator[ReadableSpan]":
-        for history in read_histories(screen, run_store, runs or ()):
+        for history in _read_histories(screen, run_store, runs or ()):
             for span in derive_spans(history, resource):
-                recent = begin is None or (span.end_time or 0) >= begin.timestamp() * 1e9
-                if span.context.span_id not in sent and recent:
+                if span.context.span_id not in sent and (span.end_time or 0) >= begin * 1e9:
                     yield span
 
-    def send() -> bool:
-        return (
+    while True:
+        # Read before the spans, so that a run which ends in between is looked at once more.
+        ended = not follow or all(
+            submission.end for run in runs or () for submission in read_submissions(run_store, run)
+        )
+        complete = (
             _send(screen, new_spans(), collector, sent, follow)
             if collector
             else _print(screen, new_spans(), output, sent)
         )
-
-    repeat_until_ended(run_store, runs or (), follow, send)
+        if not follow or (ended and complete):
+            break
+        time.sleep(POLL_SECONDS)
     if collector:
         screen.note(f"sent {len(sent)} span{'' if len(sent) == 1 else 's'}")
+
+
+def _read_histories(screen: Screen, store: Store, names: Sequence[str]) -> "Iterator[RunHistory]":
+    """The named runs; without ``names``, all that can be read. Notes what cannot be read."""
+    from hera_pipelines.traces.spans import read_history
+
+    for name in names or list(list_runs(store)):
+        try:
+            history = read_history(store, name)
+        except (IntegrityError, NotFoundError, UsageError) as error:
+            if names:
+                raise
+            screen.note(f"run {name} cannot be read, and is left out: {error}")
+            continue
+        for record in history.damaged:
+            screen.note(f"damaged, so something is missing: {record.message}")
+        yield history
 
 
 def _require_library() -> None:
@@ -154,9 +185,12 @@ def _check_settings() -> None:
 
 
 def _print(screen: Screen, spans: "Iterator[ReadableSpan]", output: Format, sent: set[int]) -> bool:
-    """Print ``spans`` and add them to ``sent``; True, as all were taken."""
+    """Print ``spans``, each at once for a reader that follows, and add them to ``sent``; True, as all were taken."""
     for span in spans:
-        print_document(screen, span.to_json(), output)
+        if output is Format.YAML:
+            screen.write("---")
+        screen.document(json.loads(span.to_json()), output, indent=None)
+        screen.out.file.flush()
         sent.add(span.context.span_id)
     return True
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from typing import NamedTuple
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -29,12 +30,23 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.util.types import AttributeValue
 
 import tiphys
-from hera_pipelines.run_histories import RunHistory
 from tiphys.errors import IntegrityError, UsageError
-from tiphys.lineage import CheckpointNode
+from tiphys.lineage import CheckpointNode, LineageTree
+from tiphys.lineage.tree import build_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline, is_shutdown_message
-from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, CheckpointRef, SubmissionKind, task_name
-from tiphys.store import Attempt, RunLayout, read_submission_workflow
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, CheckpointRef, RunRecord, SubmissionKind, task_name
+from tiphys.store import (
+    Attempt,
+    DamagedRecord,
+    RunLayout,
+    Store,
+    Submission,
+    read_all_attempts,
+    read_current_run,
+    read_run,
+    read_submission_workflow,
+    read_submissions,
+)
 
 MAX_CHECKPOINTS = 100
 """The newest checkpoints of an attempt that its span shows."""
@@ -70,6 +82,39 @@ _SCOPE = InstrumentationScope("tiphys", tiphys.__version__)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 Attributes = dict[str, AttributeValue]
+
+
+class RunHistory(NamedTuple):
+    """The records of one run."""
+
+    store: Store
+    record: RunRecord
+    submissions: Sequence[Submission]
+    attempts: Mapping[str, Sequence[Attempt]]
+    """By step id."""
+    tree: LineageTree
+    damaged: Sequence[DamagedRecord]
+    """Records that cannot be read; an attempt whose end is damaged has failed for an unknown cause."""
+
+
+def read_history(store: Store, run: str) -> RunHistory:
+    """Read ``run``. Costs what `tiphys events` costs.
+
+    Raises:
+        NotFoundError: the store has no such run.
+        IntegrityError: the run cannot be read.
+    """
+    damaged: list[DamagedRecord] = []
+    record, current = read_run(store, run), read_current_run(store, run)
+    attempts = read_all_attempts(store, run, damaged)
+    return RunHistory(
+        store=store,
+        record=record,
+        submissions=read_submissions(store, run, damaged),
+        attempts=attempts,
+        tree=build_lineage_tree(store, current, attempts, ()),
+        damaged=damaged,
+    )
 
 
 def describe_service() -> Resource:

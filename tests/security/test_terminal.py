@@ -72,7 +72,6 @@ READS: dict[str, list[list[str]]] = {
     "runs diff": [["runs", "diff", RUN, RUN, "-o", form] for form in FORMS],
     "get": [["get", RUN, "-o", form] for form in FORMS],
     "events": [["events", RUN, "-o", form] for form in FORMS],
-    "openlineage": [["openlineage", RUN, "-o", form] for form in ("json", "yaml")],
     "traces": [["traces", RUN, "-o", form] for form in ("json", "yaml")],
     "plan": [["plan", RUN, "-o", form] for form in FORMS],
     "lineage": [["lineage", RUN, "-o", form] for form in (*FORMS, "svg")],

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from tiphys.protocol.gang import GANG_LABEL, FirstFailure, GangBackend, GangPhase
 from tiphys.protocol.phases import is_final_pod_phase
@@ -79,11 +79,8 @@ class PodStatus(BaseModel):
     """Termination grace period of the pod in seconds; None if unknown."""
     ending: bool = False
     """Whether the deletion of the pod was requested."""
-    termination_message: str = Field(default="", validation_alias=AliasChoices("termination_message", "told"))
-    """Termination message of the program, or the end of its log if the container is configured to use that.
-
-    A `DirectoryCluster` of an earlier release has stored the field as ``told``.
-    """
+    termination_message: str = ""
+    """Termination message of the program, or the end of its log if the container is configured to use that."""
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""
     gpus: int = 0

@@ -26,7 +26,6 @@ ENGINE = {"hera_pipelines.local.engine", "tiphys_plugin.core", "hera_pipelines.a
 LIBRARIES = {"hera", "numpy", "starlette", "uvicorn", "kubernetes", "boto3", "httpx", "lark", "stamina", "jinja2"}
 LIBRARIES |= {
     "opentelemetry",
-    "openlineage",
     "google.cloud.storage",
     "azure.core",
     "azure.storage.blob",

@@ -22,7 +22,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from support import tiny
 from support.lineage import RUN, claim_of, end_of, write_claim, write_end, write_run
 
-from hera_pipelines import run_histories
 from hera_pipelines.traces import command
 from tiphys.records import AttemptEndOutcome, Cause, SubmissionClaim, SubmissionEnd, SubmissionKind
 from tiphys.store import DirectoryStore, RunLayout
@@ -256,13 +255,13 @@ def test_following_sends_each_span_once_and_survives_an_outage(
             assert names(collector) == ["fit attempt 1"]
             finish(store)
 
-    monkeypatch.setattr(run_histories.time, "sleep", pause)
+    monkeypatch.setattr(command.time, "sleep", pause)
     answer = tiphys("traces", RUN, "--follow")
 
     assert answer.code == 0
     assert "it is tried again" in answer.err
     assert sorted(names(collector)) == ["digits", "fit", "fit attempt 1", "fit attempt 2"]
-    assert polls == [run_histories.POLL_SECONDS] * 2
+    assert polls == [command.POLL_SECONDS] * 2
 
 
 @pytest.mark.parametrize(

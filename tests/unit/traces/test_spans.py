@@ -26,9 +26,14 @@ from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import StatusCode
 from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
-from hera_pipelines.run_histories import read_history
 from hera_pipelines.traces import spans as module
-from hera_pipelines.traces.spans import MAX_CHECKPOINTS, MAX_MESSAGE_CHARACTERS, derive_spans, describe_service
+from hera_pipelines.traces.spans import (
+    MAX_CHECKPOINTS,
+    MAX_MESSAGE_CHARACTERS,
+    derive_spans,
+    describe_service,
+    read_history,
+)
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     AttemptClaim,

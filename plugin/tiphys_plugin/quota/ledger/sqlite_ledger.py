@@ -8,8 +8,8 @@ Each decision loads the whole state and stores the changed rows. Parsed rows are
 cached: a known row yields the same object again, so the store finds the rows
 that a transition left unchanged by identity.
 
-``PRAGMA user_version`` counts the applied migrations. Each migration runs in one
-transaction with its count, so a crash repeats it as a whole.
+``PRAGMA user_version`` is the format of the file. The tables are created in one
+transaction with it, so a crash repeats their creation as a whole.
 """
 
 import contextlib
@@ -32,7 +32,6 @@ from tiphys_plugin.quota.lease import (
     LeaseRequest,
     PendingRequest,
     PreemptionNotice,
-    hash_node_name,
 )
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
 from tiphys_plugin.quota.ledger.state import LedgerState
@@ -117,7 +116,7 @@ def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: L
 
 
 def _request_to_json(request: LeaseRequest) -> str:
-    # Default values of newer fields are left out, so that an older Tiphys, which lacks the field, can read the row.
+    # Most requests have the defaults of these fields, so rows are shorter without them.
     defaults: dict[str, object] = {"attained": 0.0, "first_start": None, "spot": "no", "gpu_types": ()}
     defaults |= {"min_members": None, "max_members": None, "within": None, "avoided_nodes": ()}
     return json.dumps({name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value})
@@ -170,82 +169,64 @@ def _parse_pending(request: str, arrival: int, since: str, seen_at: str, promise
     )
 
 
-_MIGRATIONS = (
-    # 1: ``uid, step, node`` is the replay key; ``request`` is a LeaseRequest as JSON.
-    (
-        """CREATE TABLE leases (
-            id TEXT PRIMARY KEY,
-            uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
-            request TEXT NOT NULL,
-            pool TEXT NOT NULL,
-            granted_at TEXT NOT NULL,
-            check_at TEXT NOT NULL,
-            UNIQUE (uid, step, node)
-        ) STRICT""",
-        """CREATE TABLE waiting (
-            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
-            uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
-            request TEXT NOT NULL,
-            since TEXT NOT NULL,
-            seen_at TEXT NOT NULL,
-            UNIQUE (uid, step, node)
-        ) STRICT""",
-    ),
-    # 2: usage history of ended leases; a LeaseRequest may have ``seconds``.
-    (
-        """CREATE TABLE history (
-            queue TEXT NOT NULL, pool TEXT NOT NULL,
-            gpus REAL NOT NULL,
-            at TEXT NOT NULL,
-            PRIMARY KEY (queue, pool)
-        ) STRICT""",
-    ),
-    # 3: nodes of the members as JSON, and a PreemptionNotice as JSON; a LeaseRequest may have ``members`` and
-    # ``attained`` with ``first_start``.
-    (
-        "ALTER TABLE leases ADD COLUMN nodes TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE leases ADD COLUMN leaving TEXT",
-    ),
-    # 4: a LeaseRequest may have ``spot``, and the pool of a lease may be a flavor; `PendingRequest.promised_at`.
-    ("ALTER TABLE waiting ADD COLUMN promised_at TEXT",),
-    # 5: hashes in the place of the names of nodes.
-    tuple(
-        f"""UPDATE {table} SET node = hash_node_name(node), request = json_remove(
-            json_set(
-                request,
-                '$.node_hash', hash_node_name(json_extract(request, '$.node')),
-                '$.instance_hash', hash_node_name(json_extract(request, '$.instance'))
-            ), '$.node', '$.instance')"""  # noqa: S608  the names of two tables
-        for table in ("leases", "waiting")
-    ),
+_FORMAT = 5
+_SCHEMA = (
+    # ``uid, step, node`` is the replay key; ``request`` is a LeaseRequest, and ``leaving`` a PreemptionNotice, as JSON.
+    """CREATE TABLE leases (
+        id TEXT PRIMARY KEY,
+        uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
+        request TEXT NOT NULL,
+        pool TEXT NOT NULL,
+        granted_at TEXT NOT NULL,
+        check_at TEXT NOT NULL,
+        nodes TEXT NOT NULL,
+        leaving TEXT,
+        UNIQUE (uid, step, node)
+    ) STRICT""",
+    """CREATE TABLE waiting (
+        arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+        uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
+        request TEXT NOT NULL,
+        since TEXT NOT NULL,
+        seen_at TEXT NOT NULL,
+        promised_at TEXT,
+        UNIQUE (uid, step, node)
+    ) STRICT""",
+    """CREATE TABLE history (
+        queue TEXT NOT NULL, pool TEXT NOT NULL,
+        gpus REAL NOT NULL,
+        at TEXT NOT NULL,
+        PRIMARY KEY (queue, pool)
+    ) STRICT""",
 )
 
 
-def migrate_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Apply the missing migrations to the file at ``path``.
+def create_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables in an empty file.
 
     Raises:
-        StoreError: a newer version of Tiphys made the file.
+        StoreError: another version of Tiphys made the file.
     """
-    if connection.execute("PRAGMA user_version").fetchone()[0] == len(_MIGRATIONS):
+    if connection.execute("PRAGMA user_version").fetchone()[0] == _FORMAT:
         return  # without a lock, so a current file opens during a write
-    connection.create_function("hash_node_name", 1, hash_node_name, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(_MIGRATIONS):
-            raise StoreError(
-                f"the GPU ledger {path} has format {version}, this Tiphys knows up to {len(_MIGRATIONS)}; "
-                "upgrade Tiphys"
-            )
-        for statements in _MIGRATIONS[version:]:
-            for statement in statements:
+        if version not in (0, _FORMAT):
+            raise _format_error(path, version)
+        if not version:
+            for statement in _SCHEMA:
                 connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            connection.execute(f"PRAGMA user_version = {_FORMAT}")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def _format_error(path: Path, version: int) -> StoreError:
+    remedy = "upgrade Tiphys" if version > _FORMAT else "finish its runs with the Tiphys that made it, or delete it"
+    return StoreError(f"the GPU ledger {path} has format {version}, and this Tiphys reads {_FORMAT}; {remedy}")
 
 
 _Answer = TypeVar("_Answer")
@@ -262,11 +243,8 @@ def read_ledger_file(path: Path) -> LedgerState:
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
         ) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version != len(_MIGRATIONS):
-                raise StoreError(
-                    f"the GPU ledger {path} has format {version}, and this Tiphys reads {len(_MIGRATIONS)}; it is "
-                    "converted when the newer version next uses it"
-                )
+            if version != _FORMAT:
+                raise _format_error(path, version)
             connection.execute("BEGIN")  # one snapshot of all tables
             return load_state(connection)
     except sqlite3.Error as error:
@@ -279,7 +257,7 @@ class SqliteLedger(BaseLedger):
     ``queues`` None means that nothing is limited.
 
     Raises:
-        StoreError: the file cannot be opened, read or written, or a newer version of Tiphys made it.
+        StoreError: the file cannot be opened, read or written, or another version of Tiphys made it.
         UsageError: the queues have ``cluster_nodes``, which need a cluster.
     """
 
@@ -348,7 +326,7 @@ def _open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         # A granted lease must survive a power cut; in WAL mode only synchronous=FULL guarantees that.
         connection.execute("PRAGMA synchronous=FULL")
-        migrate_schema(connection, path)
+        create_schema(connection, path)
     except BaseException:
         connection.close()
         raise

@@ -1,9 +1,8 @@
-"""The stored form of leases, pending requests and usage history, and the older formats that hold all of them.
+"""The stored form of leases, pending requests and usage history, and the document that holds all of them.
 
-Releases before the log stored the whole ledger state in the status of the
-`GPULedger`. Such a status is read once, when the log begins. Other versions of
-Tiphys and `kubectl edit` write too, so the decoder refuses every deviation: a
-damaged status that is taken as empty would grant GPUs that are held.
+The document is what commands read of a `GPULedger`: its log, as one status. `kubectl edit` and other versions of
+Tiphys write, too, so the decoder refuses every deviation: a damaged status that is taken as empty would grant GPUs
+that are held.
 """
 
 from collections import Counter
@@ -18,12 +17,11 @@ from pydantic.alias_generators import to_camel
 from tiphys.errors import IntegrityError
 from tiphys.protocol.ledger_format import WHOLE_STATUS_FORMAT
 from tiphys.protocol.step_spec import Proximity, SpotUse
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice, hash_node_name
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.entry_index import lease_index
 from tiphys_plugin.quota.ledger.state import LedgerState
 
 STATUS_VERSION = WHOLE_STATUS_FORMAT
-"""In formats before 5, ``node`` and ``instance`` are names; since then they are `hash_node_name` of these."""
 _HASHES = {"node_hash": "node", "instance_hash": "instance"}
 _JSON_NAMES = {field.name: _HASHES.get(field.name, to_camel(field.name)) for field in fields(LeaseRequest)}
 _DEFAULTS = (
@@ -65,8 +63,6 @@ def decode_status(status: object) -> LedgerState:
         document = _StatusDocument.model_validate(status)
     except ValidationError as error:
         raise _integrity_error(error) from error
-    if document.version != STATUS_VERSION:
-        document = _hash_names(document)
     ledger_state = LedgerState(
         _decode_entries("leases", document.leases, decode_lease),
         _decode_entries("waiting", document.waiting, decode_pending),
@@ -114,17 +110,6 @@ def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
 
 def _to_ended_usage(model: "_EndedUsageModel") -> EndedUsage:
     return EndedUsage(model.queue, model.pool, model.gpus, model.at)
-
-
-def _hash_names(document: "_StatusDocument") -> "_StatusDocument":
-    """A status of an older format with hashes in the place of node names."""
-
-    def convert(entry: JsonObject) -> dict[str, Any]:
-        names = {key: entry[key] for key in _HASHES.values() if isinstance(entry.get(key), str)}
-        return {**entry, **{key: hash_node_name(name) for key, name in names.items()}}
-
-    entries = {"leases": list(map(convert, document.leases)), "waiting": list(map(convert, document.waiting))}
-    return document.model_copy(update=entries)
 
 
 def _decode_entries(
@@ -241,12 +226,11 @@ class _EndedUsageModel(_StatusModel):
 
 
 class _StatusDocument(_StatusModel):
-    version: Literal[1, 2, 3, 4, 5]
+    version: Literal[5]
     summary: dict[str, Any] = {}
     leases: list[dict[str, Any]]
     waiting: list[dict[str, Any]]
-    history: list[_EndedUsageModel] = []
-    """Missing in format 1."""
+    history: list[_EndedUsageModel]
 
 
 def encode_lease(one: Lease) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def test_show_of_queues_that_cannot_be_read_says_that_nothing_is_granted(desk):
 
 def test_damaged_book_is_an_error_of_its_own(desk):
     made = desk.api.create(GPU_LEDGERS, "ml", {"metadata": {"name": "default"}})
-    desk.api.replace(GPU_LEDGERS, "ml", {**made, "status": {"version": 1}}, "status")
+    desk.api.replace(GPU_LEDGERS, "ml", {**made, "status": {"version": 5}}, "status")
     for verb in ("show", "apply"):
         code, _, err = desk.queues(verb)
         assert code == 5

@@ -38,7 +38,6 @@ from tiphys_plugin.quota.scheduler.snapshot import PendingQueues
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys.protocol.ledger_format import LOG_FORMAT
 
 EIGHT = queues(research={"A100": 8})
 PLACE = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")
@@ -275,11 +274,12 @@ def test_a_removed_status_is_not_an_empty_state(api, ledger):
     [
         ({}, "version: Field required"),
         ({"leases": []}, "version: Field required"),
-        ({"version": 1, "leases": []}, "waiting: Field required"),
+        ({"version": 4, "leases": [], "waiting": []}, "version: Input should be 5"),
+        ({"version": 5, "leases": []}, "waiting: Field required"),
         ({"version": 7, "leases": [], "waiting": []}, "format 7, this Tiphys knows up to 6; upgrade"),
         ({"version": 6, "leases": [], "waiting": []}, "log: KeyError"),
-        ({"version": 1, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
-        ({"version": 1, "leases": [{"id": "a"}], "waiting": []}, r"leases\.0\.uid: Field required"),
+        ({"version": 5, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
+        ({"version": 5, "leases": [{"id": "a"}], "waiting": [], "history": []}, r"leases\.0\.uid: Field required"),
     ],
 )
 def test_damaged_status_is_refused_in_words(api, clock, damage, says):
@@ -345,20 +345,6 @@ def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledge
     edit(api, spec=spec(EIGHT))
     assert isinstance(ledger.request(ask(8, "u3")), Deferred), "who asked meanwhile kept its place"
     assert isinstance(ledger.request(ask(1, "u2")), Admitted)
-
-
-def test_a_state_of_the_first_format_is_read_and_becomes_a_log(api, clock):
-    held = Lease("one", ask(6, "u1"), "A100", clock.now, clock.now)
-    written = encode_status(LedgerState((held,)))
-    edit(api, "status", status={**{key: value for key, value in written.items() if key != "history"}, "version": 1})
-    later = service(api, clock)
-    assert deferral(later.request(ask(4, "u2"))) is AdmissionReason.WAITING_FOR_QUOTA
-    clock.advance(3600)
-    later.release(later.snapshot().leases[0].id)
-    assert isinstance(later.request(ask(4, "u2")), Admitted)
-    assert api.store.get(PLACE)["status"]["version"] == LOG_FORMAT
-    used = service(api, clock).snapshot().history
-    assert used[0].gpus == pytest.approx(6 * (1 - 0.5 ** (1 / 24)), abs=1e-3)
 
 
 def test_full_ledger_lets_nobody_in_and_says_so(api, clock, monkeypatch):

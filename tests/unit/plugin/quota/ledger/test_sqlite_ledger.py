@@ -96,12 +96,13 @@ def test_crash_before_the_commit_leaves_nothing(ledger, monkeypatch):
     assert isinstance(ledger.request(ask(8, "u2")), Admitted)
 
 
-def test_file_of_a_newer_version_is_refused(tmp_path):
+@pytest.mark.parametrize(("version", "words"), [(99, "format 99.*upgrade Tiphys"), (4, "format 4.*delete it")])
+def test_file_of_another_version_is_refused(tmp_path, version, words):
     path = tmp_path / "ledger.db"
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(StoreError, match=r"format 99.*upgrade Tiphys"):
+    with pytest.raises(StoreError, match=words):
         SqliteLedger(path, None)
 
 
