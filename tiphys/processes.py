@@ -11,7 +11,7 @@ rules (`choose_receivers`):
 | the program, and each process that it leaves behind when it ends | once, at once |
 | what a signalled process has started | not while that process lives: workers serve it |
 | children of a shell that lives 2 s later | then: bash runs a trap only after its foreground command |
-| a launcher of ranks, such as torchrun | once the sessions below it have ended; they get it at once |
+| a launcher of ranks | when its sessions, which get it at once, have ended; if it handles SIGTERM, when the first has |
 | a process that reads a pipe, as ``tee`` | none: it ends at the end of its input |
 | all others | shortly before the grace period is over |
 
@@ -26,7 +26,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tiphys.protocol import environment
 
@@ -101,15 +101,25 @@ class Process:
 
     Args:
         pid: Its number.
-        name: The name of its program, as in ``ps``.
+        name: The name of the file that it executes; for a script that of its interpreter.
+        started: When it was started, in ticks of the system clock. Another process may have its number later.
+        handles_sigterm: Whether it has a handler of SIGTERM.
         reads_pipe: Whether its standard input is a pipe, and not that of this process.
         children: The processes that it has started.
     """
 
     def __init__(
-        self, pid: int, name: str = "", *, reads_pipe: bool = False, children: Sequence["Process"] = ()
+        self,
+        pid: int,
+        name: str = "",
+        *,
+        started: int = 0,
+        handles_sigterm: bool = False,
+        reads_pipe: bool = False,
+        children: Sequence["Process"] = (),
     ) -> None:
-        self.pid, self.name, self.reads_pipe, self.children = pid, name, reads_pipe, children
+        self.pid, self.name, self.identity = pid, name, (pid, started)
+        self.handles_sigterm, self.reads_pipe, self.children = handles_sigterm, reads_pipe, children
 
     def descendants(self) -> Iterator["Process"]:
         """All processes below it."""
@@ -119,7 +129,12 @@ class Process:
 
 
 def choose_receivers(
-    orphans: Iterable[Process], sent: Mapping[int, float], sessions: Collection[int], now: float
+    orphans: Iterable[Process],
+    sent: Mapping[int, float],
+    sessions: Collection[int],
+    now: float,
+    *,
+    has_session_ended: bool = False,
 ) -> list[int]:
     """Return the processes that get SIGTERM now. Pure.
 
@@ -128,6 +143,7 @@ def choose_receivers(
         sent: When each process got SIGTERM; processes that are absent had none.
         sessions: Processes with an open session.
         now: The time, on the clock of ``sent``.
+        has_session_ended: Whether a session has ended since the first SIGTERM.
     """
     chosen: list[int] = []
 
@@ -135,8 +151,11 @@ def choose_receivers(
         below = [descendant.pid for descendant in process.descendants() if descendant.pid in sessions]
         is_shell = process.name in _SHELLS
         if process.pid not in sessions and below and not is_shell:
-            # Its death may interrupt the ranks, and torchrun kills them after 30 s, whatever the grace period is.
+            # The death of a launcher may interrupt the ranks. A signalled torchrun gives them PET_SHUTDOWN_TIMEOUT,
+            # which older versions do not know; otherwise it kills those that live 30 s after the first has ended.
             chosen.extend(below)
+            if has_session_ended and process.handles_sigterm:
+                chosen.append(process.pid)
         elif process.pid not in sent:
             if process.pid in sessions or below or not process.reads_pipe:
                 chosen.append(process.pid)
@@ -169,12 +188,14 @@ class ChildProcess:
         self._late_at = self._kill_at = _NEVER
         self._changed_at = 0.0
         self._sent: dict[int, float] = {}
-        self._is_preempted = False
+        self._is_preempted = self._has_session_ended = False
+        self._sessions: set[int] = set()
         # An elastic torchrun alone can tell the other nodes that its ranks leave.
         self._registry = _SessionRegistry(is_offered=environment.ELASTIC not in environ)
-        self._others = {process.pid for process in _read_children()} if _has_children() else set()
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._pid = _start(command, {**environ, **self._registry.variables}, file_actions)
+        self._others = {process.identity for process in _read_children()} if _has_children() else set()
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._pid = _start(command, {**environ, **self._registry.variables}, file_actions, prctl)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the program, unless it has ended; the first SIGTERM, and SIGKILL, also to what it left."""
@@ -209,7 +230,7 @@ class ChildProcess:
 
     def _collect(self) -> list[Process]:
         """Take the exit codes of ended children; return the others, with all processes below them."""
-        children = [child for child in _read_children() if child.pid not in self._others]
+        children = [child for child in _read_children() if child.identity not in self._others]
         if self._code is None and all(child.pid != self._pid for child in children):
             children.append(Process(self._pid))  # without /proc the program alone is known
         return [child for child in children if not self._has_ended(child.pid)]
@@ -229,10 +250,15 @@ class ChildProcess:
         return True
 
     def _signal_due(self, children: Sequence[Process], now: float) -> None:
-        alive = {process.pid for child in children for process in (child, *child.descendants())}
-        sessions = self._registry.sessions() & alive
+        below = [process for child in children for process in (child, *child.descendants())]
+        alive, registered = {process.pid for process in below}, self._registry.sessions()
+        sessions = {process.pid for process in below if process.identity in registered}
+        self._has_session_ended |= not self._sessions <= sessions
+        self._sessions = sessions
         self._sent = {pid: at for pid, at in self._sent.items() if pid in alive}
-        if self._code is not None and self._is_preempted and not sessions:  # it has saved: the rest served it
+        # A process that had its SIGTERM before another one ended with 75 may still save; the others were its workers.
+        are_workers = all(self._sent.get(child.pid, now) >= self._changed_at for child in children)
+        if self._code is not None and self._is_preempted and are_workers and not sessions:
             self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
         if now >= self._kill_at:
             _send(alive, signal.SIGKILL)
@@ -241,7 +267,7 @@ class ChildProcess:
         if now >= self._late_at or (only_readers and now - self._changed_at >= _PATIENCE_SECONDS):
             receivers = [pid for pid in alive if pid not in self._sent]
         else:
-            receivers = choose_receivers(children, self._sent, sessions, now)
+            receivers = choose_receivers(children, self._sent, sessions, now, has_session_ended=self._has_session_ended)
         _send(receivers, signal.SIGTERM)
         self._sent |= dict.fromkeys(receivers, now)
 
@@ -275,8 +301,9 @@ class _SessionRegistry:
     def _lines(self) -> list[str]:
         return os.pread(self._descriptor, 1 << 20, 0).decode().splitlines()
 
-    def sessions(self) -> set[int]:
-        return {int(line.split()[0]) for line in self._lines()}
+    def sessions(self) -> set[tuple[int, int]]:
+        """Identities of processes, also of those that have ended."""
+        return {(int(pid), int(started)) for pid, started, *_ in map(str.split, self._lines())}
 
     def has_preempted(self) -> bool:
         return sum(_PREEMPTED in line for line in self._lines()) > self._forgotten
@@ -293,16 +320,23 @@ def register_session(environ: Mapping[str, str], *, has_preempted: bool = False)
     path = environ.get(environment.LAUNCHER, "")
     try:
         if _REGISTRY_NAME in os.readlink(path):  # in another namespace the path is that of another file
+            stat = _Stat("self")
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(descriptor, f"{os.getpid()} {_PREEMPTED if has_preempted else ''}\n".encode())
+                words = (str(stat.pid), str(stat.started), *([_PREEMPTED] if has_preempted else []))
+                os.write(descriptor, f"{' '.join(words)}\n".encode())
             finally:
                 os.close(descriptor)
     except OSError:
         return  # no launcher, or one of another user
 
 
-def _start(command: Sequence[str], environ: Mapping[str, str], file_actions: Sequence[tuple[int, int, int]]) -> int:
+def _start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    file_actions: Sequence[tuple[int, int, int]],
+    prctl: Callable[[int, int], int],
+) -> int:
     """Start a program in a group of its own, which the kernel ends with this process; return its process id."""
     parent = os.getpid()
     report, failure = os.pipe()
@@ -310,7 +344,7 @@ def _start(command: Sequence[str], environ: Mapping[str, str], file_actions: Seq
     if pid == 0:
         try:
             os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(NOT_EXECUTABLE)
             for number in (*_HANDLED_SIGNALS, *_IGNORED_BY_PYTHON):
@@ -352,34 +386,48 @@ def _has_ended_children() -> bool:
     return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
+class _Stat:
+    """What ``/proc/<entry>/stat`` says of a process; raises OSError if it has ended (see proc_pid_stat(5))."""
+
+    def __init__(self, entry: str) -> None:
+        with open(f"/proc/{entry}/stat", errors="replace") as file:
+            head, _, tail = file.read().rpartition(") ")
+        pid, _, self.name = head.partition(" (")
+        fields = tail.split()
+        self.pid, self.state, self.parent, self.group = int(pid), fields[0], int(fields[1]), int(fields[2])
+        self.started, handled = int(fields[19]), int(fields[31])
+        self.handles_sigterm = bool(handled >> (signal.SIGTERM - 1) & 1)
+
+
 def _read_children() -> list[Process]:
     """The children of this process with all that is below them, without those in its own group: helpers of its own."""
     own = os.getpid()
-    found: dict[int, list[tuple[int, str, bool]]] = {}
+    found: dict[int, list[_Stat]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
-            with open(f"/proc/{entry}/stat", errors="replace") as file:
-                head, _, tail = file.read().rpartition(") ")
-        except OSError:  # it has ended
+            stat = _Stat(entry)
+        except OSError:
             continue
-        state, parent, group, _ = tail.split(maxsplit=3)
-        if int(parent) != own or int(group) != os.getpgrp():
-            found.setdefault(int(parent), []).append((int(entry), head.partition("(")[2], state in "ZX"))
+        if stat.parent != own or stat.group != os.getpgrp():
+            found.setdefault(stat.parent, []).append(stat)
     own_input = _read_link("/proc/self/fd/0")
 
     def build(parent: int) -> list[Process]:
         return [
             Process(
-                pid,
-                name,
-                reads_pipe=(standard_input := _read_link(f"/proc/{pid}/fd/0")).startswith("pipe:")
+                stat.pid,
+                # The name of a process is that of its script, and a shell may run that.
+                _read_link(f"/proc/{stat.pid}/exe").rpartition("/")[2] or stat.name,
+                started=stat.started,
+                handles_sigterm=stat.handles_sigterm,
+                reads_pipe=(standard_input := _read_link(f"/proc/{stat.pid}/fd/0")).startswith("pipe:")
                 and standard_input != own_input,
-                children=build(pid),
+                children=build(stat.pid),
             )
-            for pid, name, has_ended in found.get(parent, ())
-            if not has_ended or parent == own
+            for stat in found.get(parent, ())
+            if stat.state not in "ZX" or parent == own
         ]
 
     return build(own)

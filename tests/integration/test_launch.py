@@ -69,16 +69,19 @@ class Launched:
         assert self.alive() == []
         return self.process.returncode, out
 
-    def alive(self):
-        """The command lines of the processes that have the token of this program in their environment."""
-        found = []
+    def lines(self):
+        """The command lines of the processes that have the token of this program in their environment, by process."""
+        found = {}
         for folder in Path("/proc").iterdir():
             try:
                 if folder.name.isdigit() and self.token.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
         return found
+
+    def alive(self):
+        return list(self.lines().values())
 
     def names(self, word):
         return [line for line in self.alive() if word in line]
@@ -107,6 +110,15 @@ def test_program_that_cannot_be_started_is_named(program, code):
     assert ended == code
     assert f"{program} cannot be started" in out
     assert "check the command of the step and its image" in out
+
+
+@pytest.mark.parametrize("words", [[], ["--"], ["--mlfow", "--", "true"], ["true"]])
+def test_command_line_without_a_program_or_with_an_unknown_option_is_refused(words):
+    command = [sys.executable, "-P", "-m", "tiphys.launch", *words]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    assert ended.returncode == 2
+    assert "write: python -P -m tiphys.launch [--mlflow] -- PROGRAM" in ended.stderr
 
 
 def test_sigterm_of_a_program_without_handler_ends_it_as_a_shell_says():
@@ -176,6 +188,36 @@ def test_program_below_bash_with_a_trap_saves(training):
     assert launched.ended() == (75, "saved\ntrapped\n75\n")
 
 
+def test_program_below_a_script_with_a_trap_saves(training, tmp_path):
+    """The name of such a process is that of the script, not that of its shell."""
+    script = tmp_path / "entry point"
+    script.write_text(f"#!/bin/bash\ntrap 'echo trapped' TERM\n{sys.executable} '{training}'\necho $?\nexit 3\n")
+    script.chmod(0o755)
+    launched = Launched([str(script)])
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\ntrapped\n75\n")
+
+
+def test_slower_of_two_programs_without_a_session_saves():
+    """The exit code 75 of the other one means that its own workers may go, and no more."""
+    program = """
+import os, pathlib, signal, sys, time
+stopped, other = [], pathlib.Path("/proc", *sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+os.write(1, b"ready" + bytes([10]))
+while not stopped: time.sleep(0.01)
+if len(sys.argv) > 1:
+    while (other / "exe").exists(): time.sleep(0.01)
+    time.sleep(3.5)
+    os.write(1, b"saved" + bytes([10]))
+sys.exit(75)
+"""
+    shell = 'python=$1 program=$2; "$python" -c "$program" & "$python" -c "$program" $! & wait'
+    launched = Launched(["sh", "-c", shell, "sh", sys.executable, program], ready=2)
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
+
+
 def test_program_behind_a_pipe_gets_sigterm_when_it_is_all_that_is_left():
     launched = Launched(["sh", "-c", f"sleep 600 | {sys.executable} -c 'print(\"ready\", flush=True); input()'"])
     launched.signal_group()
@@ -237,6 +279,48 @@ def test_ranks_save_below_a_launcher_that_keeps_sigterm_to_itself():
     assert code == 75
 
 
+LAUNCHER_WITH_HANDLER = """
+import os, signal, subprocess, sys, time
+rank = '''{training}
+say("ready")
+while len(stopped) <= int(sys.argv[1]): time.sleep(0.01)
+say("saved " + sys.argv[1])
+register_session(os.environ, has_preempted=True)
+sys.exit(75)
+'''
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+ranks = [subprocess.Popen([sys.executable, "-c", rank, str(number)], start_new_session=True) for number in range(2)]
+while not stopped: time.sleep(0.01)
+os.write(1, f"SIGTERM after {[rank.poll() for rank in ranks]}{chr(10)}".encode())
+for rank in ranks: rank.terminate()
+sys.exit(max(rank.wait() != 0 for rank in ranks))
+"""
+
+
+def test_launcher_that_handles_sigterm_gets_it_while_its_slower_ranks_save():
+    """A torchrun without it kills them 30 s after the first rank has ended. Rank 1 needs one more, of its launcher."""
+    launched = Launched(python(LAUNCHER_WITH_HANDLER.replace("{training}", TRAINING)), ready=2)
+    launched.signal_group()
+    assert launched.ended() == (75, "saved 0\nSIGTERM after [75, None]\nsaved 1\n")
+
+
+def test_worker_with_the_number_of_an_ended_session_is_no_session():
+    script = """
+import os, signal, sys, time
+worker = os.fork()
+if not worker: time.sleep(600)
+with open(os.environ["TIPHYS_LAUNCHER"], "a") as file: print(worker, 1, file=file)
+def save(*_): sys.exit(75 if os.waitpid(worker, os.WNOHANG)[0] == 0 else 1)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    launched = Launched(python(script))
+    launched.signal_group()
+    assert launched.ended() == (75, "")
+
+
 def test_program_that_has_saved_and_ends_with_0_is_not_complete(training):
     launched = Launched(["bash", "-c", f"trap : TERM; {sys.executable} '{training}'; exit 0"])
     launched.signal_group()
@@ -282,6 +366,38 @@ def test_program_dies_with_a_launcher_that_is_killed():
     launched.signal_group(signal.SIGKILL)
     launched.process.communicate(timeout=PATIENCE_SECONDS)
     until(lambda: not launched.alive(), PATIENCE_SECONDS)
+
+
+UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+@pytest.fixture(scope="session")
+def namespaces():
+    try:
+        allowed = subprocess.run([*UNSHARE, "--mount-proc", "true"], check=False).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("new namespaces of processes are not permitted here")
+
+
+def test_launcher_that_is_process_1_of_its_container_gets_sigterm(namespaces, training):
+    """As in the pods of a gang. The kernel ignores signals of process 1 that it neither handles nor blocks."""
+    inner = [sys.executable, "-P", "-m", "tiphys.launch", "--"]
+    shell = f"setsid sleep 600 & exec {sys.executable} '{training}'"
+    launched = Launched([*UNSHARE, "--mount-proc", *inner, "sh", "-c", shell])
+    [process_1] = [
+        pid for pid, line in launched.lines().items() if "tiphys.launch -- sh" in line and "unshare" not in line
+    ]
+    os.kill(process_1, signal.SIGTERM)
+    assert launched.ended() == (75, "saved\n")
+
+
+def test_session_in_another_namespace_of_processes_saves(namespaces, training):
+    """Its own number is not the one that the launcher knows."""
+    launched = Launched([*UNSHARE, sys.executable, str(training)])
+    launched.signal_group()
+    assert launched.ended() == (75, "saved\n")
 
 
 def test_orphan_is_reaped_while_the_program_runs():

@@ -149,3 +149,11 @@ TEE = process(9, "tee", reads_pipe=True)
 )
 def test_receivers_of_sigterm(orphans, sent, sessions, chosen):
     assert choose_receivers(orphans, sent, sessions, now=T) == chosen
+
+
+@pytest.mark.parametrize(("handles_sigterm", "chosen"), [(False, []), (True, [1])])
+def test_launcher_that_handles_sigterm_gets_it_when_the_first_of_its_sessions_has_ended(handles_sigterm, chosen):
+    launcher = process(1, "python", *WORKERS, handles_sigterm=handles_sigterm)
+    sent = {2: T, 3: T}
+    assert choose_receivers([launcher], sent, {2, 3}, now=T) == []
+    assert choose_receivers([launcher], sent, {3}, now=T, has_session_ended=True) == chosen

@@ -10,10 +10,11 @@ imported only then: the launcher waits beside the training, in its memory.
 import os
 import sys
 
-from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, run_child
+from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
 from tiphys.protocol import environment
 
 MLFLOW_OPTION = "--mlflow"
+_USAGE = 2
 _TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 """Of its command, and of its Python interface."""
 
@@ -21,8 +22,11 @@ _TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 def main(arguments: list[str] | None = None) -> int:
     """Run the program after ``--``; return the exit code of the step."""
     words = sys.argv[1:] if arguments is None else arguments
-    separator = words.index("--")
+    separator = words.index("--") if "--" in words else len(words)
     options, command = words[:separator], words[separator + 1 :]
+    if not command or set(options) - {MLFLOW_OPTION}:
+        log_line(f"unknown arguments {words}; write: python -P -m tiphys.launch [{MLFLOW_OPTION}] -- PROGRAM ARGS…")
+        return _USAGE
     environ = dict(os.environ)
     # torchrun gives its ranks 30 s by default, however long the grace period is.
     grace = environ.get(environment.GRACE_SECONDS) or f"{DEFAULT_GRACE_SECONDS:.0f}"
