@@ -23,6 +23,7 @@ from bench.checkpoint import (
     inflation_trainer,
     landing,
     landing_trainer,
+    launcher,
     peers,
     stall,
     verifying,
@@ -41,6 +42,7 @@ PARTS = {
     "verifying": verifying.measure,
     "corruption": corruption.measure,
     "inflation": inflation.measure,
+    "launcher": launcher.measure,
     "landing": landing.measure,
     "peers": peers.measure,
 }

@@ -19,12 +19,15 @@ AIMS = {
     "good_refused": Aim("≤", 0),
     "sigterm_landed_ratio": Aim("≥", 1.0),
     "step_inflation": Aim("≤", 0.10),
+    "launcher_milliseconds": Aim("≤", 25),
+    "launcher_mib": Aim("≤", 15),
 }
 """Of a state of 1 GiB on two cores, in the order of the last line."""
 QUICK_AIMS = {
     "stall_first_ratio": Aim("≥", 3),
     "stall_steady_ratio": Aim("≥", 10),
     **{name: AIMS[name] for name in ("corrupt_found", "corrupt_total", "good_refused", "sigterm_landed_ratio")},
+    **{name: AIMS[name] for name in ("launcher_milliseconds", "launcher_mib")},
 }
 """Of a state of 32 MiB. Its copies, hashes and uploads take milliseconds, and what a save costs whatever its size
 outweighs them, so other ratios are not judged.
@@ -42,6 +45,8 @@ WORDS = {
     "good_refused": "sound checkpoints that were refused",
     "sigterm_landed_ratio": "saves that landed after SIGTERM, where the upload fits the grace period",
     "step_inflation": "how much longer a training step takes during an upload, throttled",
+    "launcher_milliseconds": "start of a program below the launcher, ms more than without it",
+    "launcher_mib": "memory of the launcher while its program runs, MiB",
 }
 _PERCENT = ("step_inflation", "sigterm_landed_ratio")
 
