@@ -65,6 +65,7 @@ def _run_wrapped(options: ExecOptions, settings: CheckpointSettings) -> int:
         finally:
             if output is not None:
                 output.close(hurried=stop_signal.is_requested)
+            checkpoints.close()
             metrics.close()
 
 

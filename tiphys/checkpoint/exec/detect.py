@@ -151,6 +151,11 @@ class CompletenessDetector:
             state = self._files[path]
             state.writer, state.was_closed, state.is_doubtful = "", True, False
 
+    @property
+    def has_commit(self) -> bool:
+        """Whether a checkpoint was restored or committed."""
+        return bool(self._settled)
+
     def exclude(self, path: str) -> None:
         """Leave this file out until it changes, because it cannot be read; callable on any thread."""
         self._excluded[path] = self._files[path].entry

@@ -17,6 +17,7 @@ from tiphys.checkpoint.exec.files import FileEntry, FolderListing
 from tiphys.checkpoint.exec.layouts import POINTER_BYTES, may_be_pointer, read_pointer
 
 _PROC = Path("/proc")
+_PF_EXITING = 4
 _JSON_BYTES = 16 << 20
 _BEST_MODEL = re.compile(r'"best_model_checkpoint":\s*"([^"]+)"')
 
@@ -34,17 +35,22 @@ def find_writers(folder: Path, proc: Path = _PROC) -> FolderWriters | None:
     for pid in pids:
         if pid == os.getpid():
             continue
+        opened: list[str] = []
         try:
-            name, _, fields = (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
-            state, parent, *_ = fields.split()
-            if state != "Z":
-                parents[pid] = int(parent)
-            for path in _open_paths(proc / str(pid), prefix):
-                writers[path.removeprefix(prefix)] = f"process {pid} ({name})"
+            opened += _open_paths(proc / str(pid), prefix)
         except PermissionError:
             unreadable.add(pid)
-        except (OSError, ValueError, IndexError):
+        except OSError:
             continue  # the process has ended
+        try:
+            name, _, fields = (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+            state, parent, _, _, _, _, flags, *_ = fields.split()
+        except (OSError, ValueError):
+            continue
+        # Read last: a process that ends closes its files before it is gone.
+        if state not in "ZX" and not int(flags) & _PF_EXITING:
+            parents[pid] = int(parent)
+        writers |= {path.removeprefix(prefix): f"process {pid} ({name})" for path in opened}
     processes = frozenset(pid for pid in parents if _is_descendant(pid, parents))
     # The processes of other users do not write to this folder, unless they are parts of the program.
     return None if processes & unreadable else FolderWriters(writers, processes)

@@ -142,6 +142,15 @@ class FileCheckpointStore:
     def on_failed(self, global_step: int, error: Exception) -> None:
         """Count and report a commit that failed."""
         self._committer.on_failed(global_step, error)
+        self.report_hindrance(self._committer.explain_missing_commit(global_step))
+
+    def report_hindrance(self, hindrance: str) -> None:
+        """Show why nothing is committed, as the end of a sentence, in the progress of the run."""
+        self._progress.report_hindrance(hindrance)
+
+    def close(self) -> None:
+        """Wait a moment for the report that is being stored."""
+        self._progress.close()
 
     def _skip_damaged(self, ref: CheckpointRef, error: IntegrityError) -> Event:
         quarantine_checkpoint(self._store, ref, str(error), by="restore")

@@ -140,7 +140,7 @@ class ProgramRunner:
         self._watch.scan()
         if self._background_commit.is_ready:
             self._commit(self._watch.select(self._clock()))
-            self._watch.report_hindrance()
+            self._report_hindrance()
 
     def _forward_signals(self, child: ChildProcess, seconds: float) -> None:
         number = self._signals.wait_next(seconds)
@@ -182,9 +182,13 @@ class ProgramRunner:
         if self._commit(self._watch.select(ended_at, has_ended=True, has_finished=finished)):
             self._wait_for_saving(child)
         else:
-            self._watch.report_hindrance(has_ended=True)
+            self._report_hindrance(has_ended=True)
         if child.exit_code == 0 and not self._stop_signal.is_requested:
             self._watch.end()
+
+    def _report_hindrance(self, *, has_ended: bool = False) -> None:
+        if why := self._watch.report_hindrance(has_ended=has_ended):
+            self._checkpoints.report_hindrance(why)
 
     def _wait_for_saving(self, child: ChildProcess) -> None:
         while self._background_commit.is_busy and not (self._stop_signal.is_requested and self._seconds_left() <= 0):

@@ -32,7 +32,9 @@ class FolderWatch:
         self._clock = clock
         self._detector = CompletenessDetector(options)
         self._pointers = PointerReader(options.folder)
+        self._began = clock()
         self._reported_at: float | None = None
+        self._was_idle = False
         self._said: set[str] = set()
         self._processes: frozenset[int] = frozenset()
         self.settle = self._detector.settle
@@ -97,23 +99,28 @@ class FolderWatch:
             self._say(f"{path!r} {why}")
         return selection
 
-    def report_hindrance(self, *, has_ended: bool = False) -> None:
-        """Say what has hindered a commit of new files for long, by name."""
+    def report_hindrance(self, *, has_ended: bool = False) -> str:
+        """Say what has hindered a commit for long, by name; return it whenever it is due, else an empty text."""
         now = self._clock()
         seconds, why = self._detector.find_hindrance(now)
-        if not seconds and not has_ended:
-            self._reported_at = None
+        is_idle = not why and not self._detector.has_commit
+        if is_idle:
+            seconds, why = now - self._began, f"the program has written no checkpoint to {self._options.folder}"
+        if (not seconds and not has_ended) or is_idle != self._was_idle:
+            self._reported_at, self._was_idle = None, is_idle
         is_due = seconds >= _FIRST_WORD_SECONDS and (
             self._reported_at is None or now - self._reported_at >= _NEXT_WORD_SECONDS
         )
-        is_known = any(message.startswith(why) for message in self._said)
-        if why and (is_due or (has_ended and not is_known)):
-            self._reported_at = now
-            how_long = "when the program ended" if has_ended else f"for {seconds:.0f} s"
-            log_message(
-                f"new files in {self._options.folder} could not be committed {how_long}: {why}; "
-                "see the table of --layout, --checkpoint and --marker in docs/checkpoints.md"
-            )
+        if not why or not (is_due or has_ended):
+            return ""
+        self._reported_at = now
+        how_long = "when the program ended" if has_ended else f"for {seconds:.0f} s"
+        remedy = "see the table of --layout, --checkpoint and --marker in docs/checkpoints.md"
+        if is_idle and has_ended:
+            log_message(f"{why}, so none was committed; check --dir, and {remedy}")
+        elif not is_idle and (is_due or not any(message.startswith(why) for message in self._said)):
+            log_message(f"new files in {self._options.folder} could not be committed {how_long}: {why}; {remedy}")
+        return why
 
     def _say_layout(self, selection: CommitSelection) -> None:
         checkpoint = selection.checkpoint

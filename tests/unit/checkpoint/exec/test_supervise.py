@@ -6,12 +6,14 @@
 | SIGTERM before the program was started | it is not started, exit 75 |
 | the checkpoint changes between reading and commit | it is not committed |
 | a step that is not above the newest one, or too large | it is counted, and said once |
-| a file that is never closed | it is named within half a minute |
+| a file that is never closed | it is named within half a minute, in the log and in the progress of the run |
+| a program that writes nothing to the folder | the progress says so, and the log at its end |
 | files of an attempt that committed nothing | set aside, but not those from before |
 """
 
 import os
 import re
+import subprocess
 import threading
 import time
 
@@ -30,7 +32,8 @@ from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.lineage.select import list_commits
-from tiphys.lineage.training_progress import read_training_progress
+from tiphys.lineage.training_progress import describe_training_progress, read_training_progress
+from tiphys.records.base import utc_now
 from tiphys.store import read_events
 
 SETTINGS = CheckpointSettings(
@@ -95,6 +98,12 @@ def events(store):
     return [event.name for event in read_events(store, RUN)]
 
 
+def shown(store):
+    """What `tiphys get`, the page and Argo show of the newest report."""
+    until(lambda: (reported := read_training_progress(store, LINEAGE)) is not None and reported.hindrance)
+    return describe_training_progress(read_training_progress(store, LINEAGE), utc_now())
+
+
 def write(folder, step, content=b"weights"):
     place = folder / f"checkpoint-{step}"
     place.mkdir(exist_ok=True)
@@ -136,6 +145,7 @@ def test_storage_that_fails_at_the_end_leaves_the_exit_code_alone(store, folder)
     assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model')) == 0
     assert list_commits(store, LINEAGE) == []
     assert events(store) == ["checkpoint.save_failed"]
+    assert "no commit yet, because step 7 could not be saved" in shown(store)
 
 
 def test_sigterm_before_the_program_was_started_starts_none(store, folder):
@@ -219,12 +229,35 @@ def test_a_name_without_a_step_is_counted(store, folder):
     assert list_commits(store, LINEAGE) == [ref(1, 1)]
 
 
-def test_a_program_that_never_closes_its_file_is_reported_by_name(store, folder, capsys, monkeypatch):
-    monkeypatch.setattr("tiphys.checkpoint.exec.watch._FIRST_WORD_SECONDS", 0.2)
-    script = 'exec 9> "$0"/model; echo x >&9; sleep 2; exit 3'
-    assert run(store, options(folder, script, checkpoint="", step_from=None, quiet_seconds=0.05)) == 3
-    assert "model is held open for writing by process" in capsys.readouterr().err
-    assert list_commits(store, LINEAGE) == []
+def test_a_program_that_never_closes_its_file_is_reported_by_name(store, folder, capsys):
+    watch = FolderWatch(options(folder, checkpoint="", step_from=None, quiet_seconds=5.0), clock := Clock())
+    watch.begin(())
+    script = 'exec 9> "$0"/model; echo x >&9; echo open; read line'
+    with subprocess.Popen(["sh", "-c", script, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"open\n"
+        for seconds in (1.0, 30.0, 30.0, 160.0, 0.0):
+            watch.scan()
+            assert watch.select(clock()) is None
+            why = watch.report_hindrance()
+            clock.advance(seconds)
+        program.communicate()
+    assert why == f"model is held open for writing by process {program.pid} (sh)"
+    assert capsys.readouterr().err.count(f"could not be committed for 31 s: {why}") == 1
+    keeper(store).report_hindrance(why)
+    assert shown(store) == f"no commit yet, because {why}"
+
+
+def test_a_program_that_writes_nothing_to_the_folder_is_reported(store, folder, capsys, monkeypatch):
+    monkeypatch.setattr("tiphys.checkpoint.exec.watch._FIRST_WORD_SECONDS", 0.1)
+    watch = FolderWatch(options(folder), clock := Clock())
+    watch.scan()
+    assert (watch.select(clock()), watch.report_hindrance()) == (None, "")
+    clock.advance(1.0)
+    assert watch.report_hindrance() == f"the program has written no checkpoint to {folder}"
+    assert capsys.readouterr().err == ""  # a checkpoint may be due in an hour
+    assert run(store, options(folder)) == 0
+    assert capsys.readouterr().err.count("so none was committed; check --dir") == 1
+    assert shown(store) == f"no commit yet, because the program has written no checkpoint to {folder}"
 
 
 def test_files_of_an_attempt_that_committed_nothing_are_set_aside(store, folder, capsys):
