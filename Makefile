@@ -58,10 +58,10 @@ test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, i
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py
 
-test-programs: setup  ## kill the programs of ten libraries; writes reports/programs.json (QUICK=1: no report; PROGRAM=, KILLS=, SEED=, SIGNAL=term)
+test-programs: setup  ## kill the programs of ten libraries; writes reports/programs.json (QUICK=1: no report; PROGRAM=, KILLS=, MINUTES=, SEED=, SIGNAL=term)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-programs $(UV) sync --quiet --locked --no-default-groups --extra numpy --group programs
-	@PYTHONPATH=tests $(RUN) python -m programs $(if $(QUICK),--quick) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(SIGNAL),--signal $(SIGNAL)) $(if $(JOBS),--jobs $(JOBS)) $(addprefix --program ,$(PROGRAM))
+	@PYTHONPATH=tests $(RUN) python -m programs $(if $(QUICK),--quick) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(SIGNAL),--signal $(SIGNAL)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS)) $(addprefix --program ,$(PROGRAM))
 
 test-mlflow: $(filter .tools/bin/uv,$(UV))  ## run the tests against a real MLflow server, in a separate environment (1 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(UV) sync --quiet --locked --all-extras --no-extra torch --group mlflow

@@ -24,14 +24,14 @@ from typing import Any
 from bench.machine import machine
 
 from programs import marked_processes, report
-from programs.attempts import AttemptRecord, Run
+from programs.attempts import STEPS_PER_SAVE, AttemptRecord, Run
 from programs.catalogue import PROGRAMS, Program
 from programs.faults import KINDS, draw_fault, passages_of
 from programs.judge import Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "programs"
-KILLS, QUICK_KILLS = 50, 3
+KILLS, QUICK_KILLS = report.AIM_KILLS, 2
 KILLS_PER_RUN = 4
 UNFINISHED_LIMIT = 3
 """Faults in a row that an attempt may miss, because it ended before."""
@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help=f"of each program; default: {KILLS}, or {QUICK_KILLS} with --quick")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--signal", choices=list(SIGNALS), help="the only kind of fault; default: all, by the seed")
+    parser.add_argument("--minutes", type=float, help="kill each program no more after this time, but once")
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
     parser.add_argument("--quick", action="store_true", help="a few kills of each program, and no report")
     parser.add_argument("--keep", action="store_true", help="keep the files of runs without a finding, too")
@@ -59,7 +60,10 @@ def main() -> int:
     say(f"seed {options.seed}, {kills} kills of each of {len(chosen)} programs")
     with ThreadPoolExecutor(options.jobs) as pool:
         only = SIGNALS.get(options.signal, "")
-        results = list(pool.map(lambda program: campaign(program, kills, options.seed, only, options.keep), chosen))
+        seconds = 60 * options.minutes if options.minutes else float("inf")
+        results = list(
+            pool.map(lambda program: campaign(program, kills, options.seed, only, options.keep, seconds), chosen)
+        )
     if not options.quick:
         report.publish(
             {result["name"]: result for result in results}, machine(), "signals" if options.signal else "programs"
@@ -73,29 +77,31 @@ def _end_programs(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def campaign(program: Program, kills: int, seed: int, only: str, keep: bool = False) -> dict[str, Any]:
-    """Kill ``program`` that often, in runs of a few kills; what the runs showed together."""
+def campaign(
+    program: Program, kills: int, seed: int, only: str, keep: bool = False, seconds: float = float("inf")
+) -> dict[str, Any]:
+    """Kill ``program`` that often, in runs of a few kills; after ``seconds`` none more, once there is one."""
     began = time.monotonic()
     undisturbed = Run(FOLDER / program.name / "undisturbed", program).attempt()
     if undisturbed.code != 0:
         raise SystemExit(f"{program.name} fails without a fault, with {undisturbed.code}:\n{undisturbed.log[-3000:]}")
     generator = random.Random(f"{seed}/{program.name}")
-    passages = passages_of([line["event"] for line in undisturbed.lines], undisturbed.saves)
+    passages = passages_of([line["event"] for line in undisturbed.lines], STEPS_PER_SAVE)
     verdicts: list[Verdict] = []
     struck: list[AttemptRecord] = []
     number = 0
-    while len(struck) < kills:
+    while len(struck) < kills and (not struck or time.monotonic() < began + seconds):
         number += 1
         run = Run(FOLDER / program.name / str(number), program)
         missed = 0
         for _ in range(min(KILLS_PER_RUN, kills - len(struck)) + UNFINISHED_LIMIT):
-            record = run.attempt(draw_fault(generator, passages, only), generator)
+            record = run.attempt(draw_fault(generator, passages, only), random.Random(generator.random()))
             struck += [record] if record.struck else []
             missed += not record.struck
             ended = record.code == 0
             if ended or missed == UNFINISHED_LIMIT or len(run.attempts) - missed >= KILLS_PER_RUN:
                 break
-            if len(struck) == kills:
+            if len(struck) == kills or time.monotonic() > began + seconds:
                 break
         if not ended:
             run.attempt()

@@ -24,11 +24,11 @@ from tiphys.records import Cause, CheckpointRef
 from tiphys.store import DirectoryStore, LineageLayout, read_step_attempts
 
 ROOT = Path(__file__).parents[2]
-GRACE_SECONDS = 60
-SAVE_EVERY = "3 steps"
-HANG_SECONDS = 600
+GRACE_SECONDS = 300
+STEPS_PER_SAVE = 3
+HANG_SECONDS = 1800
 """An attempt without a fault that takes longer hangs, also on a busy machine."""
-_LOOK_SECONDS = 0.002
+_LOOK_SECONDS = 0.005
 _CAUSES = {MEMORY: Cause.OUT_OF_MEMORY}
 
 
@@ -48,8 +48,6 @@ class AttemptRecord:
     committed: list[CheckpointRef] = field(default_factory=list)
     """Checkpoints in storage when the fault happened, newest first; without a fault, at the end."""
     damaged: CheckpointRef | None = None
-    saves: int = 0
-    """Changes that were seen of the files of checkpoints."""
     left: list[str] = field(default_factory=list)
     """Processes that outlived the attempt."""
 
@@ -112,10 +110,9 @@ class Run:
         saves = _ChangeWatch(self.root / "pod" / self.program.folder if self.program.folder else self._shards)
         deadline = time.monotonic() + HANG_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
-            found, changed = trace.new_lines(), saves.changed()
-            record.saves += changed
+            found = trace.new_lines()
             if fault and not record.struck:
-                passages += sum(line["event"] == fault.event for line in found) if fault.event else changed
+                passages += sum(line["event"] == fault.event for line in found) if fault.event else saves.changed()
                 if passages >= fault.passage:
                     record.committed = list_commits(self.store, LINEAGE)
                     record.struck = True
@@ -194,7 +191,7 @@ def compiled(program: Program) -> tuple[list[str], dict[str, str]]:
             name=STEP,
             image="registry.example/trainer:1",
             command=program.command,
-            checkpoints=Checkpoints(every=SAVE_EVERY, keep_last=3),
+            checkpoints=Checkpoints(every=f"{STEPS_PER_SAVE} steps", keep_last=3),
             grace=f"{GRACE_SECONDS}s",
         )()
     templates = pipeline.to_dict()["spec"]["templates"]

@@ -43,9 +43,11 @@ def draw_fault(generator: random.Random, passages: Mapping[str, int], only: str 
     # A checkpoint can be damaged only where there is one.
     moments = [moment for moment in passages if kind != DAMAGE or moment not in ("imports", "first step")]
     moment = generator.choice(moments)
-    return Fault(kind, moment, generator.randint(1, max(1, passages[moment] // 2)))
+    # A drawn integer would use more or less of the generator when a loader has read one sample more ahead.
+    return Fault(kind, moment, 1 + int(generator.random() * max(1, passages[moment] // 2)))
 
 
-def passages_of(events: Sequence[str], saves: int) -> dict[str, int]:
-    """How often each moment came in a run that printed ``events``; ``saves`` changes of files were seen."""
+def passages_of(events: Sequence[str], steps_per_save: int) -> dict[str, int]:
+    """How often each moment came in a run that printed ``events``; a program that says no save saves by its steps."""
+    saves = events.count("saved") or events.count("step") // steps_per_save
     return {moment: count for moment, event in _EVENTS.items() if (count := events.count(event))} | {"save": saves}

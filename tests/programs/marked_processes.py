@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 MARK = "PROGRAM_MARK"
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 10.0
 """How long a process that was killed may take until the kernel has removed it."""
 
 

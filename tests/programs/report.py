@@ -11,6 +11,8 @@ from programs.catalogue import PROGRAMS, Program
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "tests/bench/reports/programs.json"
 PAGE = ROOT / "docs/programs.md"
+AIM_KILLS = 50
+"""Kills of each program that its row has to show."""
 BEGIN, END = "<!-- made from tests/bench/reports/programs.json by `make test-programs` -->", "<!-- end -->"
 LIBRARIES = ("torch", "torchdata", "transformers", "lightning", "accelerate", "keras", "jax", "orbax-checkpoint",
              "xgboost-cpu", "scikit-learn", "joblib", "numpy")  # fmt: skip
@@ -53,31 +55,38 @@ def with_table(text: str, report: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> list[str]:
-    """A row for each program that was killed."""
+    """A row for each program, also for one that was not killed."""
     lines = [
-        "| program | lines for Tiphys | restored | data | kills | lost silently | wrong states | processes left "
-        "| samples twice, never |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| program | lines for Tiphys | restored | position in the data | kills | lost silently | wrong states "
+        "| other findings | samples twice, never | same order |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    found = report["programs"]
-    rows = (_cells(program, found[program.name]) for program in PROGRAMS if program.name in found)
+    rows = (_cells(program, report["programs"].get(program.name)) for program in PROGRAMS)
     return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
-def _cells(program: Program, result: Mapping[str, Any]) -> list[str]:
-    findings = result["findings"]
+def _cells(program: Program, result: Mapping[str, Any] | None) -> list[str]:
     wrapped = f"none; `tiphys-exec --dir {program.folder}`" if program.folder else f"{program.own_lines}, a session"
-    restored = ", ".join(_NAMES[name] for name in _NAMES if result["restored"].get(name))
-    order = f"{result['twice']}, {result['never']} of {result['samples']}" if result["samples"] else "–"
+    words = [program.title, wrapped]
+    if result is None:
+        return [*words, "not measured", program.position, f"0 (missed: {AIM_KILLS})", *["not measured"] * 5]
+    findings = dict(result["findings"])
+    restored = ", ".join(_NAMES[name] for name in _NAMES if result["restored"].get(name)) or "nothing yet"
+    has_samples = result["samples"] > 0
     return [
-        program.title,
-        wrapped,
+        *words,
         restored,
         program.position,
-        str(result["kills"]),
-        *(str(findings.get(kind, 0)) for kind in ("silent loss", "wrong state", "process left")),
-        order,
+        f"{result['kills']}" + (f" (missed: {AIM_KILLS})" if result["kills"] < AIM_KILLS else ""),
+        *(_against_zero(findings.pop(kind, 0)) for kind in ("silent loss", "wrong state")),
+        _against_zero(sum(findings.values()), ", ".join(findings)),
+        f"{result['twice']}, {result['never']} of {result['samples']}" if has_samples else "–",
+        ("yes" if result["same_order"] else "**no**") if has_samples else "–",
     ]
+
+
+def _against_zero(count: int, what: str = "") -> str:
+    return f"**{count}**{f' ({what})' if what else ''}, missed: 0" if count else "0"
 
 
 def line(result: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """What a program printed while an attempt ran, line by line."""
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,11 @@ class TraceReader:
 
     def new_lines(self) -> list[Line]:
         """Complete lines since the last call."""
-        if not self.path.exists():
+        try:
+            size = os.stat(self.path).st_size  # noqa: PTH116  looks often
+        except FileNotFoundError:
+            return []
+        if size == self._offset:
             return []
         with self.path.open("rb") as stream:
             stream.seek(self._offset)

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from programs import marked_processes, report
-from programs.attempts import AttemptRecord, compiled
+from programs.attempts import STEPS_PER_SAVE, AttemptRecord, compiled
 from programs.catalogue import PROGRAMS, SCRIPTS, Program
 from programs.faults import DAMAGE, KILL, KINDS, MEMORY, TERM, Fault, draw_fault, passages_of
 from programs.judge import Verdict, judge
@@ -165,7 +165,7 @@ def test_line_that_is_half_written_is_read_once_it_is_whole(tmp_path):
 
 
 def test_same_seed_draws_the_same_faults_of_every_kind():
-    passages = passages_of([line["event"] for line in UNDISTURBED.lines], saves=4)
+    passages = passages_of([line["event"] for line in UNDISTURBED.lines], STEPS_PER_SAVE)
     first, second = (
         [draw_fault(generator, passages) for _ in range(200)] for generator in (random.Random(7), random.Random(7))
     )
@@ -173,6 +173,16 @@ def test_same_seed_draws_the_same_faults_of_every_kind():
     assert {fault.kind for fault in first} == set(KINDS)
     assert {fault.moment for fault in first} == set(passages)
     assert all(1 <= fault.passage <= max(1, passages[fault.moment] // 2) for fault in first)
+
+
+def test_loader_that_reads_ahead_changes_no_other_draw():
+    passages = passages_of([line["event"] for line in UNDISTURBED.lines], STEPS_PER_SAVE)
+    more = passages | {"training": passages["training"] + 1}
+    first, second = (
+        [draw_fault(generator, counts) for _ in range(200)]
+        for generator, counts in ((random.Random(7), passages), (random.Random(7), more))
+    )
+    assert [(fault.kind, fault.moment) for fault in first] == [(fault.kind, fault.moment) for fault in second]
 
 
 def test_process_with_a_session_of_its_own_is_found_and_ended():
@@ -199,32 +209,63 @@ def test_program_has_at_most_three_lines_for_tiphys_and_its_command_is_compiled(
     assert program.own_lines <= (0 if program.folder else 3)
     command, variables = compiled(program)
     assert str(SCRIPTS / program.script) in command
-    assert variables["TIPHYS_SAVE_EVERY"] == "3 steps"
+    assert variables["TIPHYS_SAVE_EVERY"] == f"{STEPS_PER_SAVE} steps"
 
 
 def test_page_has_the_table_of_the_committed_report():
     assert report.with_table(report.PAGE.read_text(), report.read()) == report.PAGE.read_text()
 
 
-def test_committed_report_shows_no_silent_loss_and_no_wrong_state():
+def test_page_marks_every_aim_that_the_committed_report_misses():
     results = report.read()["programs"]
+    rows = report.table(report.read())[2:]
     assert list(results) == [program.name for program in PROGRAMS if program.name in results]
-    assert {name: result["findings"] for name, result in results.items() if result["findings"]} == {}
+    for program, row in zip(PROGRAMS, rows, strict=True):
+        result = results.get(program.name)
+        assert row.startswith(f"| {program.title} |")
+        assert ("not measured" in row) == (result is None)
+        assert (f"(missed: {report.AIM_KILLS})" in row) == (result is None or result["kills"] < report.AIM_KILLS)
+        assert ("missed: 0" in row) == bool(result and result["findings"])
+        assert ("**no**" in row) == bool(result and result["samples"] and not result["same_order"])
+
+
+RESULT = {
+    "findings": {},
+    "restored": {"weights": True},
+    "samples": 9,
+    "twice": 0,
+    "never": 0,
+    "kills": 50,
+    "same_order": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cells"),
+    [
+        ({"kills": 12}, ["12 (missed: 50)"]),
+        ({"findings": {"silent loss": 2}}, ["50", "**2**, missed: 0", "0"]),
+        ({"findings": {"hang": 1, "exit code": 1}}, ["0", "**2** (hang, exit code), missed: 0"]),
+        ({"twice": 3, "never": 1, "same_order": False}, ["3, 1 of 9", "**no**"]),
+    ],
+)
+def test_row_says_what_was_missed(changes, cells):
+    (row,) = [row for row in report.table({"programs": {"bash": RESULT | changes}}) if "bash script" in row]
+    assert f"| {' | '.join(cells)} |" in row
 
 
 def test_publishing_one_program_keeps_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "REPORT", tmp_path / "programs.json")
     monkeypatch.setattr(report, "PAGE", tmp_path / "programs.md")
     report.PAGE.write_text(f"before\n{report.BEGIN}\n{report.END}\nafter\n")
-    result = {"findings": {}, "restored": {"weights": True}, "samples": 9, "twice": 0, "never": 0, "kills": 50}
 
-    report.publish({"bash": result}, {}, "programs")
-    report.publish({"keras": result | {"twice": 3}}, {}, "programs")
+    report.publish({"bash": RESULT}, {}, "programs")
+    report.publish({"keras": RESULT | {"twice": 3}}, {}, "programs")
 
     assert list(json.loads(report.REPORT.read_text())["programs"]) == ["keras", "bash"]
     text = report.PAGE.read_text()
     assert text.startswith("before\n") and text.endswith("after\n")
-    assert text.count("\n| ") == 3
+    assert text.count("not measured") == 6 * (len(PROGRAMS) - 2)
     assert "| weights | " in text and "3, 0 of 9" in text
 
 

@@ -194,7 +194,9 @@ class CompletenessDetector:
         if selection is not None and not self._is_news(selection):
             self._why = self._why or self._find_lower(selection.checkpoint)
             selection = None
-        if selection is not None or not (self.is_news(self._scan.listing) and self._hindrance):
+        # At the end nothing follows: that a lower step is committed does not keep what is above it.
+        is_kept = selection is not None and not has_ended
+        if is_kept or not (self.is_news(self._scan.listing) and self._hindrance):
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now

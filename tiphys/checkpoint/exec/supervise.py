@@ -181,8 +181,7 @@ class ProgramRunner:
             return
         if self._commit(self._watch.select(ended_at, has_ended=True, has_finished=finished)):
             self._wait_for_saving(child)
-        else:
-            self._report_hindrance(has_ended=True)
+        self._report_hindrance(has_ended=True)
         if child.exit_code == 0 and not self._stop_signal.is_requested:
             self._watch.end()
 

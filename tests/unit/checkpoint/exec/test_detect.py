@@ -186,6 +186,7 @@ def test_files_of_a_program_that_died_are_complete_only_if_a_scan_saw_them_close
     early, late = {"model_1.pt": 1}, {"model_1.pt": 1, "model_2.pt": 7}
     watch = Watch().closed(2, paths(early)).look(8, paths(late), ended=True)
     assert watch.select(8, has_ended=True) == ["model_1.pt"]
+    assert watch.detector.find_hindrance(8)[1] == "model_2.pt may be half written"
     seen = Watch().closed(2, paths(early)).closed(8, paths(late)).look(9, paths(late), ended=True)
     assert seen.select(9, has_ended=True) == ["model_2.pt"]
     shown = Watch().closed(2, paths(early)).look(8, paths(late), ended=True)
