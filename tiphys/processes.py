@@ -52,6 +52,9 @@ _PATIENCE_SECONDS = 2.0
 """Time for a signalled shell or launcher to hand the signal on, and for what is left of a program that has ended."""
 _LONGEST_RESERVE_SECONDS, _LONGEST_MARGIN_SECONDS = 2.0, 0.2
 """Time before SIGKILL for processes that had no SIGTERM, and from SIGKILL to the end of the grace period, at most."""
+_EXECUTOR_SECONDS = 1.5
+"""Time from SIGKILL to the end of the grace period once the training has saved. Argo's executor looks once a second for
+the end of its program, and an exit code that it has not seen when the kubelet kills it is lost: 137 takes its place."""
 _LOOK_SECONDS, _QUIET_SECONDS = 0.05, 60.0
 _LOOK_SHARE = 0.1
 """Largest share of time to spend on reading /proc, which is long on a machine with thousands of processes."""
@@ -202,9 +205,7 @@ class ChildProcess:
         if number == signal.SIGTERM and self._stopped_at is None:
             self._stopped_at = time.monotonic()
             self._registry.forget_preempted()
-            margin = min(_LONGEST_MARGIN_SECONDS, 0.01 * self._grace_seconds)
-            reserve = min(_LONGEST_RESERVE_SECONDS, 0.1 * self._grace_seconds)
-            self._end_by(self._stopped_at + self._grace_seconds - margin, reserve)
+            self._end_with_grace(min(_LONGEST_MARGIN_SECONDS, 0.01 * self._grace_seconds))
             self.reap()
         elif number == signal.SIGKILL:
             self._end_by(0.0)
@@ -223,6 +224,11 @@ class ChildProcess:
         elif self._kill_at != _NEVER:
             self._signal_due(children, time.monotonic())
             self.look_seconds = max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE)
+
+    def _end_with_grace(self, margin: float) -> None:
+        if self._stopped_at is not None:
+            reserve = min(_LONGEST_RESERVE_SECONDS, 0.1 * self._grace_seconds)
+            self._end_by(self._stopped_at + self._grace_seconds - margin, reserve)
 
     def _end_by(self, kill_at: float, late_seconds: float = 0.0) -> None:
         if kill_at < self._kill_at:
@@ -260,6 +266,8 @@ class ChildProcess:
         are_workers = all(self._sent.get(child.pid, now) >= self._changed_at for child in children)
         if self._code is not None and self._is_preempted and are_workers and not sessions:
             self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
+        if not sessions and self._registry.has_preempted():
+            self._end_with_grace(min(_EXECUTOR_SECONDS, 0.1 * self._grace_seconds))
         if now >= self._kill_at:
             _send(alive, signal.SIGKILL)
             return

@@ -115,6 +115,46 @@ print(ended(child, signals), child.was_signalled)
     )
 
 
+@pytest.mark.parametrize(("seconds_left", "exit_code"), [(1.6, None), (1.4, 75)])
+def test_program_that_stays_after_its_training_has_saved_ends_in_time_for_argo(seconds_left, exit_code):
+    """Argo's executor looks once a second. The grace period is 60 s here, of a clock that only the test moves."""
+    assert (
+        run(f"""
+import types
+from tiphys import processes
+clock = [0.0]
+processes.time = types.SimpleNamespace(monotonic=lambda: clock[0])
+trainer = '''
+import os, signal, sys
+from tiphys.processes import register_session
+signal.signal(signal.SIGTERM, lambda *_: (register_session(os.environ, has_preempted=True), sys.exit(75)))
+register_session(os.environ)
+print("ready", flush=True)
+while True: signal.pause()
+'''
+reader, writer = os.pipe()
+script = 'trap "" TERM; "$0" -c "$1"; echo saved; sleep 600'
+environ = {{**os.environ, "TIPHYS_GRACE_SECONDS": "60"}}
+child = ChildProcess(["sh", "-c", script, sys.executable, trainer], environ, [(os.POSIX_SPAWN_DUP2, writer, 1)])
+try:
+    words = os.fdopen(reader)
+    print(words.readline(), end="")
+    child.send_signal(signal.SIGTERM)
+    clock[0] = 2.0
+    child.reap()
+    print(words.readline(), end="")
+    clock[0] = 60 - {seconds_left}
+    child.reap()
+    while {exit_code} and child.exit_code is None and signals.wait_next(60):
+        child.reap()
+    print(child.exit_code)
+finally:
+    child.send_signal(signal.SIGKILL)
+""")
+        == f"ready\nsaved\n{exit_code}\n"
+    )
+
+
 T = 100.0
 
 
