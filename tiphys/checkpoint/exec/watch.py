@@ -35,6 +35,7 @@ class FolderWatch:
         self._began = clock()
         self._reported_at: float | None = None
         self._was_idle = False
+        self._has_selected = False
         self._said: set[str] = set()
         self._processes: frozenset[int] = frozenset()
         self.settle = self._detector.settle
@@ -94,6 +95,7 @@ class FolderWatch:
         """Return what to commit; say once how the folder is read, and what is left out."""
         selection = self._detector.select_complete(now, has_ended=has_ended, has_finished=has_finished)
         if selection is not None:
+            self._has_selected = True
             self._say_layout(selection)
         for path, why in self._detector.left_out.items():
             self._say(f"{path!r} {why}")
@@ -103,7 +105,7 @@ class FolderWatch:
         """Say what has hindered a commit for long, by name; return it whenever it is due, else an empty text."""
         now = self._clock()
         seconds, why = self._detector.find_hindrance(now)
-        is_idle = not why and not self._detector.has_commit
+        is_idle = not (why or self._has_selected or self._detector.has_commit)
         if is_idle:
             seconds, why = now - self._began, f"the program has written no checkpoint to {self._options.folder}"
         if (not seconds and not has_ended) or is_idle != self._was_idle:
