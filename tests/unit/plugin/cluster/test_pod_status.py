@@ -254,8 +254,3 @@ def test_pod_that_nobody_has_scheduled_yet_is_pending():
     del fresh["status"], fresh["metadata"]["ownerReferences"], fresh["metadata"]["annotations"]
     seen = pod_status(fresh)
     assert (seen.phase, seen.exit_code, seen.workflow_uid, seen.node) == ("Pending", None, "", "")
-
-
-def test_a_pod_that_an_earlier_release_has_kept_keeps_its_termination_message():
-    names = {"name": "p", "namespace": "ml", "workflow_uid": "u", "node": "n", "labels": {}, "phase": "Failed"}
-    assert PodStatus.model_validate({**names, "told": "out of disk"}).termination_message == "out of disk"
