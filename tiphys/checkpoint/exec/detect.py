@@ -108,6 +108,8 @@ class CompletenessDetector:
         self._waiting_since: float | None = None
         self._why = ""
         self._now, self._has_ended, self._has_finished = 0.0, False, False
+        self._alive_at = 0.0
+        """Time of the last scan at which the program certainly ran: after its death a torn file is quiet, too."""
         self.left_out: dict[str, str] = {}
         """Paths that are not part of the checkpoints, and why."""
 
@@ -120,8 +122,8 @@ class CompletenessDetector:
         """Do not select these entries, which are committed or cannot be, until they change; callable on any thread."""
         self._settled = entries
 
-    def observe(self, scan: FolderScan) -> None:
-        """Record a scan."""
+    def observe(self, scan: FolderScan, *, has_ended: bool = False) -> None:
+        """Record a scan; ``has_ended`` if the program had ended before."""
         previous, self._files = self._files, {}
         for path, entry in scan.listing.items():
             state = previous.get(path)
@@ -135,6 +137,8 @@ class CompletenessDetector:
                 state.is_doubtful |= not (scan.writers.is_certain or state.was_closed or state.writer)
                 state.was_closed = not (state.writer or state.is_doubtful)
             self._files[path] = state
+        if not has_ended and (scan.writers is None or scan.writers.is_certain):
+            self._alive_at = scan.now
         self._scan = scan
         self._contents = arrange_folder(scan.listing, self._options, self._before)
         self._steps |= {item.step: item for item in self._contents.checkpoints if item.step is not None}
@@ -421,8 +425,9 @@ class CompletenessDetector:
     def _are_quiet(self, paths: Sequence[str], times: float = 1.0) -> bool:
         """Whether no file changed for the quiet time, nor is open for writing."""
         seconds = times * self._options.quiet_seconds
+        now = min(self._now, self._alive_at) if self._has_ended else self._now
         states = [self._files[path] for path in paths]
-        return all(state.scans > 1 and self._now - state.since >= seconds and not state.writer for state in states)
+        return all(state.scans > 1 and now - state.since >= seconds and not state.writer for state in states)
 
 
 def _name(path: str) -> str:

@@ -77,7 +77,7 @@ class FolderWatch:
         scan = FolderScan(listing, self._clock(), ended_wall_ns or time.time_ns(), None, self._pointers.read(listing))
         if self._detector.is_news(listing) and ended_wall_ns is None:
             scan = scan._replace(writers=self._find_writers())
-        self._detector.observe(scan)
+        self._detector.observe(scan, has_ended=ended_wall_ns is not None)
         is_certain = scan.writers is not None and scan.writers.is_certain
         uncertain = () if is_certain else self._detector.uncertain_files
         self._detector.record_closed(path for path in uncertain if ends_as_written(self._options.folder / path))

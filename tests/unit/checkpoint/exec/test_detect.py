@@ -61,7 +61,8 @@ class Watch:
 
     def look(self, now, entries, *, writers=None, pointers=None, ended=False, is_certain=True):
         held = None if writers is None or ended else FolderWriters(writers, frozenset({7}), is_certain)
-        self.detector.observe(FolderScan(entries, now, int(now * SECOND), held, pointers or {}))
+        scan = FolderScan(entries, now, int(now * SECOND), held, pointers or {})
+        self.detector.observe(scan, has_ended=ended)
         return self
 
     def closed(self, now, entries, **others):
@@ -193,6 +194,16 @@ def test_files_of_a_program_that_died_are_complete_only_if_a_scan_saw_them_close
     assert shown.detector.uncertain_files == ["model_2.pt"]
     shown.detector.record_closed(["model_2.pt"])
     assert shown.select(8, has_ended=True) == ["model_2.pt"]
+
+
+@pytest.mark.parametrize(("alive_until", "found"), [(2, None), (7, ["model.bin"])])
+def test_quiet_time_after_the_death_of_the_program_does_not_count(alive_until, found):
+    torn = listing(**{"model.bin": 1})
+    watch = Watch(ExecOptions(Path("/c"), ("true",), quiet_seconds=5))
+    for now in range(1, alive_until + 1):
+        watch.look(now, torn)
+    dead = watch.closed(8, torn, is_certain=False).look(9, torn, ended=True)
+    assert dead.select(20, has_ended=True) == found
 
 
 def test_a_file_that_was_closed_by_the_death_of_a_process_is_not_complete():

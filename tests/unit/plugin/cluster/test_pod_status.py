@@ -16,7 +16,6 @@
 import pytest
 from support.argo_pods import disruption, ended, pod, runs, waits
 from tiphys_plugin.attempts.pods import observe_pod_end
-from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.cluster.pod_status import pod_status
 
 from tiphys.failures.classify import classify_failure
