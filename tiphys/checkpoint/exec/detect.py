@@ -31,6 +31,9 @@ BESIDE_BYTES = 64 << 20
 
 _TICK_NS = 100_000_000
 """A file that changes twice within a tick of the file system's clock keeps its times; no clock ticks this slowly."""
+_OPENING_SECONDS = 1.0
+"""For so long an empty file may be one that a process opens to write it: the kernel empties or creates it before the
+process has a descriptor of it, and a busy machine stops the process in between."""
 _PATIENCE = 6.0
 """Quiet times after which a missing file or another pointer does not count against a checkpoint any more."""
 _REMEMBERED_STEPS = 8
@@ -341,7 +344,7 @@ class CompletenessDetector:
         state = self._files[path]
         # What changes at all times, such as a database, is not waited for.
         began = min(self._files[file].first_seen for file in checkpoint.files)
-        is_expected = path in self._settled or state.first_seen >= began
+        is_expected = path in self._settled or state.first_seen >= began or _VERSION_WORDS.search(name)
         if is_expected:
             held = f"is held open for writing by {state.writer}" if state.writer else "changes"
             raise _HinderedError(f"{path} {'may be half written' if self._has_ended else held}")
@@ -419,15 +422,19 @@ class CompletenessDetector:
         return all(
             state.was_closed
             and (self._has_ended or state.scans > 1 or self._scan.wall_ns - state.entry.changed_ns > _TICK_NS)
+            and (state.entry.size or state.entry.kind != "file" or self._lived_for(state) >= _OPENING_SECONDS)
             for state in states
         )
 
     def _are_quiet(self, paths: Sequence[str], times: float = 1.0) -> bool:
         """Whether no file changed for the quiet time, nor is open for writing."""
         seconds = times * self._options.quiet_seconds
-        now = min(self._now, self._alive_at) if self._has_ended else self._now
         states = [self._files[path] for path in paths]
-        return all(state.scans > 1 and now - state.since >= seconds and not state.writer for state in states)
+        return all(state.scans > 1 and self._lived_for(state) >= seconds and not state.writer for state in states)
+
+    def _lived_for(self, state: _FileState) -> float:
+        """Return for how many seconds the program has left a file as it is."""
+        return (min(self._now, self._alive_at) if self._has_ended else self._now) - state.since
 
 
 def _name(path: str) -> str:
