@@ -196,6 +196,8 @@ class CompletenessDetector:
                 break
             except _HinderedError as error:
                 self._why = self._why or str(error)
+                if self._is_settled(checkpoint):
+                    break  # a lower step would take the place of a committed one
                 if not any(path in self.left_out for path in checkpoint.entries):
                     following = None if self._are_quiet(checkpoint.files, _PATIENCE) else checkpoint
         if selection is not None and not self._is_news(selection):
@@ -222,6 +224,9 @@ class CompletenessDetector:
         lower = (item for item in self._contents.checkpoints if item.began_ns > newest.began_ns)
         found = next(lower, None)
         return f"{found.name} is of a lower step than {newest.name}, which is older" if found else ""
+
+    def _is_settled(self, checkpoint: FolderCheckpoint) -> bool:
+        return all(self._settled.get(path) == checkpoint.entries[path] for path in checkpoint.files)
 
     def _is_news(self, selection: CommitSelection) -> bool:
         files = {path: entry for path, entry in selection.entries.items() if entry.kind != "folder"}

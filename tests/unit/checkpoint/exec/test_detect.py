@@ -212,6 +212,13 @@ def test_a_file_that_was_closed_by_the_death_of_a_process_is_not_complete():
     assert watch.closed(4, listing(model=3)).select(4) == ["model"]
 
 
+@pytest.mark.parametrize(("age", "found"), [(0.5, None), (1.5, ["model.bin"])])
+def test_an_empty_file_may_be_one_that_a_process_just_opens(age, found):
+    folder = paths({"model.bin": file(0, size=0)})
+    watch = Watch().closed(2, folder).closed(2 + age, folder)
+    assert watch.look(3 + age, folder, ended=True).select(3 + age, has_ended=True) == found
+
+
 def test_two_files_that_are_overwritten_in_place_are_not_complete_when_the_program_dies_between_them():
     first = paths({"model.bin": 1, "optimizer.bin": 2})
     watch = Watch().closed(3, first).closed(9, first)
@@ -231,6 +238,17 @@ def test_settled_files_are_left_alone_until_they_change():
     assert watch.look(20, one).select(20) is None
     assert watch.detector.find_hindrance(20) == (0.0, "")
     assert watch.look(21, two).look(26, two).select(26) == ["checkpoint-1/a"]
+
+
+def test_a_lower_step_never_takes_the_place_of_a_committed_one():
+    options = ExecOptions(Path("/c"), ("true",), quiet_seconds=0.3)
+    first = {"checkpoint-5/m": 1, "checkpoint-5/DONE": file(1, size=0)}
+    whole = {**first, "checkpoint-10/m": 3, "checkpoint-10/DONE": file(3, size=0)}
+    # The program dies unseen soon after the commit, so that nothing shows again that the empty file is complete.
+    torn = paths({**whole, "checkpoint-15/m": 3.2})
+    dead = Watch(options).closed(1, paths(first)).closed(3, paths(whole))
+    dead.detector.settle({path: entry for path, entry in paths(whole).items() if "-10" in path})
+    assert dead.look(3.5, torn, ended=True).select(3.5, has_ended=True) is None
 
 
 def test_files_from_before_the_program_are_not_its_own_unless_they_were_restored():
@@ -299,6 +317,16 @@ def test_a_small_file_that_changes_beside_a_large_step_costs_no_commit():
     first = {"step=20.ckpt": file(1, size=1000), "metrics.json": file(2, size=10)}
     watch = Watch(AUTO, paths(first), set(first)).closed(3, paths(first))
     assert watch.closed(9, paths({**first, "metrics.json": file(8, size=11)})).select(9) is None
+
+
+def test_a_copy_of_the_last_step_is_waited_for():
+    whole = paths({"step-20.ckpt": 1, "last.ckpt": 1})
+    watch = Watch().closed(3, whole)
+    watch.detector.settle(whole)
+    emptied = paths({"step-20.ckpt": 1, "step-40.ckpt": 4, "last.ckpt": file(4, size=0)})
+    assert watch.closed(5, emptied).closed(5.5, emptied).select(5.5) is None
+    filled = paths({"step-20.ckpt": 1, "step-40.ckpt": 4, "last.ckpt": 6})
+    assert watch.closed(6.5, filled).select(6.5) == ["last.ckpt", "step-40.ckpt"]
 
 
 def test_a_database_that_is_open_at_all_times_hinders_nothing():
