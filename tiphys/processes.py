@@ -61,6 +61,8 @@ _LOOK_SHARE = 0.1
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"})
 _REGISTRY_NAME = "tiphys-sessions"
 _PREEMPTED = "preempted"
+_UNCAUGHT_EXCEPTION = 1
+"""Exit code of Python. torchrun raises one at SIGTERM, as do libraries whose workers died."""
 
 
 def log_line(message: str) -> None:
@@ -180,7 +182,8 @@ class ChildProcess:
         """Start ``command``, with ``file_actions`` as of `os.posix_spawn`; raises OSError if it cannot be executed."""
         self.exit_code: int | None = None
         """Exit code as a shell reports it; None until the program and all that it left behind have ended. It is 75
-        where SIGTERM ended the program, and a session or a process that it left behind ended with 75."""
+        where SIGTERM ended the program, and a session or a process that it left behind ended with 75; then 143 in the
+        place of 1, which would say that the program is at fault."""
         self.was_signalled = False
         """Whether a signal ended the program, so that its last checkpoint may be incomplete."""
         self.look_seconds = _QUIET_SECONDS
@@ -287,6 +290,9 @@ class ChildProcess:
             if self._code == 0:
                 log_line("the program ended with 0 after SIGTERM, but its training is not complete; exit code 75")
             self.exit_code, self.was_signalled = environment.EX_TEMPFAIL, False
+        elif self._stopped_at is not None and self._code == _UNCAUGHT_EXCEPTION:
+            self.exit_code = 128 + signal.SIGTERM
+            log_line(f"the program ended with 1 after SIGTERM, as by an exception; exit code {self.exit_code}")
         self._registry.close()
 
 

@@ -80,6 +80,20 @@ def test_sigterm_of_a_program_without_handler_ends_it_as_a_shell_says():
     assert launched.ended()[0] == 143
 
 
+@pytest.mark.parametrize(("code", "reported"), [(1, 143), (3, 3), (0, 0)])
+def test_exception_after_sigterm_is_no_fault_of_the_program(code, reported):
+    launched = Launched(
+        python(
+            f"import signal, sys, time; signal.signal(15, lambda *_: sys.exit({code})); print('ready', flush=True)\n"
+            "while True: time.sleep(60)"
+        )
+    )
+    launched.signal_group()
+    ended, out = launched.ended()
+    assert ended == reported
+    assert ("the program ended with 1 after SIGTERM" in out) == (reported == 143)
+
+
 def test_program_saves_although_its_workers_would_die_of_sigterm():
     launched = Launched(
         python(

@@ -28,7 +28,7 @@ class Prints(keras.callbacks.Callback):
 
 
 def parts(model):
-    weights = [variable.numpy() for variable in model.variables]
+    weights = [variable.numpy() for variable in model.weights]  # `variables` has metrics, too, which are not saved
     moments = [variable.numpy() for variable in model.optimizer.variables]
     return {"weights": digest(weights), "optimizer": digest(moments), "generators": generators()}
 
