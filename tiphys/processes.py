@@ -61,6 +61,7 @@ _LOOK_SHARE = 0.1
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"})
 _REGISTRY_NAME = "tiphys-sessions"
 _PREEMPTED = "preempted"
+_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _UNCAUGHT_EXCEPTION = 1
 """Exit code of Python. torchrun raises one at SIGTERM, as do libraries whose workers died."""
 
@@ -184,8 +185,9 @@ class ChildProcess:
         """Exit code as a shell reports it; None until the program and all that it left behind have ended. It is 75
         where SIGTERM ended the program, and a session or a process that it left behind ended with 75; then 143 in the
         place of 1, which would say that the program is at fault."""
-        self.was_signalled = False
-        """Whether a signal ended the program, so that its last checkpoint may be incomplete."""
+        self.has_finished = False
+        """Whether the program ended by itself, with 0 or 75, so that no file is half written; if it is a shell that
+        SIGTERM ended, what it waited for."""
         self.look_seconds = _QUIET_SECONDS
         """How long the caller may wait for a signal before it calls `reap` again."""
         self._grace_seconds = float(environ.get(environment.GRACE_SECONDS) or DEFAULT_GRACE_SECONDS)
@@ -194,7 +196,8 @@ class ChildProcess:
         self._late_at = self._kill_at = _NEVER
         self._changed_at = 0.0
         self._sent: dict[int, float] = {}
-        self._is_preempted = self._has_session_ended = False
+        self._is_shell = self._is_preempted = self._has_session_ended = False
+        self._left_codes: list[int] = []
         self._sessions: set[int] = set()
         # An elastic torchrun alone can tell the other nodes that its ranks leave.
         self._registry = _SessionRegistry(is_offered=environment.ELASTIC not in environ)
@@ -252,9 +255,10 @@ class ChildProcess:
         code = os.waitstatus_to_exitcode(status)
         if pid == self._pid:
             self._code = 128 - code if code < 0 else code
-            self.was_signalled = code < 0
             if self._stopped_at is None:
                 self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
+        elif self._code == _ENDED_BY_SIGTERM and self._is_shell:
+            self._left_codes.append(code)
         self._is_preempted |= self._stopped_at is not None and code == environment.EX_TEMPFAIL
         return True
 
@@ -265,6 +269,7 @@ class ChildProcess:
         self._has_session_ended |= not self._sessions <= sessions
         self._sessions = sessions
         self._sent = {pid: at for pid, at in self._sent.items() if pid in alive}
+        self._is_shell |= any(child.pid == self._pid and child.name in _SHELLS for child in children)
         # A process that had its SIGTERM before another one ended with 75 may still save; the others were its workers.
         are_workers = all(self._sent.get(child.pid, now) >= self._changed_at for child in children)
         if self._code is not None and self._is_preempted and are_workers and not sessions:
@@ -285,13 +290,14 @@ class ChildProcess:
     def _end(self) -> None:
         assert self._code is not None
         self.exit_code = self._code
+        self.has_finished = {*(self._left_codes or [self._code])} <= {0, environment.EX_TEMPFAIL}
         has_saved = self._is_preempted or self._registry.has_preempted()
         if self._stopped_at is not None and has_saved and self._code != environment.EX_FENCED:
             if self._code == 0:
                 log_line("the program ended with 0 after SIGTERM, but its training is not complete; exit code 75")
-            self.exit_code, self.was_signalled = environment.EX_TEMPFAIL, False
+            self.exit_code, self.has_finished = environment.EX_TEMPFAIL, True
         elif self._stopped_at is not None and self._code == _UNCAUGHT_EXCEPTION:
-            self.exit_code = 128 + signal.SIGTERM
+            self.exit_code = _ENDED_BY_SIGTERM
             log_line(f"the program ended with 1 after SIGTERM, as by an exception; exit code {self.exit_code}")
         self._registry.close()
 

@@ -208,6 +208,17 @@ def test_sigterm_commits_what_the_program_saves_and_is_never_a_success(run):
     assert run.result.read_text() == after(step + 7)
 
 
+def test_program_below_a_shell_that_dies_of_sigterm_has_its_last_save_committed(run):
+    line = f"{sys.executable} -m support.file_trainer {run.folder}; echo after"
+    pauses = {"FILE_ON_SIGTERM": "save", "FILE_PAUSE": "0.02", "FILE_STEPS": "100000"}
+    process = run.start("--quiet", "10m", *QUIET[2:], command=["sh", "-c", line], **pauses)
+    says(process, "wrote 5")
+    process.send_signal(signal.SIGTERM)
+    code, out, err = run.finish(process)
+    assert code == 75, err
+    assert run.commits[:1] == [ref(1, int(re.findall(r"wrote (\d+)", out)[-1]))], err
+
+
 def test_a_program_that_sigterm_ends_leaves_what_was_whole(run):
     # It waits for one commit more than there will be.
     process = run.start(FILE_AWAIT=str(run.root / "none"))
@@ -354,7 +365,7 @@ def test_step_without_checkpoints_says_that_nothing_is_kept(run):
 
 
 SEED = 20261129
-KILLS_PER_SHAPE = 60
+KILLS_PER_SHAPE = int(os.environ.get("KILLS_PER_SHAPE", "8"))
 
 
 def shape_command(run, shape, *, steps=100_000, pause=0.02, handler=False):

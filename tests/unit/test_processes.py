@@ -35,13 +35,13 @@ def run(script):
 
 
 @pytest.mark.parametrize(
-    ("script", "told"), [("exit 0", "0 False"), ("exit 7", "7 False"), ("kill -TERM $$", "143 True")]
+    ("script", "told"), [("exit 0", "0 True"), ("exit 7", "7 False"), ("kill -TERM $$", "143 False")]
 )
 def test_how_it_ended_is_passed_on(script, told):
     assert (
         run(f"""
 child = ChildProcess(["sh", "-c", {script!r}], os.environ)
-print(ended(child, signals), child.was_signalled)
+print(ended(child, signals), child.has_finished)
 """)
         == f"{told}\n"
     )
@@ -100,18 +100,22 @@ earlier.wait()
     )
 
 
-def test_program_that_was_stopped_leaves_the_exit_code_of_what_it_left_behind():
+@pytest.mark.parametrize(("code", "end"), [(75, "75 True"), (0, "143 True"), (3, "143 False")])
+def test_program_that_was_stopped_ends_as_what_it_left_behind(code, end):
     assert (
-        run("""
-trainer = "import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('ready', flush=True); signal.pause()"
+        run(
+            f"end = {code}"
+            + """
+trainer = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({end})); print('ready', flush=True); signal.pause()"
 reader, writer = os.pipe()
 command = ["sh", "-c", f"{sys.executable} -c \\"{trainer}\\"; true"]
 child = ChildProcess(command, os.environ, [(os.POSIX_SPAWN_DUP2, writer, 1)])
 os.read(reader, 100)
 child.send_signal(signal.SIGTERM)
-print(ended(child, signals), child.was_signalled)
-""")
-        == "75 False\n"
+print(ended(child, signals), child.has_finished)
+"""
+        )
+        == f"{end}\n"
     )
 
 

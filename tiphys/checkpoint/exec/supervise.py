@@ -172,14 +172,12 @@ class ProgramRunner:
 
     def _flush(self, child: ChildProcess) -> None:
         """Commit the checkpoint that was complete when the program ended; after SIGTERM only while time is left."""
-        # Other exit codes, and signals, may have interrupted a write.
-        finished = child.exit_code in (0, EX_TEMPFAIL) and not child.was_signalled
         ended_at, ended_wall_ns = self._clock(), time.time_ns()
         self._wait_for_saving(child)
         self._watch.scan(ended_wall_ns)
         if self._background_commit.is_busy:
             return
-        if self._commit(self._watch.select(ended_at, has_ended=True, has_finished=finished)):
+        if self._commit(self._watch.select(ended_at, has_ended=True, has_finished=child.has_finished)):
             self._wait_for_saving(child)
         self._report_hindrance(has_ended=True)
         if child.exit_code == 0 and not self._stop_signal.is_requested:
