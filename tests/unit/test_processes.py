@@ -4,6 +4,7 @@ All in a process of its own: the signals of a process may go to any of its threa
 """
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -102,19 +103,18 @@ earlier.wait()
 
 @pytest.mark.parametrize(("code", "end"), [(75, "75 True"), (0, "143 True"), (3, "143 False")])
 def test_program_that_was_stopped_ends_as_what_it_left_behind(code, end):
+    stop = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({code}))"
+    trainer = f"{stop}; print('ready', flush=True); signal.pause()"
+    line = f"{shlex.join([sys.executable, '-c', trainer])}; true"
     assert (
-        run(
-            f"end = {code}"
-            + """
-trainer = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({end})); print('ready', flush=True); signal.pause()"
+        run(f"""
 reader, writer = os.pipe()
-command = ["sh", "-c", f"{sys.executable} -c \\"{trainer}\\"; true"]
+command = ["sh", "-c", {line!r}]
 child = ChildProcess(command, os.environ, [(os.POSIX_SPAWN_DUP2, writer, 1)])
 os.read(reader, 100)
 child.send_signal(signal.SIGTERM)
 print(ended(child, signals), child.has_finished)
-"""
-        )
+""")
         == f"{end}\n"
     )
 
