@@ -10,9 +10,12 @@ import contextlib
 import dataclasses
 import sys
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping
 from enum import Enum
 from types import BuiltinFunctionType, MemberDescriptorType, ModuleType
 from typing import Any
+
+from tiphys.errors import UsageError
 
 ClassName = tuple[str, str]
 """Module and qualified name of a class; other modules may have a class of the same name."""
@@ -40,19 +43,28 @@ def find_class(name: ClassName) -> type | None:
 def builtin_base(cls: type) -> type | None:
     """Return the built-in class that holds the content of an instance of ``cls``; None if no state may hold one.
 
-    Such are dataclasses, named tuples, and subclasses of list and dict. An
-    instance of any other class may have content that Python does not show.
+    Such are dataclasses, named tuples, and subclasses of list and dict, without a ``__del__``, which a checkpoint
+    could run. An instance of any other class may have content that Python does not show.
     """
     base: Any = next(base for base in cls.__mro__ if not _is_python_class(base))
-    if base is object and not dataclasses.is_dataclass(cls):
-        return None
-    if base is tuple and not hasattr(cls, "_fields"):
-        return None
-    return base if base in BUILTIN_BASES else None
+    has_form = dataclasses.is_dataclass(cls) if base is object else base is not tuple or hasattr(cls, "_fields")
+    return base if base in BUILTIN_BASES and has_form and not hasattr(cls, "__del__") else None
 
 
-def is_restorable(cls: type) -> bool:
-    return issubclass(cls, Enum) or builtin_base(cls) is not None
+def find_saved_class(name: ClassName, fields: list[str], known: Mapping[ClassName, type]) -> type:
+    """Return the class of this name and these fields in a checkpoint; raises UsageError if the program has none."""
+    cls = known.get(name) or find_class(name)
+    if cls is None or not (issubclass(cls, Enum) or builtin_base(cls)):
+        raise UsageError(
+            f"the checkpoint contains a {name[1]} of the module {name[0]}, which neither the default of restore() nor "
+            "an imported module has; import it before restore(), or pass a default with the same classes"
+        )
+    if fields != field_names(cls):
+        raise UsageError(
+            f"the checkpoint's {name[1]} has the fields {fields}, the program's has {field_names(cls)}; "
+            "the code has changed: start a new run, or restore the fields"
+        )
+    return cls
 
 
 def field_names(cls: Any) -> list[str]:

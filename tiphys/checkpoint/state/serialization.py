@@ -10,6 +10,7 @@ import contextlib
 import gc
 import json
 import math
+import re
 import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,8 +40,8 @@ from tiphys.checkpoint.state.classes import (
     class_name,
     field_names,
     find_class,
+    find_saved_class,
     get_attributes,
-    is_restorable,
     set_attributes,
 )
 from tiphys.errors import UsageError
@@ -52,6 +53,7 @@ Classes = Mapping[ClassName, type]
 _MAX_JSON_INTEGER = 1 << 63
 _MAX_DEPTH = 100
 _MAX_INLINE_BYTES = 4096
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FlatState(NamedTuple):
@@ -133,7 +135,7 @@ def unflatten_state(document: Any, arrays: list[Array], like: Any = None) -> Any
         UsageError: a class of the state is in neither, or its fields have changed.
     """
     known = flatten_state(like).classes
-    classes = [_find_class((module, name), fields, known) for module, name, fields in document["classes"]]
+    classes = [find_saved_class((module, name), fields, known) for module, name, fields in document["classes"]]
     arrays = [lay_out(array, form) for array, form in zip(arrays, document["arrays"], strict=True)]
     views = [view_of(arrays[form["of"]], form) for form in document["views"]]
     with _paused_collector():
@@ -187,7 +189,9 @@ class _Flattener:
     def _node(self, value: Any, path: str) -> TreeNode:
         kind = type(value)
         if value is None or kind in (bool, str):
-            return value
+            # JSON joins two surrogates.
+            is_plain = kind is not str or not _SURROGATE.search(value)
+            return value if is_plain else {"utf-8": value.encode("utf-8", "surrogatepass").hex()}
         if kind in self._codes:
             return {self._codes[kind]: value.data.hex()}
         if kind is int:
@@ -209,7 +213,7 @@ class _Flattener:
     def _container(self, value: Any, path: str) -> TreeNode:
         if id(value) in self._open:
             raise UsageError(f"{path} contains itself, so it cannot be saved; remove the cycle")
-        if id(value) in self._containers and not isinstance(value, tuple):
+        if id(value) in self._containers and type(value) is not tuple:
             number, first_path, _ = self._containers[id(value)]
             return {"same": number, "path": first_path}
         if len(self._open) == _MAX_DEPTH:
@@ -289,8 +293,8 @@ class _Flattener:
         if isinstance(value, np.bytes_):
             return {"numpy.bytes": value.hex()}
         form = self._dtype(value.dtype, path)
-        if isinstance(form, str) and isinstance(value, np.number):
-            self._codes[type(value)] = form  # its dtype is always the same
+        if isinstance(form, str) and isinstance(value, np.number) and value.dtype.kind != "m":
+            self._codes[type(value)] = form  # its dtype is always the same, unlike the unit of a timedelta
         content = value.tobytes().hex()
         return {form: content} if isinstance(form, str) else {"scalar": [form, content]}
 
@@ -387,20 +391,21 @@ class _Builder:
         return container
 
     def _tuple(self, nodes: list[TreeNode]) -> Any:
-        self._containers.append(None)  # nothing refers to a tuple by its number
+        self._containers.append(None)  # nothing refers to a plain tuple by its number
         return tuple([self.build(item) for item in nodes])
 
     def _object(self, number: int, node: dict[str, Any]) -> Any:
         cls = self._classes[number]
         base: Any = builtin_base(cls)
         value: Any = None if base is tuple else base.__new__(cls)
+        place = len(self._containers)
         self._containers.append(value)
         attributes = {name: self.build(item) for name, item in node["attributes"].items()}
         items = [self.build(item) for item in node.get("items", ())]
         pairs = [(self.build(key), self.build(item)) for key, item in node.get("pairs", ())]
         argument = node.get("argument")
         if base is tuple:
-            value = tuple.__new__(cls, items)
+            self._containers[place] = value = tuple.__new__(cls, items)
         elif base is deque:
             deque.__init__(value, items, argument)
         elif base is list:
@@ -437,6 +442,7 @@ class _Builder:
         "view": lambda self, index, _: self._views[index],
         "cell": lambda self, content, _: self._element(*content.split()).reshape(()).copy(),
         "scalar": lambda self, content, _: self._element(*content)[0],
+        "utf-8": lambda _, content, __: bytes.fromhex(content).decode("utf-8", "surrogatepass"),
         "numpy.str": lambda _, text, __: np.str_(text),
         "numpy.bytes": lambda _, text, __: np.bytes_(bytes.fromhex(text)),
         "int": lambda _, text, __: int(text, 16),
@@ -450,21 +456,6 @@ class _Builder:
         "dict": lambda self, pairs, _: self._dict(pairs),
         "object": lambda self, number, node: self._object(number, node),
     }
-
-
-def _find_class(name: ClassName, fields: list[str], known: Classes) -> type:
-    cls = known.get(name) or find_class(name)
-    if cls is None or not is_restorable(cls):
-        raise UsageError(
-            f"the checkpoint contains a {name[1]} of the module {name[0]}, which neither the default of restore() nor "
-            "an imported module has; import it before restore(), or pass a default with the same classes"
-        )
-    if fields != field_names(cls):
-        raise UsageError(
-            f"the checkpoint's {name[1]} has the fields {fields}, the program's has {field_names(cls)}; "
-            "the code has changed: start a new run, or restore the fields"
-        )
-    return cls
 
 
 _KEY_TYPES = (str, int, float, bool, complex, bytes, type(None))

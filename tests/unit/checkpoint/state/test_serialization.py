@@ -31,6 +31,18 @@ class Point(NamedTuple):
     weights: Any
 
 
+class LabelledPoint(Point):
+    labels: list[str]
+
+
+@dataclasses.dataclass
+class Closing:
+    handle: int
+
+    def __del__(self):
+        pass
+
+
 @dataclasses.dataclass
 class Optimizer:
     momentum: Any
@@ -398,6 +410,29 @@ def test_many_numpy_scalars_fit_into_the_document():
     assert found["losses"] == state["losses"]
     assert all(type(loss) is np.float64 for loss in found["losses"])
     assert all(count.flags.writeable and count.shape == () for count in found["counts"])
+
+
+def test_timedeltas_keep_the_unit_that_is_no_part_of_their_type():
+    waits = [np.timedelta64(1, "s"), np.timedelta64(1, "D"), np.timedelta64("NaT", "ms")]
+    assert [(wait.dtype, str(wait)) for wait in round_trip(waits)] == [(wait.dtype, str(wait)) for wait in waits]
+
+
+@pytest.mark.parametrize("text", ["\ud83d\ude00", "\udcff", "ä\ud83d", "😀"])
+def test_text_with_lone_surrogates_comes_back_exactly(text):
+    assert round_trip({text: text}) == {text: text}
+
+
+def test_class_with_a_finalizer_is_refused_since_a_checkpoint_could_run_it():
+    with pytest.raises(UsageError, match=r"state\.file: .*Closing cannot be saved"):
+        flatten_state({"file": Closing(3)})
+
+
+def test_tuples_with_attributes_come_back_shared():
+    point = LabelledPoint(0.5, [1])
+    point.labels = ["a"]
+    first, second = round_trip([point, point])
+    assert first is second
+    assert (first, first.labels) == (point, ["a"])
 
 
 class Tensor:
