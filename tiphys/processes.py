@@ -178,16 +178,26 @@ class ChildProcess:
     """A started program, with all processes that it starts. A process has one at a time."""
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], file_actions: Sequence[tuple[int, int, int]] = ()
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        file_actions: Sequence[tuple[int, int, int]] = (),
+        on_left: Callable[[], None] | None = None,
     ) -> None:
-        """Start ``command``, with ``file_actions`` as of `os.posix_spawn`; raises OSError if it cannot be executed."""
+        """Start ``command``, with ``file_actions`` as of `os.posix_spawn`; raises OSError if it cannot be executed.
+
+        ``on_left`` is called once the program has ended, before what it left behind gets a signal.
+        """
+        self._on_left = on_left
         self.exit_code: int | None = None
-        """Exit code as a shell reports it; None until the program and all that it left behind have ended. It is 75
-        where SIGTERM ended the program, and a session or a process that it left behind ended with 75; then 143 in the
-        place of 1, which would say that the program is at fault."""
+        """Exit code as a shell reports it; None until all processes have ended. A stopped program has 75 if a session or
+        a process that it left ended with 75, and 143 in the place of 1, which would say that it is at fault."""
         self.has_finished = False
-        """Whether the program ended by itself, with 0 or 75, so that no file is half written; if it is a shell that
-        SIGTERM ended, what it waited for."""
+        """Whether nothing interrupted a write: the program, or what a stopped shell waited for, ended with 0 or 75."""
+        self.has_killed = False
+        """Whether a signal ended a process that the program left behind, maybe while it wrote a file."""
+        self.had_session = False
+        """Whether a session was open in it, or may have been."""
         self.look_seconds = _QUIET_SECONDS
         """How long the caller may wait for a signal before it calls `reap` again."""
         self._grace_seconds = float(environ.get(environment.GRACE_SECONDS) or DEFAULT_GRACE_SECONDS)
@@ -198,6 +208,7 @@ class ChildProcess:
         self._sent: dict[int, float] = {}
         self._is_shell = self._is_preempted = self._has_session_ended = False
         self._left_codes: list[int] = []
+        self._at_stop: set[tuple[int, int]] = set()
         self._sessions: set[int] = set()
         # An elastic torchrun alone can tell the other nodes that its ranks leave.
         self._registry = _SessionRegistry(is_offered=environment.ELASTIC not in environ)
@@ -228,6 +239,9 @@ class ChildProcess:
         if self._code is not None and not children and not self._collect():  # one look may miss a new process
             self._end()
         elif self._kill_at != _NEVER:
+            if self._code is not None and self._on_left is not None:
+                self._on_left()
+                self._on_left = None
             self._signal_due(children, time.monotonic())
             self.look_seconds = max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE)
 
@@ -257,8 +271,10 @@ class ChildProcess:
             self._code = 128 - code if code < 0 else code
             if self._stopped_at is None:
                 self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
-        elif self._code == _ENDED_BY_SIGTERM and self._is_shell:
-            self._left_codes.append(code)
+        else:
+            self.has_killed |= code < 0
+            if self._code == _ENDED_BY_SIGTERM and self._is_shell:
+                self._left_codes.append(code)
         self._is_preempted |= self._stopped_at is not None and code == environment.EX_TEMPFAIL
         return True
 
@@ -270,8 +286,11 @@ class ChildProcess:
         self._sessions = sessions
         self._sent = {pid: at for pid, at in self._sent.items() if pid in alive}
         self._is_shell |= any(child.pid == self._pid and child.name in _SHELLS for child in children)
-        # A process that had its SIGTERM before another one ended with 75 may still save; the others were its workers.
-        are_workers = all(self._sent.get(child.pid, now) >= self._changed_at for child in children)
+        self._at_stop = self._at_stop or {process.identity for process in below}
+        # Others may still save: what had its SIGTERM before a process ended with 75, and what was started after it.
+        are_workers = all(
+            self._sent.get(child.pid, now) >= self._changed_at and child.identity in self._at_stop for child in children
+        )
         if self._code is not None and self._is_preempted and are_workers and not sessions:
             self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
         if not sessions and self._registry.has_preempted():
@@ -290,12 +309,14 @@ class ChildProcess:
     def _end(self) -> None:
         assert self._code is not None
         self.exit_code = self._code
+        self.had_session = not self._registry.variables or bool(self._registry.sessions())
         self.has_finished = {*(self._left_codes or [self._code])} <= {0, environment.EX_TEMPFAIL}
         has_saved = self._is_preempted or self._registry.has_preempted()
         if self._stopped_at is not None and has_saved and self._code != environment.EX_FENCED:
             if self._code == 0:
                 log_line("the program ended with 0 after SIGTERM, but its training is not complete; exit code 75")
-            self.exit_code, self.has_finished = environment.EX_TEMPFAIL, True
+            self.exit_code = environment.EX_TEMPFAIL
+            self.has_finished |= self._code < 128  # no signal
         elif self._stopped_at is not None and self._code == _UNCAUGHT_EXCEPTION:
             self.exit_code = _ENDED_BY_SIGTERM
             log_line(f"the program ended with 1 after SIGTERM, as by an exception; exit code {self.exit_code}")
@@ -323,7 +344,8 @@ class _SessionRegistry:
 
     def sessions(self) -> set[tuple[int, int]]:
         """Identities of processes, also of those that have ended."""
-        return {(int(pid), int(started)) for pid, started, *_ in map(str.split, self._lines())}
+        words = [line.split() for line in self._lines()]
+        return {(int(pair[0]), int(pair[1])) for pair in words if len(pair) > 1 and "".join(pair[:2]).isdecimal()}
 
     def has_preempted(self) -> bool:
         return sum(_PREEMPTED in line for line in self._lines()) > self._forgotten
@@ -472,4 +494,7 @@ def run_child(command: Sequence[str], environ: Mapping[str, str], signals: Signa
         if number in FORWARDED:
             child.send_signal(number)
         child.reap()
+    if child.exit_code == 0 and signals.stopped_at is not None and not child.had_session:
+        log_line("the program ended with 0 after SIGTERM, and no session says that it is complete; exit code 75")
+        return environment.EX_TEMPFAIL
     return child.exit_code

@@ -219,6 +219,39 @@ def test_program_below_a_shell_that_dies_of_sigterm_has_its_last_save_committed(
     assert run.commits[:1] == [ref(1, int(re.findall(r"wrote (\d+)", out)[-1]))], err
 
 
+LEAVER = """
+import os, pathlib, signal, subprocess, sys, time
+folder, ending = pathlib.Path(sys.argv[1]), sys.argv[2]
+helper = (
+    "import signal, sys, time, os; signal.signal(15, {deaf})\\n"
+    "with open(sys.argv[1], 'wb', buffering=0) as stream:\\n"
+    "    for _ in range(10_000): stream.write(b'x' * 100); time.sleep(0.01)"
+).format(deaf="signal.SIG_IGN" if ending == "deaf" else "signal.SIG_DFL")
+def leave(*_):
+    torn = folder / "step_3.bin"
+    subprocess.Popen([sys.executable, "-c", helper, str(torn)])
+    while not (torn.exists() and torn.stat().st_size): time.sleep(0.01)
+    (folder / "step_2.bin").write_bytes(b"y" * 1000)
+    os._exit(75)
+signal.signal(15, leave)
+(folder / "step_1.bin").write_bytes(b"x" * 1000)
+print("wrote 1", flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("ending", ["deaf", "default"])
+def test_file_of_a_process_that_is_left_behind_and_killed_is_not_committed(run, ending):
+    program = [sys.executable, "-c", LEAVER, str(run.folder), ending]
+    process = run.start("--quiet", "10m", command=program, TIPHYS_GRACE_SECONDS="5")
+    says(process, "wrote 1")
+    process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish(process)
+    assert code == 75, err
+    assert run.commits[:1] == [ref(1, 2)], err
+    assert "step_3.bin" in err
+
+
 def test_a_program_that_sigterm_ends_leaves_what_was_whole(run):
     # It waits for one commit more than there will be.
     process = run.start(FILE_AWAIT=str(run.root / "none"))

@@ -110,7 +110,7 @@ class CompletenessDetector:
         self._excluded: dict[str, FileEntry] = {}
         self._waiting_since: float | None = None
         self._why = ""
-        self._now, self._has_ended, self._has_finished = 0.0, False, False
+        self._now, self._has_ended, self._has_finished, self._has_killed = 0.0, False, False, False
         self._alive_at = 0.0
         """Time of the last scan at which the program certainly ran: after its death a torn file is quiet, too."""
         self.left_out: dict[str, str] = {}
@@ -131,7 +131,8 @@ class CompletenessDetector:
         for path, entry in scan.listing.items():
             state = previous.get(path)
             if state is None or state.entry != entry:
-                state = _FileState(entry, state.first_seen if state else scan.now, scan.now)
+                first_seen, writer = (state.first_seen, state.writer) if state else (scan.now, "")
+                state = _FileState(entry, first_seen, scan.now, writer=writer)
             else:
                 state.scans += 1
             if scan.writers is not None:
@@ -179,7 +180,7 @@ class CompletenessDetector:
         )
 
     def select_complete(
-        self, now: float, *, has_ended: bool = False, has_finished: bool = False
+        self, now: float, *, has_ended: bool = False, has_finished: bool = False, has_killed: bool = False
     ) -> CommitSelection | None:
         """Return what can be committed now, of the highest complete step; None if that is nothing new.
 
@@ -187,8 +188,10 @@ class CompletenessDetector:
             now: Current time; the time at which the program ended, if it has.
             has_ended: The program has ended, so nothing changes any more.
             has_finished: It ended by itself, so no file is half written.
+            has_killed: Except for files of a process that it had left behind and that was killed.
         """
-        self._now, self._has_ended, self._has_finished, self._why = now, has_ended, has_finished, ""
+        self._now, self._has_ended, self._why = now, has_ended, ""
+        self._has_finished, self._has_killed = has_finished, has_killed
         selection = following = None
         for checkpoint in reversed(self._contents.checkpoints):
             try:
@@ -264,7 +267,7 @@ class CompletenessDetector:
         """Return if there is a sign that ``checkpoint`` is complete; raises `_HinderedError` if there is none."""
         files = checkpoint.files
         self._check_markers(checkpoint)
-        if self._has_finished:
+        if self._are_finished(files):
             return
         if held := next((path for path in files if self._files[path].writer), ""):
             raise _HinderedError(f"{held} is held open for writing by {self._files[held].writer}")
@@ -294,7 +297,7 @@ class CompletenessDetector:
         for marker in set(checkpoint.markers.values()):
             committed = self._settled.get(marker)
             was_emptied = committed is not None and committed.size > self._files[marker].entry.size == 0
-            may_be_torn = self._has_ended and not self._has_finished and not self._are_sure([marker])
+            may_be_torn = self._has_ended and not self._are_finished([marker]) and not self._are_sure([marker])
             if may_be_torn and (was_emptied or marker.endswith(".json")):
                 raise _HinderedError(f"{marker} may be half written")
 
@@ -342,7 +345,8 @@ class CompletenessDetector:
             is_of_previous = previous and previous.began_ns <= entry.changed_ns < checkpoint.began_ns
             if is_of_previous and not self._has_ended and not self._are_quiet([*checkpoint.files, path]):
                 raise _HinderedError(f"{path} was written with {previous and previous.name}, and not yet again")
-        if self._has_finished or entry.kind == "link" or self._are_sure([path]) or self._are_quiet([path]):
+        is_link = entry.kind == "link"
+        if is_link or self._are_finished([path]) or self._are_sure([path]) or self._are_quiet([path]):
             return True
         if path in self._scan.pointers and self._find_target(path, entry) == checkpoint.step is not None:
             return True
@@ -412,7 +416,8 @@ class CompletenessDetector:
                 if (is_named or target in item.entries) and not item.entries.keys() <= entries.keys():
                     if any(entry.problem for entry in item.entries.values()) or item.missing_marker:
                         continue
-                    if not self._has_finished and not (self._are_sure(item.files) or self._are_quiet(item.files)):
+                    files = item.files
+                    if not (self._are_finished(files) or self._are_sure(files) or self._are_quiet(files)):
                         raise _HinderedError(f"{path} names {item.name}, which is not complete")
                     waiting += [name for name in item.entries if name not in entries]
                     entries.update(item.entries)
@@ -420,6 +425,13 @@ class CompletenessDetector:
 
     def _find_problem(self, path: str, entry: FileEntry) -> str:
         return entry.problem or ("cannot be read" if self._excluded.get(path) == entry else "")
+
+    def _are_finished(self, paths: Sequence[str]) -> bool:
+        """Whether the program ended by itself, after all that it left behind had written these files."""
+        states = [self._files[path] for path in paths]
+        # A scan when the program had ended showed what they had open, and the last one shows what has changed since.
+        is_left = self._has_killed and any(state.writer or state.scans < 2 for state in states)
+        return self._has_finished and not is_left
 
     def _are_sure(self, paths: Sequence[str]) -> bool:
         """Whether each file was closed, and cannot have changed since without a change of its times."""

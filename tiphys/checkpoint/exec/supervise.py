@@ -87,7 +87,8 @@ class ProgramRunner:
         # Without this variable a session in the program does nothing; it would commit beside this wrapper.
         environ = {name: value for name, value in environ.items() if name != environment.LINEAGE}
         try:
-            child = ChildProcess(self._options.command, environ, self._output.file_actions if self._output else ())
+            file_actions = self._output.file_actions if self._output else ()
+            child = ChildProcess(self._options.command, environ, file_actions, on_left=self._watch.scan)
         except OSError as error:
             log_message(f"{self._options.command[0]} cannot be started: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
@@ -127,9 +128,8 @@ class ProgramRunner:
 
     def _wait_and_act(self, child: ChildProcess) -> None:
         """Wait for a signal or the next scan; then kill a program that overstays SIGTERM, or start a due commit."""
-        interval = self._options.interval_seconds
-        # How a program that SIGTERM ends has left its files shows only in scans until then.
-        self._forward_signals(child, min(interval, _HURRY_SECONDS) if self._stop_signal.is_requested else interval)
+        # How processes that SIGTERM ends, or a program leaves behind, have left their files shows in scans until then.
+        self._forward_signals(child, min(self._options.interval_seconds, max(child.look_seconds, _HURRY_SECONDS)))
         if child.exit_code is not None:
             return
         if self._stop_signal.is_requested and self._seconds_left() <= self._reserve_seconds():
@@ -177,7 +177,8 @@ class ProgramRunner:
         self._watch.scan(ended_wall_ns)
         if self._background_commit.is_busy:
             return
-        if self._commit(self._watch.select(ended_at, has_ended=True, has_finished=child.has_finished)):
+        how = {"has_finished": child.has_finished, "has_killed": child.has_killed}
+        if self._commit(self._watch.select(ended_at, has_ended=True, **how)):
             self._wait_for_saving(child)
         self._report_hindrance(has_ended=True)
         if child.exit_code == 0 and not self._stop_signal.is_requested:

@@ -91,9 +91,9 @@ class FolderWatch:
         self._processes = writers.processes
         return writers._replace(is_certain=bool(writers.processes) and not ended)
 
-    def select(self, now: float, *, has_ended: bool = False, has_finished: bool = False) -> CommitSelection | None:
-        """Return what to commit; say once how the folder is read, and what is left out."""
-        selection = self._detector.select_complete(now, has_ended=has_ended, has_finished=has_finished)
+    def select(self, now: float, **end: bool) -> CommitSelection | None:
+        """Return what to commit, given how the program ended; say once how the folder is read, and what is left out."""
+        selection = self._detector.select_complete(now, **end)
         if selection is not None:
             self._has_selected = True
             self._say_layout(selection)
