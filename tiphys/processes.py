@@ -190,8 +190,8 @@ class ChildProcess:
         """
         self._on_left = on_left
         self.exit_code: int | None = None
-        """Exit code as a shell reports it; None until all processes have ended. A stopped program has 75 if a session or
-        a process that it left ended with 75, and 143 in the place of 1, which would say that it is at fault."""
+        """Exit code as a shell reports it; None until all processes have ended. A stopped one has 75 if a session or a
+        process that it left ended with 75, and 143 in the place of 1, which would say that it is at fault."""
         self.has_finished = False
         """Whether nothing interrupted a write: the program, or what a stopped shell waited for, ended with 0 or 75."""
         self.has_killed = False

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from tiphys.checkpoint.exec.layouts import is_log
@@ -265,8 +265,10 @@ def read_index(document: bytes) -> CheckpointIndex:
             "use an image with the version that wrote it"
         )
     entries = {fields["path"]: _decode_entry(fields) for fields in content["entries"]}
+    others = {path for path, entry in entries.items() if entry.kind != "folder"}
     for path, problem in [*((root, "") for root in content["roots"]), *((p, e.problem) for p, e in entries.items())]:
-        if any(part in ("", ".", "..") for part in path.split("/")) or problem:
+        is_below_other = not others.isdisjoint(map(str, PurePosixPath(path).parents))
+        if any(part in ("", ".", "..") for part in path.split("/")) or problem or is_below_other:
             raise IntegrityError(f"the index names {path!r}, which cannot be part of a checkpoint")
     return CheckpointIndex(
         content["roots"], entries, list(split_into_spans(_file_sizes(entries), content["shard_bytes"]))

@@ -225,7 +225,7 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _format_error(path: Path, version: int) -> StoreError:
-    remedy = "upgrade Tiphys" if version > _FORMAT else "finish its runs with the Tiphys that made it, or delete it"
+    remedy = "upgrade Tiphys" if version > _FORMAT else "finish its runs with the Tiphys that made it, then delete it"
     return StoreError(f"the GPU ledger {path} has format {version}, and this Tiphys reads {_FORMAT}; {remedy}")
 
 

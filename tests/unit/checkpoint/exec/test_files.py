@@ -290,9 +290,10 @@ def test_a_file_that_cannot_be_read_is_named(store, source):
         commit_checkpoint(store, DRAFT, shards, lambda: None)
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/x", "a//b", "."])
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a//b", ".", "link/x", "link/sub/x"])
 def test_an_index_that_names_places_outside_is_not_believed(path):
-    row = f'{{"path": "{path}", "kind": "file", "mode": 420, "size": 1, "modified_ns": 1}}'
+    link = '{"path": "link", "kind": "link", "target": "a", "modified_ns": 1}'
+    row = f'{link}, {{"path": "{path}", "kind": "file", "mode": 420, "size": 1, "modified_ns": 1}}'
     document = f'{{"format": 2, "roots": [], "shard_bytes": 10, "entries": [{row}]}}'
     with pytest.raises(IntegrityError, match="cannot be part of a checkpoint"):
         read_index(document.encode())
