@@ -104,6 +104,13 @@ def test_damaged_checkpoint_is_not_expected_back():
     assert kinds(judged(first, ended(2, lines_of(0, STEPS)))) == []
 
 
+@pytest.mark.parametrize("program", [SESSION, replace(SESSION, names_steps=False)], ids=["named", "unnamed"])
+def test_damaged_checkpoint_is_not_expected_back_by_later_attempts_either(program):
+    first = ended(1, lines_of(0, 4), DAMAGE, committed=4, code=-9, damaged=ref(1, 4))
+    later = [replace(ended(number, lines_of(0, 1), KILL), committed=[ref(1, 4)]) for number in (2, 3)]
+    assert kinds(judged(first, *later, ended(4, lines_of(0, STEPS)), program=program)) == []
+
+
 def test_other_weights_are_a_wrong_state():
     verdict = judged(ended(1, lines_of(0, 4), KILL, committed=4), ended(2, lines_of(4, STEPS, weights="torn")))
     assert (kinds(verdict), verdict.parts) == (["wrong state"], {"weights": False})
