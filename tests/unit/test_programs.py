@@ -82,8 +82,16 @@ def test_loss_that_tiphys_announces_is_no_silent_loss():
     assert (kinds(verdict), verdict.losses_said) == ([], 1)
 
 
-def test_loss_that_only_the_program_announces_is_silent():
-    said = "ValueError: checkpoint 4 is corrupt"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ValueError: checkpoint 4 is corrupt",
+        "tiphys: last.ckpt was written to while it was being stored, so it was not committed; "
+        "it is stored once it is complete again",
+    ],
+    ids=["program", "promise"],
+)
+def test_loss_that_tiphys_does_not_announce_is_silent(said):
     verdict = judged(ended(1, lines_of(0, 4), KILL, committed=4), ended(2, lines_of(3, STEPS), log=said))
     assert kinds(verdict) == ["silent loss"]
 
