@@ -21,11 +21,14 @@ from programs.catalogue import Program
 from programs.faults import MEMORY, TERM
 from programs.trace import Line, consumed, last_step
 from tiphys.protocol.environment import EX_TEMPFAIL, LOG_PREFIX
+from tiphys.records import CheckpointRef
 
 _SAYS_LOSS = re.compile(
     r"lost|not committed|could not be|not saved|no checkpoint|nothing|incomplete|half written|skipped|corrupt|damaged|"
     r"quarantine|was not|from the beginning|cannot"
 )
+_PROMISES = "stored once it is complete again"
+"""Ends a line of Tiphys about a file that it stores later: what is lost nevertheless has to be said."""
 _ENDS_BY_SIGTERM = (128 + signal.SIGTERM, -signal.SIGTERM)
 Samples = dict[int, list[int]]
 """Ids of the samples that each optimizer step consumed, in the order of ranks."""
@@ -103,6 +106,7 @@ def _judge_restores(
         if line["step"] == 0 or program.in_order:
             known.setdefault((line["step"], line["rank"]), []).append(line)
     floor, unsaid = 0, ""
+    damaged: set[CheckpointRef] = set()
     for record in attempts:
         begins = [line for line in record.lines if line["event"] == "resumed"]
         unsaid += "\n" + record.log
@@ -120,12 +124,13 @@ def _judge_restores(
             floor, unsaid = resumed, record.log
         for line in _states(record.lines):
             known.setdefault((line["step"], line["rank"]), []).append(line)
-        floor = _kept_after(program, record, floor)
+        damaged |= {record.damaged} if record.damaged else set()
+        floor = _kept_after(program, record, floor, damaged)
 
 
-def _kept_after(program: Program, record: AttemptRecord, floor: int) -> int:
+def _kept_after(program: Program, record: AttemptRecord, floor: int, damaged: set[CheckpointRef]) -> int:
     """The step at or after which the next attempt has to begin, if nothing is said."""
-    commits = [ref for ref in record.committed if ref != record.damaged]
+    commits = [ref for ref in record.committed if ref not in damaged]
     if program.names_steps:
         floor = max((ref.global_step for ref in commits), default=0)
     elif record.damaged:
@@ -161,7 +166,8 @@ def _states(lines: Sequence[Line]) -> list[Line]:
 
 
 def _says_loss(log: str) -> bool:
-    return any(LOG_PREFIX in line and _SAYS_LOSS.search(line) for line in log.splitlines())
+    lines = [line for line in log.splitlines() if LOG_PREFIX in line and _PROMISES not in line]
+    return any(_SAYS_LOSS.search(line) for line in lines)
 
 
 def _compare_samples(

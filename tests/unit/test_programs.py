@@ -82,8 +82,16 @@ def test_loss_that_tiphys_announces_is_no_silent_loss():
     assert (kinds(verdict), verdict.losses_said) == ([], 1)
 
 
-def test_loss_that_only_the_program_announces_is_silent():
-    said = "ValueError: checkpoint 4 is corrupt"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ValueError: checkpoint 4 is corrupt",
+        "tiphys: last.ckpt was written to while it was being stored, so it was not committed; "
+        "it is stored once it is complete again",
+    ],
+    ids=["program", "promise"],
+)
+def test_loss_that_tiphys_does_not_announce_is_silent(said):
     verdict = judged(ended(1, lines_of(0, 4), KILL, committed=4), ended(2, lines_of(3, STEPS), log=said))
     assert kinds(verdict) == ["silent loss"]
 
@@ -102,6 +110,13 @@ def test_folder_without_a_complete_save_loses_nothing_at_sigterm():
 def test_damaged_checkpoint_is_not_expected_back():
     first = ended(1, lines_of(0, 4), DAMAGE, committed=4, code=-9, damaged=ref(1, 4))
     assert kinds(judged(first, ended(2, lines_of(0, STEPS)))) == []
+
+
+@pytest.mark.parametrize("program", [SESSION, replace(SESSION, names_steps=False)], ids=["named", "unnamed"])
+def test_damaged_checkpoint_is_not_expected_back_by_later_attempts_either(program):
+    first = ended(1, lines_of(0, 4), DAMAGE, committed=4, code=-9, damaged=ref(1, 4))
+    later = [replace(ended(number, lines_of(0, 1), KILL), committed=[ref(1, 4)]) for number in (2, 3)]
+    assert kinds(judged(first, *later, ended(4, lines_of(0, STEPS)), program=program)) == []
 
 
 def test_other_weights_are_a_wrong_state():
