@@ -83,6 +83,10 @@ class CheckpointValidity:
         """Count ``ref`` as valid without a check."""
         self._trusted.add(ref)
 
+    def forget_except(self, refs: Iterable[CheckpointRef]) -> None:
+        """Forget checkpoints that are gone, which a long training has by the thousand."""
+        self._trusted.intersection_update(refs)
+
     def newest_valid(self, usable: Iterable[CheckpointRef], count: int) -> Mapping[CheckpointRef, Metrics]:
         """The first ``count`` valid checkpoints of ``usable``, with the metrics that are cached; checks no others."""
         valid: dict[CheckpointRef, Metrics] = {}

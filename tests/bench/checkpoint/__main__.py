@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import boto3
-from bench import readme
+from bench import page
 from bench.aims import number_line, verdicts
 from bench.checkpoint import (
     ceilings,
     corruption,
+    drift,
     durable,
     inflation,
     inflation_trainer,
@@ -43,6 +44,7 @@ PARTS = {
     "corruption": corruption.measure,
     "inflation": inflation.measure,
     "launcher": launcher.measure,
+    "drift": drift.measure,
     "landing": landing.measure,
     "peers": peers.measure,
 }
@@ -72,7 +74,7 @@ def main() -> int:
         "parts": parts,
     }
     if not (options.quick or options.state_mib):
-        readme.publish("checkpoint", report)
+        page.publish("checkpoint", report)
     aims = {} if options.state_mib else QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     found = values(parts)

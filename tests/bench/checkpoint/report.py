@@ -21,13 +21,14 @@ AIMS = {
     "step_inflation": Aim("≤", 0.10),
     "launcher_milliseconds": Aim("≤", 25),
     "launcher_mib": Aim("≤", 15),
+    "rss_drift": Aim("≤", 0.02),
 }
 """Of a state of 1 GiB on two cores, in the order of the last line."""
 QUICK_AIMS = {
     "stall_first_ratio": Aim("≥", 3),
     "stall_steady_ratio": Aim("≥", 10),
     **{name: AIMS[name] for name in ("corrupt_found", "corrupt_total", "good_refused", "sigterm_landed_ratio")},
-    **{name: AIMS[name] for name in ("launcher_milliseconds", "launcher_mib")},
+    **{name: AIMS[name] for name in ("launcher_milliseconds", "launcher_mib", "rss_drift")},
 }
 """Of a state of 32 MiB. Its copies, hashes and uploads take milliseconds, and what a save costs whatever its size
 outweighs them, so other ratios are not judged.
@@ -47,8 +48,9 @@ WORDS = {
     "step_inflation": "how much longer a training step takes during an upload, throttled",
     "launcher_milliseconds": "start of a program below the launcher, ms more than without it",
     "launcher_mib": "memory of the launcher while its program runs, MiB",
+    "rss_drift": "growth of a training's memory from its 20th to its 200th save",
 }
-_PERCENT = ("step_inflation", "sigterm_landed_ratio")
+_PERCENT = ("step_inflation", "sigterm_landed_ratio", "rss_drift")
 
 
 def values(parts: Mapping[str, Any]) -> dict[str, Measured]:

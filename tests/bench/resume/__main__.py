@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
-from bench import readme
+from bench import page
 from bench.aims import number_line, verdicts
 from bench.checkpoint.server import S3, s3_server
 from bench.machine import NoiseProbe, describe_noise, machine
@@ -46,7 +46,7 @@ def main() -> int:
             parts[name] = PARTS[name](server, options.quick)
     report["noise"] = probe.report()
     if not options.quick:
-        readme.publish("resume", {**report, "parts": parts})
+        page.publish("resume", {**report, "parts": parts})
     found, aims = values(parts), QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     print(*verdicts(found, aims), noise, number_line(found, AIMS), sep="\n")  # noqa: T201  the result

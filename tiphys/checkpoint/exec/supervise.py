@@ -191,6 +191,8 @@ class ProgramRunner:
     def _wait_for_saving(self, child: ChildProcess) -> None:
         while self._background_commit.is_busy and not (self._stop_signal.is_requested and self._seconds_left() <= 0):
             self._forward_signals(child, _TICK_SECONDS)
+        if self._background_commit.is_busy:
+            log_message("the grace period ended before the last checkpoint was stored; set a longer grace for the step")
 
     def _exit_code(self, child: ChildProcess) -> int:
         if self._background_commit.fenced is not None:

@@ -227,6 +227,7 @@ class Retention:
         commits = list_commits(self._store, self._lineage)
         quarantined = list_quarantined(self._store, self._lineage)
         usable = [ref for ref in order_candidates(commits, self._lineage, starts_from) if ref not in quarantined]
+        self._validity.forget_except(usable)
         references: dict[CheckpointRef, list[str]] = {ref: ["quarantined"] for ref in quarantined}
         for ref in protected:
             references.setdefault(ref, []).append(f"attempt {max(starts_from, default=1)} started from it")

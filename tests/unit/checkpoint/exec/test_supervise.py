@@ -13,6 +13,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -57,6 +58,21 @@ class NoSignals:
         time.sleep(min(seconds, 0.01))
 
 
+class StopAfter(NoSignals):
+    """One SIGTERM, once ``path`` exists."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def wait_next(self, seconds):
+        super().wait_next(seconds)
+        if self.path.exists():
+            self.path.unlink()
+            return signal.SIGTERM
+        return None
+
+
 @pytest.fixture
 def store():
     made = MemoryStore()
@@ -88,9 +104,11 @@ def keeper(store, attempt=1, clock=time.monotonic):
     )
 
 
-def run(store, given, signals=None, attempt=1):
+def run(store, given, signals=None, attempt=1, grace_seconds=60.0):
     stop_signal = StopSignal(time.monotonic)
-    runner = ProgramRunner(given, keeper(store, attempt), signals or NoSignals(), stop_signal, grace_seconds=60.0)
+    runner = ProgramRunner(
+        given, keeper(store, attempt), signals or NoSignals(), stop_signal, grace_seconds=grace_seconds
+    )
     return runner.run(os.environ)
 
 
@@ -146,6 +164,18 @@ def test_storage_that_fails_at_the_end_leaves_the_exit_code_alone(store, folder)
     assert list_commits(store, LINEAGE) == []
     assert events(store) == ["checkpoint.save_failed"]
     assert "no commit yet, because step 7 could not be saved" in shown(store)
+
+
+def test_checkpoint_that_is_not_stored_within_the_grace_period_is_said(store, folder, capsys):
+    answers = threading.Event()
+    store.refuses = lambda operation, key: operation == "create" and "shards/" in key and answers.wait(120) is None
+    script = 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model; touch "$0".saved; exec sleep 600'
+    try:
+        stop = StopAfter(folder.with_name(f"{folder.name}.saved"))
+        assert run(store, options(folder, script, quiet_seconds=0.05), stop, grace_seconds=1.5) == 75
+    finally:
+        answers.set()
+    assert capsys.readouterr().err.count("the grace period ended before the last checkpoint was stored") == 1
 
 
 def test_sigterm_before_the_program_was_started_starts_none(store, folder):
