@@ -9,7 +9,16 @@ from functools import cached_property
 from itertools import pairwise
 
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.layouts import AUTO, WHOLE, Layout, find_last_number, find_step, fit_layout, is_log
+from tiphys.checkpoint.exec.layouts import (
+    AUTO,
+    WHOLE,
+    Layout,
+    base_name,
+    find_last_number,
+    find_step,
+    fit_layout,
+    is_log,
+)
 from tiphys.checkpoint.exec.options import ExecOptions
 
 
@@ -97,7 +106,7 @@ def arrange_folder(listing: FolderListing, options: ExecOptions, before: FolderL
     if numbered:
         return _join_numbers(numbered, dict(sorted({**beside, **loose}.items())))
     if not options.checkpoint:  # everything that the program wrote is one checkpoint
-        for path in [path for path, entry in beside.items() if entry.kind != "folder" and not is_log(_name(path))]:
+        for path in [path for path, entry in beside.items() if entry.kind != "folder" and not is_log(base_name(path))]:
             unit = _Unit(path, None)
             steps[None].append(unit)
             own[unit] = {path: beside.pop(path)}
@@ -116,12 +125,8 @@ def parse_step(name: str, pattern: re.Pattern[str]) -> int | None:
     return max((int(text) for text in texts if text.isascii() and text.isdecimal()), default=None)
 
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 def _arrange_whole(listing: FolderListing, options: ExecOptions, before: FolderListing) -> FolderContents:
-    logs = {path for path, entry in listing.items() if entry.kind == "file" and is_log(_name(path))}
+    logs = {path for path, entry in listing.items() if entry.kind == "file" and is_log(base_name(path))}
     entries = {path: entry for path, entry in listing.items() if path not in logs}
     if not any(entry.kind != "folder" and before.get(path) != entry for path, entry in entries.items()):
         return FolderContents()
@@ -129,13 +134,7 @@ def _arrange_whole(listing: FolderListing, options: ExecOptions, before: FolderL
     steps = [step for path in entries if pattern and (step := parse_step(path, pattern)) is not None]
     roots = tuple(sorted({path.partition("/")[0] for path in entries}))
     markers, why = _find_markers(entries, options.marker)
-    checkpoint = FolderCheckpoint(
-        max(steps, default=None),
-        roots,
-        entries,
-        markers=markers,
-        missing_marker=why,
-    )
+    checkpoint = FolderCheckpoint(max(steps, default=None), roots, entries, markers=markers, missing_marker=why)
     return FolderContents((checkpoint,), {path: listing[path] for path in listing if path in logs})
 
 
@@ -155,7 +154,7 @@ def _find_units(listing: FolderListing, options: ExecOptions) -> dict[str, _Unit
 
 
 def _make_unit(path: str, children: tuple[str, ...] | None, options: ExecOptions) -> _Unit | None:
-    name = _name(path)
+    name = base_name(path)
     if options.checkpoint:
         if not matches_pattern(path, options.checkpoint):
             return None
@@ -214,7 +213,7 @@ def _join_numbers(numbered: list[FolderCheckpoint], beside: dict[str, FileEntry]
     ends = {earlier.step: later.began_ns for earlier, later in pairwise(numbered)}
     joined: dict[int | None, dict[str, FileEntry]] = defaultdict(dict)
     for path, entry in list(beside.items()):
-        step = find_last_number(_name(path)) if entry.kind == "file" and not is_log(_name(path)) else None
+        step = find_last_number(base_name(path)) if entry.kind == "file" and not is_log(base_name(path)) else None
         if step in starts and starts[step] <= entry.changed_ns < ends.get(step, entry.changed_ns + 1):
             joined[step][path] = beside.pop(path)
     return FolderContents(

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tiphys.checkpoint.exec.arrange import FolderCheckpoint, FolderContents, arrange_folder, parse_step
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.layouts import find_step, is_best, is_log
+from tiphys.checkpoint.exec.layouts import base_name, find_step, is_best, is_log
 from tiphys.checkpoint.exec.options import ExecOptions
 
 BESIDE_BYTES = 64 << 20
@@ -174,7 +174,7 @@ class CompletenessDetector:
             entry.kind == "file"
             and self._settled.get(path) != entry
             and self._before.get(path) != entry
-            and not is_log(_name(path))
+            and not is_log(base_name(path))
             and path not in self.left_out
             for path, entry in listing.items()
         )
@@ -237,7 +237,7 @@ class CompletenessDetector:
         if any(path in selection.checkpoint.entries for path in changed):
             return True
         # A small file beside a large checkpoint is not worth storing both again.
-        changed_bytes = sum(entry.size for path, entry in changed.items() if not is_log(_name(path)))
+        changed_bytes = sum(entry.size for path, entry in changed.items() if not is_log(base_name(path)))
         return 0 < sum(entry.size for entry in files.values()) <= 10 * changed_bytes
 
     def _select(self, checkpoint: FolderCheckpoint, following: FolderCheckpoint | None) -> CommitSelection:
@@ -307,7 +307,7 @@ class CompletenessDetector:
         return checkpoint.step is not None and any(
             entry.changed_ns >= newest_ns and self._find_target(path, entry) == checkpoint.step
             for path, entry in self._contents.beside.items()
-            if entry.kind != "folder" and not is_best(_name(path))
+            if entry.kind != "folder" and not is_best(base_name(path))
         )
 
     def _stands_alone(self, checkpoint: FolderCheckpoint) -> bool:
@@ -330,7 +330,7 @@ class CompletenessDetector:
         following: FolderCheckpoint | None,
     ) -> bool:
         """Return whether what lies at ``path`` is kept with ``checkpoint``; raises `_HinderedError` to wait for it."""
-        name = _name(path)
+        name = base_name(path)
         if entry.size > BESIDE_BYTES and (is_log(name) or self._options.checkpoint):
             self.left_out[path] = f"is larger than {BESIDE_BYTES >> 20} MiB and has no step, so it is not kept"
             return False
@@ -369,7 +369,7 @@ class CompletenessDetector:
         targets = {path: step for path in beside if (step := self._find_target(path, entries[path])) is not None}
         layout = checkpoint.layout
         required = {} if layout is None else {name: name for name in [layout.pointer] if name}
-        present = {_name(path) for path in entries}
+        present = {base_name(path) for path in entries}
         for path in sorted({*self._pointers, *(name for name in required if name not in present)}):
             is_known = path in self._pointers
             if (
@@ -380,14 +380,14 @@ class CompletenessDetector:
                 raise _HinderedError(f"there is no {path} that names {checkpoint.name}")
         for path, step in targets.items():
             if step == checkpoint.step:
-                if not is_best(_name(path)):
+                if not is_best(base_name(path)):
                     self._pointers.add(path)
             elif (
-                not is_best(_name(path))
+                not is_best(base_name(path))
                 and not self._has_finished
                 and (
                     self._has_ended
-                    or _name(path) in required
+                    or base_name(path) in required
                     or not self._are_quiet([*checkpoint.files, path], _PATIENCE)
                 )
             ):
@@ -395,11 +395,11 @@ class CompletenessDetector:
 
     def _find_target(self, path: str, entry: FileEntry) -> int | None:
         """Return the step that a pointer names; None if it is none."""
-        text = self._scan.pointers.get(path, "") if entry.kind == "file" else _name(entry.inside or "")
+        text = self._scan.pointers.get(path, "") if entry.kind == "file" else base_name(entry.inside or "")
         if text.isdecimal():
             return int(text)
         for item in self._contents.checkpoints:
-            if any(_name(root) == text or _name(root).startswith(f"{text}.") for root in item.roots if text):
+            if any(base_name(root) == text or base_name(root).startswith(f"{text}.") for root in item.roots if text):
                 return item.step
         return parse_step(text, self._options.step_from) if self._options.step_from else find_step(text)
 
@@ -452,7 +452,3 @@ class CompletenessDetector:
     def _lived_for(self, state: _FileState) -> float:
         """Return for how many seconds the program has left a file as it is."""
         return (min(self._now, self._alive_at) if self._has_ended else self._now) - state.since
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tiphys.checkpoint.exec.detect import FolderWriters
 from tiphys.checkpoint.exec.files import FileEntry, FolderListing
-from tiphys.checkpoint.exec.layouts import POINTER_BYTES, may_be_pointer, read_pointer
+from tiphys.checkpoint.exec.layouts import POINTER_BYTES, base_name, may_be_pointer, read_pointer
 
 _PROC = Path("/proc")
 _PF_EXITING = 4
@@ -112,7 +112,7 @@ class PointerReader:
         """Return the name or number in each pointer of ``listing``; those without one are left out."""
         previous, self._read = self._read, {}
         for path, entry in listing.items():
-            name = path.rpartition("/")[2]
+            name = base_name(path)
             is_state = name == "trainer_state.json" and entry.size <= _JSON_BYTES
             if entry.kind == "file" and (is_state or (entry.size <= POINTER_BYTES and may_be_pointer(name))):
                 known = previous.get(path)
@@ -126,5 +126,5 @@ class PointerReader:
             return ""
         if is_state:
             best = _BEST_MODEL.search(text)
-            return best[1].rstrip("/").rpartition("/")[2] if best else ""
+            return base_name(best[1].rstrip("/")) if best else ""
         return read_pointer(text)

@@ -21,7 +21,7 @@ from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
-from tiphys.checkpoint.exec.layouts import is_log
+from tiphys.checkpoint.exec.layouts import base_name, is_log
 from tiphys.errors import IntegrityError, TiphysError, UsageError
 
 TIPHYS_FOLDERS = ".tiphys-*"
@@ -81,7 +81,7 @@ def check_unchanged(root: Path, entries: FolderListing) -> None:
         try:
             status = (root / path).lstat()
             if expected.kind == "file" and stat.S_ISREG(status.st_mode):
-                is_same = is_unchanged(path.rpartition("/")[2], file_entry(status), expected)
+                is_same = is_unchanged(base_name(path), file_entry(status), expected)
             else:
                 is_same = expected.kind != "file" and (status.st_ino, stat.S_ISLNK(status.st_mode)) == (
                     expected.inode or status.st_ino,

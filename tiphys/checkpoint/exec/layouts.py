@@ -89,6 +89,11 @@ POINTER_BYTES = 4096
 """Largest file that is read as a pointer."""
 
 
+def base_name(path: str) -> str:
+    """Return the last name of a path in a folder."""
+    return path.rpartition("/")[2]
+
+
 @lru_cache(maxsize=1 << 16)
 def is_log(name: str) -> bool:
     """Return whether a file of this name only grows, so that its beginning is as good as the whole."""
@@ -131,7 +136,7 @@ def read_pointer(text: str) -> str:
     if field := _FIELD.search(text):
         return field[1]
     value = re.split(r"[:=]\s", line)[-1].strip().strip("\"',; ")
-    return value.rstrip("/").rpartition("/")[2]
+    return base_name(value.rstrip("/"))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -21,13 +21,11 @@ from tiphys.checkpoint.exec.watch import FolderWatch
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import StoreError
-from tiphys.processes import NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
+from tiphys.processes import DEFAULT_GRACE_SECONDS, NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
 from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL
 from tiphys.store.layout import MAX_GLOBAL_STEP
 
-_GRACE_SECONDS = 30.0
-"""The default grace period of Kubernetes."""
 _EXIT_MARGIN_SECONDS = 1.0
 _TICK_SECONDS = 0.02
 _HURRY_SECONDS = 0.2
@@ -65,7 +63,7 @@ class ProgramRunner:
         self._options = options
         self._checkpoints = checkpoints
         self._signals = signals
-        self._grace_seconds = _GRACE_SECONDS if grace_seconds is None else grace_seconds
+        self._grace_seconds = DEFAULT_GRACE_SECONDS if grace_seconds is None else grace_seconds
         self._clock = clock
         self._watch = FolderWatch(options, clock)
         self._background_commit = BackgroundCommit(checkpoints, options.folder, self._watch, clock)
