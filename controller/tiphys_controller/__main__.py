@@ -68,7 +68,6 @@ def _run(options: argparse.Namespace) -> None:
         stores=stores.store,
         identity=identity,
         lease_namespace=options.lease_namespace or api.namespace,
-        ledger_name=options.project_ledger,
         limits=_limits(options),
         inbox=inbox,
         rules=read_alert_rules(options.alert_rules) if options.alert_rules else DEFAULT_ALERT_RULES,
@@ -117,12 +116,6 @@ def _parser() -> argparse.ArgumentParser:
     watched.add_argument("--namespace", action="append", help="namespace of workflows; may be repeated")
     watched.add_argument("--all-namespaces", action="store_true", help="serve workflows of the whole cluster")
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease (default: that of this pod)")
-    parser.add_argument(
-        "--project-ledger",
-        default="",
-        metavar="NAME",
-        help="GPULedger in the namespace of the Lease to project as GPUQueue and GPULease objects (default: none)",
-    )
     parser.add_argument(
         "--no-agent-pods",
         dest="agent_pods",

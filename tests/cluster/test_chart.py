@@ -562,7 +562,6 @@ def test_a_workflow_template_starts_the_image_that_was_chosen() -> None:
         ),
         (["clusterWide=true"], "with clusterWide: true it must hold {namespace}"),
         (["ledger.kind=slurm"], "at '/ledger/kind'"),
-        (["ledger.kind=kueue", "projections.enabled=true"], "with ledger.kind kueue there is none"),
     ],
     ids=lambda value: value if isinstance(value, str) and "=" in value else None,
 )

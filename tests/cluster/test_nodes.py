@@ -8,11 +8,8 @@
 | a gang that just fits into what is left of a rack | it goes there, and its pods run where its lease says |
 | a spot node's notice | what runs there is asked to save and go |
 | what a queue file says of nodes | is kept by the API server, or refused |
-| the ledger is shown as objects | kubectl lists them, and refuses or loses what others write into them |
 """
 
-import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +25,6 @@ from support.gangs import filled_in
 from support.ledger import ask
 from support.memory import MemoryStore
 from support.world import QUICK, Flow, outputs, phase, said
-from tiphys_controller.kubernetes.gpu_projections import ProjectionWriter
-from tiphys_controller.kubernetes.metrics import ControllerMetrics
-from tiphys_controller.kubernetes.watch_cache import WatchCache
-from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys_plugin import PluginCore
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.nodes.evacuate import NodeEvacuation
@@ -49,7 +42,6 @@ from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, JOBS, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
-from tiphys.records import utc_now
 from tiphys.store import Store
 
 MODEL = "NVIDIA-A100-SXM4-80GB"
@@ -230,44 +222,6 @@ def training_pod(node: str, uid: str, instance: str) -> Json:
 def running(cluster: Cluster, namespace: str) -> list[str]:
     pods = cluster.get("pods", namespace=namespace)["items"]
     return sorted(one["metadata"]["name"] for one in pods if one["status"].get("phase") == "Running")
-
-
-def test_kubectl_shows_queues_and_leases(cluster: Cluster, api: KubeApi, namespace: str) -> None:
-    cohort = {"cohort": "lab", "gpus": {MODEL: 8}}
-    spec = {"queues": [{"name": "research", **cohort}, {"name": "nightly", **cohort, "stopped": True}]}
-    api.create(GPU_LEDGERS, namespace, {"metadata": {"name": "default"}, "spec": spec})
-    ledger = KubernetesLedger(api, namespace)
-    ledger.restore("lease-1", ask(12, members=2, gpu_type=MODEL, run="digits"), None, ("n1", "n2"))
-    ledger.request(ask(8, "late", gpu_type=MODEL))
-    metrics, moment = ControllerMetrics(), itertools.count(0, 120)
-    writer = ClusterWriter(api, lambda: True, metrics, utc_now)
-    projector = ProjectionWriter(api, namespace, WatchCache(), writer, metrics, lambda: float(next(moment)))
-    assert projector.run_round() == 3
-    assert projector.run_round() == 0, "the API server keeps all that was written"
-
-    def table(what: str) -> list[list[str]]:
-        lines = cluster.kubectl("get", what, "--namespace", namespace).splitlines()
-        return [re.split(r"\s{2,}", line.strip()) for line in lines]
-
-    columns = ["NAME", "COHORT", "NOMINAL", "USED", "BORROWED", "PENDING", "REQUESTS", "ADMITTING"]
-    nightly = ["nightly", "lab", f"{MODEL} 8", "0", "0", "0", "0", "False"]
-    research = ["research", "lab", f"{MODEL} 8", f"{MODEL} 12", f"{MODEL} 4", f"{MODEL} 8", "1", "True"]
-    assert table("gpuqueues") == [columns, nightly, research]
-    [_, row] = table("gpuleases")
-    assert row[:8] == ["lease-1", "research", "12", MODEL, "ml", "digits", "fit", "1"]
-    assert row[8] == "n1 and 1 more"
-
-    change = '{"spec": {"gpus": 1}}'
-    refused = ["patch", "gpulease", "lease-1", "--namespace", namespace, "--type=merge", f"--patch={change}"]
-    assert not cluster.kubectl(*refused, check=False), "a lease is what it was given for"
-    cluster.kubectl(*refused[:-1], '--patch={"status": {"nodes": ["mine"]}}')
-    assert projector.run_round() == 1
-    assert cluster.get("gpulease", "lease-1", namespace=namespace)["status"]["nodes"] == ["n1", "n2"]
-    ledger.release("lease-1")
-    projector.run_round()
-    assert cluster.get("gpuleases", namespace=namespace)["items"] == []
-    cluster.kubectl("delete", "gpuledger", "default", "--namespace", namespace)
-    cluster.wait("they go with the ledger", lambda: not cluster.get("gpuqueues", namespace=namespace)["items"])
 
 
 def test_what_a_queue_file_says_of_nodes_is_kept(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:

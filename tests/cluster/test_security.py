@@ -16,7 +16,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,7 @@ from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object, connect_to_cluster
 from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import (
-    GPU_FLAVORS,
-    GPU_LEASES,
     GPU_LEDGERS,
-    GPU_QUEUES,
     JOBS,
     PODS,
     WORKFLOW_TASK_SETS,
@@ -282,41 +278,8 @@ def look_at_nodes(release: Release, api: KubeApi, audit: AuditLog) -> None:
     api.patch(GPU_LEDGERS, release.home, "default", {"spec": {"cluster_nodes": None}})
 
 
-def show_ledger(release: Release, api: KubeApi) -> None:
-    """A queue, a flavor and a lease that come, change and go, so that the controller shows that."""
-    home = release.home
-    release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, home, "default"))
-    lease = Lease("shown", ask_for(1, "shown"), "A100", utc_now(), utc_now())
-    later = replace(lease, request=replace(lease.request, attempt=2))
-    queues = [*QUEUES["queues"], {"name": "spare", "gpus": {"A100": 1}}]
-    small, large = ({"name": "spare", "gpu_type": "H100", "memory_mb": memory} for memory in (81920, 98304))
-
-    def say(spec: Json, *leases: Lease) -> None:
-        api.patch(GPU_LEDGERS, home, "default", {"spec": spec})
-        write_ledger(api, home, *leases)
-
-    def memory() -> int | None:
-        found = api.get(GPU_FLAVORS, home, "spare")
-        return found["status"]["memoryMb"] if found else None
-
-    def attempt() -> int | None:
-        found = api.get(GPU_LEASES, home, "shown")
-        return found["status"]["attempt"] if found else None
-
-    say({"queues": queues, "flavors": [small]}, lease)
-    release.cluster.wait(
-        "all are shown", lambda: attempt() == 1 and memory() == 81920 and api.get(GPU_QUEUES, home, "spare")
-    )
-    say({"queues": queues, "flavors": [large]}, later)
-    release.cluster.wait("what they are next is", lambda: attempt() == 2 and memory() == 98304)
-    say({**QUEUES, "flavors": None})
-    release.cluster.wait(
-        "they are gone", lambda: not attempt() and not memory() and not api.get(GPU_QUEUES, home, "spare")
-    )
-
-
 GANGS = "gangs.job=true"
-EVERYTHING = (GANGS, "nodes.observe=true", "projections.enabled=true")
+EVERYTHING = (GANGS, "nodes.observe=true")
 LEAST = ("descriptions.enabled=false", "autoResume.enabled=false", "janitor.enabled=false")
 
 
@@ -339,7 +302,6 @@ def test_every_right_is_used_and_none_is_missing(
     gangs = GANGS in settings
     if settings == EVERYTHING:
         look_at_nodes(release, api, audit)
-        show_ledger(release, api)
     declare_quota(release, api)
     namespace = release.tenants[0]
     accounts = (f"{release.name}-plugin", f"{release.name}-controller")

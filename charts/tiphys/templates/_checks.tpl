@@ -11,9 +11,6 @@
 {{- $why := ternary "with clusterWide: true" (printf "with namespaces %s" (join ", " $namespaces)) .Values.clusterWide -}}
 {{- fail (printf "\n\nstore.url %s is the same for every tenant: %s it must hold {namespace}, such as s3://ml-runs/{namespace}/tiphys\n" $url $why) -}}
 {{- end -}}
-{{- if and .Values.projections.enabled (ne .Values.ledger.kind "tiphys") -}}
-{{- fail "\n\nprojections.enabled shows the queues of a GPULedger, and with ledger.kind kueue there is none: leave it out and use kubectl get localqueues,workloads\n" -}}
-{{- end -}}
 {{- if not .Values.image.repository -}}
 {{- fail "\n\nimage.repository is not set: give the image that you built and pushed, such as --set image.repository=registry.example.com/tiphys\n" -}}
 {{- end -}}

@@ -123,7 +123,7 @@
   resourceNames: [kube-root-ca.crt]
   verbs: [get]
 {{- end }}
-{{- if or .Values.janitor.enabled .Values.projections.enabled }}
+{{- if .Values.janitor.enabled }}
 - apiGroups: [tiphys.dev]
   resources: [gpuledgers]
   resourceNames: [default]
@@ -131,11 +131,6 @@
 - apiGroups: [tiphys.dev]
   resources: [gpuledgerrecords]
   verbs: [get, list]
-{{- end }}
-{{- if .Values.projections.enabled }}
-- apiGroups: [tiphys.dev]
-  resources: [gpuqueues, gpuflavors, gpuleases]
-  verbs: [list, create, update, delete]
 {{- end }}
 {{- end }}
 

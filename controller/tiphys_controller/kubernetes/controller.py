@@ -30,7 +30,6 @@ from tiphys_controller.kubernetes.alert_worker import AlertWorker
 from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, LoopDependencies
 from tiphys_controller.kubernetes.events.auto_resume_events import AutoResumeRecorder
 from tiphys_controller.kubernetes.events.recorder import EventRecorder
-from tiphys_controller.kubernetes.gpu_projections import ProjectionWriter
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -211,8 +210,6 @@ class ControllerDependencies:
     identity: str
     """Name of the pod; unique among the replicas."""
     lease_namespace: str
-    ledger_name: str = ""
-    """`GPULedger` to project as objects, in the namespace of the Lease; empty: none."""
     limits: AutoResumeLimits = field(default_factory=lambda: AutoResumeLimits(mode=AutomationMode.OFF))
     """Mode and limits of automatic resumes."""
     inbox: AlertInbox | None = None
@@ -314,16 +311,6 @@ class Controller:
         if dependencies.agent_pods:
             specs.append(("agent-cleaner", AgentPodCleaner(view, writer, self.metrics).run))
         specs += WorkerFactory(self._build_context(view, self._watches, writer)).create_workers()
-        if dependencies.ledger_name:
-            projection_args = (
-                dependencies.lease_namespace,
-                view,
-                writer,
-                self.metrics,
-                dependencies.monotonic,
-                dependencies.ledger_name,
-            )
-            specs.append(("projector", ProjectionWriter(dependencies.api, *projection_args).run))
         workers = [threading.Thread(target=work, args=(stop,), name=name, daemon=True) for name, work in specs]
         self.metrics.is_leader.set(1)
         self._watches.start(stop)

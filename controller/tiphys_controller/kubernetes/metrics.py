@@ -37,17 +37,12 @@ class ControllerMetrics:
             "Changes of a Workflow's title or description.",
             registry=self.registry,
         )
-        self.projection_writes = Counter(
-            "tiphys_controller_projections_written",
-            "Writes of objects that show the GPU ledger.",
-            registry=self.registry,
-        )
         self.looks = Counter(
             "tiphys_controller_looks", "Reads of the storage of a run, to report its events.", registry=self.registry
         )
         self.failures = Counter(
             "tiphys_controller_failures",
-            "Actions that failed and are retried: look (storage or API server), agent, gang, watch, projection, "
+            "Actions that failed and are retried: look (storage or API server), agent, gang, watch, "
             "resume, alert, janitor, trigger.",
             ("what",),
             registry=self.registry,

@@ -9,7 +9,7 @@ import structlog
 from tiphys.errors import FencedError, ObjectExistsError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gang_workloads import GANG_RESOURCES
-from tiphys.kube.resources import EVENTS, WORKFLOWS, Resource
+from tiphys.kube.resources import EVENTS, WORKFLOWS
 from tiphys.protocol.gang import GangBackend
 from tiphys.protocol.step_spec import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
 from tiphys_controller.kubernetes.agent_pods import StuckAgentPod, delete_agent_pod
@@ -79,25 +79,6 @@ class ClusterWriter:
         if self._api.delete(GANG_RESOURCES[backend], namespace, name, uid=metadata["uid"], propagation="Background"):
             self._metrics.gangs_ended.inc()
             _log.info("gang.ended", namespace=namespace, kind=backend.value, name=name)
-
-    def write_projection(self, resource: Resource, body: Object, previous: Object | None = None) -> Object:
-        """Create an object, or replace the version that was read; returns the stored object."""
-        self._check_is_leader()
-        namespace = body["metadata"]["namespace"]
-        if previous is None:
-            written = self._api.create(resource, namespace, body)
-        else:
-            metadata = {**body["metadata"], "resourceVersion": previous["metadata"]["resourceVersion"]}
-            written = self._api.replace(resource, namespace, {**body, "metadata": metadata})
-        self._metrics.projection_writes.inc()
-        return written
-
-    def delete_projection(self, resource: Resource, projection: Object) -> None:
-        """Delete an object by uid."""
-        self._check_is_leader()
-        metadata = projection["metadata"]
-        if self._api.delete(resource, metadata["namespace"], metadata["name"], uid=metadata["uid"]):
-            self._metrics.projection_writes.inc()
 
     def _check_is_leader(self) -> None:
         if not self._is_leader():

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from tiphys.kube import Object
-from tiphys.protocol.fan_out import step_display_name
 from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event
 from tiphys_controller.kubernetes.events.run_log import (
     REPORTED_EVENTS,
@@ -59,24 +57,6 @@ def agent_pod_deleted_message(pod: str, uid: str, why: str) -> EventMessage:
     """Event for a deleted agent pod."""
     message = f"agent pod {pod} did not work ({why}) and was deleted, so that Argo makes another"
     return EventMessage(f"agent/{uid}", "AgentPodDeleted", message, is_warning=True)
-
-
-def preempted_message(lease: Object) -> EventMessage:
-    """Event for a training that is preempted, or moved to other nodes; ``lease`` as the ledger stores it."""
-    asked_at, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
-    name = step_display_name(lease["step"], lease.get("itemIndex"))
-    why = (
-        f"move to other nodes, to make room for a larger step where it holds {lease['gpus']} GPUs"
-        if lease["leaving"].get("moves")
-        else f"stop, because another step has precedence and needs its {lease['gpus']} GPUs"
-    )
-    message = (
-        f"{name}: attempt {lease['attempt']} was asked to save and {why}; "
-        f"it is ended at {deadline:%H:%M:%S %Z} at the latest"
-    )
-    return EventMessage(
-        f"leaving/{lease['id']}/{lease['leaving']['askedAt']}", "AttemptPreempted", message, True, asked_at
-    )
 
 
 def auto_resumed_message(submission: int, why: str) -> EventMessage:
