@@ -4,7 +4,7 @@
 |---|---|
 | silent loss | it resumes before a committed checkpoint, or before what was whole at SIGTERM, and Tiphys says nothing |
 | wrong state | it resumes with weights, an optimizer or generators that no earlier attempt had at that step |
-| exit code | not 75 after SIGTERM, nor 143 where nothing was restored yet; or success without the last step |
+| exit code | not 75 after SIGTERM, nor 143 before the restore or after the last save; 0 without the last step |
 | process left | a process outlived the first process of its attempt |
 | hang | an attempt did not end within its grace period |
 """
@@ -83,8 +83,8 @@ def _judge_end(verdict: Verdict, record: AttemptRecord, total: int | None) -> No
     if record.code == 0 and not is_complete:
         find("exit code", f"0 after step {finished} of {total}")
     if record.struck and record.fault and record.fault.kind == TERM:
-        # A program that has restored nothing yet has nothing to save: SIGTERM ends it, which is a preemption as well.
-        ends = {EX_TEMPFAIL} if _restored(record) else {EX_TEMPFAIL, *_ENDS_BY_SIGTERM}
+        # Before the restore and after the last step there is nothing to save: SIGTERM ends the program by itself.
+        ends = {EX_TEMPFAIL} if _may_save(record, total) else {EX_TEMPFAIL, *_ENDS_BY_SIGTERM}
         if record.code not in ends and not is_complete:
             find("exit code", f"{record.code} after SIGTERM")
     elif record.struck and record.fault and record.fault.kind == MEMORY:
@@ -94,8 +94,10 @@ def _judge_end(verdict: Verdict, record: AttemptRecord, total: int | None) -> No
         find("exit code", f"{record.code} without a fault: {record.log[-500:]}")
 
 
-def _restored(record: AttemptRecord) -> bool:
-    return any(line["event"] == "resumed" for line in record.lines)
+def _may_save(record: AttemptRecord, total: int | None) -> bool:
+    """Whether it has restored a state, and has not saved its last step: a session ends with that."""
+    steps = [step for event in ("resumed", "step") if (step := last_step(record.lines, event)) is not None]
+    return bool(steps) and (max(steps) != total or all(ref.global_step != total for ref in record.committed))
 
 
 def _judge_restores(

@@ -133,10 +133,18 @@ def test_program_that_sigterm_ends_before_it_has_restored_is_no_finding():
     assert verdict.findings == []
 
 
+@pytest.mark.parametrize("start", [4, STEPS])
+def test_program_that_sigterm_ends_after_its_last_save_is_no_finding(start):
+    cut = ended(2, lines_of(start, STEPS)[:-1], TERM, committed=STEPS, code=143)
+    verdict = judged(ended(1, lines_of(0, start), KILL, committed=start), cut, ended(3, lines_of(STEPS, STEPS)))
+    assert verdict.findings == []
+
+
 @pytest.mark.parametrize(
     ("attempt", "kind"),
     [
         (ended(1, lines_of(0, 4), TERM, committed=4, code=1), "exit code"),
+        (ended(1, lines_of(0, STEPS)[:-1], TERM, committed=4, code=143), "exit code"),
         (ended(1, lines_of(0, 4), TERM, committed=4, code=0), "exit code"),
         (ended(1, lines_of(0, 4), TERM, committed=4, code=143), "exit code"),
         (ended(1, lines_of(0, 4), MEMORY, committed=4, code=75), "exit code"),
