@@ -21,6 +21,7 @@ from tiphys_plugin.agent.plugin_calls import ExecuteFunction, call_core
 from tiphys_plugin.agent.settings import AgentSettings
 from tiphys_plugin.agent.task_sets import parse_task_set
 from tiphys_plugin.agent.task_state import AgentState, LostAnswerCheck, PatchJob, PendingCall
+from tiphys_plugin.sidecar.outages import OutageClock
 
 _MAX_SLEEP_SECONDS = 5.0
 _log = structlog.get_logger()
@@ -85,6 +86,7 @@ class _LeadershipTerm:
         self._settings = agent._settings
         self._now = agent._now
         self._state = AgentState(self._settings, agent._metrics)
+        self._outages = OutageClock(self._settings.outage_limit_seconds, agent._now)
         self._lock = threading.Lock()
         self._call_available = threading.Condition(self._lock)
         self._job_available = threading.Condition(self._lock)
@@ -194,7 +196,9 @@ class _LeadershipTerm:
         call = self._next_call()
         while call is not None:
             node, task_set = call.node, call.task_set
-            answer = call_core(self._agent._execute, task_set, node.template, node.failures, self._settings)
+            answer = call_core(
+                self._agent._execute, task_set, node.template, node.failures, self._settings, self._outages
+            )
             with self._state_change():
                 now = self._now()
                 self._state.record_answer(call, answer, now)
