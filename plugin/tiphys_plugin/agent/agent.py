@@ -12,8 +12,8 @@ from functools import partial
 
 import structlog
 
-from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import KubeApi, ListSnapshot, WatchEventType, watch_objects
+from tiphys.errors import TiphysError
+from tiphys.kube import KubeApi, ListSnapshot, Object, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
 from tiphys_plugin.agent.metrics import AgentMetrics
 from tiphys_plugin.agent.patch import patch_task_set, workflow_awaits_node
@@ -25,6 +25,11 @@ from tiphys_plugin.sidecar.outages import OutageClock
 
 _MAX_SLEEP_SECONDS = 5.0
 _log = structlog.get_logger()
+
+
+def _check_readable(document: Object) -> Object:
+    parse_task_set(document)
+    return document
 
 
 class SharedAgent:
@@ -174,6 +179,7 @@ class _LeadershipTerm:
             WORKFLOW_TASK_SETS,
             namespace,
             timeout_seconds=self._settings.watch_seconds,
+            transform=_check_readable,
             sleep=self._stop.wait,
             should_stop=self._stop.is_set,
             on_error=partial(self._record_watch_error, namespace),
@@ -185,12 +191,12 @@ class _LeadershipTerm:
                 with self._state_change():
                     self._state.observe_all(namespace, task_sets, self._now())
                 continue
-            task_set = parse_task_set(event.object)
             with self._state_change():
                 if event.type is WatchEventType.DELETED:
-                    self._state.remove(task_set.key)
+                    metadata = event.object["metadata"]
+                    self._state.remove((metadata["namespace"], metadata["name"]))
                 else:
-                    self._state.observe(task_set, self._now())
+                    self._state.observe(parse_task_set(event.object), self._now())
 
     def _run_calls(self) -> None:
         call = self._next_call()
@@ -235,8 +241,8 @@ class _LeadershipTerm:
         is_awaited: bool | None = None
         try:
             is_awaited = workflow_awaits_node(self._agent._api, job.task_set, job.node.id)
-        except StoreError as error:
-            _log.warning("agent.check_failed", workflow=job.task_set.name, error=str(error))
+        except Exception as error:  # noqa: BLE001  a tenant may write any Workflow, which must not end the agent
+            _log.warning("agent.check_failed", workflow=job.task_set.name, error=repr(error)[:300])
         with self._state_change():
             self._state.record_check(job, is_awaited, self._now())
 

@@ -80,7 +80,7 @@ class CountingApi(KubeApi):
 
     def __init__(self, api: KubeApi, count: Callable[[str, str], object]) -> None:
         self._transport = api._transport
-        self.namespace, self.server = api.namespace, api.server
+        self.namespace, self.server, self.unreadable = api.namespace, api.server, api.unreadable
         self._count = count
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:

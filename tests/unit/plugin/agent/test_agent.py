@@ -456,10 +456,10 @@ def test_a_leader_that_lost_its_lease_writes_nothing(server: KubeServer) -> None
 def test_a_crash_of_a_thread_ends_the_term(server: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next term begins anew; going on deaf would leave every node Pending."""
 
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("tiphys_plugin.agent.agent.parse_task_set", broken)
+    monkeypatch.setattr("tiphys_plugin.agent.agent.AgentState.observe_all", broken)
     Controller(server.api()).create({"n1": task()})
     running = Running(server, ScriptedCore())
     running.thread.start()
