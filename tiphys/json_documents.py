@@ -18,7 +18,7 @@ CUT_DEPTH = 150
 """Level from which `cut_deep_values` cuts. The parser's own limit is 200."""
 CUT = "tiphys.dev/nested-too-deeply"
 """Text in the place of a value that was cut."""
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)  # `\Z`: a document may be cut off
 
 
 def parse_json(document: bytes | str, what: str = "the body", max_values: int | None = MAX_VALUES) -> Any:

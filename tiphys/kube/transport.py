@@ -218,9 +218,10 @@ def decode_objects(data: bytes) -> Any:
         return from_json(data)
     except ValueError:
         document = from_json(cut_deep_values(data))
-    items = document.get("items") or [document.get("object") or document]
-    for item in items:
-        if CUT.encode() in to_json(item):
+    if not isinstance(document, dict):
+        return document
+    for item in document.get("items") or [document.get("object") or document]:
+        if isinstance(item, dict) and CUT.encode() in to_json(item):
             item[CUT] = True
     return document
 

@@ -12,8 +12,9 @@ import json
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 OUTAGE_LIMIT_VARIABLE = "TIPHYS_OUTAGE_LIMIT_SECONDS"
 OUTAGE_LIMIT_SECONDS = 1800.0
@@ -21,9 +22,17 @@ OUTAGE_LIMIT_SECONDS = 1800.0
 _REQUEUE_SECONDS = (2.0, 15.0)
 """The pause between two calls grows with the outage, and delays the step by at most the longer one."""
 _MAX_STEPS = 10_000
+"""Steps of one namespace whose outages are remembered: no tenant may have those of another forgotten."""
+_GAP_SECONDS = 300.0
+"""Time without a failed call after which the next one begins another outage; a call comes a minute later at most."""
 _RETRIED_ADMIT = re.compile(r"\.attempts\(\d+\)(\[\d+\])?\.admit$")
 """Admits that Argo retries for ever if they fail, as `tiphys.protocol.operations.attempt_node_name` finds them, too."""
 _FAILED_PROGRAM = ("Failed", "Error")
+
+
+class _Outage(NamedTuple):
+    began_at: float
+    failed_at: float
 
 
 class OutageClock:
@@ -39,21 +48,26 @@ class OutageClock:
     ) -> None:
         self._limit_seconds = limit_seconds
         self._monotonic = monotonic
-        self._began_at: dict[int, float] = {}
+        self._outages: dict[str, dict[int, _Outage]] = defaultdict(dict)
+        """By namespace and step, in the order of their last failed calls."""
         self._lock = threading.Lock()
 
     def end(self, document: dict[str, Any]) -> None:
         """Note that the call ``document`` was answered."""
         with self._lock:
-            self._began_at.pop(_step_key(document), None)
+            self._outages[_namespace(document)].pop(_step_key(document), None)
 
     def answer(self, document: dict[str, Any], reason: str) -> dict[str, Any]:
         """The reply to the call ``document``, which failed for ``reason``: Pending, or final after the limit."""
-        now = self._monotonic()
+        now, key = self._monotonic(), _step_key(document)
         with self._lock:
-            if len(self._began_at) >= _MAX_STEPS:
-                self._began_at.clear()
-            waited = now - self._began_at.setdefault(_step_key(document), now)
+            outages = self._outages[_namespace(document)]
+            outage = outages.pop(key, None)
+            began_at = now if outage is None or now - outage.failed_at > _GAP_SECONDS else outage.began_at
+            outages[key] = _Outage(began_at, now)
+            while len(outages) > _MAX_STEPS or now - next(iter(outages.values())).failed_at > _GAP_SECONDS:
+                del outages[next(iter(outages))]
+        waited = now - began_at
         limit = f"{self._limit_seconds / 60:g} min"
         if waited >= self._limit_seconds and (final := _give_up(document, limit, reason)):
             return {"node": final}
@@ -65,6 +79,12 @@ class OutageClock:
 def _read_body(document: dict[str, Any]) -> dict[str, Any]:
     body = document["template"]["plugin"]["tiphys"]
     return body if isinstance(body, dict) else {}
+
+
+def _namespace(document: dict[str, Any]) -> str:
+    workflow = document.get("workflow")
+    metadata = workflow.get("metadata") if isinstance(workflow, dict) else None
+    return str(metadata.get("namespace")) if isinstance(metadata, dict) else ""
 
 
 def _step_key(document: dict[str, Any]) -> int:

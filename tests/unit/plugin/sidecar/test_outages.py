@@ -47,10 +47,18 @@ def call(op: str = "admit", node: str = "läufe.v1.prep.admit", uid: str = "u-1"
     return {"workflow": {"metadata": metadata}, "template": {"outputs": declared, "plugin": {"tiphys": body}}}
 
 
-def node_after(outages: OutageClock, clock: Clock, document: dict[str, Any], seconds: float) -> dict[str, Any]:
-    outages.answer(document, "storage is away")
-    clock.now += seconds
+def keep_calling(outages: OutageClock, clock: Clock, document: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The reply to the last of the calls that Argo makes within ``seconds``, the first of which is at once."""
+    end = clock.now + seconds
     reply = outages.answer(document, "storage is away")
+    while clock.now < end:
+        clock.now = min(end, clock.now + 60)
+        reply = outages.answer(document, "storage is away")
+    return reply
+
+
+def node_after(outages: OutageClock, clock: Clock, document: dict[str, Any], seconds: float) -> dict[str, Any]:
+    reply = keep_calling(outages, clock, document, seconds)
     ExecuteReply.model_validate(reply)
     assert ("requeue" in reply) == (reply["node"]["phase"] == "Pending")
     node: dict[str, Any] = reply["node"]
@@ -104,16 +112,14 @@ def test_each_outage_has_its_own_time(outages, clock):
 
 @pytest.mark.parametrize("other", [call(uid="u-2"), call(step="fit"), call(item="b")])
 def test_step_item_and_workflow_have_their_own_time(outages, clock, other):
-    outages.answer(call(), "away")
-    clock.now += LIMIT
+    keep_calling(outages, clock, call(), LIMIT)
     assert outages.answer(other, "away")["node"]["phase"] == "Pending"
     outages.end(other)
     assert outages.answer(call(), "away")["node"]["phase"] == "Failed"
 
 
 def test_attempts_of_a_training_share_one_time(outages, clock):
-    outages.answer(call("admit", node="w.fit.attempts(0).admit"), "away")
-    clock.now += LIMIT
+    keep_calling(outages, clock, call("admit", node="w.fit.attempts(0).admit"), LIMIT)
     assert outages.answer(call("admit", node="w.fit.attempts(1).admit"), "away")["node"]["phase"] == "Succeeded"
     assert outages.answer(call("conclude", node="w.fit.conclude"), "away")["node"]["phase"] == "Failed"
 
@@ -134,15 +140,33 @@ def test_pauses_grow_with_the_outage_and_stay_short(outages, clock):
 def test_memory_of_outages_is_bounded_and_no_step_fails_early(outages, clock):
     for number in range(2 * _MAX_STEPS + 1):
         assert outages.answer(call(step=f"s{number}"), "away")["node"]["phase"] == "Pending"
-    assert len(outages._began_at) <= _MAX_STEPS
+    assert [len(steps) for steps in outages._outages.values()] == [_MAX_STEPS]
+    clock.now += 3600
+    outages.answer(call(), "away")
+    assert [len(steps) for steps in outages._outages.values()] == [1]
+
+
+def test_steps_of_one_namespace_do_not_extend_the_wait_of_another(outages, clock):
+    neighbour = call()
+    neighbour["workflow"]["metadata"]["namespace"] = "team.ü"
+    keep_calling(outages, clock, neighbour, LIMIT - 60)
+    for number in range(_MAX_STEPS + 1):
+        outages.answer(call(step=f"s{number}"), "away")
+    clock.now += 60
+    assert outages.answer(neighbour, "away")["node"]["phase"] == "Failed"
+
+
+def test_outage_long_ago_does_not_count(outages, clock):
+    outages.answer(call(), "away")
+    clock.now += LIMIT * 4
+    assert outages.answer(call(), "away")["node"]["phase"] == "Pending"
 
 
 @pytest.mark.parametrize("body", [None, "admit", [1], {}, {"op": 7, "node": None, "step": ["x"]}])
 def test_broken_body_waits_as_any_other_call(outages, clock, body):
     document = {"workflow": None, "template": {"plugin": {"tiphys": body}}}
     assert node_after(outages, clock, document, 1)["phase"] == "Pending"
-    clock.now += LIMIT
-    assert outages.answer(document, "away")["node"]["phase"] == "Failed"
+    assert keep_calling(outages, clock, document, LIMIT)["node"]["phase"] == "Failed"
 
 
 @pytest.mark.parametrize(
