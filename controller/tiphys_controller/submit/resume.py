@@ -17,6 +17,7 @@ from tiphys.faults import failpoint
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.compiled_workflow import Manifest, is_shutdown_message
 from tiphys.records import (
+    STOPPED_MESSAGE,
     AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
@@ -138,7 +139,7 @@ def _fence_attempt(
         run,
         step,
         attempt,
-        "stopped with its workflow" if workflow_end.stopped else "lost with its workflow, which recorded no end of it",
+        STOPPED_MESSAGE if workflow_end.stopped else "lost with its workflow, which recorded no end of it",
         stopped=workflow_end.stopped,
         last_alive_at=max(signs, default=None),
     )
