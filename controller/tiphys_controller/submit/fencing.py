@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tiphys.errors import ObjectMissingError
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.compiled_workflow import is_shutdown_message
-from tiphys.records import AttemptClaim, AttemptEnd
+from tiphys.records import STOPPED_MESSAGE, AttemptClaim, AttemptEnd
 from tiphys.store import RunLayout, Store, Submission, fence_attempt, find_record
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.submit.submitter import LiveWorkflow
@@ -89,7 +89,7 @@ def _fence_attempt(
         run,
         step,
         attempt,
-        "stopped with its workflow" if workflow_end.stopped else "lost with its workflow, which recorded no end of it",
+        STOPPED_MESSAGE if workflow_end.stopped else "lost with its workflow, which recorded no end of it",
         stopped=workflow_end.stopped,
         last_alive_at=max(signs, default=None),
     )
