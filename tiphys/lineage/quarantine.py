@@ -2,15 +2,19 @@
 
 A damaged checkpoint stays in storage as evidence. Its quarantine record saves
 later attempts the time to detect the same damage again.
+
+Programs may write these records. The name alone puts a checkpoint into
+quarantine, so a record that cannot be read costs its checkpoint and nothing else.
 """
 
+from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.records import CheckpointRef, QuarantineRecord
-from tiphys.store import LineageLayout, Store, claim_record, find_record, read_record
+from tiphys.store import LineageLayout, Store, claim_record, read_record
 from tiphys.store.runs import read_concurrently
 
 
-def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str) -> QuarantineRecord:
-    """Quarantine a checkpoint; return the first record if it was quarantined before.
+def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str) -> None:
+    """Quarantine a checkpoint, unless it is in quarantine already: the first record stays, readable or not.
 
     Args:
         store: The store of the checkpoint.
@@ -18,8 +22,10 @@ def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str
         reason: Why it must not be loaded, as a sentence.
         by: Author of the decision: ``restore``, ``verify``, ``settle``, or the name of a person.
     """
-    key = LineageLayout(ref.lineage).quarantined(ref.attempt, ref.global_step)
-    return claim_record(store, key, QuarantineRecord(checkpoint=ref, reason=reason, by=by)).record
+    try:
+        claim_record(store, _key(ref), QuarantineRecord(checkpoint=ref, reason=reason, by=by))
+    except IntegrityError:
+        return
 
 
 def list_quarantined(store: Store, lineage: str) -> set[CheckpointRef]:
@@ -29,15 +35,34 @@ def list_quarantined(store: Store, lineage: str) -> set[CheckpointRef]:
     return {ref for ref in refs if ref is not None}
 
 
-def read_quarantine_records(store: Store, lineage: str) -> dict[CheckpointRef, QuarantineRecord]:
-    """Quarantine records of a lineage, by checkpoint; costs one listing and a read for each."""
-    layout = LineageLayout(lineage)
-    keys = [info.key for info in store.list(layout.all_quarantined) if layout.parse_checkpoint(info.key)]
-    records = read_concurrently(lambda key: read_record(store, key, QuarantineRecord), keys)
-    return {record.checkpoint: record for record in records}
+def read_quarantine_records(store: Store, lineage: str) -> dict[CheckpointRef, QuarantineRecord | str]:
+    """Quarantine records of a lineage, by checkpoint; costs one listing and a read for each.
+
+    A string is the reason why a record cannot be read.
+    """
+    refs = sorted(list_quarantined(store, lineage), key=lambda ref: (ref.attempt, ref.global_step))
+    records = zip(refs, read_concurrently(lambda ref: _read(store, ref), refs), strict=True)
+    return {ref: record for ref, record in records if record is not None}
 
 
 def read_quarantine_reason(store: Store, ref: CheckpointRef) -> str:
     """The author and reason of the quarantine of ``ref``, as a sentence; costs one read."""
-    record = find_record(store, LineageLayout(ref.lineage).quarantined(ref.attempt, ref.global_step), QuarantineRecord)
+    record = _read(store, ref)
+    if isinstance(record, str):
+        return f"quarantined by a record that cannot be read: {record}"
     return f"quarantined by {record.by}: {record.reason}" if record else "not quarantined"
+
+
+def _read(store: Store, ref: CheckpointRef) -> QuarantineRecord | str | None:
+    """The quarantine record of ``ref``, or why it cannot be read; None if there is none."""
+    try:
+        record = read_record(store, _key(ref), QuarantineRecord)
+    except IntegrityError as error:
+        return str(error)
+    except ObjectMissingError:
+        return None
+    return record if record.checkpoint == ref else f"{_key(ref)} is the record of checkpoint {record.checkpoint}"
+
+
+def _key(ref: CheckpointRef) -> str:
+    return LineageLayout(ref.lineage).quarantined(ref.attempt, ref.global_step)

@@ -101,8 +101,13 @@ def _read_manifest_of_first_pod(store: Store, newest: CheckpointRef) -> Checkpoi
     Argo creates a pod again that is lost without a status. The attempt then restores its own checkpoint.
     """
     manifest = read_manifest(store, newest)
-    while manifest.restored is not None and manifest.restored.attempt == manifest.attempt:
-        manifest = read_manifest(store, manifest.restored)
+    # A forged circle of manifests must end, so each must be older than the one before.
+    while (older := manifest.restored) is not None and older.attempt == manifest.attempt:
+        if older.global_step >= manifest.global_step:
+            raise IntegrityError(
+                f"the manifest of checkpoint {manifest.ref} names {older} as restored, which is not older"
+            )
+        manifest = read_manifest(store, older)
     return manifest
 
 

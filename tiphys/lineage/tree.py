@@ -206,9 +206,9 @@ _ManifestReader = Callable[
 
 class _LineageRecords(NamedTuple):
     commits: list[CheckpointRef]
-    quarantined: dict[CheckpointRef, QuarantineRecord]
+    quarantined: dict[CheckpointRef, QuarantineRecord | str]
     manifests: dict[CheckpointRef, CheckpointManifest | str]
-    """A string is the reason why a manifest cannot be read."""
+    """In both, a string is the reason why a record cannot be read."""
 
 
 def _read_in_turn(
@@ -243,16 +243,16 @@ def build_checkpoint_nodes(
     def build_node(ref: CheckpointRef) -> CheckpointNode:
         manifest = manifests.get(ref)
         if (record := quarantined.get(ref)) is not None:
-            status, reason = CheckpointStatus.QUARANTINED, f"{record.reason} (by {record.by})"
+            reason = record if isinstance(record, str) else f"{record.reason} (by {record.by})"
+            status = CheckpointStatus.QUARANTINED
         elif isinstance(manifest, str) or ref in skipped:
             status, reason = CheckpointStatus.DAMAGED, manifest if isinstance(manifest, str) else skipped[ref]
         elif manifest is None:
             status, reason = CheckpointStatus.REMOVED, ""
         else:
             status, reason = (CheckpointStatus.COMMITTED if ref in usable else CheckpointStatus.LATE), ""
-        node = CheckpointNode(
-            ref=ref, status=status, reason=reason, quarantined_at=record.written_at if record else None
-        )
+        written_at = record.written_at if isinstance(record, QuarantineRecord) else None
+        node = CheckpointNode(ref=ref, status=status, reason=reason, quarantined_at=written_at)
         return _with_manifest(node, manifest) if isinstance(manifest, CheckpointManifest) else node
 
     return [build_node(ref) for ref in sorted(own, key=lambda ref: (ref.attempt, ref.global_step))]

@@ -54,8 +54,9 @@ class Shard(Record):
     """One object of a checkpoint."""
 
     key: str
-    size: int
-    sha256: str
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Also its name in the cache of a node."""
     rank: int = 0
     """The rank that wrote it."""
 

@@ -42,7 +42,8 @@ def test_flipping_changes_bytes_of_the_largest_shard_and_no_size(tmp_path: Path)
     (tmp_path / "small").write_bytes(bytes(100))
     (tmp_path / "large").write_bytes(bytes(1000))
     touched = fault_injection.flip_bytes(
-        tmp_path, manifest(Shard(key="small", size=100, sha256=""), Shard(key="large", size=1000, sha256=""))
+        tmp_path,
+        manifest(Shard(key="small", size=100, sha256="0" * 64), Shard(key="large", size=1000, sha256="0" * 64)),
     )
     assert touched == tmp_path / "large"
     assert touched.stat().st_size == 1000
@@ -53,4 +54,4 @@ def test_flipping_changes_bytes_of_the_largest_shard_and_no_size(tmp_path: Path)
 def test_a_checkpoint_too_small_to_corrupt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tiny").write_bytes(b"x")
     with pytest.raises(TiphysError, match="only 1 bytes"):
-        fault_injection.flip_bytes(tmp_path, manifest(Shard(key="tiny", size=1, sha256="")))
+        fault_injection.flip_bytes(tmp_path, manifest(Shard(key="tiny", size=1, sha256="0" * 64)))

@@ -165,7 +165,7 @@ def test_a_manifest_names_its_checkpoint_and_its_size() -> None:
         step="fit",
         attempt=2,
         global_step=1200,
-        shards=(Shard(key="k", size=3, sha256="s"), Shard(key="l", size=4, sha256="t")),
+        shards=(Shard(key="k", size=3, sha256="5" * 64), Shard(key="l", size=4, sha256="7" * 64)),
     )
 
     assert manifest.ref == CheckpointRef(lineage="digits/fit", attempt=2, global_step=1200)

@@ -145,12 +145,19 @@ def make_link(
         inside = posixpath.normpath(inside)
         inside = None if inside.partition("/")[0] == ".." else inside
     problem = "" if inside else f"links to {target!r}, which is outside of the folder"
+    if inside and not target.startswith("/") and "/../" in f"{target.lstrip('./')}/":
+        # Through another link, such a way up leads out of the folder.
+        problem = f"links to {target!r}, which goes up after a name; let it link to the shortest path"
     return FileEntry("link", 0, 0, modified_ns, changed_ns, inode, target, inside, problem)
 
 
 FRAMEWORK = "files"
 _FORMAT = 2
 SHARD_BYTES = 32 << 20
+_MAX_PIECES = 1 << 16
+"""More shards than a manifest can name."""
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
+_INT64 = range(-(1 << 63), 1 << 63)
 
 
 class FileChangedError(TiphysError):
@@ -252,27 +259,71 @@ class CheckpointIndex(NamedTuple):
 
 
 def read_index(document: bytes) -> CheckpointIndex:
-    """Read an index shard.
+    """Read an index shard, which any program of the tenant may have written.
 
     Raises:
         UsageError: a later version of Tiphys wrote it.
-        IntegrityError: it names a path outside of the checkpoint.
+        IntegrityError: it is none, or names what cannot be part of a checkpoint.
     """
-    content = json.loads(document)
-    if content.get("format") != _FORMAT:
-        raise UsageError(
-            f"the checkpoint's index has format {content.get('format')!r}, this version of Tiphys reads {_FORMAT}; "
-            "use an image with the version that wrote it"
-        )
-    entries = {fields["path"]: _decode_entry(fields) for fields in content["entries"]}
+    try:
+        content = json.loads(document)
+        version, shard_bytes = content["format"], content.get("shard_bytes")
+        if isinstance(version, int) and version > _FORMAT:
+            raise UsageError(
+                f"the checkpoint's index has format {version!r}, this version of Tiphys reads {_FORMAT}; "
+                "use an image with the version that wrote it"
+            )
+        rows, roots = content["entries"], content["roots"]
+        entries = {_checked_path(row["path"]): _decode_entry(row) for row in rows}
+        roots = [_checked_path(root) for root in roots]
+        total_bytes = sum(entry.size for entry in entries.values())
+        is_valid = version == _FORMAT and type(shard_bytes) is int and shard_bytes > 0
+        if (
+            not is_valid
+            or not isinstance(content["roots"], list)
+            or len(entries) != len(rows)
+            or total_bytes > shard_bytes * _MAX_PIECES
+        ):
+            raise ValueError("its format, its sizes or its paths cannot be those of a checkpoint")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
+        raise IntegrityError(f"the index of the checkpoint is damaged: {error}") from None
+    _check_tree(roots, entries)
+    return CheckpointIndex(roots, entries, list(split_into_spans(_file_sizes(entries), shard_bytes)))
+
+
+def _checked_path(path: object) -> str:
+    """Return ``path`` if it is the path of an entry below a folder, for which nothing reads ``..`` or links.
+
+    Raises:
+        IntegrityError: it is not.
+    """
+    try:
+        parts = os.fsencode(path).split(b"/") if isinstance(path, str) else [b""]
+    except UnicodeEncodeError:
+        parts = [b""]
+    is_usable = all(part not in (b"", b".", b"..") and len(part) <= _MAX_NAME_BYTES for part in parts)
+    if not is_usable or sum(map(len, parts)) + len(parts) > _MAX_PATH_BYTES or any(b"\0" in part for part in parts):
+        raise IntegrityError(f"the index names {str(path)[:200]!r}, which cannot be part of a checkpoint")
+    if fnmatch.fnmatchcase(os.fsdecode(parts[0]), TIPHYS_FOLDERS):
+        raise IntegrityError(f"the index names {path!r}, which cannot be part of a checkpoint: Tiphys uses that folder")
+    return os.fsdecode(b"/".join(parts))
+
+
+def _check_tree(roots: Sequence[str], entries: FolderListing) -> None:
+    """Raise `IntegrityError` unless the roots contain all entries, and no entry lies below a link or a file."""
     others = {path for path, entry in entries.items() if entry.kind != "folder"}
-    for path, problem in [*((root, "") for root in content["roots"]), *((p, e.problem) for p, e in entries.items())]:
-        is_below_other = not others.isdisjoint(map(str, PurePosixPath(path).parents))
-        if any(part in ("", ".", "..") for part in path.split("/")) or problem or is_below_other:
+    own, above = set(roots), set[str]()
+    for path in [*roots, *entries]:
+        parents = list(map(str, PurePosixPath(path).parents))[:-1]
+        is_below_other = not others.isdisjoint(parents)
+        if path in own:
+            above.update(parents)
+        is_loose = path not in above and own.isdisjoint([path, *parents])
+        is_root_twice = path in own and (path not in entries or not own.isdisjoint(parents))
+        if is_below_other or is_loose or is_root_twice or (path in entries and entries[path].problem):
             raise IntegrityError(f"the index names {path!r}, which cannot be part of a checkpoint")
-    return CheckpointIndex(
-        content["roots"], entries, list(split_into_spans(_file_sizes(entries), content["shard_bytes"]))
-    )
+    if len(own) != len(roots):
+        raise IntegrityError("the index names a root twice, which cannot be part of a checkpoint")
 
 
 def _file_sizes(entries: FolderListing) -> dict[str, int]:
@@ -297,16 +348,24 @@ def _encode_entry(entry: FileEntry) -> dict[str, Any]:
 
 
 def _decode_entry(fields: dict[str, Any]) -> FileEntry:
-    modified_ns = fields["modified_ns"]
-    if fields["kind"] == "link":
-        return make_link(fields["path"], fields.get("target", f"//{fields.get('inside')}"), ("/",), modified_ns)
-    return FileEntry(
-        kind=fields["kind"],
-        mode=fields.get("mode", 0),
-        size=fields.get("size", 0),
-        modified_ns=modified_ns,
-        folder_ns=(modified_ns, 0),
-    )
+    """The entry of a row; raises `ValueError` for a value that no entry can have."""
+    kind, modified_ns = fields["kind"], _number(fields, "modified_ns", _INT64)
+    if kind == "link":
+        target = fields.get("target", f"//{fields.get('inside')}")
+        if not isinstance(target, str) or "\0" in target or not 0 < len(os.fsencode(target)) <= _MAX_PATH_BYTES:
+            raise ValueError(f"{str(target)[:200]!r} cannot be the target of a link")
+        return make_link(fields["path"], target, ("/",), modified_ns)
+    if kind not in ("file", "folder"):
+        raise ValueError(f"{str(kind)[:200]!r} is no kind of entry")
+    size = _number(fields, "size", range(_INT64.stop)) if kind == "file" else 0
+    return FileEntry(kind, _number(fields, "mode", range(0o10000)), size, modified_ns, folder_ns=(modified_ns, 0))
+
+
+def _number(fields: dict[str, Any], name: str, limits: range) -> int:
+    value = fields.get(name, 0)
+    if type(value) is not int or value not in limits:
+        raise ValueError(f"{name} cannot be {str(value)[:200]!r}")
+    return value
 
 
 def _read_span(path: Path, span: FileSpan, expected: FileEntry) -> bytearray:

@@ -3,13 +3,18 @@
 `restore_files` writes everything into a staging folder and moves it into place
 only after every hash was verified: the program never sees half a checkpoint,
 nor a mixture of two.
+
+Checkpoints, and what lies in the folder already, are written by programs. So every
+file is opened below the descriptor of the folder, one name after the other, and no
+link is followed: what is in the way of a path is moved aside.
 """
 
+import contextlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from tiphys.checkpoint.exec.files import CheckpointIndex, FileEntry, FileSpan, read_index
@@ -26,6 +31,10 @@ SET_ASIDE_FOLDER = ".tiphys-set-aside"
 _THREADS = 4
 _ORDER_SECONDS = 2.0
 """Longest time to spend on change times that differ."""
+_MAX_INDEX_BYTES = 256 << 20
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW
+# With O_PATH, a folder that may be searched and not read can be opened, too.
+_SEARCH = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 def restore_files(
@@ -56,9 +65,13 @@ def restore_files(
     """
     staging = root / _STAGING_FOLDER
     with _translate_os_errors(root):
-        shutil.rmtree(staging, ignore_errors=True)
+        _remove(staging)
         staging.mkdir()
     try:
+        if manifest.shards[0].size > _MAX_INDEX_BYTES:
+            raise IntegrityError(
+                f"its index has {manifest.shards[0].size:,} bytes, at most {_MAX_INDEX_BYTES:,} are read"
+            )
         reader = ShardReader(store)
         index = read_index(bytes(reader.read(manifest.shards[0])))
         _fetch_files(reader, manifest.shards[1:], index, staging, before_shard)
@@ -78,35 +91,37 @@ def _fetch_files(
 ) -> None:
     if [sum(span.size for span in spans) for spans in index.pieces] != [shard.size for shard in shards]:
         raise IntegrityError("the sizes of the shards do not match the index")
-    with _translate_os_errors(staging):
+    with _open_folder(staging) as folder:
         for path, entry in index.entries.items():
-            _create_entry(staging / path, entry)
+            _create_entry(folder, path, entry)
 
-    def fetch(_: int, job: tuple[tuple[FileSpan, ...], Shard]) -> None:
-        before_shard()
-        spans, shard = job
-        content = reader.read(shard)
-        with _translate_os_errors(staging):
-            _write_spans(staging, spans, content)
+        def fetch(_: int, job: tuple[tuple[FileSpan, ...], Shard]) -> None:
+            before_shard()
+            spans, shard = job
+            content = reader.read(shard)
+            with _translate_os_errors(staging):
+                _write_spans(folder, spans, content)
 
-    map_parallel(fetch, list(zip(index.pieces, shards, strict=True)), _THREADS)
-    with _translate_os_errors(staging):
+        map_parallel(fetch, list(zip(index.pieces, shards, strict=True)), _THREADS)
         for path, entry in index.entries.items():
-            _apply_metadata(staging / path, entry, staging.parent)
+            _apply_metadata(folder, path, entry, staging.parent)
 
 
-def _create_entry(path: Path, entry: FileEntry) -> None:
+def _create_entry(folder: int, path: str, entry: FileEntry) -> None:
     if entry.kind == "folder":
-        path.mkdir(parents=True, exist_ok=True)
-    elif entry.kind == "file":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        with _open_parent(folder, f"{path}/.", creates=True):
+            return
+    with _open_parent(folder, path, creates=True) as (parent, name):
+        if entry.kind == "file":
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent))
 
 
-def _write_spans(staging: Path, spans: Sequence[FileSpan], content: memoryview) -> None:
+def _write_spans(folder: int, spans: Sequence[FileSpan], content: memoryview) -> None:
     start = 0
     for span in spans:
-        with (staging / span.path).open("r+b", buffering=0) as stream:
+        with _open_parent(folder, span.path) as (parent, name):
+            descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=parent)
+        with os.fdopen(descriptor, "wb", buffering=0) as stream:
             stream.seek(span.offset)
             rest = content[start : start + span.size]
             while rest:
@@ -114,52 +129,129 @@ def _write_spans(staging: Path, spans: Sequence[FileSpan], content: memoryview) 
         start += span.size
 
 
-def _apply_metadata(path: Path, entry: FileEntry, root: Path) -> None:
+def _apply_metadata(folder: int, path: str, entry: FileEntry, root: Path) -> None:
     if entry.kind == "link":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(root / str(entry.inside) if entry.target.startswith("/") else entry.target)
+        target = os.path.join(root, str(entry.inside)) if entry.target.startswith("/") else entry.target  # noqa: PTH118
+        with _open_parent(folder, path) as (parent, name):
+            os.symlink(target, name, dir_fd=parent)
     elif entry.kind == "file":
-        path.chmod(entry.mode)
+        _set_mode(folder, path, entry.mode, 0)
 
 
 def _move_into_place(staging: Path, root: Path, index: CheckpointIndex, obsolete_names: Sequence[str]) -> None:
     set_aside(root, [*obsolete_names, *index.roots])
-    for name in index.roots:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (staging / name).rename(root / name)
-    # Modes are set last and innermost first: a folder without write permission can neither be moved nor filled.
-    for path in sorted(index.entries, reverse=True):
-        if index.entries[path].kind == "folder":
-            (root / path).chmod(index.entries[path].mode)
-    _restore_times(root, index)
+    with _open_folder(staging) as source, _open_folder(root) as folder:
+        for name in index.roots:
+            _move(source, name, folder, name)
+        # Modes are set last and innermost first: a folder without write permission can neither be moved nor filled.
+        for path in sorted(index.entries, reverse=True):
+            if index.entries[path].kind == "folder":
+                _set_mode(folder, path, index.entries[path].mode, _FOLDER)
+        _restore_times(folder, index)
 
 
-def _restore_times(root: Path, index: CheckpointIndex) -> None:
+def _restore_times(folder: int, index: CheckpointIndex) -> None:
     """Set the modification times, in the order of the change times: a program may look for the newest by either."""
     deadline = time.monotonic() + _ORDER_SECONDS
     last_ns = 0
     for path, entry in index.entries.items():
         modified_ns = entry.times_ns[0]
-        while True:  # the clock of the file system may tick only a hundred times a second
-            os.utime(root / path, ns=(modified_ns, modified_ns), follow_symlinks=False)
-            changed_ns = (root / path).lstat().st_ctime_ns
-            if changed_ns > last_ns or time.monotonic() > deadline:
-                break
-            time.sleep(0.0005)
+        with _open_parent(folder, path) as (parent, name):
+            while True:  # the clock of the file system may tick only a hundred times a second
+                os.utime(name, ns=(modified_ns, modified_ns), dir_fd=parent, follow_symlinks=False)
+                changed_ns = os.stat(name, dir_fd=parent, follow_symlinks=False).st_ctime_ns
+                if changed_ns > last_ns or time.monotonic() > deadline:
+                    break
+                time.sleep(0.0005)
         last_ns = changed_ns
 
 
 def set_aside(root: Path, names: Sequence[str]) -> None:
-    """Move ``names`` to `SET_ASIDE_FOLDER`, and delete what an earlier call moved there."""
-    shutil.rmtree(root / SET_ASIDE_FOLDER, ignore_errors=True)
-    for name in sorted(set(names)):
-        if os.path.lexists(root / name):  # an entry inside a folder has moved with that folder
-            target = root / SET_ASIDE_FOLDER / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (root / name).rename(target)
+    """Move ``names`` to `SET_ASIDE_FOLDER`, and delete what an earlier call moved there.
+
+    A link or file where the path of a name has a folder is moved instead.
+    """
+    _remove(root / SET_ASIDE_FOLDER)
+    with _open_folder(root) as folder:
+        for name in sorted(set(names)):
+            if obstacle := _find_obstacle(folder, name):  # an entry inside a folder has moved with that folder
+                _move(folder, obstacle, folder, f"{SET_ASIDE_FOLDER}/{obstacle}")
 
 
-@contextmanager
+def _find_obstacle(folder: int, path: str) -> str:
+    """``path`` if something is there; the first part of it that is no folder; empty if neither exists."""
+    parts = path.split("/")
+    for number in range(1, len(parts) + 1):
+        head = "/".join(parts[:number])
+        with _open_parent(folder, head) as (parent, name):
+            try:
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            except FileNotFoundError:
+                return ""
+        if number == len(parts) or not stat.S_ISDIR(status.st_mode):
+            return head
+    return ""
+
+
+def _move(source: int, path: str, target: int, new_path: str) -> None:
+    with (
+        _open_parent(source, path) as (parent, name),
+        _open_parent(target, new_path, creates=True) as (new_parent, new_name),
+    ):
+        os.rename(name, new_name, src_dir_fd=parent, dst_dir_fd=new_parent)
+
+
+def _set_mode(folder: int, path: str, mode: int, flags: int) -> None:
+    with _open_parent(folder, path) as (parent, name):
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=parent)
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder with its content, or what lies there under its name."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _open_folder(root: Path) -> Iterator[int]:
+    with _translate_os_errors(root):
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _open_parent(folder: int, path: str, *, creates: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds ``path`` below ``folder``, without following a link; return it with the last name.
+
+    Args:
+        folder: Descriptor of a folder.
+        path: Relative path of valid names.
+        creates: Whether to create missing folders.
+    """
+    *parents, name = path.split("/")
+    current = os.open(".", _SEARCH, dir_fd=folder)
+    try:
+        for part in parents:
+            if creates:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=current)
+            parent, current = current, os.open(part, _SEARCH, dir_fd=current)
+            os.close(parent)
+        yield current, name
+    finally:
+        os.close(current)
+
+
+@contextlib.contextmanager
 def _translate_os_errors(folder: Path) -> Iterator[None]:
     try:
         yield

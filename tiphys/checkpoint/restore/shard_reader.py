@@ -109,6 +109,8 @@ class NodeCache:
                 )
 
 
+_TRUSTED_BYTES = 1 << 30
+"""Size of the largest shard for which memory is reserved before storage has confirmed its size."""
 _PIECE_BYTES = 1 << 20
 """Size of a piece that is read, hashed and copied while it is in the processor's cache."""
 
@@ -175,6 +177,9 @@ class ShardReader:
         """
         if self._should_stop():
             raise LoadStoppedError
+        # A manifest is a program's word: memory is not reserved by its word alone.
+        if shard.size > _TRUSTED_BYTES and next(self._store.list(shard.key), None) != (shard.key, shard.size):
+            raise IntegrityError(f"shard {shard.key} has not the {shard.size:,} bytes that the manifest says")
         if self._cache is None:
             return self._fetch(shard)
         with self._cache.fetch_lock(shard.sha256):

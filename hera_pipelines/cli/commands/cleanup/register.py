@@ -13,7 +13,7 @@ from tiphys.errors import NotFoundError
 from tiphys.lineage.step_names import selects_step
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records.tracking import MLFLOW_TRACKING_URI
-from tiphys.store import read_current_run
+from tiphys.store import DamagedRecord, read_current_run
 from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys.tracking.registration import repeat_registration
 from tiphys.tracking.server import connect
@@ -50,7 +50,10 @@ def register(
     run_store = existing_store(screen, store)
     run, step, _ = parse_run_step(run_store, what)
     pipeline = CompiledPipeline.from_manifest(read_current_run(run_store, run).workflow)
-    found = [one for one in list_registrations(run_store, run) if selects_step(step, one.request.step)]
+    damaged: list[DamagedRecord] = []
+    found = [one for one in list_registrations(run_store, run, damaged) if selects_step(step, one.request.step)]
+    for record in damaged:
+        screen.note(f"left out, because a record is damaged: {record.message}")
     if not found:
         raise NotFoundError(f"no step of {what} has asked to register a model; a step of RegisterModel does as it runs")
     if not dry_run and any(one.done is None for one in found):

@@ -21,7 +21,7 @@ def manifest(attempt, step, seconds, stall=1.0, upload=4.0):
         step="fit",
         attempt=attempt,
         global_step=step,
-        shards=(Shard(key="k", size=400, sha256="0"),),
+        shards=(Shard(key="k", size=400, sha256="0" * 64),),
         stage_seconds=stall,
         upload_seconds=upload,
         written_at=BEGAN + timedelta(seconds=seconds),
