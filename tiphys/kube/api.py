@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from urllib3 import PoolManager
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.json_documents import CUT
+from tiphys.kube.json_documents import CUT
 from tiphys.kube.resources import Resource
 from tiphys.kube.transport import TOO_DEEP, Body, ExpiredError, Object, Transport
 from tiphys.kube.unreadable import UnreadableObjects
