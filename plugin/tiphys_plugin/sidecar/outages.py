@@ -56,7 +56,8 @@ class OutageClock:
     def end(self, document: dict[str, Any]) -> None:
         """Note that the call ``document`` was answered."""
         with self._lock:
-            self._outages[_namespace(document)].pop(_step_key(document), None)
+            if outages := self._outages.get(_namespace(document)):
+                outages.pop(_step_key(document), None)
 
     def answer(self, document: dict[str, Any], reason: str) -> dict[str, Any]:
         """The reply to the call ``document``, which failed for ``reason``: Pending, or final after the limit."""
@@ -88,10 +89,14 @@ def _read_body(document: dict[str, Any]) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _namespace(document: dict[str, Any]) -> str:
+def _read_metadata(document: dict[str, Any]) -> dict[str, Any]:
     workflow = document.get("workflow")
     metadata = workflow.get("metadata") if isinstance(workflow, dict) else None
-    return str(metadata.get("namespace")) if isinstance(metadata, dict) else ""
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _namespace(document: dict[str, Any]) -> str:
+    return str(_read_metadata(document).get("namespace"))
 
 
 def _step_key(document: dict[str, Any]) -> int:
@@ -108,7 +113,7 @@ def _give_up(document: dict[str, Any], limit: str, reason: str) -> dict[str, Any
     """
     body = _read_body(document)
     op, status = body.get("op"), body.get("status")
-    run = body.get("run") or ((document.get("workflow") or {}).get("metadata") or {}).get("name", "RUN")
+    run = body.get("run") or _read_metadata(document).get("name", "RUN")
     message = f"No answer for {limit}: {reason}. When the cause is gone: `tiphys resume {run}`"
     if op == "settle":
         return None if status in _FAILED_PROGRAM else {"phase": "Succeeded", "message": message}
