@@ -5,7 +5,7 @@ after a Workflow is deleted.
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -127,6 +127,9 @@ class SubmissionEnd(StoredRecord):
 
     It may be missing: terminate and deletion skip onExit.
     """
+
+    MAX_MESSAGE_CHARACTERS: ClassVar = 1000
+    """Length to which a writer cuts the message."""
 
     run: str
     submission: int

@@ -26,7 +26,7 @@ def is_workflow_stopping(cluster: Cluster, namespace: str, name: str, uid: str) 
 
 def is_stop_requested(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
     """Whether ``argo stop`` or ``argo terminate`` was requested for the workflow with this uid."""
-    workflow = cluster.workflow(namespace, name) or {}
+    workflow = cluster.workflow(namespace, name) or {}  # a cached summary may be older than the stop
     return workflow.get("metadata", {}).get("uid") == uid and bool(workflow.get("spec", {}).get("shutdown"))
 
 

@@ -37,7 +37,6 @@ from tiphys_plugin.operations.replies import REFUSED_ERRORS
 from tiphys_plugin.runtime.context import PluginContext
 
 _log = structlog.get_logger()
-_MAX_MESSAGE_CHARACTERS = 1000
 _STEP_PARTS = ("admit", "run", "settle", "attempts", "conclude")
 """Names of the parts of every step; the names of their templates include the step."""
 _VERDICT = re.compile(r"\S+ failed in attempt \d+ by ")
@@ -60,7 +59,7 @@ def summarize_failures(failures: str, verdicts: Mapping[str, str] | None = None)
     if any(node.is_shutdown and not node.is_workflow for node in reported):
         reported = [node for node in reported if not node.is_shutdown or not node.is_workflow]
     reported.sort(key=lambda node: (not node.is_shutdown, not node.is_verdict, node.text))
-    return "; ".join(dict.fromkeys(node.text for node in reported))[:_MAX_MESSAGE_CHARACTERS]
+    return "; ".join(dict.fromkeys(node.text for node in reported))[: SubmissionEnd.MAX_MESSAGE_CHARACTERS]
 
 
 class _FailedNode(NamedTuple):
@@ -156,7 +155,9 @@ def _record_ends(
     """
     failed = {node.step: node for node in _parse_failed_nodes(operation.failures) if node.is_program}
     last = operation.after if operation.status == "Succeeded" else ""
-    is_stopped = is_stop_requested(context.cluster, binding.namespace, binding.workflow, binding.uid)
+    is_stopped = bool(open_claims) and is_stop_requested(
+        context.cluster, binding.namespace, binding.workflow, binding.uid
+    )
     replies: dict[str, ExecuteReply] = {}
     for step in dict.fromkeys(filter(None, [last, *open_claims, *failed])):
         try:

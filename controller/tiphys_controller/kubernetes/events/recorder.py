@@ -80,7 +80,6 @@ def _stable_fields(workflow: WorkflowView) -> WorkflowView:
 _ROUND_SECONDS = 1.0
 _AT_ONCE = 8
 _EVENTS_PER_LOOK = 50
-_MAX_END_CHARACTERS = 1000
 _log = structlog.get_logger()
 
 
@@ -262,9 +261,8 @@ def _record_missing_end(recorded: _RecordedWorkflow, workflow: WorkflowView, sto
     if ref is None or recorded.has_end or not workflow.finished or workflow.shutdown:
         return
     reason = "" if workflow.phase == "Succeeded" else workflow.plugin_failure or workflow.message
-    end = SubmissionEnd(
-        run=ref.run, submission=ref.submission, status=workflow.phase, message=reason[:_MAX_END_CHARACTERS]
-    )
+    message = reason[: SubmissionEnd.MAX_MESSAGE_CHARACTERS]
+    end = SubmissionEnd(run=ref.run, submission=ref.submission, status=workflow.phase, message=message)
     if claim_record(store, RunLayout(ref.run).submission_end(ref.submission), end)[1]:
         _log.warning("submission.completed", run=ref.run, submission=ref.submission, status=workflow.phase)
     recorded.has_end = True
