@@ -1,7 +1,7 @@
 """Objects that cannot be read: left out of every list and watch, and named once each.
 
-Whoever may write an object of a namespace chooses its content. So what cannot be read is the problem of that object
-alone: it counts as absent, and log, metric and, where the process may write it, an Event of its namespace name it.
+A tenant may write any content into the objects of its namespace. An object that cannot be read counts as absent, and
+all others are served. The log, a metric and, where the process may write one, an Event of the namespace name it.
 """
 
 import threading

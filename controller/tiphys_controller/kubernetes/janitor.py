@@ -172,9 +172,9 @@ class NamespaceSnapshot:
             WORKFLOWS,
             self.namespace,
             PIPELINE_ANNOTATION,
-            transform=lambda one: one if build_workflow_view(one) else None,
+            transform=lambda workflow: workflow if build_workflow_view(workflow) else None,
         )
-        self._workflows = [build_workflow_view(one) for one in found.items]
+        self._workflows = [build_workflow_view(workflow) for workflow in found.items]
 
     def build_workflow_presence(self) -> WorkflowPresence:
         """Presence of the namespace's Workflows; Workflows of other namespaces count as present."""

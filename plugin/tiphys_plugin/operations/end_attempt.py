@@ -223,7 +223,7 @@ def attempt_call(context: PluginContext, binding: RunBinding, claim: AttemptClai
 
 
 def describe_fence(call: StepCall, end: AttemptEnd) -> str:
-    """What became of a fenced attempt, as the rest of a sentence about it, and how its run goes on after a stop."""
+    """Return the rest of a sentence about a fenced attempt: why it ended, and after a stop how the run goes on."""
     if not end.stopped:
         return f"was fenced: {end.message}"
     return f"was {end.message}; go on with `tiphys resume {call.run}`, not with `argo retry`"

@@ -51,7 +51,8 @@ def register(
     run, step, _ = parse_run_step(run_store, what)
     pipeline = CompiledPipeline.from_manifest(read_current_run(run_store, run).workflow)
     damaged: list[DamagedRecord] = []
-    found = [one for one in list_registrations(run_store, run, damaged) if selects_step(step, one.request.step)]
+    registrations = list_registrations(run_store, run, damaged)
+    found = [registration for registration in registrations if selects_step(step, registration.request.step)]
     for record in damaged:
         screen.note(f"left out, because a record is damaged: {record.message}")
     if not found:
