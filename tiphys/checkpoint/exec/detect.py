@@ -85,6 +85,8 @@ class _FileState:
     """Time of the scan that found this entry first."""
     scans: int = 1
     writer: str = ""
+    writer_seen: float = 0.0
+    """Time of the scan that found ``writer``."""
     was_closed: bool = False
     """Whether a scan found this entry, and no process that had it open for writing."""
     is_doubtful: bool = False
@@ -131,13 +133,15 @@ class CompletenessDetector:
         for path, entry in scan.listing.items():
             state = previous.get(path)
             if state is None or state.entry != entry:
-                first_seen, writer = (state.first_seen, state.writer) if state else (scan.now, "")
-                state = _FileState(entry, first_seen, scan.now, writer=writer)
+                first_seen, writer, seen = (
+                    (state.first_seen, state.writer, state.writer_seen) if state else (scan.now, "", 0.0)
+                )
+                state = _FileState(entry, first_seen, scan.now, writer=writer, writer_seen=seen)
             else:
                 state.scans += 1
             if scan.writers is not None:
                 if path in scan.writers.names or scan.writers.is_certain:
-                    state.writer = scan.writers.names.get(path, "")
+                    state.writer, state.writer_seen = scan.writers.names.get(path, ""), scan.now
                 state.is_doubtful |= not (scan.writers.is_certain or state.was_closed or state.writer)
                 state.was_closed = not (state.writer or state.is_doubtful)
             self._files[path] = state
@@ -269,15 +273,17 @@ class CompletenessDetector:
         self._check_markers(checkpoint)
         if self._are_finished(files):
             return
-        if held := next((path for path in files if self._files[path].writer), ""):
-            raise _HinderedError(f"{held} is held open for writing by {self._files[held].writer}")
+        pointers = self._find_newer_pointers(checkpoint)
+        if held := next((path for path in files if self._is_held(path, checkpoint, pointers)), ""):
+            tense = "was" if self._has_ended else "is"
+            raise _HinderedError(f"{held} {tense} held open for writing by {self._files[held].writer}")
         if all(path in checkpoint.markers for path in files):
             changing = next((path for path in files if self._files[path].scans < 2 and not self._has_ended), "")
             if changing and not self._are_sure(files):
                 raise _HinderedError(f"{changing} changes")
             return
         is_alike = previous is None or previous.kinds <= checkpoint.kinds
-        if self._is_named_latest(checkpoint) or (
+        if pointers or (
             self._are_sure(files)
             and (following is not None or (previous is not None and is_alike) or self._stands_alone(checkpoint))
         ):
@@ -301,14 +307,26 @@ class CompletenessDetector:
             if may_be_torn and (was_emptied or marker.endswith(".json")):
                 raise _HinderedError(f"{marker} may be half written")
 
-    def _is_named_latest(self, checkpoint: FolderCheckpoint) -> bool:
-        """Whether a file like ``latest`` names ``checkpoint``, and is newer than all of it."""
+    def _find_newer_pointers(self, checkpoint: FolderCheckpoint) -> list[str]:
+        """Return the files like ``latest`` that name ``checkpoint``, and are newer than all of it."""
         newest_ns = max(entry.changed_ns for entry in checkpoint.entries.values())
-        return checkpoint.step is not None and any(
-            entry.changed_ns >= newest_ns and self._find_target(path, entry) == checkpoint.step
+        return [
+            path
             for path, entry in self._contents.beside.items()
-            if entry.kind != "folder" and not is_best(base_name(path))
-        )
+            if entry.kind != "folder"
+            and not is_best(base_name(path))
+            and entry.changed_ns >= newest_ns
+            and self._find_target(path, entry) == checkpoint.step is not None
+        ]
+
+    def _is_held(self, path: str, checkpoint: FolderCheckpoint, pointers: Sequence[str]) -> bool:
+        """Whether a process has a file open for writing, or had when the program ended."""
+        state = self._files[path]
+        marker = checkpoint.markers.get(path)
+        # A program may end before a scan sees its file closed: a marker or pointer that came later shows that it was.
+        signs = [*pointers, *([marker] if marker else [])]
+        was_closed = self._has_ended and any(self._files[sign].since > state.writer_seen for sign in signs)
+        return bool(state.writer) and not was_closed
 
     def _stands_alone(self, checkpoint: FolderCheckpoint) -> bool:
         """Whether ``checkpoint`` is complete once its files are: it is one file, or appeared under its name at once."""

@@ -423,3 +423,19 @@ def test_all_files_make_one_checkpoint_where_a_marker_lies_in_the_folder_itself(
 )
 def test_a_star_does_not_reach_over_a_slash(path, pattern, fits):
     assert matches_pattern(path, pattern) is fits
+
+
+@pytest.mark.parametrize(
+    ("options", "sign", "pointers"),
+    [(AUTO, "latest", {"latest": "checkpoint-2"}), (MARKED, "checkpoint-2/DONE", {})],
+    ids=["pointer", "marker"],
+)
+def test_a_file_was_closed_if_its_sign_came_after_the_last_scan_of_open_files(options, sign, pointers):
+    open_files = {"checkpoint-2/w": "process 7 (python)"}
+    begun, done = paths({"checkpoint-2/w": 1}), paths({"checkpoint-2/w": 1, sign: 2})
+    late = Watch(options).look(1, begun, writers=open_files).look(3, done, ended=True, pointers=pointers)
+    assert late.select(3, has_ended=True) == sorted(["checkpoint-2/w", sign])
+    early = Watch(options).look(2, done, writers=open_files, pointers=pointers)
+    early.look(3, done, ended=True, pointers=pointers)
+    assert early.select(3, has_ended=True) is None
+    assert early.detector.find_hindrance(4)[1] == "checkpoint-2/w was held open for writing by process 7 (python)"
