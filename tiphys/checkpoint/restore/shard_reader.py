@@ -178,7 +178,8 @@ class ShardReader:
         if self._should_stop():
             raise LoadStoppedError
         # A manifest is a program's word: memory is not reserved by its word alone.
-        if shard.size > _TRUSTED_BYTES and next(self._store.list(shard.key), None) != (shard.key, shard.size):
+        stored = next(self._store.list(shard.key), None) if shard.size > _TRUSTED_BYTES else None
+        if shard.size > _TRUSTED_BYTES and (stored is None or stored[:2] != (shard.key, shard.size)):
             raise IntegrityError(f"shard {shard.key} has not the {shard.size:,} bytes that the manifest says")
         if self._cache is None:
             return self._fetch(shard)
