@@ -18,10 +18,9 @@ if TYPE_CHECKING:
         PlanReport,
         StartCheckpoint,
         StepReport,
-        plan_run,
     )
     from tiphys_controller.submit.planner import WorkflowChange
-    from tiphys_controller.submit.resume import ResumeResult, resume_run
+    from tiphys_controller.submit.resume import ResumeResult, plan_run, resume_run
     from tiphys_controller.submit.start import StartResult, start_run
     from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
     from tiphys_controller.submit.submission import locate_workflow
@@ -40,9 +39,9 @@ _HOMES = {
     "runs": ("RunDetail", "RunPhase", "RunSummary", "describe_run", "list_run_summaries"),
     "submit.fork": ("ForkResult", "fork_run"),
     "submit.idempotency": ("start_run_once",),
-    "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport", "plan_run"),
+    "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport"),
     "submit.planner": ("WorkflowChange",),
-    "submit.resume": ("ResumeResult", "resume_run"),
+    "submit.resume": ("ResumeResult", "plan_run", "resume_run"),
     "submit.start": ("StartResult", "start_run"),
     "submit.start_checkpoints": ("add_start_checkpoints",),
     "submit.submission": ("locate_workflow",),

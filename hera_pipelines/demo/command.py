@@ -9,9 +9,9 @@ import typer
 
 from hera_pipelines.cli.commands.lineage import write_picture
 from hera_pipelines.cli.screen import Screen
-from hera_pipelines.demo.narration import DemoConsole, timeline_table
+from hera_pipelines.demo.narration import DemoConsole
 from tiphys.errors import ConflictError, UsageError
-from tiphys.lineage import read_lineage_tree, read_timeline
+from tiphys.lineage import read_lineage_tree
 
 EXAMPLES = """\b
 Examples:
@@ -51,17 +51,13 @@ def demo(
     )
     scenario = DemoScenario(folder, seed, narrator)
     result = scenario.run()
-    narrator.print_action(f"Events of {BROKEN_RUN}, from its records in storage:")
-    screen.show(timeline_table(read_timeline(scenario.store, BROKEN_RUN)))
     picture = folder / "lineage.svg"
     write_picture(read_lineage_tree(scenario.store, BROKEN_RUN), picture)
-    narrator.print_action("Cost of the faults, and more details:")
-    narrator.print_observation(
-        f"test accuracy {result.accuracy:.2%}; recovery to the step before each kill took {result.seconds_lost:.1f} s "
-        "in total"
-    )
+    narrator.print_action("More details:")
+    narrator.print_observation(f"test accuracy: {result.accuracy:.2%}")
     narrator.print_observation(f"picture of the lineage: {picture}")
-    narrator.print_observation(f"details: tiphys get {BROKEN_RUN} --store {folder / 'store'}")
+    for command, shown in (("events", "what happened"), ("report", "cost of the faults")):
+        narrator.print_observation(f"{shown}: tiphys {command} {BROKEN_RUN} --store {folder / 'store'}")
     narrator.print_observation(f"as web pages: tiphys ui {folder / 'store'}")
     narrator.print_result(
         f"{result.repeated_steps} of {STEPS} steps were executed again, and the two models are "

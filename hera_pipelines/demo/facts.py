@@ -10,12 +10,11 @@ the demo reads this step log; a resume does not depend on it.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from hera_pipelines.demo.fault_injection import PromiseBrokenError
 from tiphys.protocol import environment
@@ -38,32 +37,22 @@ class ExecutedStep(NamedTuple):
     attempt: int
     pid: int
     global_step: int
-    executed_at: datetime
 
 
-class StepLog:
-    """Step log of one attempt in ``folder``; without a folder, nothing is written."""
+@contextmanager
+def open_step_log(folder: Path | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that records that this process executed a global step; without a folder, it writes nothing."""
+    if folder is None:
+        yield lambda _: None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{int(os.environ.get(environment.ATTEMPT, '0')):04d}.log"
+    with path.open("ab", buffering=0) as file:
 
-    def __init__(self, folder: Path | None) -> None:
-        self._path = folder / f"{int(os.environ.get(environment.ATTEMPT, '0')):04d}.log" if folder else None
-        self._descriptor: int | None = None
+        def append(global_step: int) -> None:
+            file.write(f"{os.getpid()} {global_step}\n".encode())
 
-    def __enter__(self) -> Self:
-        if self._path:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def append(self, global_step: int, executed_at: datetime) -> None:
-        """Record that this process executed ``global_step``."""
-        if self._descriptor is not None:
-            os.write(self._descriptor, f"{os.getpid()} {global_step} {executed_at.isoformat()}\n".encode())
+        yield append
 
 
 def read_steps(folder: Path) -> list[ExecutedStep]:
@@ -76,31 +65,9 @@ def count_repeated_steps(steps: Iterable[ExecutedStep]) -> int:
     return sum(count - 1 for count in Counter(step.global_step for step in steps).values())
 
 
-def seconds_lost(steps: list[ExecutedStep]) -> list[float]:
-    """Recovery time of each interruption in seconds.
-
-    It lasts from the last executed step of an attempt until a later attempt
-    executes the same global step, and includes waiting, starting, restoring and
-    repeated steps.
-    """
-    attempts = sorted({step.attempt for step in steps})
-    lost = []
-    for attempt in attempts[:-1]:
-        last = max((s for s in steps if s.attempt == attempt), key=lambda s: s.global_step)
-        again = [s.executed_at for s in steps if s.attempt > attempt and s.global_step >= last.global_step]
-        if again:
-            lost.append((min(again) - last.executed_at).total_seconds())
-    return lost
-
-
 def _read_log(path: Path) -> list[ExecutedStep]:
-    attempt = int(path.stem)
-    entries = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            pid, step, at = line.split()
-            entries.append(ExecutedStep(attempt, int(pid), int(step), datetime.fromisoformat(at)))
-    return entries
+    lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [ExecutedStep(int(path.stem), int(pid), int(step)) for pid, step in lines]
 
 
 TRAIN_STEP = "train"

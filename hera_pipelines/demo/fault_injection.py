@@ -4,8 +4,6 @@ The faults are those that end real runs: a killed process, a damaged checkpoint,
 and a killed engine.
 """
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,16 +16,6 @@ from tiphys.errors import TiphysError
 from tiphys.records import CheckpointManifest
 
 _FLIPPED_BYTES = 64
-
-
-def freeze_process(pid: int) -> None:
-    """Stop a process with SIGSTOP, so that the following faults happen at one known step."""
-    os.kill(pid, signal.SIGSTOP)
-
-
-def kill_process(pid: int) -> None:
-    """Send SIGKILL: no handler runs and nothing is saved. Works on a frozen process too."""
-    os.kill(pid, signal.SIGKILL)
 
 
 def is_process_alive(pid: int) -> bool:
@@ -129,13 +117,13 @@ class TiphysProcess:
         Raises:
             PromiseBrokenError: the exit code is not 0, or ``seconds`` pass.
         """
-        deadline = time.monotonic() + seconds
-        while (code := self._process.poll()) is None:
-            if time.monotonic() > deadline:
-                raise PromiseBrokenError(f"the engine still runs after {seconds:g} s; see {self.log}")
+
+        def has_ended() -> bool:
             on_poll()
-            time.sleep(_POLL_SECONDS)
-        if code:
+            return self._process.poll() is not None
+
+        self.wait_for(has_ended, "its end", seconds)
+        if code := self._process.returncode:
             raise PromiseBrokenError(f"the engine ended with exit code {code}; its last line: {self._last_log_line()}")
 
     def _last_log_line(self) -> str:

@@ -1,14 +1,11 @@
-"""Output of the demo: numbered actions with the time, the observations after each, and a timeline of events."""
+"""Output of the demo: numbered actions with the time, and the observations after each."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
-
-from tiphys.records import Event
 
 
 class DemoConsole:
@@ -47,38 +44,3 @@ class DemoConsole:
             return
         with self._console.status(sentence) as status:
             yield lambda changed: status.update(changed)
-
-
-_SHOWN_EVENTS = (
-    "run.submitted",
-    "run.resumed",
-    "submission.bound",
-    "submission.ended",
-    "attempt.started",
-    "attempt.ended",
-    "checkpoint.restored",
-    "checkpoint.skipped",
-)
-_STYLES = {"checkpoint.skipped": "red", "run.resumed": "cyan"}
-
-
-def timeline_table(events: Sequence[Event]) -> Table:
-    """Build a table of the main events with seconds since the first; checkpoints in between are counted."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 3))
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    if not events:
-        return table
-    started_at, commits = events[0].at, 0
-    for event in events:
-        if event.name == "checkpoint.committed":
-            commits += 1
-        if event.name not in _SHOWN_EVENTS:
-            continue
-        if commits:
-            table.add_row("", "", Text(f"{commits} checkpoints committed", style="dim"))
-            commits = 0
-        seconds = (event.at - started_at).total_seconds()
-        table.add_row(f"{seconds:.1f} s", event.name, Text(event.message, style=_STYLES.get(event.name, "")))
-    return table

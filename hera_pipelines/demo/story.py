@@ -5,7 +5,9 @@ check fails, the act raises `PromiseBrokenError`, and the command ends with exit
 code 1.
 """
 
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import hera_pipelines.demo.digits as pipeline_file
 from hera_pipelines.demo import fault_injection
-from hera_pipelines.demo.facts import TRAIN_STEP, DemoRunState, ExecutedStep, count_repeated_steps, seconds_lost
+from hera_pipelines.demo.facts import TRAIN_STEP, DemoRunState, ExecutedStep, count_repeated_steps
 from hera_pipelines.demo.fault_injection import PromiseBrokenError, TiphysProcess
 from hera_pipelines.demo.narration import DemoConsole
 from tiphys.records import CheckpointRef
@@ -36,7 +38,6 @@ class DemoResult:
 
     digest: str
     repeated_steps: int
-    seconds_lost: float
     accuracy: float
 
 
@@ -92,12 +93,12 @@ class DemoScenario:
         self._train_until(engine, 1, _KILL_TRAINER_STEP)
         # The trainer is frozen first, so that it cannot commit a newer checkpoint before the damage.
         pid = self._run.last_step().pid
-        fault_injection.freeze_process(pid)
+        os.kill(pid, signal.SIGSTOP)
         newest = self._run.newest_commit(1)
         if newest is None:
             raise PromiseBrokenError(f"no checkpoint was committed in {_KILL_TRAINER_STEP} steps")
         fault_injection.flip_bytes(self._folder / "store", self._run.manifest(newest))
-        fault_injection.kill_process(pid)
+        os.kill(pid, signal.SIGKILL)
         self._check_dead(pid)
         self._console.print_action(
             f"Killed the training process (SIGKILL, pid {pid}) at step {self._run.last_step().global_step}."
@@ -174,11 +175,9 @@ class DemoScenario:
             raise PromiseBrokenError("the models differ: the resumed run did not reproduce the undisturbed one")
 
     def _result(self) -> DemoResult:
-        steps = self._run.executed_steps()
         return DemoResult(
             digest=self._run.model_digest(),
-            repeated_steps=count_repeated_steps(steps),
-            seconds_lost=sum(seconds_lost(steps)),
+            repeated_steps=count_repeated_steps(self._run.executed_steps()),
             accuracy=float(self._run.output_value("register", "accuracy")),
         )
 

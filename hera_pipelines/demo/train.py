@@ -1,13 +1,13 @@
 """Step 3: train. Only the three lines with ``session`` concern checkpoints and resuming."""
 
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from safetensors.numpy import save_file
 
-from hera_pipelines.demo.facts import StepLog
+from hera_pipelines.demo.facts import open_step_log
 from hera_pipelines.demo.network import DatasetSplit, TrainingState, accuracy, initial_state, read_split, sgd_step
 from tiphys import checkpoint, inputs, outputs
 
@@ -15,12 +15,17 @@ REPORT_EVERY = 100
 
 
 def train_network(
-    split: DatasetSplit, state: TrainingState, session: checkpoint.Session, log: StepLog, total: int, batch: int
+    split: DatasetSplit,
+    state: TrainingState,
+    session: checkpoint.Session,
+    log_step: Callable[[int], None],
+    total: int,
+    batch: int,
 ) -> None:
     """Train ``state`` up to ``total`` steps."""
     while state["step"] < total:
         loss = sgd_step(state, split.train_images, split.train_labels, total, batch)
-        log.append(state["step"], datetime.now(UTC))
+        log_step(state["step"])
         if state["step"] % REPORT_EVERY == 0:
             typer.echo(f"step {state['step']} of {total}: loss {loss:.4f}")
         session.step(state["step"], state, metrics={"loss": round(loss, 4)})
@@ -36,8 +41,8 @@ def main(
     split = read_split(inputs.path("dataset"))
     with checkpoint.session(total_steps=steps) as session:
         state = session.restore(default=initial_state(seed, hidden))
-        with StepLog(Path(step_log) if step_log else None) as log:
-            train_network(split, state, session, log, steps, batch)
+        with open_step_log(Path(step_log) if step_log else None) as log_step:
+            train_network(split, state, session, log_step, steps, batch)
     save_file({f"weight{index}": weight for index, weight in enumerate(state["weights"])}, outputs.path("model"))
     typer.echo(f"training accuracy {accuracy(state['weights'], split.train_images, split.train_labels):.4f}")
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import httpx
 import stamina
 from pydantic import ValidationError
+from tiphys_plugin.sidecar.forwarding import error_text
 
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNodeOutputs
 from tiphys.errors import UsageError
@@ -101,9 +102,11 @@ class PluginClient:
                 async with self._call_slots:
                     response = await self._client.post("/api/v1/template.execute", json=body)
                 if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-                    raise _UnavailableError(f"503: {response.text}")
+                    raise _UnavailableError(error_text(response.content))
         if response.is_error:
-            return ExecuteReply(node=NodeResult(phase="Failed", message=f"{response.status_code}: {response.text}"))
+            return ExecuteReply(
+                node=NodeResult(phase="Failed", message=f"{response.status_code}: {error_text(response.content)}")
+            )
         return ExecuteReply.model_validate_json(response.content)
 
 

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from tiphys_controller.runs import AttemptDetail, RunDetail, RunPhase, describe_run
 from tiphys_controller.submit.idempotency import digest_idempotency_key
-from tiphys_controller.submit.plan_report import PlanReport, plan_run
+from tiphys_controller.submit.plan_report import PlanReport
+from tiphys_controller.submit.resume import plan_run
 from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
 from tiphys_controller.submit.submitter import Submitter
 
@@ -145,6 +146,8 @@ def read_action_view(
         plan = backend.plan_fork(run, changed)
     attempts = [one for step in detail.steps for one in step.attempts]
     obstacle = backend.find_obstacle(run)
+    if not obstacle and plan is not None and plan.refusal is not None:
+        obstacle = plan.refusal.message
     if not obstacle and action not in list_offered_actions(detail):
         obstacle = f"the run is {detail.summary.phase.value.lower()}: {detail.summary.reason}"
     return ActionView(

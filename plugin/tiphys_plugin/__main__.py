@@ -26,6 +26,7 @@ from tiphys_plugin.runtime.settings import (
     TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,
 )
+from tiphys_plugin.sidecar.outages import OUTAGE_LIMIT_SECONDS, OUTAGE_LIMIT_VARIABLE
 
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  a pod is reached by its address, and every caller has to authenticate
 
@@ -70,6 +71,14 @@ def build_parser() -> argparse.ArgumentParser:
         "answer the task sets of a cluster in place of Argo's agent pods; one replica leads",
     )
     _add_deployment_options(agent)
+    agent.add_argument(
+        "--outage-limit",
+        type=float,
+        metavar="SECONDS",
+        default=os.environ.get(OUTAGE_LIMIT_VARIABLE, OUTAGE_LIMIT_SECONDS),
+        help="fail a step that storage, API server or ledger have not answered for this long (default: "
+        f"{OUTAGE_LIMIT_VARIABLE}, or {OUTAGE_LIMIT_SECONDS:g})",
+    )
     agent.set_defaults(module="tiphys_plugin.server.service", function="agent")
     embedded = _add_command(
         commands, "embedded", _EMBEDDED_EXAMPLES, "serve one machine, with a folder in place of a cluster"

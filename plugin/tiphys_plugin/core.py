@@ -5,7 +5,6 @@ Between processes, create-only records decide. The local engine, the tests, the
 service and the shared agent all use `PluginCore`.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -105,7 +104,6 @@ class PluginCore:
             self.recover_leases()
         self._bindings: dict[tuple[str, ...], RunBinding] = {}
         self._locks = KeyedLocks()
-        self._outages: Counter[str] = Counter()
 
     def execute_document(self, document: dict[str, Any]) -> ExecuteReply:
         """Answer a request as parsed from JSON; the reply is `NOT_MINE` if its template is of another plugin.
@@ -175,23 +173,27 @@ class PluginCore:
         self._context.hasher.close()
 
     def _answer(self, request: ExecuteRequest, identity: requests.CallIdentity) -> ExecuteReply:
-        call_key = f"{request.workflow.metadata.uid}/{identity.node}"
         try:
-            reply = self._perform(request, requests.read_operation(request))
+            return self._perform(request, requests.read_operation(request))
         except replies.REFUSED_ERRORS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
-            reply = refusal_reply(identity, error)
+            return refusal_reply(identity, error)
         except LockTimeoutError:
             return pending_reply("Another call about this step is being answered", _BUSY_SECONDS)
         except StoreError as error:
-            return self._unavailable_reply(call_key, identity, error)
-        self._outages.pop(call_key, None)
-        return reply
+            _log.error(
+                "call.unavailable", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error)
+            )
+            if isinstance(error, LedgerLostError):  # it lasts until a person acts, so no limit holds
+                return pending_reply(f"Waiting: {error}", self._context.settings.requeue_max_seconds)
+            self.metrics.answers.labels(op=identity.op, answer="unavailable").inc()
+            raise
 
     def _perform(self, request: ExecuteRequest, operation: Operation) -> ExecuteReply:
         services = self._context
-        self.recover_leases()
+        # A run that is recorded can be resumed, whatever else does not answer.
         binding = self._find_binding(request.workflow.metadata, operation)
+        self.recover_leases()
         if isinstance(operation, FinalizeOperation):
             return finalize(services, binding, operation)
         with self._locks.hold(
@@ -239,20 +241,6 @@ class PluginCore:
             instance=step_instance_name(operation.node),
             node=operation.node,
         )
-
-    def _unavailable_reply(self, call_key: str, identity: requests.CallIdentity, error: StoreError) -> ExecuteReply:
-        """Raise ``error`` for the first calls of an outage, then reply Pending.
-
-        Argo repeats a 503 four times within some 15 s and then fails the node,
-        so a longer outage must be answered with a reply. The loss of the ledger lasts until a person acts.
-        """
-        _log.error("call.unavailable", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
-        settings = self._context.settings
-        self._outages[call_key] += 1
-        if self._outages[call_key] <= settings.silent_outage_calls and not isinstance(error, LedgerLostError):
-            self.metrics.answers.labels(op=identity.op, answer="unavailable").inc()
-            raise error
-        return pending_reply(f"Waiting: {error}", settings.requeue_max_seconds)
 
 
 def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]) -> ExecuteReply:

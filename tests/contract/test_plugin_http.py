@@ -120,7 +120,7 @@ def test_body_is_bounded(server):
     assert post(server, b" " * ((2 << 20) - 2) + b"{}").status_code == 200
 
 
-def test_storage_out_of_reach_is_503_and_the_agent_gets_through(here, server, agent, monkeypatch):
+def test_storage_out_of_reach_is_waited_for_and_the_agent_gets_through(here, server, agent, monkeypatch):
     flow = here.submit(prep())
     document = flow.document(flow.body("admit", "prep"))
     failures = iter([True, True])
@@ -132,7 +132,9 @@ def test_storage_out_of_reach_is_503_and_the_agent_gets_through(here, server, ag
         return read(key)
 
     monkeypatch.setattr(here.store, "read", shaky)
-    assert post(server, json.dumps(document).encode()).status_code == 503
+    reply = post(server, json.dumps(document).encode()).json()
+    assert reply["node"]["phase"] == "Pending"
+    assert reply["node"]["message"] == "Waiting, for 30 min at most: storage did not answer"
     assert agent.run(document)["phase"] == "Succeeded"
 
 

@@ -5,8 +5,10 @@
 | the service answers                              | its answer                        |
 | the template is of another plugin                | {}, without a call to the service |
 | Argo's token is wrong                            | 403                               |
-| Argo's or the account's token cannot be read     | 503                               |
-| service away; 401, 403, 404, any 5xx, a redirect | 503 with a sentence               |
+| Argo's token cannot be read                      | 503                               |
+| service away; 401, 403, 404, any 5xx, a redirect | Pending with a sentence           |
+| the account's token cannot be read               | Pending with a sentence           |
+| the service refuses the body                     | Failed with a sentence            |
 | not JSON, no object, too large                   | 400, 400, 413                     |
 | SIGTERM with calls under way                     | the answer, or 503                |
 """
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -59,6 +62,12 @@ def sidecar(shared, service):
     service.tokens.clear()
     service.bodies.clear()
     return shared
+
+
+def read_reply(response: httpx.Response) -> dict[str, Any]:
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    reply: dict[str, Any] = response.json()
+    return reply
 
 
 def test_body_is_handed_on_as_it_is_with_the_accounts_token(sidecar, service):
@@ -119,23 +128,51 @@ def test_missing_authorization_is_refused(sidecar, service):
         (403, b'{"error": "who are you?"}', "does not let this pod in: who are you?"),
         (401, b"", "does not let this pod in"),
         (404, b"Not Found", "is not the plugin's service"),
-        (413, b'{"error": "too much"}', "answered 413: too much"),
         (302, b"", "answered 302"),
         (204, b"", "answered 204"),
     ],
 )
-def test_what_is_no_answer_becomes_503(sidecar, service, status, body, says):
+def test_call_without_an_answer_waits_and_says_for_what(sidecar, service, status, body, says):
     service.answers(status, body)
-    response = post(sidecar)
-    assert response.status_code == 503
-    assert says in response.json()["error"]
+    reply = read_reply(post(sidecar))
+    assert (reply["node"]["phase"], reply["requeue"]) == ("Pending", "2.0s")
+    assert reply["node"]["message"].startswith("Waiting, for 30 min at most: ")
+    assert says in reply["node"]["message"]
+    assert "{" not in reply["node"]["message"]
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_body_that_the_service_refuses_fails_the_node_with_a_sentence(sidecar, service, status):
+    service.answers(status, b'{"error": "too much"}')
+    node = read_reply(post(sidecar))["node"]
+    assert (node["phase"], node["message"].startswith("Refused: the plugin's service http")) == ("Failed", True)
+    assert node["message"].endswith("refused the call: too much")
+
+
+def test_agent_of_argo_waits_for_as_long_as_the_service_is_away(sidecar, service):
+    service.answers(503, b'{"error": "storage is away"}')
+    agent = Agent(sidecar_url(sidecar), TOKEN)
+    for _ in range(20):
+        assert agent.call(OURS)["node"]["phase"] == "Pending"
+    service.answers(200, b'{"node": {"phase": "Succeeded", "message": "done"}}')
+    assert agent.run(OURS)["phase"] == "Succeeded"
+
+
+def test_outage_limit_of_the_environment_ends_the_wait(pod, service):
+    service.answers(503, b'{"error": "storage is away"}')
+    with pod.process(service.url, TIPHYS_OUTAGE_LIMIT_SECONDS="0") as running:
+        node = read_reply(post(running))["node"]
+    assert node["phase"] == "Failed"
+    assert node["message"] == "No answer for 0 min: storage is away. When the cause is gone: `tiphys resume w`"
 
 
 @pytest.mark.parametrize(
     ("content", "status"), [(b"{", 400), (b"", 400), (b"[1]", 400), (b" " * (2 << 20) + b"{}", 413)]
 )
 def test_what_no_agent_sends_is_refused_here(sidecar, service, content, status):
-    assert post(sidecar, content).status_code == status
+    response = post(sidecar, content)
+    assert (response.status_code, response.headers["content-type"]) == (status, "text/plain; charset=utf-8")
+    assert not response.text.startswith("{")
     assert service.bodies == []
 
 
@@ -161,28 +198,30 @@ def test_memory_stays_small_after_large_and_simultaneous_calls(sidecar, service)
     assert sidecar.resident_bytes() < LARGEST_MIB << 20
 
 
-def test_service_that_is_away_is_503(pod):
+def test_service_that_is_away_is_waited_for(pod):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens here, and nobody else can
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pod.process(address) as running:
-            response = post(running)
-            assert response.status_code == 503
-            assert f"{address} cannot be reached: " in response.json()["error"]
+            node = read_reply(post(running))["node"]
+            assert node["phase"] == "Pending"
+            assert f"{address} cannot be reached: " in node["message"]
             assert running.stop() == 0
     [failure] = [line for line in running.log if line["event"] == "call.failed"]
-    assert (failure["status"], failure["log_level"]) == (503, "error")
+    assert (failure["status"], failure["log_level"]) == (200, "error")
 
 
-def test_missing_tokens_are_503_and_say_what_to_do(tmp_path, service):
+def test_missing_tokens_are_named_with_the_remedy(tmp_path, service):
     pod = SidecarPod(tmp_path)
     with pod.process(service.url) as running:
         (tmp_path / "account").unlink()
-        assert "create the ServiceAccount tiphys-executor-plugin" in post(running).json()["error"]
+        node = read_reply(post(running))["node"]
+        assert node["phase"] == "Pending"
+        assert "create the ServiceAccount tiphys-executor-plugin" in node["message"]
         (tmp_path / "token").unlink()
         response = post(running)
         assert response.status_code == 503
-        assert "must not set runAsUser" in response.json()["error"]
+        assert "must not set runAsUser" in response.text
 
 
 def test_call_under_way_is_answered_when_the_sidecar_has_to_end(pod):
@@ -197,7 +236,7 @@ def test_call_under_way_is_answered_when_the_sidecar_has_to_end(pod):
         assert running.process.wait(60) == 0  # the service says nothing, and yet it ends
         caller.join(60)
     assert answers[0].status_code == 503
-    assert "call again" in answers[0].json()["error"]
+    assert "call again" in answers[0].text
 
 
 def test_no_secret_is_ever_logged(pod, service):
@@ -234,7 +273,7 @@ def test_only_the_standard_library_is_loaded():
 @pytest.mark.parametrize(
     "template", [None, {}, {"plugin": {}}, {"plugin": {"tiphys": {}}}, {"plugin": {"x": {}}}, {"plugin": []}, [], "x"]
 )
-def test_foreign_is_the_same_here_and_in_the_service(template):
+def test_foreign_is_the_same_in_sidecar_and_service(template):
     assert server.is_foreign_template({"template": template}) is not requests.is_tiphys_template(template)
     assert server.PLUGIN_NAME == PLUGIN_BODY_KEY
 
@@ -248,6 +287,8 @@ def test_foreign_is_the_same_here_and_in_the_service(template):
         ("TIPHYS_SERVICE_URL", "http://host:99999", "TIPHYS_SERVICE_URL"),
         ("TIPHYS_SIDECAR_PORT", "http", "TIPHYS_SIDECAR_PORT"),
         ("TIPHYS_SIDECAR_PORT", "70000", "TIPHYS_SIDECAR_PORT"),
+        ("TIPHYS_OUTAGE_LIMIT_SECONDS", "30m", "TIPHYS_OUTAGE_LIMIT_SECONDS"),
+        ("TIPHYS_OUTAGE_LIMIT_SECONDS", "-1", "TIPHYS_OUTAGE_LIMIT_SECONDS"),
     ],
 )
 def test_wrong_setting_is_named(variable, value, says):
@@ -259,6 +300,7 @@ def test_settings_that_nobody_gives_are_those_of_a_pod():
     settings = SidecarSettings.from_environment({"TIPHYS_SERVICE_URL": "https://service"})
     assert (settings.host, settings.port, settings.ca_file) == ("127.0.0.1", 7243, None)
     assert settings.token_file == Path("/var/run/argo/token")
+    assert settings.outage_limit_seconds == 1800
 
 
 def test_port_in_use_is_named(pod):

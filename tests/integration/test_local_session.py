@@ -242,7 +242,7 @@ def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path
     assert output == b"Failed\n"
     [stopped] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
     assert stopped is not None
-    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped with its workflow", True)
+    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped by a person", True)
     (code / "plan").write_text("")
     assert desk.resume() == "Succeeded"
     assert desk.outcomes("fit") == ["fenced", "done"]
@@ -263,7 +263,7 @@ def test_closed_terminal_stops_the_workflow_and_the_program_saves(desk: Desk, co
     assert engine.returncode == 0
     [stopped] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
     assert stopped is not None
-    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped with its workflow", True)
+    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped by a person", True)
 
 
 def test_a_killed_engine_takes_the_program_along_and_the_next_submission_goes_on(desk: Desk, code: Path) -> None:

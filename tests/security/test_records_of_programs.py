@@ -8,6 +8,7 @@
 """
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -199,3 +200,12 @@ def test_a_link_in_the_folder_is_moved_aside_and_not_followed(blocked: str, tmp_
     assert not (folder / "steps").is_symlink()
     assert (outside / "7" / "model.bin").read_bytes() == b"victim"
     assert sorted(outside.rglob("*")) == before
+
+
+@pytest.mark.parametrize("blocked", [".tiphys-restore", ".tiphys-set-aside"])
+def test_a_pipe_under_the_name_of_a_folder_of_tiphys_hinders_no_restore(blocked: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / blocked)
+    store = MemoryStore()
+    manifest = commit(store, ref(1, 10), data=(index_of({"path": "model.bin", "size": 5}), b"bytes"))
+    restore_files(store, manifest, tmp_path, lambda: None)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]

@@ -107,7 +107,7 @@ def test_argos_call_is_answered_although_every_slot_was_taken(impatient: str) ->
 
 def test_deep_json_is_a_bad_request(sidecar: Process) -> None:
     response = post(sidecar, b"[" * 100_000)
-    assert (response.status_code, "nested too deeply" in response.json()["error"]) == (400, True)
+    assert (response.status_code, "nested too deeply" in response.text) == (400, True)
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "", "1e3"])

@@ -156,6 +156,12 @@ def test_wrong_end_of_an_attempt_is_found(attempt, kind):
     assert kind in kinds(judged(attempt, ended(2, lines_of(4, STEPS))))
 
 
+def test_step_beyond_the_last_one_is_no_finding_of_a_program_that_resumes_there():
+    extra = {"event": "step", "rank": 0, "step": STEPS + 1, "weights": "w", "ids": [99]}
+    cut, over = ended(1, lines_of(0, STEPS)[:-1], TERM, committed=STEPS), ended(2, [*lines_of(STEPS, STEPS), extra])
+    assert (judged(cut, over, program=IN_ORDER).findings, judged(cut, over).twice) == ([], 0)
+
+
 def test_samples_are_counted_twice_and_never_within_their_epoch():
     verdict = judged(ended(1, lines_of(0, 4), KILL, committed=4), ended(2, lines_of(4, STEPS, first_id=1)))
     assert (verdict.samples, verdict.twice, verdict.never, verdict.same_order) == (STEPS, 1, 1, False)

@@ -10,9 +10,11 @@ from typing import Literal, NamedTuple
 
 from urllib3 import PoolManager
 
-from tiphys.errors import NotFoundError
+from tiphys.errors import NotFoundError, UsageError
+from tiphys.json_documents import CUT
 from tiphys.kube.resources import Resource
-from tiphys.kube.transport import Body, ExpiredError, Object, Transport
+from tiphys.kube.transport import TOO_DEEP, Body, ExpiredError, Object, Transport
+from tiphys.kube.unreadable import UnreadableObjects
 
 __all__ = ["Body", "ExpiredError", "KubeApi", "Object", "ObjectList", "ObjectTransform", "PatchType"]
 
@@ -67,6 +69,7 @@ class KubeApi:
         self.namespace = namespace
         self.authorization = authorization
         self.server = self._transport.server
+        self.unreadable = UnreadableObjects()
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
         """Get an object; None if it does not exist."""
@@ -101,7 +104,7 @@ class KubeApi:
             fields: Field selector.
             limit: Objects per page. If a page token expires, all objects are read in one page.
             transform: Applied to each object when its page is read, because all pods of a large cluster may not fit
-                into memory.
+                into memory. An object for which it fails is left out, see `read_object`.
 
         Raises:
             NotFoundError: the API server does not serve this kind of object.
@@ -228,6 +231,16 @@ class KubeApi:
         }
         return self._transport.watch_events(resource.collection_path(namespace), query, _SILENCE_SECONDS)
 
+    def read_object(self, kube_object: Object, transform: ObjectTransform) -> Object | None:
+        """The result of ``transform``; None, with a word about the object, if that fails or it is incomplete."""
+        try:
+            if CUT in kube_object:
+                raise UsageError(f"it {TOO_DEEP}")
+            return transform(kube_object)
+        except Exception as error:  # noqa: BLE001  a tenant may write any content, which must not end the list of all
+            self.unreadable.record(kube_object, error)
+            return None
+
     def close(self) -> None:
         """Close idle connections; the next request opens a new one."""
         self._transport.close()
@@ -245,7 +258,7 @@ class KubeApi:
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit) if limit else ""}
         while True:
             page = self._transport.request_json("GET", resource.collection_path(namespace), query)
-            kept = (transform(_with_type_meta(resource, item)) for item in page.get("items") or [])
+            kept = (self.read_object(_with_type_meta(resource, item), transform) for item in page.get("items") or [])
             items += [item for item in kept if item is not None]
             metadata = page.get("metadata") or {}
             if not (token := metadata.get("continue")):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from pydantic_core import from_json, to_json
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, SSLError
 
@@ -24,6 +25,7 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
+from tiphys.json_documents import CUT, CUT_DEPTH, cut_deep_values
 
 Object = dict[str, Any]
 """A Kubernetes object as parsed from JSON."""
@@ -31,6 +33,7 @@ Object = dict[str, Any]
 Body = Object | list[Object]
 """Body of a request: an object, or the operations of a JSON patch."""
 
+TOO_DEEP = f"is nested more than {CUT_DEPTH} levels deep, so Tiphys does not read it; simplify or delete it"
 _CONNECT_SECONDS = 5.0
 _LOG_SILENCE_SECONDS = 24 * 3600.0
 _RESPONSE_SECONDS = 25.0
@@ -92,13 +95,15 @@ class Transport:
             response.drain_conn()
             raise UsageError(f"{self._name} answered {method} {path} with a web page; {self._remote.web_page_remedy}")
         try:
-            reply = json.loads(response.read())
+            reply = decode_objects(response.read())
         except (HTTPError, ValueError) as error:
             raise StoreError(f"{self._name} sent an incomplete reply to {method} {path}: {error}") from error
         if not isinstance(reply, dict):
             raise StoreError(
                 f"{self._name} answered {method} {path} with JSON that is no object; check the server's URL"
             )
+        if CUT in reply:
+            raise UsageError(f"the object {path} of {self._name} {TOO_DEEP}")
         return reply
 
     def get_text(self, path: str) -> tuple[int, str]:
@@ -137,7 +142,7 @@ class Transport:
     ) -> Generator[Object, None, None]:
         """Open a stream with one object per line immediately; it ends like `watch_events`."""
         response = self._send("GET", path, query, silence_seconds=silence_seconds)
-        return self._parse_lines(response, path, json.loads)
+        return self._parse_lines(response, path, decode_objects)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -158,7 +163,7 @@ class Transport:
             response.close()
 
     def _parse_event(self, line: bytes, path: str) -> Object:
-        event: Object = json.loads(line)
+        event: Object = decode_objects(line)
         if event["type"] == "ERROR":
             status = int(event["object"].get("code") or 500)
             raise self._remote.error_for_status(status, json.dumps(event["object"]), self.server, path)
@@ -203,6 +208,24 @@ class Transport:
         return response
 
 
+def decode_objects(data: bytes) -> Any:
+    """Parse a reply or an event. An object in it that is nested too deeply is incomplete, and has the key `CUT`.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return from_json(data)
+    except ValueError:
+        document = from_json(cut_deep_values(data))
+    if not isinstance(document, dict):
+        return document
+    for item in document.get("items") or [document.get("object") or document]:
+        if isinstance(item, dict) and CUT.encode() in to_json(item):
+            item[CUT] = True
+    return document
+
+
 def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
     incomplete = b""
     for chunk in response.stream(64 << 10, decode_content=False):
@@ -244,7 +267,7 @@ def _api_error(status: int, body: str, server: str, path: str) -> TiphysError:
 def _status_reason_and_message(body: str) -> tuple[str, str]:
     """Reason and message of a Status; without a Status, an empty reason and the start of the body."""
     try:
-        status = json.loads(body)
+        status = from_json(body)
         return str(status.get("reason", "")), str(status.get("message") or "no reason given")
     except (ValueError, AttributeError):
         return "", " ".join(body.split())[:300] or "no reason given"

@@ -59,7 +59,8 @@ def watch_objects(
         labels: Label selector.
         fields: Field selector.
         timeout_seconds: The server ends a watch after this time, and the next watch continues there.
-        transform: Applied to each object of a list, see `KubeApi.list`; changes contain whole objects.
+        transform: Applied to each object of a list and of a change, see `KubeApi.list`. An object that it drops, or
+            that cannot be read, counts as deleted.
         sleep: Waits before the next try while the server is unavailable.
         should_stop: Called after each event. A caller that must stop immediately runs the loop in a daemon thread,
             because a watch without events lasts ``timeout_seconds``.
@@ -85,7 +86,7 @@ def watch_objects(
                     is_empty = False
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
-                        yield WatchEvent(WatchEventType(event["type"]), event["object"])
+                        yield _read_change(api, event, transform)
                     if should_stop():
                         return
             if is_empty:  # a server that ends watches immediately must not be called in a tight loop
@@ -97,3 +98,11 @@ def watch_objects(
             on_error(StoreError(str(error)) if isinstance(error, NotFoundError) else error)
             sleep(wait)
             wait = min(wait * 2, _MAX_BACKOFF_SECONDS)
+
+
+def _read_change(api: KubeApi, event: Object, transform: ObjectTransform) -> WatchEvent:
+    change = WatchEvent(WatchEventType(event["type"]), event["object"])
+    if change.type is WatchEventType.DELETED:
+        return change
+    kept = api.read_object(change.object, transform)
+    return WatchEvent(WatchEventType.DELETED, change.object) if kept is None else change._replace(object=kept)

@@ -1,6 +1,7 @@
 """Records: everything that Tiphys writes to storage, as frozen pydantic models."""
 
 from tiphys.records.attempt import (
+    STOPPED_MESSAGE,
     AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
@@ -75,6 +76,7 @@ from tiphys.records.training_progress import TrainingProgress
 from tiphys.records.trigger import ObjectVersion, TriggeredRunRecord, TriggerSpec
 
 __all__ = [
+    "STOPPED_MESSAGE",
     "AlertClaimRecord",
     "AlertRecord",
     "AlertResultRecord",

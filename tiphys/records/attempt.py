@@ -182,6 +182,10 @@ class AttemptEndOutcome(StrEnum):
     FENCED = "fenced"
 
 
+STOPPED_MESSAGE = "stopped by a person"
+"""Message of an end with `AttemptEnd.stopped`."""
+
+
 class CheckpointCrash(Record):
     """A crash after the load of a checkpoint, in a form in which two crashes can be compared."""
 

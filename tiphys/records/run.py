@@ -123,9 +123,9 @@ class SubmissionBinding(StoredRecord):
 
 
 class SubmissionEnd(StoredRecord):
-    """``submissions/<n>.end.json``: how the n-th Workflow ended, as its onExit handler reported it.
+    """``submissions/<n>.end.json``: how the n-th Workflow ended, as its onExit handler or the controller reported it.
 
-    It may be missing: terminate, deletion and crashes skip onExit.
+    It may be missing: terminate and deletion skip onExit.
     """
 
     run: str

@@ -254,6 +254,7 @@ class Controller:
                 dependencies.monotonic,
                 dependencies.buckets,
             )
+        self.metrics.registry.register(dependencies.api.unreadable)
         self._dependencies = dependencies
         self._lease = LeaderElector(
             dependencies.api,
@@ -290,7 +291,7 @@ class Controller:
             raise StoreError(recorder.last_error)
 
     def _run_workers(self, stop: threading.Event) -> None:
-        dependencies, view = self._dependencies, WatchCache()
+        dependencies, view = self._dependencies, WatchCache(self._dependencies.api.unreadable)
         writer = ClusterWriter(
             dependencies.api,
             lambda: self._lease.is_leader,
@@ -298,6 +299,7 @@ class Controller:
             dependencies.now,
             dependencies.identity or COMPONENT,
         )
+        dependencies.api.unreadable.announce = writer.record_unreadable
         recorder = EventRecorder(
             *(view, dependencies.stores, writer, self.metrics, dependencies.now, dependencies.monotonic),
             descriptions=dependencies.descriptions,

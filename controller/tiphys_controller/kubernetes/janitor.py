@@ -168,9 +168,13 @@ class NamespaceSnapshot:
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self.namespace = api.namespace
-        self._workflows = [
-            build_workflow_view(one) for one in api.list(WORKFLOWS, self.namespace, PIPELINE_ANNOTATION).items
-        ]
+        found = api.list(
+            WORKFLOWS,
+            self.namespace,
+            PIPELINE_ANNOTATION,
+            transform=lambda one: one if build_workflow_view(one) else None,
+        )
+        self._workflows = [build_workflow_view(one) for one in found.items]
 
     def build_workflow_presence(self) -> WorkflowPresence:
         """Presence of the namespace's Workflows; Workflows of other namespaces count as present."""

@@ -138,14 +138,16 @@ class GangCleaner:
     def _end_matching(
         self, backend: GangBackend, namespace: str, label: str, values: set[str], is_due: Callable[[Object], bool]
     ) -> None:
-        for workload in self._api.list(GANG_RESOURCES[backend], namespace, GANG_LABEL).items:
-            if workload["metadata"]["labels"].get(label) in values and is_due(workload):
-                try:
-                    self._writer.end_gang(backend, workload)
-                except FencedError:
-                    raise
-                except ConflictError:
-                    continue  # another object has its name by now
+        def select(workload: Object) -> Object | None:
+            return workload if workload["metadata"]["labels"].get(label) in values and is_due(workload) else None
+
+        for workload in self._api.list(GANG_RESOURCES[backend], namespace, GANG_LABEL, transform=select).items:
+            try:
+                self._writer.end_gang(backend, workload)
+            except FencedError:
+                raise
+            except ConflictError:
+                continue  # another object has its name by now
 
 
 def _is_active(found: Object) -> bool:

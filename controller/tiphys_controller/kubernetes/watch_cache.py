@@ -13,6 +13,7 @@ import structlog
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, ListSnapshot, Object, Resource, WatchEvent, WatchEventType, watch_objects
 from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.kube.unreadable import UnreadableObjects
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, StuckAgentPod, parse_stuck_agent_pod
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -29,9 +30,10 @@ class _ScopedViews(dict[Uid, ViewT]):
     An object that cannot be read has no view.
     """
 
-    def __init__(self, build_view: Callable[[Object], ViewT | None]) -> None:
+    def __init__(self, build_view: Callable[[Object], ViewT | None], unreadable: UnreadableObjects) -> None:
         super().__init__()
         self._build_view = build_view
+        self._unreadable = unreadable
         self._scope_by_uid: dict[Uid, Hashable] = {}
 
     def apply(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> list[ViewT]:
@@ -62,13 +64,7 @@ class _ScopedViews(dict[Uid, ViewT]):
         try:
             return self._build_view(document)
         except Exception as error:  # noqa: BLE001  a tenant may write any content, which must not end the watch of all
-            metadata = document["metadata"]
-            _log.warning(
-                "object.not_read",
-                namespace=metadata.get("namespace"),
-                name=metadata.get("name"),
-                error=repr(error)[:200],
-            )
+            self._unreadable.record(document, error)
             return None
 
     def _drop(self, uid: Uid) -> ViewT | None:
@@ -79,10 +75,11 @@ class _ScopedViews(dict[Uid, ViewT]):
 class WatchCache:
     """Workflows of Tiphys, and agent pods that have failed. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, unreadable: UnreadableObjects | None = None) -> None:
         self._changed = threading.Condition()
-        self._workflows: _ScopedViews[WorkflowView] = _ScopedViews(build_workflow_view)
-        self._agents: _ScopedViews[StuckAgentPod] = _ScopedViews(parse_stuck_agent_pod)
+        unreadable = unreadable or UnreadableObjects()
+        self._workflows: _ScopedViews[WorkflowView] = _ScopedViews(build_workflow_view, unreadable)
+        self._agents: _ScopedViews[StuckAgentPod] = _ScopedViews(parse_stuck_agent_pod, unreadable)
         self._deleted: list[WorkflowView] = []
         self._synced: set[Hashable] = set()
         self._version = 0

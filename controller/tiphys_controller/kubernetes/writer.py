@@ -54,6 +54,15 @@ class ClusterWriter:
             return
         self._metrics.events.labels(message.reason).inc()
 
+    def record_unreadable(self, kube_object: Object, reason: str) -> None:
+        """Create the Event of an object that every list and watch leaves out, see `tiphys.kube.unreadable`."""
+        metadata = kube_object["metadata"]
+        if "namespace" in metadata:
+            self._check_is_leader()
+            message = f"Tiphys leaves this {kube_object['kind']} out, because it cannot be read: {reason}"
+            self._api.create(EVENTS, metadata["namespace"], self._event(kube_object, "Unreadable", message, "Warning"))
+            self._metrics.events.labels("Unreadable").inc()
+
     def annotate(self, workflow: WorkflowView, texts: Mapping[str, str]) -> None:
         """Set annotations of a Workflow. ``texts`` are keyed by ``title`` and ``description``."""
         self._check_is_leader()
@@ -85,20 +94,30 @@ class ClusterWriter:
             raise FencedError("this controller lost the leader lease; the next leader continues from the same storage")
 
     def _build_event(self, workflow: WorkflowView, message: EventMessage) -> Object:
-        digest = hashlib.sha256(f"{workflow.uid}/{message.key}".encode()).hexdigest()[:16]
-        moment = (message.recorded_at or self._now()).strftime("%Y-%m-%dT%H:%M:%SZ")
+        metadata = {"namespace": workflow.namespace, "name": workflow.name, "uid": workflow.uid}
+        involved = {"apiVersion": WORKFLOWS.api_version, "kind": WORKFLOWS.kind, "metadata": metadata}
+        kind = "Warning" if message.is_warning else "Normal"
+        return self._event(involved, message.reason, message.message, kind, message.key, message.recorded_at)
+
+    def _event(
+        self, involved: Object, reason: str, message: str, kind: str, key: str = "", at: datetime | None = None
+    ) -> Object:
+        metadata = involved["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        digest = hashlib.sha256(f"{uid}/{key or reason}".encode()).hexdigest()[:16]
+        moment = (at or self._now()).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
-            "metadata": {"name": f"{workflow.name[:_LONGEST_NAME_PREFIX]}.{digest}", "namespace": workflow.namespace},
+            "metadata": {"name": f"{name[:_LONGEST_NAME_PREFIX]}.{digest}", "namespace": namespace},
             "involvedObject": {
-                "apiVersion": WORKFLOWS.api_version,
-                "kind": WORKFLOWS.kind,
-                "namespace": workflow.namespace,
-                "name": workflow.name,
-                "uid": workflow.uid,
+                "apiVersion": involved["apiVersion"],
+                "kind": involved["kind"],
+                "namespace": namespace,
+                "name": name,
+                "uid": uid,
             },
-            "type": "Warning" if message.is_warning else "Normal",
-            "reason": message.reason,
-            "message": _truncate_message(message.message),
+            "type": kind,
+            "reason": reason,
+            "message": _truncate_message(message),
             "source": {"component": COMPONENT},
             "reportingComponent": COMPONENT,
             "reportingInstance": self._instance,

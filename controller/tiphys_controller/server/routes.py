@@ -20,8 +20,8 @@ from tiphys.store import Store
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.submit.idempotency import start_run_once
-from tiphys_controller.submit.plan_report import API_VERSION, plan_run
-from tiphys_controller.submit.resume import resume_run
+from tiphys_controller.submit.plan_report import API_VERSION
+from tiphys_controller.submit.resume import plan_run, resume_run
 from tiphys_controller.submit.submitter import ClusterSubmitter, TenantSubmitter
 from tiphys_controller.submit.triggers.notification import parse_notification
 from tiphys_controller.submit.triggers.worker import TriggerWorker

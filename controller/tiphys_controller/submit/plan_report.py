@@ -4,16 +4,14 @@ Its types are separate from those of the decision, so that the decision can
 change without breaking the output.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
 from tiphys.records import Record, Timestamp
-from tiphys.store import Store
 from tiphys_controller.plan.decide import TaskPlan
 from tiphys_controller.plan.drift import DriftFinding
-from tiphys_controller.submit.planner import RunPlan, WorkflowChange, plan_stored_run
+from tiphys_controller.submit.planner import RunPlan
 
 API_VERSION = "tiphys.dev/v1alpha1"
 
@@ -60,6 +58,14 @@ class StepReport(Record):
     """None for a step that does not train, keeps its checkpoints on a volume, or does not run."""
 
 
+class PlanRefusal(Record):
+    """Why a resume of the run will be refused."""
+
+    message: str
+    exit_code: int
+    """Exit code of ``tiphys resume``."""
+
+
 class PlanReport(OutputDocument):
     """Which steps would run, with the reasons, and what the plan cost."""
 
@@ -73,6 +79,8 @@ class PlanReport(OutputDocument):
     """Steps that are asked to run again, from the beginning."""
     drift: tuple[DriftFinding, ...] = Field(default=(), exclude_if=lambda drift: not drift)
     """Differences of a changed Workflow from that of the last submission."""
+    refusal: PlanRefusal | None = Field(default=None, exclude_if=lambda refusal: refusal is None)
+    """None where nothing in storage is in the way of a resume."""
     requests: int
     """Requests to storage; a listing counts as one request."""
     seconds: float
@@ -81,23 +89,6 @@ class PlanReport(OutputDocument):
     def running(self) -> tuple[str, ...]:
         """Names of the steps that would run."""
         return tuple(step.name for step in self.steps if step.decision == "run")
-
-
-def plan_run(store: Store, run: str, rerun: Sequence[str] = (), change: WorkflowChange | None = None) -> PlanReport:
-    """Plan a run and write nothing.
-
-    Args:
-        store: Store of the run.
-        run: Name of the run.
-        rerun: Steps to run again although they are done.
-        change: A changed Workflow; None: that of the last submission.
-
-    Raises:
-        NotFoundError: there is no such run.
-        UsageError: Tiphys did not compile its Workflow, or a step does not exist.
-        IntegrityError: a record is damaged.
-    """
-    return build_plan_report(plan_stored_run(store, run, rerun, change), store.url)
 
 
 def build_plan_report(run_plan: RunPlan, url: str) -> PlanReport:

@@ -9,16 +9,12 @@ A claim whose Workflow was never created is completed by the next resume.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError
 from tiphys.faults import failpoint
-from tiphys.lineage.select import read_newest_commit
-from tiphys.protocol.compiled_workflow import Manifest, is_shutdown_message
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import (
-    AttemptClaim,
-    AttemptEnd,
     AttemptEndOutcome,
     Event,
     SubmissionClaim,
@@ -28,11 +24,8 @@ from tiphys.records import (
 from tiphys.store import (
     RunLayout,
     Store,
-    Submission,
     append_events,
     claim_record,
-    fence_attempt,
-    find_record,
     pass_over_end,
     read_submissions,
 )
@@ -42,8 +35,9 @@ from tiphys_controller.plan.drift import check_drift_allowed, format_drift
 from tiphys_controller.plan.observe import load_ends
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow, workflow_name
 from tiphys_controller.plan.step_state import AttemptId
+from tiphys_controller.submit.fencing import fence_attempts, find_workflow_end
 from tiphys_controller.submit.idempotency import digest_idempotency_key
-from tiphys_controller.submit.plan_report import PlanReport, build_plan_report
+from tiphys_controller.submit.plan_report import PlanRefusal, PlanReport, build_plan_report
 from tiphys_controller.submit.planner import (
     RunPlan,
     WorkflowChange,
@@ -63,85 +57,6 @@ from tiphys_controller.submit.submission import (
     submission_cluster,
 )
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter
-
-
-class WorkflowEnd(NamedTuple):
-    """The end of a Workflow that is known not to run any more."""
-
-    at: datetime | None
-    """None if unknown, as of a Workflow that was deleted."""
-    stopped: bool
-    """Whether a person stopped it."""
-
-
-def find_workflow_end(last: Submission | None, live: LiveWorkflow | None, *, force: bool) -> WorkflowEnd | None:
-    """The end of the Workflow of a submission; None if it runs, or may run where it is not visible.
-
-    Args:
-        last: The submission.
-        live: Its Workflow in the cluster of the resume; None if there is none.
-        force: Whether the Workflow may run although it is not visible.
-    """
-    if last is not None and last.end is not None:
-        return WorkflowEnd(last.end.written_at, is_shutdown_message(last.end.message))
-    if live is not None and not live.running:
-        return WorkflowEnd(live.finished_at, live.stopped)
-    return WorkflowEnd(None, False) if live is None and not force else None
-
-
-def fence_attempts(
-    store: Store, run: str, attempts: Sequence[AttemptId], workflow_end: WorkflowEnd | None = None
-) -> list[AttemptEnd]:
-    """End each attempt as fenced, unless it has an end; answers the ends that the attempts have now.
-
-    Their programs ended with the Workflow: no later than its end, no earlier than their newest checkpoints.
-
-    Args:
-        store: Store of the run.
-        run: Name of the run.
-        attempts: The attempts.
-        workflow_end: End of their Workflow; None if it may still run.
-
-    Raises:
-        ObjectMissingError: a claim is gone since it was listed. The attempt may still run, and nothing would fence it.
-    """
-    ends = []
-    for step, attempt in attempts:
-        end = _fence_attempt(store, run, step, attempt, workflow_end)
-        if end is None:
-            raise ObjectMissingError(
-                f"{store.url}: {RunLayout(run).attempt(step, attempt)} is gone since it was listed, so attempt "
-                f"{attempt} of {step} cannot be fenced; restore the object, or begin a new run"
-            )
-        ends.append(end)
-    return ends
-
-
-def _fence_attempt(
-    store: Store, run: str, step: str, attempt: int, workflow_end: WorkflowEnd | None
-) -> AttemptEnd | None:
-    if workflow_end is None:
-        return fence_attempt(store, run, step, attempt, "fenced by a resume of the run")
-    claim = find_record(store, RunLayout(run).attempt(step, attempt), AttemptClaim)
-    newest = read_newest_commit(store, claim.lineage, attempt) if claim and claim.lineage else None
-    signs = [
-        moment
-        for moment in (
-            claim.written_at if claim else None,
-            newest.written_at if newest else None,
-            workflow_end.at,
-        )
-        if moment
-    ]
-    return fence_attempt(
-        store,
-        run,
-        step,
-        attempt,
-        "stopped with its workflow" if workflow_end.stopped else "lost with its workflow, which recorded no end of it",
-        stopped=workflow_end.stopped,
-        last_alive_at=max(signs, default=None),
-    )
 
 
 class ResumeRequest(NamedTuple):
@@ -252,6 +167,54 @@ def build_resumed_event(
     return Event(name="run.resumed", message=message, data=data)
 
 
+def plan_run(
+    store: Store, run: str, rerun: Sequence[str] = (), change: WorkflowChange | None = None, *, force: bool = False
+) -> PlanReport:
+    """Plan a run and write nothing; the plan says whether `resume_run` will refuse it.
+
+    Args:
+        store: Store of the run.
+        run: Name of the run.
+        rerun: Steps to run again although they are done.
+        change: A changed Workflow; None: that of the last submission.
+        force: Whether the resume may pass over damaged end records.
+
+    Raises:
+        NotFoundError: there is no such run.
+        UsageError: Tiphys did not compile its Workflow, or a step does not exist.
+        IntegrityError: a record is damaged, so that there is no plan.
+    """
+    return _report_plan(store, plan_stored_run(store, run, rerun, change), force=force)
+
+
+def _report_plan(store: Store, run_plan: RunPlan, *, force: bool) -> PlanReport:
+    report = build_plan_report(run_plan, store.url)
+    try:
+        _check_plan(store, run_plan, force=force)
+    except TiphysError as error:
+        if isinstance(error, StoreError):
+            raise
+        return report.model_copy(update={"refusal": PlanRefusal(message=str(error), exit_code=error.exit_code)})
+    return report
+
+
+def _check_plan(store: Store, run_plan: RunPlan, *, force: bool) -> tuple[AttemptId, ...]:
+    """Check all that storage shows about a resume; returns the damaged end records to pass over.
+
+    Raises:
+        UsageError: the run cannot be pruned, or a rerun would resume from checkpoints on a volume.
+        ConflictError: the drift policy forbids a change.
+        IntegrityError: a record is damaged, and may not be passed over.
+    """
+    check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)
+    if not run_plan.decisions.running_tasks:
+        return ()
+    _prune_for(store, run_plan, NextSubmission(len(run_plan.state.submissions) + 1, "default"))
+    check_workflow_digest(run_plan.state.record)
+    check_drift_allowed(run_plan.drift, run_plan.state.record.run, is_fork=False)
+    return _find_damaged_ends(store, run_plan, force)
+
+
 class ResumeResult(NamedTuple):
     """Outcome of a resume. ``submission`` is None if nothing was submitted."""
 
@@ -289,7 +252,7 @@ def resume_run(
         submitter: Cluster that gets the next Workflow.
         run: Name of the run.
         force: Resume although the last submission may still be running, and pass over damaged end records.
-        dry_run: Plan and prune, and write nothing.
+        dry_run: Plan as `plan_run` does, and write nothing.
         namespace: Namespace of the run's first Workflow in this cluster; empty: as recorded.
         rerun: Steps to run again although they are done, with all steps that depend on them; their damaged end
             records are passed over.
@@ -361,13 +324,9 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     run, request = run_plan.state.record.run, options.request
     if not run_plan.decisions.running_tasks:
         return ResumeResult(run, build_plan_report(run_plan, store.url))
-    # A plan that cannot be pruned must fail before the first write.
-    _prune_for(store, run_plan, NextSubmission(len(run_plan.state.submissions) + 1, "default"))
     if options.dry_run:
-        return ResumeResult(run, build_plan_report(run_plan, store.url))
-    check_workflow_digest(run_plan.state.record)
-    check_drift_allowed(run_plan.drift, run, is_fork=False)
-    damaged_ends = _find_damaged_ends(store, run_plan, options.force)
+        return ResumeResult(run, _report_plan(store, run_plan, force=options.force))
+    damaged_ends = _check_plan(store, run_plan, force=options.force)  # before the first write
     if recovered := _recover_unbound_workflow(store, submitter, run_plan, request):
         number = run_plan.state.submissions[-1].claim.submission
         return ResumeResult(run, build_plan_report(run_plan, store.url), number, recovered.name, recovered.uid)

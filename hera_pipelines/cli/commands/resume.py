@@ -66,7 +66,6 @@ from hera_pipelines.cli.target import (
     runs_on_cluster,
     tenant_submitter,
 )
-from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
 from tiphys.protocol.quantities import format_duration
@@ -103,14 +102,25 @@ def plan(
     edits = RunEdits(file, which, drift=drift or ())
     run_store = existing_store(screen, store, edits.store)
     change = edits.build_change(run_store, run, runs_locally=not is_on_cluster(last_submission(run_store, run)))
-    report = add_start_checkpoints(run_store, plan_run(run_store, run, again or (), change))
-    show_drift(screen, report.drift)
-    show_plan(screen, report, output)
+    report = _show_full_plan(screen, run_store, plan_run(run_store, run, again or (), change), output)
     if report.running:
         files = [str(file)] if file else []
         options = [("--pipeline", which), *(("--from", step) for step in again or ())]
         options += [("--drift", one) for one in drift or ()]
         screen.note(f"next: {shlex.join(['tiphys', 'resume', run, *files, *command_arguments(options)])}")
+
+
+def _show_full_plan(screen: Screen, store: Store, planned: PlanReport, output: Format) -> PlanReport:
+    """Print the differences and the plan. Ends the command, with the words and the exit code of the resume, if the
+    resume will refuse it.
+    """
+    report = add_start_checkpoints(store, planned)
+    show_drift(screen, report.drift)
+    show_plan(screen, report, output)
+    if report.refusal is not None:
+        screen.error(f"`tiphys resume` will refuse this: {report.refusal.message}")
+        raise typer.Exit(report.refusal.exit_code)
+    return report
 
 
 def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
@@ -216,9 +226,7 @@ def resume(
         )
     change = edits.build_change(run_store, run, runs_locally=not on_cluster)
     if dry_run:
-        planned = resume_run(run_store, LocalWorkflows(state), run, dry_run=True, rerun=again or (), change=change)
-        show_drift(screen, planned.plan.drift)
-        show_plan(screen, add_start_checkpoints(run_store, planned.plan), output)
+        _show_full_plan(screen, run_store, plan_run(run_store, run, again or (), change, force=force), output)
         return
     request = _ResumeRequest(
         run_store,

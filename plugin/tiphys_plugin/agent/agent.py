@@ -12,8 +12,8 @@ from functools import partial
 
 import structlog
 
-from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import KubeApi, ListSnapshot, WatchEventType, watch_objects
+from tiphys.errors import TiphysError
+from tiphys.kube import KubeApi, ListSnapshot, Object, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
 from tiphys_plugin.agent.metrics import AgentMetrics
 from tiphys_plugin.agent.patch import patch_task_set, workflow_awaits_node
@@ -21,9 +21,15 @@ from tiphys_plugin.agent.plugin_calls import ExecuteFunction, call_core
 from tiphys_plugin.agent.settings import AgentSettings
 from tiphys_plugin.agent.task_sets import parse_task_set
 from tiphys_plugin.agent.task_state import AgentState, LostAnswerCheck, PatchJob, PendingCall
+from tiphys_plugin.sidecar.outages import OutageClock
 
 _MAX_SLEEP_SECONDS = 5.0
 _log = structlog.get_logger()
+
+
+def _check_readable(document: Object) -> Object:
+    parse_task_set(document)
+    return document
 
 
 class SharedAgent:
@@ -85,6 +91,7 @@ class _LeadershipTerm:
         self._settings = agent._settings
         self._now = agent._now
         self._state = AgentState(self._settings, agent._metrics)
+        self._outages = OutageClock(self._settings.outage_limit_seconds, agent._now)
         self._lock = threading.Lock()
         self._call_available = threading.Condition(self._lock)
         self._job_available = threading.Condition(self._lock)
@@ -172,6 +179,7 @@ class _LeadershipTerm:
             WORKFLOW_TASK_SETS,
             namespace,
             timeout_seconds=self._settings.watch_seconds,
+            transform=_check_readable,
             sleep=self._stop.wait,
             should_stop=self._stop.is_set,
             on_error=partial(self._record_watch_error, namespace),
@@ -183,18 +191,20 @@ class _LeadershipTerm:
                 with self._state_change():
                     self._state.observe_all(namespace, task_sets, self._now())
                 continue
-            task_set = parse_task_set(event.object)
             with self._state_change():
                 if event.type is WatchEventType.DELETED:
-                    self._state.remove(task_set.key)
+                    metadata = event.object["metadata"]
+                    self._state.remove((metadata["namespace"], metadata["name"]))
                 else:
-                    self._state.observe(task_set, self._now())
+                    self._state.observe(parse_task_set(event.object), self._now())
 
     def _run_calls(self) -> None:
         call = self._next_call()
         while call is not None:
             node, task_set = call.node, call.task_set
-            answer = call_core(self._agent._execute, task_set, node.template, node.failures, self._settings)
+            answer = call_core(
+                self._agent._execute, task_set, node.template, node.failures, self._settings, self._outages
+            )
             with self._state_change():
                 now = self._now()
                 self._state.record_answer(call, answer, now)
@@ -231,8 +241,8 @@ class _LeadershipTerm:
         is_awaited: bool | None = None
         try:
             is_awaited = workflow_awaits_node(self._agent._api, job.task_set, job.node.id)
-        except StoreError as error:
-            _log.warning("agent.check_failed", workflow=job.task_set.name, error=str(error))
+        except Exception as error:  # noqa: BLE001  a tenant may write any Workflow, which must not end the agent
+            _log.warning("agent.check_failed", workflow=job.task_set.name, error=repr(error)[:300])
         with self._state_change():
             self._state.record_check(job, is_awaited, self._now())
 

@@ -51,6 +51,7 @@ def patch_task_set(
         return PatchResult(PatchOutcome.NOT_LEADING)
     try:
         document = api.patch(WORKFLOW_TASK_SETS, namespace, name, body, subresource="status")
+        return PatchResult(PatchOutcome.WRITTEN, parse_task_set(document))
     except (ConflictError, NotFoundError) as error:
         return _reread_task_set(api, task_set, error)
     except UsageError as error:
@@ -58,7 +59,6 @@ def patch_task_set(
     except StoreError as error:
         is_refused = any(text in str(error) for text in _TOO_LARGE)
         return PatchResult(PatchOutcome.REFUSED if is_refused else PatchOutcome.UNREACHABLE, error=str(error))
-    return PatchResult(PatchOutcome.WRITTEN, parse_task_set(document))
 
 
 def workflow_awaits_node(api: KubeApi, task_set: TaskSet, node_id: str) -> bool:
@@ -76,9 +76,10 @@ def workflow_awaits_node(api: KubeApi, task_set: TaskSet, node_id: str) -> bool:
 def _reread_task_set(api: KubeApi, task_set: TaskSet, cause: TiphysError) -> PatchResult:
     try:
         document = api.get(WORKFLOW_TASK_SETS, *task_set.key)
-    except StoreError as error:
+        current = None if document is None else parse_task_set(document)
+    except (StoreError, UsageError) as error:
         return PatchResult(PatchOutcome.UNREACHABLE, error=str(error))
-    if document is None or document["metadata"].get("uid") != task_set.uid:
+    if current is None or current.uid != task_set.uid:
         return PatchResult(PatchOutcome.CONFLICT)
     if isinstance(cause, NotFoundError):
         return PatchResult(
@@ -86,7 +87,6 @@ def _reread_task_set(api: KubeApi, task_set: TaskSet, cause: TiphysError) -> Pat
             error=f"{cause}; the task set exists, so its kind has no status subresource in this cluster: "
             "install the CustomResourceDefinitions of Argo Workflows 4.1",
         )
-    current = parse_task_set(document)
     if current.version == task_set.version:
         return PatchResult(PatchOutcome.UNREACHABLE, error=str(cause))
     return PatchResult(PatchOutcome.CONFLICT, current)

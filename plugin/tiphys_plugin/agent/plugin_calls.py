@@ -10,12 +10,13 @@ from typing import Any
 
 import structlog
 
-from tiphys.errors import StoreError, TiphysError
+from tiphys.errors import TiphysError
 from tiphys.kube import KubeApi, Object, ObjectList, PatchType, Resource
 from tiphys.kube.api import Body, ObjectTransform
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys_plugin.agent.settings import AgentSettings
 from tiphys_plugin.agent.task_sets import NodeEntry, TaskSet, Template
+from tiphys_plugin.sidecar.outages import OutageClock
 
 _log = structlog.get_logger()
 ExecuteFunction = Callable[[str, dict[str, Any]], ExecuteReply]
@@ -41,21 +42,30 @@ def build_request(task_set: TaskSet, template: Template) -> dict[str, Any]:
 
 
 def call_core(
-    execute: ExecuteFunction, task_set: TaskSet, template: Template, failures: int, settings: AgentSettings
+    execute: ExecuteFunction,
+    task_set: TaskSet,
+    template: Template,
+    failures: int,
+    settings: AgentSettings,
+    outages: OutageClock,
 ) -> CallResult:
     """Call the core for a node of ``task_set``; ``failures`` consecutive calls have failed before this one."""
+    request = build_request(task_set, template)
     try:
-        return _read_reply(execute(task_set.namespace, build_request(task_set, template)))
-    except StoreError as error:
-        reason = f"Waiting: {error}"
+        result = _read_reply(execute(task_set.namespace, request))
     except TiphysError as error:
-        reason = f"Waiting until this is fixed: {error}"
+        reason = str(error)
     except Exception as error:  # noqa: BLE001  the boundary: one broken call must not end the agent
         _log.exception("agent.call_crashed", workflow=task_set.name, namespace=task_set.namespace)
-        reason = f"The plugin failed on this call ({type(error).__name__}); its log has the trace. The call is repeated"
+        reason = f"the plugin failed on this call ({type(error).__name__}); its log has the trace"
+    else:
+        outages.end(request)
+        return result
     _log.warning("agent.call_failed", workflow=task_set.name, namespace=task_set.namespace, reason=reason)
-    entry = {"phase": "Pending", "message": reason} if failures >= settings.silent_failures else None
-    return CallResult(entry, settings.retry_delay_seconds(failures), failed=True)
+    answer = outages.answer(request, reason)
+    return CallResult(
+        answer["node"], settings.retry_delay_seconds(failures) if "requeue" in answer else None, failed=True
+    )
 
 
 def _read_reply(reply: ExecuteReply) -> CallResult:
@@ -70,7 +80,7 @@ class CountingApi(KubeApi):
 
     def __init__(self, api: KubeApi, count: Callable[[str, str], object]) -> None:
         self._transport = api._transport
-        self.namespace, self.server = api.namespace, api.server
+        self.namespace, self.server, self.unreadable = api.namespace, api.server, api.unreadable
         self._count = count
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:

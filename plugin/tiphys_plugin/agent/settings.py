@@ -8,6 +8,8 @@ so it is sent at once.
 from dataclasses import dataclass
 from math import inf
 
+from tiphys_plugin.sidecar.outages import OUTAGE_LIMIT_SECONDS
+
 _MAX_DOUBLINGS = 64
 """No delay is doubled more often. An outage of hours makes a thousand failures, and 2.0**1024 is no float."""
 
@@ -38,8 +40,8 @@ class AgentSettings:
     retry_seconds: float = 1.0
     max_retry_seconds: float = 30.0
     """The first and the longest delay before a failed call or patch is repeated; see `retry_delay_seconds`."""
-    silent_failures: int = 3
-    """Failed calls of a node that are repeated without a message; after that its message says why it waits."""
+    outage_limit_seconds: float = OUTAGE_LIMIT_SECONDS
+    """How long a step waits for storage, API server or ledger. A new leader begins to count again."""
     drain_seconds: float = 25.0
     """Time for the calls in progress when the agent shuts down."""
     watch_seconds: int = 60

@@ -28,6 +28,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from tiphys.errors import UsageError
 from tiphys_plugin.runtime.requests import identify_call, is_tiphys_template
 
 Template = dict[str, Any]
@@ -64,18 +65,30 @@ class TaskSet:
 
 
 def parse_task_set(document: dict[str, Any]) -> TaskSet:
-    """Parse a WorkflowTaskSet object of the API server."""
+    """Parse a WorkflowTaskSet object of the API server.
+
+    Raises:
+        UsageError: its tasks or its answers are no objects: the kind in the API server has no types for them.
+    """
     metadata = document["metadata"]
     owners = metadata.get("ownerReferences") or []
+    spec, status = document.get("spec") or {}, document.get("status") or {}
     return TaskSet(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         version=int(metadata["resourceVersion"]),
         workflow_uid=next((owner.get("uid", "") for owner in owners if owner.get("kind") == "Workflow"), ""),
-        tasks=(document.get("spec") or {}).get("tasks") or {},
-        entries=(document.get("status") or {}).get("nodes") or {},
+        tasks=_objects_by_name(spec, "spec.tasks"),
+        entries=_objects_by_name(status, "status.nodes"),
     )
+
+
+def _objects_by_name(part: Any, path: str) -> dict[str, dict[str, Any]]:
+    found = part.get(path.rpartition(".")[2]) or {} if isinstance(part, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):
+        raise UsageError(f"its {path} does not hold an object for each node; correct or delete the task set")
+    return found
 
 
 def is_final(entry: NodeEntry | None) -> bool:

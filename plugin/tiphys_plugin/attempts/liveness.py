@@ -24,6 +24,12 @@ def is_workflow_stopping(cluster: Cluster, namespace: str, name: str, uid: str) 
     return workflow is None or _is_workflow_over(workflow) or bool(workflow.get("spec", {}).get("shutdown"))
 
 
+def is_stop_requested(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
+    """Whether ``argo stop`` or ``argo terminate`` was requested for the workflow with this uid."""
+    workflow = cluster.workflow(namespace, name) or {}
+    return workflow.get("metadata", {}).get("uid") == uid and bool(workflow.get("spec", {}).get("shutdown"))
+
+
 class NamespaceStores(Protocol):
     """The stores of all namespaces that share one ledger."""
 

@@ -88,7 +88,7 @@ class KubernetesCluster:
         return [
             pod_status(pod)
             for searched in namespaces
-            for pod in self._api.list(PODS, searched, ATTEMPT_LABEL, fields).items
+            for pod in self._api.list(PODS, searched, ATTEMPT_LABEL, fields, transform=_check_readable).items
         ]
 
     def delete_pod(self, pod: PodStatus) -> None:
@@ -140,6 +140,11 @@ class KubernetesCluster:
             self._summaries[namespace, name] = (self._monotonic(), summary)
             if len(self._summaries) > _MAX_SUMMARIES:
                 self._summaries.popitem(last=False)
+
+
+def _check_readable(pod: Object) -> Object:
+    pod_status(pod)
+    return pod
 
 
 def _is_workflow_running(summary: Object) -> bool:

@@ -134,18 +134,20 @@ def _recorded_reply(call: StepCall, attempt: Attempt) -> ExecuteReply:
             "opens a new one"
         )
     if attempt.end.outcome is AttemptEndOutcome.FENCED:
-        return replies.skip_step(f"Attempt {number} was fenced: {attempt.end.message}")
+        return replies.skip_step(f"Attempt {number} {end_attempt.describe_fence(call, attempt.end)}")
     return failed_reply(f"Attempt {number} has ended ({attempt.end.message}); the next try opens a new one")
 
 
 def _retries_exhausted_reply(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteReply | None:
-    """A reply that opens no attempt if this workflow has used up its retries; None if it may retry.
+    """A reply that opens no attempt if this workflow was stopped or has used up its retries; None if it may retry.
 
     ``argo retry`` creates a try after the last one of a step, but Argo never runs
     its program. An attempt would hold its GPUs for as long as the workflow exists.
     """
     ends = [attempt.end for attempt in attempts if attempt.claim.uid == call.binding.uid]
     last = ends[-1] if ends else None
+    if last is not None and last.stopped:
+        return replies.refuse_step(call.node, f"Attempt {last.attempt} {end_attempt.describe_fence(call, last)}")
     if last is None or last.outcome is not AttemptEndOutcome.FAILED or decide_retry(call, attempts, last).retry:
         return None
     return replies.refuse_step(

@@ -143,7 +143,7 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
             message += f"; {end.message}" if end.message else ""
             return succeeded_reply(message, publish.build_outputs(call, end.outputs))
         case AttemptEndOutcome.FENCED:
-            return failed_reply(f"Attempt {end.attempt} of {call.name} was fenced: {end.message}")
+            return failed_reply(f"Attempt {end.attempt} of {call.name} {end_attempt.describe_fence(call, end)}")
     decision = decide_retry(call, attempts, end) if call.spec.kind is StepKind.TRAIN else None
     retries = f"; {decision.message}" if decision else ""
     is_local = call.context.cluster.name.startswith(LOCAL_CLUSTER_PREFIX)

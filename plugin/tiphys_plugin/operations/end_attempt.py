@@ -35,6 +35,7 @@ from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
+    STOPPED_MESSAGE,
     AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
@@ -48,7 +49,7 @@ from tiphys.records import (
     task_name,
 )
 from tiphys.store import claim_record, find_record, read_step_attempts
-from tiphys_plugin.attempts import gangs, pods
+from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
@@ -57,6 +58,8 @@ from tiphys_plugin.runtime.settings import requeue_seconds
 
 _log = structlog.get_logger()
 _MAX_ARGO_MESSAGE_CHARACTERS = 300
+_CAUSES_OF_A_STOP = (Cause.UNKNOWN, Cause.PREEMPTION, Cause.INFRASTRUCTURE)
+"""As which the end of a program shows that ``argo stop`` or ``argo terminate`` has ended."""
 QUARANTINE_AUTHOR = "settle"
 """Author of the quarantines that this module writes."""
 
@@ -102,12 +105,18 @@ def end_failed_attempt(
 ) -> AttemptEnd:
     """Judge how an attempt failed and record it; returns the stored record, also if another replica wrote it.
 
+    An attempt that ends because its workflow was stopped has not failed, so its budget is not charged.
     ``unknown_cause_message`` is the message if the cause cannot be determined.
     """
     preempted, crash = build_preemption_record(call, attempt), _read_crash_record(call, attempt)
     observed = _add_crash_record(observation, crash)
     verdict = classify_failure(observed if preempted is None else _drop_eviction_reason(call, attempt, observed))
     cause = verdict.cause or Cause.UNKNOWN
+    if cause in _CAUSES_OF_A_STOP and _is_stopped(call, attempt):
+        exit_code = observation.effective_exit_code
+        return record_end(
+            call, attempt, AttemptEndOutcome.FENCED, message=STOPPED_MESSAGE, exit_code=exit_code, stopped=True
+        )
     message = unknown_cause_message if unknown_cause_message and verdict.cause is None else verdict.evidence
     if verdict.rule in UNEXPLAINED_RULES and (argo_message := _find_argo_message(call, attempt)) not in message:
         message = f"{message}; Argo: {argo_message}"
@@ -130,6 +139,11 @@ def end_failed_attempt(
         terminating_at=observation.ended_at,
         crash=crash,
     )
+
+
+def _is_stopped(call: StepCall, attempt: AttemptClaim) -> bool:
+    bound = pods.read_submission_bound(call.store, call.context.cluster, attempt)
+    return liveness.is_stop_requested(call.context.cluster, bound.namespace, bound.workflow_name, attempt.uid)
 
 
 def end_hidden_crash(call: StepCall, attempt: AttemptClaim, crash: CrashRecord) -> AttemptEnd:
@@ -208,12 +222,11 @@ def attempt_call(context: PluginContext, binding: RunBinding, claim: AttemptClai
     return StepCall(context, binding, spec, claim.step, claim.instance, claim.node)
 
 
-def end_stopped_attempts(context: PluginContext, binding: RunBinding, claims: Sequence[AttemptClaim]) -> None:
-    """End those attempts of a stopped workflow whose pods have ended; ``claims`` are its open ones."""
-    for claim in claims:
-        call = attempt_call(context, binding, claim)
-        if not _has_live_pods(call, claim):
-            record_end(call, claim, AttemptEndOutcome.FENCED, message="stopped with its workflow", stopped=True)
+def describe_fence(call: StepCall, end: AttemptEnd) -> str:
+    """What became of a fenced attempt, as the rest of a sentence about it, and how its run goes on after a stop."""
+    if not end.stopped:
+        return f"was fenced: {end.message}"
+    return f"was {end.message}; go on with `tiphys resume {call.run}`, not with `argo retry`"
 
 
 def not_started_message(status: str) -> str:

@@ -6,7 +6,8 @@ next submission an end that it did not record.
 
 It also records the ends of steps that have no conclude: of the last step, and of
 those that failed or that a stop separated from the step that would have recorded
-them.
+them. It waits for the pods of a stopped workflow, so that the checkpoint that a
+program saves in its grace period counts, and its GPUs come back with the last pod.
 
 The sealed record says in one line why the workflow failed. Argo lists all failed
 nodes in no order, and most only say that a child has failed. People read the
@@ -29,6 +30,7 @@ from tiphys.protocol.step_spec import StepKind
 from tiphys.records import AttemptClaim, SubmissionEnd, task_name
 from tiphys.store import Attempt, DamagedRecord, claim_record, read_open_attempts
 from tiphys_plugin.attempts import pods
+from tiphys_plugin.attempts.liveness import is_stop_requested
 from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim, run_report
 from tiphys_plugin.operations.replies import REFUSED_ERRORS
@@ -130,10 +132,6 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     # A failure that Argo has seen is the author's to tolerate.
     is_refuted = operation.status == "Succeeded" and operation.after in verdicts
     message = summarize_failures(operation.failures, verdicts)
-    if context.settings.end_stopped_attempts and is_shutdown_message(message):
-        end_attempt.end_stopped_attempts(
-            context, binding, [claim for step, claim in open_claims.items() if step not in replies]
-        )
     status = "Failed" if is_refuted else operation.status
     end = SubmissionEnd(run=binding.run, submission=binding.submission, status=status, message=message)
     sealed, is_ours = claim_record(context.store, binding.layout.submission_end(binding.submission), end)
@@ -158,6 +156,7 @@ def _record_ends(
     """
     failed = {node.step: node for node in _parse_failed_nodes(operation.failures) if node.is_program}
     last = operation.after if operation.status == "Succeeded" else ""
+    is_stopped = is_stop_requested(context.cluster, binding.namespace, binding.workflow, binding.uid)
     replies: dict[str, ExecuteReply] = {}
     for step in dict.fromkeys(filter(None, [last, *open_claims, *failed])):
         try:
@@ -165,6 +164,9 @@ def _record_ends(
                 reply = conclude.record_previous_end(context, binding, step)
             else:
                 reply = _record_end(context, binding, step, open_claims.get(step), failed.get(step))
+                if reply is None and is_stopped and (claim := open_claims.get(step)) is not None:
+                    call = end_attempt.attempt_call(context, binding, claim)
+                    reply = conclude.conclude_attempt(call, Attempt(claim, None), "Failed", "")
         except REFUSED_ERRORS as error:
             reply = failed_reply(f"{step}: its end cannot be recorded: {error}")
         if reply is not None:

@@ -80,7 +80,7 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd)
     if end.outcome is AttemptEndOutcome.DONE:
         return succeeded_reply(f"Attempt {end.attempt} is done")
     if end.outcome is AttemptEndOutcome.FENCED:
-        return succeeded_reply(f"Stopped trying: attempt {end.attempt} was fenced, {end.message}")
+        return succeeded_reply(f"Stopped trying: attempt {end.attempt} {end_attempt.describe_fence(call, end)}")
     decision = decide_retry(call, attempts, end)
     ending = f"{describe_cause(end.cause)}, {end.message}"
     if not decision.retry:

@@ -38,12 +38,6 @@ class PluginSettings:
     """A crash counts against the checkpoint if it comes at most this many training steps after the load."""
     preemption_interval_seconds: float = 5.0
     """Time between two checks whether trainings must be preempted."""
-    end_stopped_attempts: bool = False
-    """Whether the end of a stopped workflow ends its open attempts. On a cluster `argo retry` may go on with them, and
-    otherwise the next resume ends them."""
-    silent_outage_calls: int = 3
-    """Consecutive calls that may fail with 503, which Argo repeats without a message; after that the step's message
-    reports the outage."""
 
 
 LOCAL_SETTINGS = PluginSettings(
@@ -51,11 +45,8 @@ LOCAL_SETTINGS = PluginSettings(
     requeue_max_seconds=2.0,
     pod_end_timeout_seconds=60.0,
     preemption_interval_seconds=0.5,
-    silent_outage_calls=0,
-    end_stopped_attempts=True,
 )
-"""For a service on the same machine as the pods, where frequent calls cost little and a person waits for the message
-of an outage."""
+"""For a service on the same machine as the pods, where frequent calls cost little."""
 _JITTER_FRACTION = 0.4
 
 

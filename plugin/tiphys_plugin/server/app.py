@@ -28,6 +28,7 @@ from tiphys_plugin.core import PluginCore
 from tiphys_plugin.server.authentication import Authenticator, Caller, SharedTokenAuthenticator, UnauthenticatedError
 from tiphys_plugin.server.tenants import ForbiddenNamespaceError, TenantChecks, Tenants
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, MAX_BODY_BYTES
+from tiphys_plugin.sidecar.outages import OutageClock
 
 _MAX_CONCURRENT_CALLS = 96
 """Calls that are answered concurrently; further calls wait for a thread. Probes, metrics and reviews of tokens have
@@ -39,7 +40,10 @@ ExecuteHandler = Callable[[Caller, dict[str, Any]], ExecuteReply]
 
 
 def create_app(core: PluginCore, token: str) -> Starlette:
-    """Build the app of one core without tenants; callers send ``token`` as ``Authorization: Bearer``."""
+    """Build the app of one core without tenants; callers send ``token`` as ``Authorization: Bearer``.
+
+    No sidecar is before it, so it answers calls that storage, ledger or cluster did not answer itself.
+    """
 
     def ready() -> Response:
         try:
@@ -48,7 +52,18 @@ def create_app(core: PluginCore, token: str) -> Starlette:
             return _error_response(503, str(error))
         return PlainTextResponse("ok\n")
 
-    endpoint = _ExecuteEndpoint(SharedTokenAuthenticator(token), lambda _, document: core.execute_document(document))
+    outages = OutageClock()
+
+    def execute(_: Caller, document: dict[str, Any]) -> ExecuteReply:
+        try:
+            reply = core.execute_document(document)
+        except StoreError as error:
+            return ExecuteReply.model_validate(outages.answer(document, str(error)))
+        if reply.node is not None:
+            outages.end(document)
+        return reply
+
+    endpoint = _ExecuteEndpoint(SharedTokenAuthenticator(token), execute)
     return Starlette(
         routes=[Route(EXECUTE_PATH, endpoint.execute, methods=["POST"]), *_status_routes(ready, core.metrics.render)]
     )
@@ -118,7 +133,7 @@ class _ExecuteEndpoint:
         except StoreError as error:
             return _error_response(503, str(error))
         except Exception as error:  # noqa: BLE001  the HTTP boundary
-            # A bug of the plugin. 500 would fail the node at once. After 503, Argo repeats the call for a
+            # A bug of the plugin. 500 would fail the node at once. After 503 the call is repeated for a
             # while: a race may succeed then, and any other bug fails the node with this message.
             _log.exception("call.crashed")
             return _error_response(

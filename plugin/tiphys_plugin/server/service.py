@@ -48,9 +48,11 @@ def serve(options: argparse.Namespace, stop: threading.Event) -> None:
 
 def agent(options: argparse.Namespace, stop: threading.Event) -> None:
     """Answer task sets until ``stop``; raises like `serve`."""
-    run = import_module("tiphys_plugin.agent").run
+    package = import_module("tiphys_plugin.agent")
     certificate = read_tls_options(options)
-    run(connect_to_cluster(), _deployment_settings(options), options.host, options.port, stop, certificate=certificate)
+    settings = package.AgentSettings(outage_limit_seconds=options.outage_limit)
+    deployment = _deployment_settings(options)
+    package.run(connect_to_cluster(), deployment, options.host, options.port, stop, settings, certificate)
 
 
 def _deployment_settings(options: argparse.Namespace) -> DeploymentSettings:

@@ -71,6 +71,7 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     else:
         ledger = KubernetesLedger(api, namespace, deployment.ledger_name, rules=nodes.resolve_rules)
     tenants = Tenants(stores, cluster, ledger, settings)
+    tenants.registry.register(api.unreadable)
     tenants.registry.register(NodesCollector(lambda: nodes.observed_nodes))
     tenants.background.enter_context(nodes)
     tenants.background.enter_context(NodeEvacuation(ledger, cluster, stores, nodes))

@@ -20,5 +20,6 @@ Requirements of its container:
 | ``TIPHYS_TOKEN_AUDIENCE`` | optional: audience of a token that is requested for ten minutes, and sent to the service |
 | ``TIPHYS_TOKEN_FILE`` | optional: where Argo's token is |
 | ``TIPHYS_ACCOUNT_TOKEN_FILE`` | optional: where the account's token is |
+| ``TIPHYS_OUTAGE_LIMIT_SECONDS`` | optional: how long a step waits for an answer; 1800 by default |
 | ``TIPHYS_SIDECAR_HOST``, ``TIPHYS_SIDECAR_PORT`` | optional: where to listen; by default port 7243 of 127.0.0.1 |
 """

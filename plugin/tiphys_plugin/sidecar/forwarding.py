@@ -1,8 +1,9 @@
-"""Forwards one call to the service, and converts the outcome to a status for Argo's agent.
+"""Forwards one call to the service, and converts the outcome to a reply for Argo's agent.
 
-The agent repeats only a 503: 404 would disable the plugin for the life of the
-pod, and any other error fails the node. So everything but a reply of the plugin
-becomes 503, with a message that names the cause.
+To the agent, 404 disables the plugin for the life of the pod, 503 fails the node after
+some 15 seconds, and any other error fails it at once. So whatever is not a reply of the
+plugin becomes one that waits and names the cause (`tiphys_plugin.sidecar.outages`).
+Argo shows the body of an error on the node, so it is a sentence.
 
 The server of the plugin imports path and size limit of a call from here, because
 the sidecar may not import the server.
@@ -15,10 +16,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiphys.errors import StoreError, UsageError
 from tiphys_plugin.sidecar.account_token import AccountToken
+from tiphys_plugin.sidecar.outages import OutageClock
 from tiphys_plugin.sidecar.settings import SidecarSettings
 
 EXECUTE_PATH = "/api/v1/template.execute"
@@ -27,6 +29,8 @@ MAX_BODY_BYTES = 2 << 20
 """Largest body of a call. A task set with the templates of a whole workflow is one object of about 1.5 MB."""
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 25.0
 """Timeouts of the connection, and of the whole call including it. Argo's own timeout is 30 s."""
+_REFUSALS = (400, 413)
+"""Statuses of the service for a body that it will not take, however often it is sent."""
 
 
 class SidecarReply(NamedTuple):
@@ -39,7 +43,7 @@ class SidecarReply(NamedTuple):
 
 def error_reply(status: int, message: str) -> SidecarReply:
     """Build an error response; Argo shows its message on the node if the error persists."""
-    return SidecarReply(status, json.dumps({"error": message}).encode(), message)
+    return SidecarReply(status, message.encode(), message)
 
 
 _SHUTTING_DOWN = error_reply(503, "the sidecar is shutting down, because its pod is deleted or stopped; call again")
@@ -51,14 +55,34 @@ class ServiceClient:
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
         self._token = AccountToken(settings)
+        self._outages = OutageClock(settings.outage_limit_seconds)
         self.url = settings.service_url.geturl().rstrip("/")
         self._tls = _create_tls_context(settings) if settings.service_url.scheme == "https" else None
         self._waiting_calls: set[SimpleQueue[SidecarReply]] = set()
         self._aborted = False
         self._lock = threading.Lock()
 
-    def forward(self, body: bytes) -> SidecarReply:
-        """Forward a call to the service; returns its reply, or an error after 25 s at the latest."""
+    def forward(self, body: bytes, document: dict[str, Any]) -> SidecarReply:
+        """Forward a call to the service, and return its reply, or one that waits.
+
+        Args:
+            body: The call.
+            document: The same, parsed.
+        """
+        reply = self._call(body)
+        if reply.status == 200:
+            self._outages.end(document)
+        elif reply is not _SHUTTING_DOWN:
+            answer = (
+                {"node": {"phase": "Failed", "message": f"Refused: {reply.error}"}}
+                if reply.status in _REFUSALS
+                else self._outages.answer(document, reply.error)
+            )
+            return SidecarReply(200, json.dumps(answer).encode(), reply.error)
+        return reply
+
+    def _call(self, body: bytes) -> SidecarReply:
+        """The reply of the service, or an error after 25 s at the latest."""
         with self._waiting_call() as outcome:
             # In a thread of its own, because name resolution has no timeout if the name server is unreachable.
             threading.Thread(target=lambda: outcome.put(self._post(body)), daemon=True).start()
@@ -118,10 +142,12 @@ class ServiceClient:
 def _reply_for_status(url: str, status: int, body: bytes) -> SidecarReply:
     if status == 200:
         return SidecarReply(200, body)
-    message = _error_text(body)
+    message = error_text(body)
     match status:
         case 503:
             return error_reply(503, message or f"the plugin's service {url} is not ready")
+        case 400 | 413:
+            return error_reply(status, f"the plugin's service {url} refused the call: {message}")
         case 401 | 403:
             return error_reply(503, f"the plugin's service {url} does not let this pod in: {message}")
         case 404:
@@ -129,7 +155,8 @@ def _reply_for_status(url: str, status: int, body: bytes) -> SidecarReply:
     return error_reply(503, f"the plugin's service {url} answered {status}: {message}")
 
 
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
+    """The sentence in the body of an error."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

@@ -6,7 +6,7 @@ A caller has ten seconds for a whole request, and without Argo's token its body 
 not read.
 The sidecar must end within two seconds of SIGTERM, because Argo's agent pod waits
 for it. Until then it answers the calls in progress; a call that the service has
-not answered in time gets 503, so that Argo repeats it.
+not answered by then gets 503, so that the next agent pod repeats it.
 """
 
 import hmac
@@ -170,7 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
             return error_reply(400, f"the body is not JSON: {error}")
         if not isinstance(document, dict):
             return error_reply(400, "the body is not a JSON object")
-        return SidecarReply(200, b"{}") if is_foreign_template(document) else self.server.service.forward(body)
+        return (
+            SidecarReply(200, b"{}") if is_foreign_template(document) else self.server.service.forward(body, document)
+        )
 
     def _discard_body(self, length: int) -> None:
         """Read and drop the body of Argo: closing the connection before that can lose the response."""
@@ -195,14 +197,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, answer: SidecarReply) -> None:
         if answer.error:
             log(
-                "error" if answer.status == 503 else "warning",
+                "error" if answer.status in (200, 503) else "warning",
                 "call.failed",
                 status=answer.status,
                 error=answer.error,
             )
         self.connection.settimeout(_RECEIVE_SECONDS)
         self.send_response(answer.status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "application/json" if answer.status == 200 else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         self.wfile.write(answer.body)

@@ -14,6 +14,9 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from tiphys.errors import UsageError
+from tiphys_plugin.sidecar.outages import OUTAGE_LIMIT_SECONDS, OUTAGE_LIMIT_VARIABLE
+
+_MAX_LIMIT_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class SidecarSettings:
     host: str
     """Address to listen on. Argo's agent is in the same pod, and calls ``localhost``."""
     port: int
+    outage_limit_seconds: float = OUTAGE_LIMIT_SECONDS
+    """How long a step waits for service, storage, API server or ledger."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SidecarSettings":
@@ -59,6 +64,7 @@ class SidecarSettings:
             api_server=(api_host, _read_port(environment, "KUBERNETES_SERVICE_PORT", "443")),
             host=environment.get("TIPHYS_SIDECAR_HOST") or "127.0.0.1",
             port=_read_port(environment, "TIPHYS_SIDECAR_PORT", "7243"),
+            outage_limit_seconds=_read_outage_limit(environment.get(OUTAGE_LIMIT_VARIABLE, "")),
         )
 
 
@@ -67,6 +73,14 @@ def _read_port(environment: Mapping[str, str], name: str, default: str) -> int:
     if not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
         raise UsageError(f"{name} is {port!r}; expected a number up to 65535")
     return int(port)
+
+
+def _read_outage_limit(text: str) -> float:
+    if not text:
+        return OUTAGE_LIMIT_SECONDS
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_LIMIT_DIGITS):
+        raise UsageError(f"{OUTAGE_LIMIT_VARIABLE} is {text!r}; expected whole seconds, such as 1800")
+    return float(text)
 
 
 def _parse_service_url(url: str) -> SplitResult:

@@ -1,5 +1,6 @@
 """Other ways to go on with a run than doing what is missing, as a person meets them."""
 
+import json
 from pathlib import Path
 
 from support import tiny
@@ -84,3 +85,39 @@ def test_a_changed_file_keeps_the_value_of_a_parameter_that_it_declares_without_
     planned = tiphys("plan", "tiny-1", file)
 
     assert (planned.code, set(steps(planned).values())) == (0, {"skip"})
+
+
+def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Command, tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    assert tiphys("run", file, "--run", "laeufe.v1", "-p", "fail=yes").code == 1
+    [record] = (tmp_path / ".tiphys" / "store").glob("control/runs/*/attempts/report/000000001.end.json")
+    run = record.parents[2].name
+    record.write_text('{"half of a rec')
+    refused = tiphys("resume", run)
+
+    answers = [tiphys("plan", run), tiphys("resume", run, "--dry-run"), tiphys("plan", run, "-o", "json")]
+
+    assert refused.code == 5
+    for answer in answers:
+        assert answer.code == refused.code
+        assert f"`tiphys resume` will refuse this: {refused.error.removeprefix('tiphys: ')}" in " ".join(
+            answer.err.split()
+        )
+        assert "next: tiphys resume" not in answer.err
+    assert json.loads(answers[2].out)["refusal"]["exit_code"] == 5
+    assert tiphys("resume", run, "--dry-run", "--force").code == 0
+    assert tiphys("plan", run, "--from", "report").code == 0
+
+
+def test_plan_says_what_a_resume_will_do_about_a_change_that_the_policy_forbids(
+    tiphys: Command, tmp_path: Path
+) -> None:
+    file = tiny.write(tmp_path / "code")
+    assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
+    file.write_text(file.read_text().replace('"report", HERE]', '"report", HERE, "no"]'))
+    asked = ("tiny-1", file, "--drift", "template=refuse")
+    refused, planned = tiphys("resume", *asked), tiphys("plan", *asked)
+    assert (refused.code, planned.code) == (4, 4)
+    assert f"`tiphys resume` will refuse this: {refused.error.removeprefix('tiphys: ')}" in " ".join(
+        planned.err.split()
+    )

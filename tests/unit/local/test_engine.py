@@ -350,7 +350,7 @@ def test_a_plugin_that_is_busy_is_tried_five_times(tmp_path: Path) -> None:
 def test_a_plugin_that_stays_busy_fails_the_node(tmp_path: Path) -> None:
     bench, scripted, phase = run_plugin(tmp_path, lambda _: 503)
     assert (phase, len(scripted.calls)) == ("Failed", 5)
-    assert bench.last("wf.ask").message == "the plugin did not answer: 503: 503"
+    assert bench.last("wf.ask").message == "the plugin did not answer: 503"
 
 
 def test_a_plugin_that_is_not_there_fails_the_node(bench: Bench) -> None:

@@ -451,4 +451,6 @@ class CompletenessDetector:
 
     def _lived_for(self, state: _FileState) -> float:
         """Return for how many seconds the program has left a file as it is."""
-        return (min(self._now, self._alive_at) if self._has_ended else self._now) - state.since
+        writers = self._scan.writers
+        is_dying = writers is not None and not writers.processes  # the kernel takes time to free a large process
+        return (min(self._now, self._alive_at) if self._has_ended or is_dying else self._now) - state.since

@@ -24,6 +24,7 @@ class Layout:
         pattern: Regular expression of the name of a checkpoint.
         marker: Pattern of the file in the checkpoint's folder that the library writes last.
         pointer: File beside the checkpoints that names the newest one, without which the library begins at 0.
+        copy: Pattern of a copy of the newest one, which the library writes after it and resumes from on request.
         is_renamed: The folder gets its name by a rename, once it is complete.
     """
 
@@ -34,6 +35,7 @@ class Layout:
     pattern: str = ""
     marker: str = ""
     pointer: str = ""
+    copy: str = ""
     is_renamed: bool = False
 
 
@@ -50,7 +52,7 @@ LAYOUTS = (
         "tensorflow", "TensorFlow", "NAME-N.index", pattern=r".*-\d+\.(index|data-\d+-of-\d+)", pointer="checkpoint"
     ),
     Layout("detectron2", "detectron2", "model_N.pth", pattern=r"model_\d{7}\.pth", pointer="last_checkpoint"),
-    Layout("lightning", "Lightning", "*.ckpt", pattern=r".*\.ckpt"),
+    Layout("lightning", "Lightning", "*.ckpt", pattern=r".*\.ckpt", copy="last*.ckpt"),
     Layout("keras", "Keras", "*.keras, *.weights.h5", pattern=r".*\.(keras|h5|hdf5)"),
     Layout("files", "numbered files", "names with a step, iteration or epoch", pattern=r".*\.\w+"),
     Layout("folders", "numbered folders", "names with a step, iteration or epoch", pattern=r".*"),
@@ -128,6 +130,13 @@ def may_be_pointer(name: str) -> bool:
 def is_best(name: str) -> bool:
     """Return whether a pointer names the best checkpoint, which need not be the newest."""
     return "best" in name.lower()
+
+
+def find_missing_copy(paths: Collection[str]) -> Layout | None:
+    """Return the layout of a checkpoint among these files whose copy is not among them."""
+    names = frozenset(map(base_name, paths))
+    layouts = {layout for name in names if (layout := fit_layout(name, None, AUTO)) and layout.copy}
+    return next((layout for layout in layouts if not fnmatch.filter(names, layout.copy)), None)
 
 
 def read_pointer(text: str) -> str:

@@ -212,10 +212,10 @@ def _set_mode(folder: int, path: str, mode: int, flags: int) -> None:
 
 def _remove(path: Path) -> None:
     """Delete a folder with its content, or what lies there under its name."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

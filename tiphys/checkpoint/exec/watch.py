@@ -9,6 +9,7 @@ from tiphys.checkpoint.exec.arrange import arrange_folder
 from tiphys.checkpoint.exec.detect import CommitSelection, CompletenessDetector, FolderScan, FolderWriters
 from tiphys.checkpoint.exec.evidence import PointerReader, ends_as_written, find_writers
 from tiphys.checkpoint.exec.files import scan_folder
+from tiphys.checkpoint.exec.layouts import find_missing_copy
 from tiphys.checkpoint.exec.options import ExecOptions
 from tiphys.checkpoint.telemetry.events import log_message
 
@@ -58,6 +59,11 @@ class FolderWatch:
 
     def begin(self, restored: Collection[str]) -> None:
         """Take what is in the folder before the program starts; ``restored`` comes from a commit."""
+        if layout := find_missing_copy(restored):
+            log_message(
+                f"the restored checkpoint has no {layout.copy}: a program that resumes from that file begins from the "
+                f"beginning; let it resume from the newest of {layout.names}"
+            )
         stamp = self._options.folder / ".tiphys-clock"  # the file system may be on another machine
         stamp.touch()
         started_ns = stamp.stat().st_ctime_ns

@@ -109,8 +109,8 @@ class NodeCache:
                 )
 
 
-_TRUSTED_BYTES = 1 << 30
-"""Size of the largest shard for which memory is reserved before storage has confirmed its size."""
+_TRUSTED_BYTES = 128 << 20
+"""Size of the largest shard for which memory is reserved before storage has confirmed its size; several are at once."""
 _PIECE_BYTES = 1 << 20
 """Size of a piece that is read, hashed and copied while it is in the processor's cache."""
 

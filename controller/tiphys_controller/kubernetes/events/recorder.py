@@ -15,8 +15,8 @@ import structlog
 
 from tiphys.errors import FencedError, StoreError, TiphysError
 from tiphys.lineage.training_progress import read_training_progress
-from tiphys.records import TrainingProgress
-from tiphys.store import Store
+from tiphys.records import SubmissionEnd, TrainingProgress
+from tiphys.store import RunLayout, Store, claim_record
 from tiphys_controller.kubernetes.events.description import (
     describe_refused_workflow,
     describe_workflow,
@@ -80,6 +80,7 @@ def _stable_fields(workflow: WorkflowView) -> WorkflowView:
 _ROUND_SECONDS = 1.0
 _AT_ONCE = 8
 _EVENTS_PER_LOOK = 50
+_MAX_END_CHARACTERS = 1000
 _log = structlog.get_logger()
 
 
@@ -94,6 +95,8 @@ class _RecordedWorkflow:
     trainings: dict[AttemptKey, TrainingProgress] = field(default_factory=dict)
     trainings_at: float | None = None
     """Monotonic time at which `trainings` was read."""
+    has_end: bool = False
+    """Whether the end of the submission is known to be recorded."""
 
 
 class EventRecorder:
@@ -183,6 +186,7 @@ class EventRecorder:
         self._metrics.looks.inc()
         store = self._stores(workflow.namespace)
         self._read_run(recorded, workflow, store)
+        _record_missing_end(recorded, workflow, store)
         resume = _resume_command(recorded.submission_ref, workflow, store)
         has_more = self._record_events(recorded, workflow, resume)
         if self._descriptions and recorded.submission_ref and recorded.log:
@@ -247,6 +251,23 @@ class EventRecorder:
         store = self._stores(workflow.namespace)
         message: EventMessage = workflow_deleted_message(_resume_command(recorded.submission_ref, workflow, store))
         self._writer.record_event(workflow, message)
+
+
+def _record_missing_end(recorded: _RecordedWorkflow, workflow: WorkflowView, store: Store) -> None:
+    """Record the end of a finished Workflow that finalize could not record, as in an outage that outlasted its wait.
+
+    A stopped Workflow is left out: it may have no finalize, and `argo retry` may go on with it.
+    """
+    ref = recorded.submission_ref
+    if ref is None or recorded.has_end or not workflow.finished or workflow.shutdown:
+        return
+    reason = "" if workflow.phase == "Succeeded" else workflow.plugin_failure or workflow.message
+    end = SubmissionEnd(
+        run=ref.run, submission=ref.submission, status=workflow.phase, message=reason[:_MAX_END_CHARACTERS]
+    )
+    if claim_record(store, RunLayout(ref.run).submission_end(ref.submission), end)[1]:
+        _log.warning("submission.completed", run=ref.run, submission=ref.submission, status=workflow.phase)
+    recorded.has_end = True
 
 
 def _resume_command(submission_ref: SubmissionRef | None, workflow: WorkflowView, store: Store) -> str:

@@ -59,8 +59,8 @@ class Watch:
         self.detector = CompletenessDetector(options)
         self.detector.begin(before or {}, restored)
 
-    def look(self, now, entries, *, writers=None, pointers=None, ended=False, is_certain=True):
-        held = None if writers is None or ended else FolderWriters(writers, frozenset({7}), is_certain)
+    def look(self, now, entries, *, writers=None, pointers=None, ended=False, is_certain=True, processes=(7,)):
+        held = None if writers is None or ended else FolderWriters(writers, frozenset(processes), is_certain)
         scan = FolderScan(entries, now, int(now * SECOND), held, pointers or {})
         self.detector.observe(scan, has_ended=ended)
         return self
@@ -204,6 +204,15 @@ def test_quiet_time_after_the_death_of_the_program_does_not_count(alive_until, f
         watch.look(now, torn)
     dead = watch.closed(8, torn, is_certain=False).look(9, torn, ended=True)
     assert dead.select(20, has_ended=True) == found
+
+
+@pytest.mark.parametrize(("processes", "found"), [((), None), ((7,), ["model.h5"])])
+def test_quiet_time_does_not_count_while_the_last_process_exits(processes, found):
+    watch = Watch().closed(1, paths({"model.h5": 1}))
+    torn = paths({"model.h5": 3})
+    for now in (4, 20, 30):
+        watch.closed(now, torn, is_certain=False, processes=processes)
+    assert watch.select(30) == found
 
 
 def test_a_file_that_was_closed_by_the_death_of_a_process_is_not_complete():

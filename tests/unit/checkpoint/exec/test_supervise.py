@@ -93,8 +93,9 @@ def options(folder, script="true", **others):
 
 
 def keeper(store, attempt=1, clock=time.monotonic):
+    resume_from = next(iter(list_commits(store, LINEAGE)), None) if attempt > 1 else None
     return FileCheckpointStore(
-        CheckpointSettings(**{**vars(SETTINGS), "attempt": attempt}),
+        CheckpointSettings(**{**vars(SETTINGS), "attempt": attempt, "resume_from": resume_from}),
         {},
         run_store=store,
         store=store,
@@ -299,6 +300,27 @@ def test_files_of_an_attempt_that_committed_nothing_are_set_aside(store, folder,
     assert run(store, seen, attempt=2) == 0
     assert folder.with_name("ckpt.seen").read_text().split() == ["pretrained.pt"]
     assert "an attempt that committed nothing left 1 files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "is_said"),
+    [
+        ("epoch=0-step=4.ckpt", True),
+        ("epoch=0-step=4.ckpt last.ckpt", False),
+        ("epoch=0-step=4.ckpt last-v1.ckpt", False),
+        ("step_4.pt", False),
+        ("run.ü/epoch=0-step=4.ckpt", True),
+        ("run.ü/epoch=0-step=4.ckpt run.ü/last.ckpt", False),
+    ],
+)
+def test_restored_checkpoint_of_lightning_without_last_ckpt_is_said(store, folder, capsys, written, is_said):
+    script = f"for f in {written}; do mkdir -p $(dirname $0/$f); echo weights > $0/$f; done"
+    as_the_library = {"checkpoint": "", "step_from": None}
+    assert run(store, options(folder, script, **as_the_library)) == 0
+    [commit] = list_commits(store, LINEAGE)
+    write_claim(store, claim_of(2, commit))
+    assert run(store, options(folder, "true", **as_the_library), attempt=2) == 0
+    assert ("has no last*.ckpt" in capsys.readouterr().err) is is_said
 
 
 def test_what_was_there_before_is_none_of_the_programs_doing(store, folder):

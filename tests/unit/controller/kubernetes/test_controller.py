@@ -30,11 +30,12 @@ from tiphys.records import (
     Cause,
     SubmissionBinding,
     SubmissionClaim,
+    SubmissionEnd,
     SubmissionKind,
     TrainingProgress,
     utc_now,
 )
-from tiphys.store import LineageLayout, RunLayout, Store, TenantStores, lineage_name
+from tiphys.store import LineageLayout, RunLayout, Store, TenantStores, lineage_name, read_submissions
 
 RUN = "digits-1"
 
@@ -84,6 +85,10 @@ class Bench:
         [found] = self.server.objects("workflows")
         text: str = found["metadata"]["annotations"][f"workflows.argoproj.io/{name}"]
         return text
+
+
+def raise_away(*_: object, **__: object) -> None:
+    raise StoreError("storage did not answer")
 
 
 @pytest.fixture
@@ -251,6 +256,47 @@ def test_a_failed_workflow_says_how_to_go_on(bench: Bench) -> None:
     assert message.endswith(f"`tiphys resume {RUN} --store {bench.store.url}`")
     resume = f"`tiphys resume {RUN} --store {bench.store.url}`"
     assert bench.annotation("description").startswith(f"Failed: without a message; resume with {resume}. ")
+
+
+@pytest.mark.parametrize(
+    ("phase", "status", "message"),
+    [
+        ("Succeeded", {"message": "left over"}, ""),
+        ("Failed", {"message": "child 'läufe.v1' failed"}, "child 'läufe.v1' failed"),
+        ("Error", {}, ""),
+    ],
+)
+def test_end_that_finalize_could_not_record_is_recorded(bench: Bench, phase: str, status: Object, message: str) -> None:
+    bench.submitted(phase=phase, status=status)
+    bench.round()
+    [submission] = read_submissions(bench.store, RUN)
+    assert submission.end is not None
+    assert (submission.end.status, submission.end.message) == (phase, message)
+
+
+def test_end_is_recorded_once_storage_answers_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.submitted(phase="Succeeded")
+    monkeypatch.setattr(bench.store, "create", raise_away)
+    bench.round()
+    monkeypatch.undo()
+    assert read_submissions(bench.store, RUN)[0].end is None
+    bench.round()
+    assert read_submissions(bench.store, RUN)[0].end is not None
+
+
+def test_end_of_finalize_stands(bench: Bench) -> None:
+    bench.submitted(phase="Succeeded")
+    sealed = SubmissionEnd(run=RUN, submission=1, status="Failed", message="fit failed in attempt 1")
+    bench.store.create(RunLayout(RUN).submission_end(1), sealed.to_bytes())
+    bench.round()
+    assert read_submissions(bench.store, RUN)[0].end == sealed
+
+
+@pytest.mark.parametrize("fields", [{}, {"phase": "Failed", "spec": {"shutdown": "Terminate"}}])
+def test_workflow_that_runs_or_was_stopped_gets_no_end(bench: Bench, fields: dict[str, Any]) -> None:
+    bench.submitted(**fields)
+    bench.round()
+    assert read_submissions(bench.store, RUN)[0].end is None
 
 
 def test_a_workflow_that_is_deleted_while_it_runs_says_how_to_go_on(bench: Bench) -> None:

@@ -248,6 +248,8 @@ def test_another_parameter_is_another_experiment(store: Store, submitter: FakeSu
     assert keys(store) == before
     dry = resume_run(store, submitter, RUN, change=WorkflowChange(with_parameter("0.5")), dry_run=True)
     assert [(one.drift, one.action) for one in dry.plan.drift] == [(DriftClass.PARAMETERS, "fork")]
+    assert dry.plan.refusal is not None
+    assert (dry.plan.refusal.exit_code, "another experiment" in dry.plan.refusal.message) == (4, True)
 
 
 def test_an_action_can_be_overridden(store: Store, submitter: FakeSubmitter, history: History) -> None:

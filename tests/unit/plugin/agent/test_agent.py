@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -259,16 +260,28 @@ def test_a_watch_that_lost_the_thread_misses_nothing(server: KubeServer) -> None
         until(lambda: "n2" in controller.entries())
 
 
-def test_storage_away_is_asked_again_and_then_said(server: KubeServer) -> None:
+def test_storage_away_is_said_and_waited_for(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
     away = StoreError("s3://ml-runs does not answer")
     core = ScriptedCore(prep=[away])
     with Running(server, core):
-        until(lambda: controller.messages() == {"n1": "Pending Waiting: s3://ml-runs does not answer"})
-        assert len(core.calls) > QUICK.silent_failures
+        until(
+            lambda: controller.messages() == {"n1": "Pending Waiting, for 30 min at most: s3://ml-runs does not answer"}
+        )
         core.scripts["prep"] = [succeeded_reply("back")]
         until(lambda: controller.messages() == {"n1": "Succeeded back"})
+
+
+def test_storage_away_beyond_the_limit_fails_the_node_with_the_reason(server: KubeServer) -> None:
+    controller = Controller(server.api())
+    controller.create({"n1": task()})
+    core = ScriptedCore(prep=[StoreError("s3://ml-runs does not answer")])
+    with Running(server, core, settings=replace(QUICK, outage_limit_seconds=0.3)):
+        until(lambda: controller.entries().get("n1", {}).get("phase") == "Failed", 120)
+    message = controller.messages()["n1"]
+    assert message.startswith("Failed No answer for 0.005 min: s3://ml-runs does not answer. ")
+    assert message.endswith("`tiphys resume flow`")
 
 
 def test_a_bug_of_one_call_ends_neither_the_agent_nor_the_node(server: KubeServer) -> None:
@@ -443,10 +456,10 @@ def test_a_leader_that_lost_its_lease_writes_nothing(server: KubeServer) -> None
 def test_a_crash_of_a_thread_ends_the_term(server: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next term begins anew; going on deaf would leave every node Pending."""
 
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("tiphys_plugin.agent.agent.parse_task_set", broken)
+    monkeypatch.setattr("tiphys_plugin.agent.agent.AgentState.observe_all", broken)
     Controller(server.api()).create({"n1": task()})
     running = Running(server, ScriptedCore())
     running.thread.start()

@@ -112,7 +112,7 @@ def test_fenced_try_stops_and_its_step_fails(here):
     assert outputs(flow.admit("fit", 0))["run"] == "false"
     settled = flow.settle("fit", 0, exit_code="76")
     assert phase(settled) == "Succeeded"
-    assert "was fenced, submission 2 took over" in said(settled)
+    assert "was fenced: submission 2 took over" in said(settled)
     verdict = flow.conclude("fit", 0)
     assert phase(verdict) == "Failed"
     assert "was fenced: submission 2 took over" in said(verdict)

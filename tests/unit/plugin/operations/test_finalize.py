@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from support.world import commit, fit, phase, prep, records, said, world
-from tiphys_plugin import LOCAL_SETTINGS, PluginSettings
+from support.world import commit, fit, gpus, outputs, phase, prep, records, resumed, said, world
+from tiphys_plugin import LOCAL_SETTINGS, PluginSettings, Queues
 from tiphys_plugin.operations.finalize import summarize_failures
 
 from tiphys.records import AttemptEndOutcome
@@ -37,28 +37,115 @@ def test_workflow_that_ended_before_any_step_is_still_a_run(tmp_path):
     assert records(flow.world.store, "control/runs/digits-abc12/run.json")[0]["pipeline"] == "digits"
 
 
-STOPPED_NODES = json.dumps([{"displayName": "run", "message": "Stopped with strategy 'Stop'"}])
+def stop(flow):
+    here = flow.world
+    workflow = here.cluster.workflow("ml", flow.name)
+    workflow["spec"]["shutdown"] = "Stop"
+    here.cluster.write_workflow(workflow)
 
 
-@pytest.mark.parametrize(
-    ("settings", "pod", "failures", "ended"),
-    [
-        (LOCAL_SETTINGS, "Failed", STOPPED_NODES, True),
-        (LOCAL_SETTINGS, "Running", STOPPED_NODES, False),
-        (LOCAL_SETTINGS, "Failed", '"null"', False),
-        (PluginSettings(), "Failed", STOPPED_NODES, False),
-    ],
-)
-def test_a_stop_ends_the_attempts_whose_pods_have_ended(tmp_path, settings, pod, failures, ended):
+@pytest.mark.parametrize("settings", [LOCAL_SETTINGS, PluginSettings()])
+def test_stop_ends_the_attempt_once_its_pods_have_ended_and_counts_the_last_checkpoint(tmp_path, settings):
     here = world(tmp_path, settings=settings)
     flow = here.submit(fit(), prep())
     flow.admit("fit", 0)
-    flow.pod("fit", 1, phase=pod)
-    commit(here.store, "digits-abc12/fit", 1, 7)
-    flow.finalize("Failed", failures)
+    flow.pod("fit", 1)
+    stop(flow)
+    waiting = flow.finalize("Failed")
+    assert phase(waiting) == "Pending"
+    assert "still ending" in said(waiting)
     (attempt,) = read_step_attempts(here.store, "digits-abc12", "fit")
-    found = attempt.end and (attempt.end.outcome, attempt.end.stopped, attempt.end.message, attempt.end.progress)
-    assert found == ((AttemptEndOutcome.FENCED, True, "stopped with its workflow", True) if ended else None)
+    assert attempt.end is None
+    commit(here.store, "digits-abc12/fit", 1, 7)
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    assert "go on with `tiphys resume digits-abc12`, not with `argo retry`" in said(flow.finalize("Failed"))
+    (attempt,) = read_step_attempts(here.store, "digits-abc12", "fit")
+    assert attempt.end is not None
+    assert (attempt.end.outcome, attempt.end.stopped) == (AttemptEndOutcome.FENCED, True)
+    assert attempt.end.message == "stopped by a person"
+    assert attempt.end.last_checkpoint is not None
+    assert attempt.end.last_checkpoint.checkpoint.global_step == 7
+
+
+def test_stop_gives_the_gpus_back_as_soon_as_the_pods_are_gone(tmp_path):
+    queues = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]})
+    here = world(tmp_path, queues)
+    flow = here.submit(fit(gpu=gpus(2)), fit(name="évaluer.v2", gpu=gpus(4)))
+    for step in ("fit", "évaluer.v2"):
+        flow.admit(step, 0)
+    flow.pod("fit", 1)
+    stop(flow)
+    assert phase(flow.finalize("Failed")) == "Pending"
+    assert [lease.request.step for lease in here.ledger.snapshot().leases] == ["fit"]
+    flow.pod("fit", 1, phase="Failed", exit_code=143)
+    assert phase(flow.finalize("Failed")) == "Succeeded"
+    assert not here.ledger.snapshot().leases
+
+
+def test_failed_workflow_without_a_stop_leaves_its_attempts_open(tmp_path):
+    here = world(tmp_path, settings=LOCAL_SETTINGS)
+    flow = here.submit(fit(), prep())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Failed")
+    flow.finalize("Failed", '"null"')
+    (attempt,) = read_step_attempts(here.store, "digits-abc12", "fit")
+    assert attempt.end is None
+
+
+def test_training_that_succeeded_before_the_stop_is_done(tmp_path):
+    here = world(tmp_path)
+    flow = here.submit(fit())
+    admitted = flow.admit("fit", 0)
+    flow.write_output(admitted, "artifacts/model", b"weights")
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    stop(flow)
+    flow.finalize("Failed")
+    (attempt,) = read_step_attempts(here.store, "digits-abc12", "fit")
+    assert attempt.end is not None
+    assert attempt.end.outcome is AttemptEndOutcome.DONE
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "outcome"),
+    [
+        (None, AttemptEndOutcome.FENCED),
+        (143, AttemptEndOutcome.FENCED),
+        (137, AttemptEndOutcome.FENCED),
+        (75, AttemptEndOutcome.FENCED),
+        (3, AttemptEndOutcome.FAILED),
+    ],
+)
+@pytest.mark.parametrize("judge", ["settle", "conclude"])
+def test_end_by_a_stop_is_not_charged_whichever_call_records_it(tmp_path, judge, exit_code, outcome):
+    flow = world(tmp_path).submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Failed", exit_code=exit_code)
+    stop(flow)
+    code = "" if exit_code is None else str(exit_code)
+    reply = flow.settle("fit", 0, exit_code=code) if judge == "settle" else flow.conclude("fit", 0, "", "Failed", code)
+    (attempt,) = read_step_attempts(flow.world.store, "digits-abc12", "fit")
+    assert attempt.end is not None
+    assert attempt.end.outcome is outcome
+    assert attempt.end.stopped == (outcome is AttemptEndOutcome.FENCED)
+    if attempt.end.stopped:
+        assert "stopped by a person" in said(reply)
+        assert "`tiphys resume digits-abc12`" in said(reply)
+
+
+def test_argo_retry_after_a_stop_opens_no_attempt_and_names_the_resume(tmp_path):
+    here = world(tmp_path)
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    stop(flow)
+    flow.finalize("Failed")
+    for retry in (0, 1):
+        reply = flow.admit("fit", retry)
+        assert outputs(reply)["run"] == "false"
+        assert "`tiphys resume digits-abc12`" in said(reply)
+    assert len(read_step_attempts(here.store, "digits-abc12", "fit")) == 1
+    again = resumed(here, fit())
+    assert outputs(again.admit("fit", 0))["attempt"] == "2"
 
 
 def test_a_stop_ends_the_newest_attempt(tmp_path):
@@ -69,7 +156,8 @@ def test_a_stop_ends_the_newest_attempt(tmp_path):
     flow.settle("fit", 0, exit_code="75")
     flow.admit("fit", 1)
     flow.pod("fit", 2, phase="Failed")
-    flow.finalize("Failed", STOPPED_NODES)
+    stop(flow)
+    flow.finalize("Failed")
     attempts = read_step_attempts(here.store, "digits-abc12", "fit")
     assert [attempt.end and attempt.end.stopped for attempt in attempts] == [False, True]
 

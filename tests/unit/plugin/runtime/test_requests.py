@@ -6,16 +6,14 @@
 | field missing, unknown, of other type | Failed, names the field                         |
 | a placeholder Argo did not fill in    | Failed, names it                                |
 | the same, inside attempts             | Succeeded and run=false: Failed is "try again"  |
-| storage out of reach                  | StoreError (503), later Pending with the reason |
+| storage or ledger out of reach        | StoreError (503), which the sidecar waits out   |
 """
 
-from dataclasses import replace
-
 import pytest
-from support.world import QUICK, Flow, World, fit, outputs, phase, prep, said, world
+from support.world import QUICK, Flow, fit, outputs, phase, prep, said, world
 
 from tiphys.errors import StoreError
-from tiphys.store import DirectoryStore
+from tiphys.store import DirectoryStore, read_run
 
 
 @pytest.fixture
@@ -107,33 +105,31 @@ class Unreachable(DirectoryStore):
         return super().read(key)
 
 
-@pytest.fixture
-def shaky(tmp_path) -> World:
-    return world(tmp_path, settings=replace(QUICK, silent_outage_calls=2), store=Unreachable(tmp_path / "store"))
-
-
-def test_short_outage_is_for_argo_to_repeat_and_a_long_one_is_waited_for(shaky):
-    flow = shaky.submit(prep())
-    shaky.store.down = True
-    for _ in range(2):
-        with pytest.raises(StoreError):
+def test_call_that_storage_did_not_answer_is_for_the_caller_to_repeat(tmp_path):
+    here = world(tmp_path, settings=QUICK, store=Unreachable(tmp_path / "store"))
+    flow = here.submit(prep())
+    here.store.down = True
+    for _ in range(10):
+        with pytest.raises(StoreError, match="did not answer: connection refused"):
             flow.admit("prep")
-    for _ in range(3):
-        waiting = flow.admit("prep")
-        assert phase(waiting) == "Pending"
-        assert "did not answer: connection refused" in said(waiting)
-    shaky.store.down = False
+    here.store.down = False
     assert outputs(flow.admit("prep"))["run"] == "true"
 
 
-def test_each_outage_is_counted_anew(shaky):
-    flow = shaky.submit(prep())
-    for _ in range(3):
-        shaky.store.down = True
-        with pytest.raises(StoreError):
-            flow.admit("prep")
-        shaky.store.down = False
+def test_run_is_recorded_although_the_ledger_does_not_answer(tmp_path):
+    here = world(tmp_path, settings=QUICK)
+    flow = here.submit(prep())
+    here.core.forget_recovery()
+
+    def away(*_: object) -> None:
+        raise StoreError("the API server did not answer")
+
+    snapshot, here.ledger.snapshot = here.ledger.snapshot, away
+    with pytest.raises(StoreError):
         flow.admit("prep")
+    assert read_run(here.store, "digits-abc12").pipeline
+    here.ledger.snapshot = snapshot
+    assert outputs(flow.admit("prep"))["run"] == "true"
 
 
 def test_answers_are_counted_by_operation_and_phase(flow):
