@@ -31,7 +31,7 @@ _EXPECTED_EXIT_CODES = (None, 0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED)
 _VARYING_PATTERNS = (
     (re.compile(r"0x[0-9a-fA-F]+"), "<address>"),
     (re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.+@-]+){2,}[\\/]?"), "<path>"),
-    (re.compile(r"[-+]?(?:\d[\d_,]*)?\.?\d+(?:[eE][-+]?\d+)?|\b(?i:nan|inf)\b"), "<number>"),
+    (re.compile(r"[-+]?(?:\d(?:[\d_,]*\d)?(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?|\b(?i:nan|inf)\b"), "<number>"),
 )
 """Parts of a message that differ between two errors of one kind."""
 _LIBRARY_FOLDERS = (
