@@ -274,7 +274,7 @@ def resolve_duration(value: Duration, where: str) -> float:
 def _parse_every(value: Duration) -> IntervalSetting:
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*steps?\s*", value)):
         return IntervalSetting(float(match[1]), "steps")
-    if isinstance(value, str) and (match := re.fullmatch(r"\s*auto(?::([^.]\S*)\.\.(\S+))?\s*", value)):
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*auto(?::((?:[^.\s]|\.(?!\.))+)\.\.(\S+))?\s*", value)):
         return _parse_auto_interval(value, match)
     where = "Checkpoints(every=…), which also takes '100 steps' and 'auto'"
     return IntervalSetting(resolve_duration(value, where), "seconds")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
+from tiphys.protocol.compiled_workflow import Manifest, find_placeholders, replace_tags
 from tiphys.protocol.step_spec import RESULT_PARAMETER
 
 RESERVED_PREFIX = "tiphys-"
@@ -65,7 +65,6 @@ _WORKFLOW_PARAMETER = re.compile(r"""workflow\.parameters(?:\.([-\w]+)|\[\s*['"]
 _TASK = re.compile(r"""\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*['"]([^'"]+)['"]\s*\])""")
 RESULT_FIELD = "outputs.result"
 _RESULT = re.compile(rf"({_TASK.pattern}\.outputs\.)result\b")
-_PLACEHOLDER = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _EXPRESSION_FIELDS = ("expression", "fromExpression")
 _DEPENDENCY_FIELDS = ("depends", "dependencies")
 
@@ -109,7 +108,7 @@ def map_references(part: Any, change: Callable[[str], str], field: str = "") -> 
         return part
     if field in _EXPRESSION_FIELDS:
         return change(part)
-    return _PLACEHOLDER.sub(lambda found: change(found[0]), part)
+    return replace_tags(part, lambda tag: change(f"{{{{{tag}}}}}"))
 
 
 def read_results_as_parameters(entry: Manifest, steps: Iterable[str]) -> None:

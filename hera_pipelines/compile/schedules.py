@@ -18,9 +18,9 @@ from tiphys.errors import UsageError
 
 _DESCRIPTORS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 _EVERY = "@every "
-_GO_DURATION = re.compile(r"\+?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
+_GO_DURATION = re.compile(r"\+?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_ZONE_PREFIX = re.compile(r"(?:CRON_)?TZ=([^ ]*) +(.*)")
+_ZONE_PREFIX = re.compile(r"(?:CRON_)?TZ=([^ ]*) +(?! )(.*)")
 
 
 class _Field(NamedTuple):

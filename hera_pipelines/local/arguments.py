@@ -20,7 +20,8 @@ from hera_pipelines.local.expressions.evaluate import MissingNameError
 from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
 from hera_pipelines.local.nodes import Artifact, WorkflowNode, WorkflowNodeOutputs, format_rfc3339
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import PLACEHOLDER_PATTERN, Manifest
+from tiphys.protocol.compiled_workflow import Manifest, split_tags
+from tiphys.protocol.compiled_workflow import replace_tags as replace_each_tag
 from tiphys.protocol.fan_out import aggregate_outputs, compact_json, go_json
 
 Variables = Mapping[str, str | None]
@@ -172,17 +173,17 @@ def replace_tags(text: str, variables: Variables, strict: Collection[str] = ()) 
     """Like `substitute_variables`, for one text."""
     if "{{" not in text:
         return text
-    return PLACEHOLDER_PATTERN.sub(lambda match: _replacement(match[1], variables, strict), text)
+    return replace_each_tag(text, lambda tag: _replacement(tag, variables, strict))
 
 
 def find_tags(text: str) -> list[str]:
     """Contents of all ``{{…}}`` tags in ``text``, without surrounding spaces."""
-    return [match[1].strip() for match in PLACEHOLDER_PATTERN.finditer(text)]
+    return [tag.strip() for _, tag in split_tags(text) if tag is not None]
 
 
 def replace_every_tag(text: str, value: str) -> str:
     """Return ``text`` with every tag replaced by ``value``."""
-    return PLACEHOLDER_PATTERN.sub(lambda _: value, text)
+    return replace_each_tag(text, lambda _: value)
 
 
 def is_absent_output(text: str, variables: Variables) -> bool:

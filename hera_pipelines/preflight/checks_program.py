@@ -130,7 +130,7 @@ def _check_artifact(step: str, artifact: Manifest) -> Iterator[_Reference]:
 
 _HUB_URL = re.compile(r"hf://[^\s\"'<>]+|https://huggingface\.co/[^\s\"'<>]+/(?:resolve|tree|blob)/[^\s\"'<>]+")
 _HUB_REVISION = re.compile(r"^hf://[^@]+@(?P<hub>[^/]+)|/(?:resolve|tree|blob)/(?P<page>[^/?]+)")
-_REVISION_OPTION = re.compile(r"--[\w-]*revision(?:=|\s+)(?P<value>[^\s\"']+)")
+_REVISION_OPTION = re.compile(r"(?<![\w-])--[\w-]*revision(?:=|\s+)(?P<value>[^\s\"']+)")
 _REVISION_VARIABLE = re.compile(r"(?:HF|HUB|MODEL|DATASET)\w*_REVISION", re.IGNORECASE)
 _HUB_REMEDY = "name the commit of the repository, which its page shows under History"
 

@@ -19,10 +19,10 @@ from hera_pipelines.compile.gated_step import list_declared
 from hera_pipelines.compile.references import TemplateNames
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import (
-    PLACEHOLDER_PATTERN,
     CompiledPipeline,
     Manifest,
     read_workflow_parameters,
+    replace_tags,
     substitute_tags,
 )
 from tiphys.protocol.fan_out import is_fan_out
@@ -222,7 +222,7 @@ def _parse_manifest(text: Any) -> Any:
     if not isinstance(text, str):
         return None
     try:
-        document = yaml.safe_load(PLACEHOLDER_PATTERN.sub(_TAG, text))
+        document = yaml.safe_load(replace_tags(text, lambda _: _TAG))
         return json.loads(json.dumps(document, default=str).replace(_TAG, "{{}}"))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tiphys.errors import ObjectExistsError, ObjectMissingError, UsageError
-from tiphys.store import ObjectInfo, Store
+from tiphys.store import Store
 
 WRITERS = 8
 
@@ -43,7 +43,7 @@ def test_an_object_without_bytes_exists(store: Store) -> None:
 
     assert store.read("done/1") == b""
     assert list(store.chunks("done/1")) == []
-    assert list(store.list("")) == [ObjectInfo("done/1", 0)]
+    assert [info[:2] for info in store.list("")] == [("done/1", 0)]
     with pytest.raises(ObjectExistsError):
         store.create("done/1", b"")
 
@@ -82,7 +82,20 @@ def test_a_listing_says_the_size_of_each_object(store: Store) -> None:
     store.create("a/1", b"x" * 7)
     store.create("a/2", b"")
 
-    assert list(store.list("a/")) == [ObjectInfo("a/1", 7), ObjectInfo("a/2", 0)]
+    assert [info[:2] for info in store.list("a/")] == [("a/1", 7), ("a/2", 0)]
+
+
+def test_a_listing_shows_that_an_object_was_written_again_with_as_many_bytes(store: Store) -> None:
+    for key in ("modell ü.bin", "other.bin"):
+        store.create(key, b"1234")
+    before = {info.key: info.version for info in store.list("")}
+    store.delete("modell ü.bin")
+    store.create("modell ü.bin", b"4321")
+
+    after = {info.key: info.version for info in store.list("")}
+
+    assert "" not in after.values()
+    assert {key for key in after if after[key] != before[key]} == {"modell ü.bin"}
 
 
 @pytest.mark.parametrize(

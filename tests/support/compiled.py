@@ -1,5 +1,6 @@
 """Workflows in the shape that compile emits, reduced to what the controller reads, and histories of their runs."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -140,7 +141,7 @@ class History:
         self._end(step, attempt, AttemptEndOutcome.DONE, outputs=outputs)
         if projection:
             prefix = self.layout.outputs(step, attempt)
-            rows = [(info.key.removeprefix(prefix), info.size) for info in self.store.list(prefix)]
+            rows = [(info.key.removeprefix(prefix), info.size, info.version) for info in self.store.list(prefix)]
             self.store.create(self.layout.done_marker(step, attempt, outputs_digest(rows)), b"")
 
     def _output(self, step: str, attempt: int, kind: OutputKind, name: str, data: bytes) -> Output:
@@ -151,7 +152,14 @@ class History:
             kind=kind,
             key=key,
             value=data.decode() if kind is OutputKind.PARAMETER else None,
-            objects=(OutputObject(key=key, size=len(data), sha256="0" * 64),),
+            objects=(
+                OutputObject(
+                    key=key,
+                    size=len(data),
+                    sha256=hashlib.sha256(data).hexdigest(),
+                    version=next(self.store.list(key)).version,
+                ),
+            ),
         )
 
     def _end(self, step: str, attempt: int, outcome: AttemptEndOutcome, **fields: Any) -> None:

@@ -1,5 +1,6 @@
 """A store in memory, for tests that damage bytes or make storage fail; held to the contract of every store."""
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,8 @@ class MemoryStore:
         self._enter("list", prefix)
         for key in sorted(self.objects, key=str.encode):
             if key.startswith(prefix) and key in self.objects:
-                yield ObjectInfo(key, len(self.objects[key]))
+                data = self.objects[key]
+                yield ObjectInfo(key, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
 
     def prefixes(self, prefix: str) -> Iterator[str]:
         found = (key[len(prefix) :].partition("/") for key in self.objects if key.startswith(prefix))

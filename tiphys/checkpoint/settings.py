@@ -25,7 +25,7 @@ WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 ChoiceT = TypeVar("ChoiceT", bound=str | None)
 
 _STEPS_PATTERN = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*steps?")
-_AUTO_PATTERN = re.compile(r"auto(?::(.+?)\.\.(.+))?")
+_AUTO_PATTERN = re.compile(r"auto(?::((?:[^.]|\.(?!\.))+)\.\.(.+))?")
 _DEFAULT_SECONDS = 600.0
 _DEFAULT_EVERY = f"{_DEFAULT_SECONDS:g}s"
 

@@ -166,8 +166,25 @@ def _read_step_specs(manifest: Manifest) -> Iterator[StepSpec]:
                 ) from error
 
 
-PLACEHOLDER_PATTERN = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-"""One ``{{…}}``; its first group is the inside."""
+def split_tags(text: str, opening: str = "{{") -> Iterator[tuple[str, str | None]]:
+    """Cut ``text`` into pairs of the text before a tag ``{{…}}`` and the inside of the tag.
+
+    The last pair holds the text after the last tag, and None. A tag ends with the first ``}}``, as in Argo. Takes
+    linear time, which a regular expression does not: it searches for an end behind each beginning.
+    """
+    done, start = 0, text.find(opening)
+    while start >= 0 and (end := text.find("}}", start + len(opening))) >= 0:
+        yield text[done:start], text[start + len(opening) : end]
+        done = end + 2
+        start = text.find(opening, done)
+    yield text[done:], None
+
+
+def replace_tags(text: str, change: Callable[[str], str], opening: str = "{{") -> str:
+    """Return ``text`` with each tag replaced by what ``change`` returns for its inside."""
+    parts = (before + ("" if tag is None else change(tag)) for before, tag in split_tags(text, opening))
+    return "".join(parts)
+
 
 _EXPRESSION_FIELDS = ("expression", "fromExpression")
 
@@ -191,8 +208,9 @@ def find_placeholders(fragment: Any, field: str = "") -> Iterator[Placeholder]:
     elif isinstance(fragment, str) and field in _EXPRESSION_FIELDS:
         yield Placeholder(fragment, is_expression=True)
     elif isinstance(fragment, str):
-        for tag in PLACEHOLDER_PATTERN.findall(fragment):
-            yield Placeholder(tag, is_expression=tag.startswith("="))
+        for _, tag in split_tags(fragment):
+            if tag is not None:
+                yield Placeholder(tag, is_expression=tag.startswith("="))
 
 
 def substitute_tags(part: Any, value_of: Callable[[str], str | None]) -> Any:
@@ -203,11 +221,11 @@ def substitute_tags(part: Any, value_of: Callable[[str], str | None]) -> Any:
         return [substitute_tags(value, value_of) for value in part]
     if isinstance(part, str):
 
-        def replacement(tag: re.Match[str]) -> str:
-            value = value_of(tag[1].strip())
-            return tag[0] if value is None else value
+        def replacement(tag: str) -> str:
+            value = value_of(tag.strip())
+            return f"{{{{{tag}}}}}" if value is None else value
 
-        return PLACEHOLDER_PATTERN.sub(replacement, part)
+        return replace_tags(part, replacement)
     return part
 
 

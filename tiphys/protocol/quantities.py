@@ -43,7 +43,7 @@ def format_memory_quantity(size_bytes: int) -> str:
 # Go's units (https://pkg.go.dev/time#ParseDuration) and days, largest first.
 _SECONDS_PER_UNIT = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _NUMBER = r"(?:\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
-_DURATION_PART = re.compile(rf"({_NUMBER})\s*(ms|us|µs|ns|d|h|m|s)\s*")
+_DURATION_PART = re.compile(rf"(?<![\d.])({_NUMBER})\s*(ms|us|µs|ns|d|h|m|s)\s*")
 _GO_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|us|µs|ns|h|m|s))+")
 _ARGO_DURATION = re.compile(rf"\d+|{_GO_DURATION.pattern}")
 _FORMAT_UNITS = ("d", "h", "m", "s")

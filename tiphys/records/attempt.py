@@ -157,6 +157,8 @@ class OutputObject(Record):
     key: str
     size: int
     sha256: str
+    version: str = Field(default="", exclude_if=lambda version: not version)
+    """`ObjectInfo.version` in the listing before it was hashed."""
 
 
 class Output(Record):

@@ -24,6 +24,9 @@ class ObjectInfo(NamedTuple):
 
     key: str
     size: int
+    version: str = ""
+    """What the store keeps about these bytes, such as the ETag: it differs once an object was written again. Empty if
+    the store keeps nothing of this kind."""
 
 
 class Store(Protocol):

@@ -155,7 +155,9 @@ class DirectoryStore:
             else:
                 with translate_os_errors(Path(entry.path), "read the size of"), contextlib.suppress(FileNotFoundError):
                     # The object may have been deleted since the folder was listed.
-                    yield ObjectInfo(key, entry.stat().st_size)
+                    status = entry.stat()
+                    # No program can set the change time, so no program can write a file again unnoticed.
+                    yield ObjectInfo(key, status.st_size, f"{status.st_ctime_ns:x}-{status.st_ino:x}")
 
     def prefixes(self, prefix: str) -> Iterator[str]:
         for _, key in self._children(prefix):

@@ -5,7 +5,7 @@ three see the same state.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -246,32 +246,6 @@ def read_open_attempts(store: Store, run: str, damaged: list[DamagedRecord]) -> 
 
     open_steps = [step for step, number in last.items() if (step, number) not in ended]
     return [claim for claim in read_concurrently(read, open_steps) if claim is not None]
-
-
-def outputs_digest(rows: Iterable[tuple[str, int]]) -> str:
-    """SHA-256 of a listing of the outputs of an attempt, independent of its order.
-
-    Each row holds the key relative to `RunLayout.outputs`, and the size in bytes.
-    """
-    return json_digest(sorted([key, size] for key, size in rows))
-
-
-def find_output_fault(end: AttemptEnd, sizes: Mapping[str, int]) -> str | None:
-    """The first fault of a finished result; None if its objects are complete.
-
-    ``sizes`` is a listing of the outputs of the attempt: size in bytes by key.
-    """
-    own = RunLayout(end.run).outputs(end.step, end.attempt)
-    for output in end.outputs:
-        if not output.key.startswith(own):
-            return f"its record names {output.key}, which this attempt did not write"
-    for expected in (obj for output in end.outputs for obj in output.objects):
-        size = sizes.get(expected.key)
-        if size is None:
-            return f"{expected.key} is missing"
-        if size != expected.size:
-            return f"{expected.key} has {size} bytes, its record says {expected.size}"
-    return None
 
 
 def fence_attempt(

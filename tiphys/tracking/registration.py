@@ -17,6 +17,7 @@ must not take the place of a model that another run has promoted since.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ from tiphys.store import (
     claim_record,
     find_output_fault,
     find_record,
+    list_outputs,
     read_all_attempts,
     read_attempt_end,
     read_record,
@@ -52,6 +54,7 @@ from tiphys.store import (
     read_submission_workflow,
 )
 from tiphys.store.layout import parse_reused
+from tiphys.store.outputs import confirm_outputs, hash_object
 from tiphys.tracking.records import Registration, registration_done_key, registration_key, tracking_run_key
 from tiphys.tracking.server import MlflowApi
 
@@ -320,8 +323,8 @@ def _step_image(workflow: Manifest, step: str) -> str:
 
 def _check_stored(store: Store, recorded: RecordedOutput) -> None:
     end = recorded.end
-    sizes = {info.key: info.size for info in store.list(RunLayout(end.run).outputs(end.step, end.attempt))}
-    if fault := find_output_fault(end, sizes):
+    listed = confirm_outputs(end, list_outputs(store, end), partial(hash_object, store))
+    if fault := find_output_fault(end, listed):
         raise IntegrityError(f"run {end.run}, step {end.step}: {fault}; the model is not registered")
 
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import (
-    PLACEHOLDER_PATTERN,
     CompiledPipeline,
     Manifest,
     find_placeholders,
     find_template,
+    split_tags,
 )
 from tiphys.protocol.depends import parse_depends, tasks_in
 from tiphys.protocol.fan_out import is_fan_out
@@ -53,8 +53,8 @@ def find_references(part: Any) -> Iterator[Reference]:
 
 def parse_artifact_reference(text: str) -> Reference | None:
     """The reference in an artifact's ``from``, which is one tag and nothing else; None for any other text."""
-    tag = PLACEHOLDER_PATTERN.fullmatch(text.strip())
-    return parse_reference(tag[1]) if tag else None
+    (before, tag), *rest = split_tags(text.strip())
+    return parse_reference(tag) if tag is not None and not before and rest == [("", None)] else None
 
 
 def contains_tags(part: Any) -> bool:

@@ -35,10 +35,10 @@ class RunListing:
     """Attempts that have an end record."""
     projections: dict[str, dict[int, frozenset[str]]] = field(default_factory=lambda: defaultdict(dict))
     """Listing digests of done projections, by attempt."""
-    output_sizes: dict[str, dict[int, dict[str, int]]] = field(
+    outputs: dict[str, dict[int, dict[str, ObjectInfo]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
     )
-    """Sizes of outputs in bytes, by attempt and by key relative to the outputs of the attempt."""
+    """Objects of outputs, by attempt and by key relative to the outputs of the attempt."""
     last_reuse: dict[str, int] = field(default_factory=dict)
     """The last submission that reused a result for the step."""
     reused_attempts: set[ReusedAttemptKey] = field(default_factory=set)
@@ -49,7 +49,7 @@ class RunListing:
         for row in rows:
             match parse_listed_key(row.key):
                 case OutputKey() as output:
-                    self.output_sizes[output.step][output.attempt][output.name] = row.size
+                    self.outputs[output.step][output.attempt][output.name] = row
                 case AttemptRecordKey() as record:
                     (self.ended if record.is_end else self.claimed)[record.step].add(record.attempt)
                 case DoneMarkerKey() as marker:
@@ -69,6 +69,6 @@ class RunListing:
                 attempts=frozenset(attempts),
                 ended_attempts=frozenset(self.ended.get(step, ())),
                 projections=self.projections.get(step, {}),
-                output_sizes=self.output_sizes.get(step, {}),
+                outputs=self.outputs.get(step, {}),
             )
         return steps

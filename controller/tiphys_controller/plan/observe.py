@@ -11,7 +11,7 @@ has finished, or take its last attempt where an older one was reused.
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
@@ -23,12 +23,14 @@ from tiphys.store import (
     Store,
     Submission,
     find_attempt_end,
+    list_outputs,
     read_attempt_end,
     read_record,
     read_run,
     read_submission_workflow,
     read_submissions,
 )
+from tiphys.store.outputs import confirm_outputs, hash_object
 from tiphys.store.runs import deletion_message, read_concurrently
 from tiphys_controller.plan.listing import RunListing
 from tiphys_controller.plan.step_state import (
@@ -91,19 +93,19 @@ def _read_reuse(
 
 
 def _read_reused_result(store: Store, record: ReuseRecord, is_own: bool) -> ReusedResult:
-    source = RunLayout(record.source_run)
     where = "" if is_own else f"run {record.source_run}, step {record.source_step}, "
     damage = ""
     try:
         end = find_attempt_end(store, record.source_run, record.source_step, record.source_attempt)
     except IntegrityError as error:
         end, damage = None, str(error)
+    listed = confirm_outputs(end, list_outputs(store, end), partial(hash_object, store)) if end is not None else {}
     return ReusedResult(
         source=f"{where}attempt {record.source_attempt}",
         attempt=record.source_attempt if is_own else 0,
         end=end,
         damage=damage,
-        sizes={info.key: info.size for info in store.list(source.outputs(record.source_step, record.source_attempt))},
+        listed=listed,
     )
 
 
@@ -166,11 +168,7 @@ class RunState:
         listing = self.steps.get(step)
         if listing is not None and (damage := self.damaged_ends.get((step, listing.last_attempt))) is not None:
             return StepState(StepStatus.DAMAGED, f"damaged: {damage}", listing.last_attempt)
-        return determine_step_state(step, listing, self.ends, self._layout)
-
-    @cached_property
-    def _layout(self) -> RunLayout:
-        return RunLayout(self.record.run)
+        return determine_step_state(step, listing, self.ends)
 
     @property
     def unverified_ends(self) -> list[AttemptId]:
@@ -184,7 +182,7 @@ class RunState:
 
     @property
     def has_damaged_outputs(self) -> bool:
-        """Whether an end record names outputs that are not listed with their size."""
+        """Whether an end record names outputs that are not listed as they were recorded."""
         return any(self._recorded_state(step).status is StepStatus.DAMAGED for step, _ in self.unverified_ends)
 
     @property
@@ -273,9 +271,15 @@ def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
     """Return ``state`` with the outputs listed again if an end record names outputs that were not listed.
 
     A step that ended during the listings may be listed without its outputs, which were written before its record.
+    Outputs that were written again are read: those with the recorded bytes count as unchanged.
     """
     if not state.has_damaged_outputs:
         return state
-    sizes = RunListing().add(store.list(RunLayout(state.record.run).all_outputs)).output_sizes
-    steps = {step: replace(one, output_sizes=sizes.get(step, {})) for step, one in state.steps.items()}
+    outputs = RunListing().add(store.list(RunLayout(state.record.run).all_outputs)).outputs
+    for step, attempt in state.unverified_ends:
+        if (end := state.ends.get((step, attempt))) is not None:
+            listed = {info.key: info for info in outputs[step][attempt].values()}
+            confirmed = confirm_outputs(end, listed, partial(hash_object, store)).values()
+            outputs[step][attempt] = dict(zip(outputs[step][attempt], confirmed, strict=True))
+    steps = {step: replace(one, outputs=outputs.get(step, {})) for step, one in state.steps.items()}
     return replace(state, steps=steps, requests=state.requests + 1)

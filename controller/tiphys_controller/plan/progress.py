@@ -21,7 +21,7 @@ from tiphys.protocol.fan_out import (
 )
 from tiphys_controller.plan.bindings import TaskOutputs, bind_references
 from tiphys_controller.plan.dag import Task, contains_tags
-from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus
+from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus, describe_check
 
 
 def resolve_fan_out_items(
@@ -136,8 +136,8 @@ def _fan_out_reason(items: tuple[ItemProgress, ...]) -> str:
     open_items = [item for item in items if not item.state.is_done]
     if not open_items:
         objects = sum(item.state.object_count for item in items)
-        verified = f", {objects} objects verified" if objects else ""
-        return f"all {len(items)} items done{verified}"
+        by_size = any(item.state.checked_by_size for item in items if item.state.object_count)
+        return f"all {len(items)} items done{describe_check(objects, by_size)}"
     first = open_items[0]
     others = f" and {len(open_items) - 1} more" if len(open_items) > 1 else ""
     done = _count_done(items)

@@ -11,7 +11,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from tiphys.records import AttemptEnd, AttemptEndOutcome
-from tiphys.store import RunLayout, find_output_fault, outputs_digest
+from tiphys.store import ObjectInfo, find_output_fault, outputs_digest
+from tiphys.store.outputs import is_checked_by_size
 
 AttemptId = tuple[str, int]
 """(step id, attempt) of an end record."""
@@ -19,14 +20,14 @@ AttemptId = tuple[str, int]
 
 @dataclass(frozen=True)
 class StepListing:
-    """Listings of one step. Attempts are numbers; sizes are in bytes."""
+    """Listings of one step. Attempts are numbers."""
 
     attempts: frozenset[int] = frozenset()
     ended_attempts: frozenset[int] = frozenset()
     projections: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Listing digests of done projections, by attempt."""
-    output_sizes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes of the objects of an attempt, by attempt and by key relative to its outputs."""
+    outputs: Mapping[int, Mapping[str, ObjectInfo]] = field(default_factory=dict)
+    """Objects of an attempt, by attempt and by key relative to its outputs."""
 
     @property
     def last_attempt(self) -> int:
@@ -37,7 +38,8 @@ class StepListing:
     def is_verified(self) -> bool:
         """Whether a projection has the digest of the outputs listed for the last attempt."""
         projected = self.projections.get(self.last_attempt, frozenset())
-        return bool(projected) and outputs_digest(self.output_sizes.get(self.last_attempt, {}).items()) in projected
+        rows = ((name, info.size, info.version) for name, info in self.outputs.get(self.last_attempt, {}).items())
+        return bool(projected) and outputs_digest(rows) in projected
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class ReusedResult:
     """Attempt of the same step that produced it; 0 for a result of another run."""
     end: AttemptEnd | None
     """None if the end record was removed since, or is damaged."""
-    sizes: Mapping[str, int]
-    """Sizes of the objects listed for it in bytes, by key."""
+    listed: Mapping[str, ObjectInfo]
+    """Objects listed for it, by key."""
     damage: str = ""
     """Why the end record, or the one that names it, cannot be read."""
 
@@ -73,34 +75,32 @@ class StepState:
     reason: str
     attempt: int | None = None
     object_count: int = 0
+    checked_by_size: bool = False
+    """Whether the store keeps nothing about the bytes, so that no more than sizes was compared."""
 
     @property
     def is_done(self) -> bool:
         return self.status is StepStatus.DONE
 
 
-def determine_step_state(
-    step: str, listing: StepListing | None, ends: Mapping[AttemptId, AttemptEnd], layout: RunLayout
-) -> StepState:
+def determine_step_state(step: str, listing: StepListing | None, ends: Mapping[AttemptId, AttemptEnd]) -> StepState:
     """Determine the state of a step from its last attempt.
 
     Args:
         step: Step id.
         listing: Listing of the step; None if nothing is listed.
         ends: End records read so far.
-        layout: Keys of its run.
     """
     if listing is None or not listing.attempts:
         return StepState(StepStatus.NEVER_STARTED, "never started")
     last = listing.last_attempt
     if last not in listing.ended_attempts:
         return StepState(StepStatus.MISSING, f"never finished: attempt {last} runs, or was lost", last)
-    rows = listing.output_sizes.get(last, {})
+    objects = listing.outputs.get(last, {}).values()
     if listing.is_verified:
-        return _done_state(last, len(rows))
+        return _done_state(last, len(objects), checked_by_size=is_checked_by_size(objects))
     if end := ends.get((step, last)):
-        prefix = layout.outputs(step, last)
-        return _state_from_end(end, {prefix + key: size for key, size in rows.items()})
+        return _state_from_end(end, {info.key: info for info in objects})
     return StepState(StepStatus.UNREAD, f"attempt {last} ended; its record is not read yet", last)
 
 
@@ -110,30 +110,35 @@ def determine_reused_state(reused: ReusedResult) -> StepState:
         what = f"is damaged: {reused.damage}" if reused.damage else "is gone"
         reason = f"its result was taken over from {reused.source}, whose record {what}"
         return StepState(StepStatus.DAMAGED, reason, reused.attempt)
-    state = _state_from_end(reused.end, reused.sizes)
+    state = _state_from_end(reused.end, reused.listed)
     reason = f"{state.reason}, taken over from {reused.source}"
     if state.is_done:
-        reason = f"taken over from {reused.source}{_verified_text(state.object_count)}"
+        reason = f"taken over from {reused.source}{describe_check(state.object_count, state.checked_by_size)}"
     return replace(state, reason=reason, attempt=reused.attempt)
 
 
-def _state_from_end(end: AttemptEnd, sizes: Mapping[str, int]) -> StepState:
+def _state_from_end(end: AttemptEnd, listed: Mapping[str, ObjectInfo]) -> StepState:
     if end.outcome is AttemptEndOutcome.FENCED:
         how = "stopped" if end.stopped else "lost and fenced by a resume"
         return StepState(StepStatus.MISSING, f"never finished: attempt {end.attempt} was {how}", end.attempt)
     if end.outcome is AttemptEndOutcome.FAILED:
         return StepState(StepStatus.MISSING, _failure_text(end), end.attempt)
-    if fault := find_output_fault(end, sizes):
+    if fault := find_output_fault(end, listed):
         return StepState(StepStatus.DAMAGED, f"damaged: {fault}", end.attempt)
-    return _done_state(end.attempt, sum(len(output.objects) for output in end.outputs))
+    objects = [obj for output in end.outputs for obj in output.objects]
+    by_size = is_checked_by_size([*objects, *(listed[obj.key] for obj in objects)])
+    return _done_state(end.attempt, len(objects), checked_by_size=by_size)
 
 
-def _done_state(attempt: int, objects: int) -> StepState:
-    return StepState(StepStatus.DONE, f"done in attempt {attempt}{_verified_text(objects)}", attempt, objects)
+def _done_state(attempt: int, objects: int, *, checked_by_size: bool) -> StepState:
+    reason = f"done in attempt {attempt}{describe_check(objects, checked_by_size)}"
+    return StepState(StepStatus.DONE, reason, attempt, objects, checked_by_size)
 
 
-def _verified_text(objects: int) -> str:
-    return f", {objects} object{'' if objects == 1 else 's'} verified" if objects else ""
+def describe_check(objects: int, checked_by_size: bool) -> str:
+    """How many objects were found intact, as the end of a phrase, and by what; empty without objects."""
+    check = "of the recorded size" if checked_by_size else "verified"
+    return f", {objects} object{'' if objects == 1 else 's'} {check}" if objects else ""
 
 
 def _failure_text(end: AttemptEnd) -> str:

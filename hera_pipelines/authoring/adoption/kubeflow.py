@@ -17,7 +17,7 @@ from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.documents import read_yaml_documents
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import Manifest, replace_tags
 
 _FOLDER = "/tmp/kfp"  # noqa: S108  a path in the container
 _EXECUTOR_OUTPUT = f"{_FOLDER}/executor_output.json"
@@ -25,7 +25,7 @@ _EXECUTOR_ARTIFACT = "executor-output"
 _METADATA_SUFFIX = "-metadata"
 _RAW_TYPES = ("NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")
 """Types whose values as text are JSON already."""
-_PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
+_PLACEHOLDER = "{{$"
 _VALUE = re.compile(r"\.(inputs|outputs)\.(parameters|artifacts)\[['\"]([^'\"]+)['\"]\](?:\.(\w+))?")
 _JOB_PLACEHOLDERS = {
     ".pipeline_job_name": "{{workflow.name}}",
@@ -237,13 +237,13 @@ def _argument(task: _Task, name: str, given: Mapping[str, Manifest], tasks: Mapp
             f"task {task.key!r}: its input {name!r} comes from {', '.join(source)}; that is not translated"
         )
 
-    def resolve(found: re.Match[str]) -> str:
-        value = _VALUE.fullmatch(found[1])
+    def resolve(inner: str) -> str:
+        value = _VALUE.fullmatch(inner)
         if value and value[1] == "inputs" and value[2] == "parameters" and value[3] != name:
             return _argument(task, value[3], given, tasks) or ""
-        return _job_value(task, found[0], found[1])
+        return _job_value(task, _placeholder(inner), inner)
 
-    return _PLACEHOLDER.sub(resolve, _text(source["runtimeValue"]["constant"], definition))
+    return replace_tags(_text(source["runtimeValue"]["constant"], definition), resolve, _PLACEHOLDER)
 
 
 def _job_value(task: _Task, placeholder: str, inner: str) -> str:
@@ -322,18 +322,21 @@ def _translate_word(task: _Task, word: str) -> str:
     """A word of the program with Argo's placeholders in the place of Kubeflow's."""
     if not isinstance(word, str) or word.startswith(('{"IfPresent"', '{"Concat"')):
         raise UsageError(f"task {task.key!r} builds its command from optional parts, which is not translated")
-    if "{{" in _PLACEHOLDER.sub("", word):
+    if "{{" in replace_tags(word, lambda _: "", _PLACEHOLDER):
         raise UsageError(f"task {task.key!r}: its program contains '{{{{', which Argo would take for a placeholder")
 
-    def translate(found: re.Match[str]) -> str:
-        if not found[1]:
+    def translate(inner: str) -> str:
+        if not inner:
             return _executor_input(task)
-        value = _VALUE.fullmatch(found[1])
-        return (
-            _job_value(task, found[0], found[1]) if value is None else _translate_value(task, found[0], *value.groups())
-        )
+        if (value := _VALUE.fullmatch(inner)) is None:
+            return _job_value(task, _placeholder(inner), inner)
+        return _translate_value(task, _placeholder(inner), *value.groups())
 
-    return _PLACEHOLDER.sub(translate, word)
+    return replace_tags(word, translate, _PLACEHOLDER)
+
+
+def _placeholder(inner: str) -> str:
+    return f"{_PLACEHOLDER}{inner}}}}}"
 
 
 def _translate_value(task: _Task, placeholder: str, side: str, kind: str, name: str, field: str | None) -> str:

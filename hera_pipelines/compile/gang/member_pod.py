@@ -25,7 +25,7 @@ from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.protocol.compiled_workflow import PLACEHOLDER_PATTERN, Manifest
+from tiphys.protocol.compiled_workflow import Manifest, replace_tags
 from tiphys.protocol.gang import GANG_LABEL, GANG_PORT, MEMBER_LABEL, NODE_ANNOTATION, WORKFLOW_UID_LABEL
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
@@ -79,7 +79,7 @@ def render_manifest(manifest: Manifest, paths: Mapping[str, str]) -> str:
                 raw_tags[json.dumps(part.marker) + ("," if part.first else "")] = part.tag
                 return part.marker
             case str():
-                return PLACEHOLDER_PATTERN.sub(lambda match: _escape_tag(match[1], paths), part)
+                return replace_tags(part, lambda tag: _escape_tag(tag, paths))
             case dict():
                 return {name: escape(value) for name, value in part.items()}
             case list():

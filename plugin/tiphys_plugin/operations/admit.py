@@ -62,6 +62,8 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
         return _reuse_reply(call, record)
     key = compute_step_key(call.store, call.spec, operation, template)
     lookup = reuse.find_reusable_result(call, key.key, attempts)
+    if lookup.waiting is not None:
+        return lookup.waiting
     if lookup.end is not None:
         return _reuse_reply(call, reuse.record_reuse(call, key.key, lookup.end))
     _check_newest_submission(call)

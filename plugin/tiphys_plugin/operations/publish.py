@@ -11,6 +11,7 @@ from the pods if they are known, and is never below the highest folder listed.
 """
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -38,13 +39,13 @@ from tiphys.records import (
     OutputObject,
 )
 from tiphys.records.base import MAX_RECORD_BYTES
-from tiphys.store import ObjectInfo, claim_record, find_output_fault, memo_key, outputs_digest
+from tiphys.store import ObjectInfo, claim_record, find_output_fault, list_outputs, memo_key, outputs_digest
 from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
 
 _TRY = re.compile(r"(\d+)/")
-_RECORDED_OBJECT_BYTES = 130
+_RECORDED_OBJECT_BYTES = 190
 """Size of an `OutputObject` in a record, without its key."""
 _MAX_RECORDED_BYTES = MAX_RECORD_BYTES - (256 << 10)
 """Room for the objects of all outputs in an `AttemptEnd`; the rest is for its other fields."""
@@ -150,9 +151,9 @@ def write_derived_records(call: StepCall, end: AttemptEnd) -> None:
     """
     if next(call.store.list(_projection_key(call, end, "")), None) is None:
         below = call.layout.outputs(end.step, end.attempt)
-        sizes = {info.key: info.size for info in call.store.list(below)}
-        if find_output_fault(end, sizes) is None:
-            rows = [(key.removeprefix(below), size) for key, size in sizes.items()]
+        listed = list_outputs(call.store, end)
+        if find_output_fault(end, listed) is None:
+            rows = [(key.removeprefix(below), info.size, info.version) for key, info in listed.items()]
             with contextlib.suppress(ObjectExistsError):  # another process derived it at the same time
                 call.store.create(_projection_key(call, end, outputs_digest(rows)), b"")
     failpoint("conclude.after_projection")
@@ -179,7 +180,7 @@ def _find_output_error(call: StepCall, located: Sequence[LocatedOutput]) -> tupl
     if sum(len(entry.key.encode()) + _RECORDED_OBJECT_BYTES for entry in objects) > _MAX_RECORDED_BYTES:
         return Cause.USER_ERROR, (
             f"its outputs have {len(objects):,} files, more than the record of a result can list "
-            f"({MAX_RECORD_BYTES:,} bytes, some 20,000 files); let the program pack them into an archive"
+            f"({MAX_RECORD_BYTES:,} bytes, some 15,000 files); let the program pack them into an archive"
         )
     limit = call.context.settings.parameter_max_bytes
     for candidate in located:
@@ -229,12 +230,16 @@ def _hash_outputs(call: StepCall, job_key: str, objects: Sequence[ObjectInfo]) -
 
 def _build_output(call: StepCall, candidate: LocatedOutput, hashes: Mapping[str, str]) -> Output:
     objects = tuple(
-        OutputObject(key=entry.key, size=entry.size, sha256=hashes[entry.key]) for entry in candidate.objects
+        OutputObject(key=entry.key, size=entry.size, sha256=hashes[entry.key], version=entry.version)
+        for entry in candidate.objects
     )
     value = None
     if candidate.output.kind is OutputKind.PARAMETER:
         # As Argo reads a parameter from a file: without one final newline.
-        value = call.store.read(candidate.output.key).decode().removesuffix("\n")
+        data = call.store.read(candidate.output.key)
+        value = data.decode().removesuffix("\n")
+        # The record holds the hash of the bytes that it passes on: the object may have changed since it was hashed.
+        objects = (objects[0].model_copy(update={"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}),)
     return candidate.output.model_copy(update={"objects": objects, "value": value})
 
 

@@ -1,61 +1,86 @@
 """Finds a finished result that a step can reuse instead of running.
 
 A result is reusable if its end record says done under the same step key, and a
-listing shows every object that the record names with its size. A damaged result
-is never reused: the step runs again, and its message reports the damage.
+listing shows every object that the record names with its size, and as it was when
+it was hashed. What was written again is hashed again. A damaged result is never
+reused: the step runs again, and its message reports the damage.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError
+from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, ObjectMissingError
 from tiphys.faults import failpoint
 from tiphys.lineage.fork_history import find_rerun_submission
+from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord, task_name
 from tiphys.store import (
     Attempt,
     DamagedRecord,
     RunLayout,
-    Store,
     append_events,
     claim_record,
     find_attempt_end,
     find_output_fault,
     find_record,
+    list_outputs,
     memo_key,
     read_step_attempts,
 )
+from tiphys.store.outputs import confirm_outputs, find_changed_outputs
+from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
 
 
 class ReuseLookup(NamedTuple):
-    """``end`` is None if the step has to run; ``damage`` says why a finished result was not reused."""
+    """``end`` is None if the step has to run; ``damage`` says why a finished result was not reused.
+
+    ``waiting`` is a Pending reply while outputs that were written again are being hashed.
+    """
 
     end: AttemptEnd | None
     damage: str = ""
+    waiting: ExecuteReply | None = None
 
 
 def find_reusable_result(call: StepCall, key: str, attempts: Sequence[Attempt]) -> ReuseLookup:
     """The newest intact result of this run or of the runs it was forked from, else the one that another run shares."""
     damage, damaged = "", list[DamagedRecord]()
     for end in _matching_results(call, key, attempts, damaged):
-        fault = find_damage(call.store, end)
+        fault = find_damage(call, end)
+        if isinstance(fault, ExecuteReply):
+            return ReuseLookup(None, waiting=fault)
         if fault is None:
             return ReuseLookup(end)
         source = "" if end.run == call.run else f" of run {end.run}"
         damage = damage or f"the result of attempt {end.attempt}{source} is damaged: {fault}"
     if call.spec.share and not call.rerun_since and (shared := _find_shared_result(call, key, damaged)) is not None:
-        fault = find_damage(call.store, shared)
+        fault = find_damage(call, shared)
+        if isinstance(fault, ExecuteReply):
+            return ReuseLookup(None, waiting=fault)
         if fault is None:
             return ReuseLookup(shared)
         damage = damage or f"the shared result of run {shared.run} is damaged: {fault}"
     return ReuseLookup(None, damage or "; ".join(one.message for one in damaged[:1]))
 
 
-def find_damage(store: Store, end: AttemptEnd) -> str | None:
-    """The first output that a listing shows as missing or of another size; None if all are intact."""
-    listed = {info.key: info.size for info in store.list(RunLayout(end.run).outputs(end.step, end.attempt))}
+def find_damage(call: StepCall, end: AttemptEnd) -> ExecuteReply | str | None:
+    """The first output that is missing or has other bytes, by a listing and the hashes of what was written again.
+
+    None if all are intact; a Pending reply while objects are being hashed.
+    """
+    listed, settings = list_outputs(call.store, end), call.context.settings
+    if changed := find_changed_outputs(end, listed):
+        job = f"reuse {call.layout.outputs(end.step, end.attempt)} {end.run}"
+        try:
+            hashes = call.context.hasher.hash_objects(job, changed, settings.verify_inline_seconds)
+        except ObjectMissingError as error:
+            return str(error)
+        if isinstance(hashes, HashingProgress):
+            message = f"Verifying outputs again: {hashes.done} of {hashes.total} objects"
+            return pending_reply(message, settings.requeue_min_seconds)
+        listed = confirm_outputs(end, listed, hashes.__getitem__)
     return find_output_fault(end, listed)
 
 

@@ -5,7 +5,6 @@ takes longer. So `OutputHasher` hashes in the background, and repeated calls get
 its progress. A restart loses nothing but time.
 """
 
-import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import structlog
 
 from tiphys.errors import TiphysError
 from tiphys.store import ObjectInfo, Store
+from tiphys.store.outputs import hash_object
 
 _log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class OutputHasher:
     def __init__(self, store: Store, workers: int) -> None:
         self._store = store
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="tiphys-verify")
-        self._jobs: dict[str, dict[str, Future[str]]] = {}
+        self._jobs: dict[str, dict[ObjectInfo, Future[str]]] = {}
         self._lock = threading.Lock()
 
     def hash_objects(
@@ -101,22 +101,16 @@ class OutputHasher:
             return HashingProgress(done, len(futures))
         with self._lock:
             self._jobs.pop(job_key, None)
-        return {key: future.result() for key, future in futures.items()}
+        return {info.key: future.result() for info, future in futures.items()}
 
     def close(self) -> None:
         """Wait for the objects that are being hashed, and cancel the rest."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _start(self, job_key: str, objects: Sequence[ObjectInfo]) -> dict[str, Future[str]]:
+    def _start(self, job_key: str, objects: Sequence[ObjectInfo]) -> dict[ObjectInfo, Future[str]]:
         with self._lock:
             running = self._jobs.get(job_key)
-            if running is None or running.keys() != {info.key for info in objects}:
-                running = {info.key: self._pool.submit(self._hash, info.key) for info in objects}
+            if running is None or running.keys() != set(objects):
+                running = {info: self._pool.submit(hash_object, self._store, info.key) for info in objects}
                 self._jobs[job_key] = running
             return running
-
-    def _hash(self, key: str) -> str:
-        sha256 = hashlib.sha256()
-        for chunk in self._store.chunks(key):
-            sha256.update(chunk)
-        return sha256.hexdigest()

@@ -80,11 +80,11 @@ _OTHER_LABELS = r"iter(?:ation)?s?|epochs?|ep|ckpt|chkpt|checkpoints?|snapshot|r
 _LABELLED = [
     re.compile(rf"(?<![a-z])(?:{labels})[-_=.]*(\d[\d._-]*)", re.I) for labels in (_STEP_LABELS, _OTHER_LABELS)
 ]
-_SUFFIXED = re.compile(r"(\d+)[-_]?(?:steps?|timesteps?|iters?|iterations?|updates?|epochs?)(?![a-z])", re.I)
+_SUFFIXED = re.compile(r"(?<!\d)(\d+)[-_]?(?:steps?|timesteps?|iters?|iterations?|updates?|epochs?)(?![a-z])", re.I)
 _LEADING_EPOCH = re.compile(r"(\d+)[-_.].*\.(?:keras|h5|hdf5)")  # Keras: {epoch:02d}-{val_loss:.2f}.keras
 _DATE = re.compile(r"(?:19|20)\d{6}")
 _LAST_NUMBER = re.compile(r"(?<![\d.])\d+(?!\.?\d)")
-_OF_MANY = re.compile(r"\d+-of-\d+")
+_OF_MANY = re.compile(r"(?<!\d)\d+-of-\d+")
 _POINTER_NAME = re.compile(r"latest|last|newest|current|best|resume|checkpoint$|ckpt$", re.I)
 _FIELD = re.compile(r'"(?:global_step|step|iteration|epoch)"\s*:\s*(\d+)')
 POINTER_BYTES = 4096

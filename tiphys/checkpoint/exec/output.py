@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from tiphys.checkpoint.settings import CheckpointSettings
-from tiphys.checkpoint.telemetry.output_copy import OutputCopy, find_secrets
+from tiphys.checkpoint.telemetry.output_copy import OutputCopy
+from tiphys.checkpoint.telemetry.secret_mask import find_secrets
 from tiphys.protocol import environment
 from tiphys.store import Store
 from tiphys.threads import BackgroundThread, start_background_thread

@@ -22,7 +22,7 @@ OPTIONAL_PACKAGES = ("prometheus-client", "google-cloud-storage", "azure-storage
 LOADER = "lib/loader"
 PYTHON = "bin/python"
 _PACKAGES = "packages"
-_LINKED = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+_LINKED = re.compile(r"^[ \t]*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _UNNEEDED = shutil.ignore_patterns(
     "__pycache__",
     "site-packages",

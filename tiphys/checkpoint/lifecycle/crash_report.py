@@ -16,6 +16,7 @@ from types import TracebackType
 from tiphys.checkpoint.lifecycle.hang_watchdog import HangReport
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.checkpoint.telemetry.secret_mask import mask_secrets
 from tiphys.errors import FencedError, StoreError, TiphysError
 from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
@@ -31,7 +32,7 @@ _EXPECTED_EXIT_CODES = (None, 0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED)
 _VARYING_PATTERNS = (
     (re.compile(r"0x[0-9a-fA-F]+"), "<address>"),
     (re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.+@-]+){2,}[\\/]?"), "<path>"),
-    (re.compile(r"[-+]?(?:\d[\d_,]*)?\.?\d+(?:[eE][-+]?\d+)?|\b(?i:nan|inf)\b"), "<number>"),
+    (re.compile(r"[-+]?(?:\d(?:[\d_,]*\d)?(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?|\b(?i:nan|inf)\b"), "<number>"),
 )
 """Parts of a message that differ between two errors of one kind."""
 _LIBRARY_FOLDERS = (
@@ -89,11 +90,11 @@ def record_hang(
         run=settings.run,
         step=settings.step,
         attempt=settings.attempt,
-        error=hang.message if last_step is None else f"{hang.message}, after step {last_step}",
+        error=mask_secrets(hang.message) + ("" if last_step is None else f", after step {last_step}"),
         global_step=last_step,
         restored=restored,
         stuck_seconds=hang.seconds,
-        stacks=hang.stacks,
+        stacks=mask_secrets(hang.stacks),
     )
     _store_crash_record(run_store, record, timeout_seconds)
 
@@ -140,7 +141,7 @@ def error_fingerprint(error: BaseException) -> str:
     if isinstance(error, TiphysError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ""
     code = f"({error.code})" if isinstance(error, SystemExit) and isinstance(error.code, int) else ""
-    message = "" if code else f": {normalize_message(str(error))}"
+    message = "" if code else f": {normalize_message(mask_secrets(str(error)))}"
     return f"{_error_type_name(error)}{code}{message[:_MAX_ERROR_CHARACTERS]} at {user_frame(error.__traceback__)}"
 
 
@@ -153,7 +154,7 @@ def normalize_message(message: str) -> str:
 
 def format_error(error: BaseException) -> str:
     """Format the exception as in the last line of a traceback, cut to a limit."""
-    message = " ".join(str(error).split())
+    message = " ".join(mask_secrets(str(error)).split())
     return f"{_error_type_name(error)}: {message}"[:_MAX_ERROR_CHARACTERS].removesuffix(": ")
 
 

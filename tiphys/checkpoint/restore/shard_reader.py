@@ -9,15 +9,19 @@ buffer, so that a state is never in memory twice.
 `NodeCache` keeps shards on the disk of a node, so that they cross the network
 once for all its ranks, and not again after a restart. A cached file is named by
 its SHA-256 and verified like any other shard. A cache that is full, read-only
-or broken costs time and nothing else.
+or broken costs time and nothing else, also one in which another pod left links,
+pipes or a lock that it holds.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import secrets
+import stat
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -28,6 +32,9 @@ from tiphys.records import CheckpointManifest, CheckpointRef, Shard
 from tiphys.store import Store
 
 _LIMIT_BYTES = 64 << 30
+_LOCK_SECONDS = 60.0
+"""How long one process waits for another that fetches the same shard. Any pod with the folder could hold a lock."""
+_LOCK_POLL_SECONDS = 0.02
 
 
 class NodeCache:
@@ -42,60 +49,94 @@ class NodeCache:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._broken = False
+        self._patience_seconds = _LOCK_SECONDS
 
     @contextlib.contextmanager
-    def fetch_lock(self, sha256: str) -> Iterator[None]:
-        """Return a lock so that one process of the node fetches this shard, and the others read it from the cache."""
+    def fetch_lock(self, sha256: str, should_stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Return a lock so that one process of the node fetches this shard, and the others read it from the cache.
+
+        The lock is given up if another process holds it for too long, or if ``should_stop`` returns True.
+        """
         with contextlib.ExitStack() as stack:
-            with self._ignore_os_errors():
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = stack.enter_context((self._folder / f"{sha256}.lock").open("ab"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with self._ignore_os_errors(), self._open_folder() as folder:
+                lock = _open_file(folder, f"{sha256}.lock", os.O_RDWR | os.O_CREAT)
+                stack.callback(os.close, lock)
+                self._await_lock(lock, should_stop)
             yield
+
+    def _await_lock(self, lock: int, should_stop: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._patience_seconds
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if time.monotonic() >= deadline or should_stop():
+                break
+            time.sleep(_LOCK_POLL_SECONDS)
+        if self._patience_seconds and not should_stop():
+            self._patience_seconds = 0.0  # once, and not for each of thousands of shards
+            log_message(
+                f"another process holds a lock in the cache {self._folder} for more than {_LOCK_SECONDS:g} s; "
+                "this process fetches shards without waiting for others from now on"
+            )
 
     def read_into(self, sha256: str, buffer: memoryview) -> bool:
         """Fill ``buffer`` with unverified content; return whether the cache had a file of its size."""
-        path = self._folder / sha256
         try:
-            with path.open("rb", buffering=0) as stream:
+            with self._open_folder() as folder, os.fdopen(_open_file(folder, sha256, os.O_RDONLY), "rb", 0) as stream:
                 if os.fstat(stream.fileno()).st_size != len(buffer):
                     return False
                 read = 0
                 while read < len(buffer) and (count := stream.readinto(buffer[read:])):
                     read += count
-                os.utime(path)
+                os.utime(stream.fileno())
                 return read == len(buffer)
         except OSError:
             return False
 
     def add(self, sha256: str, data: memoryview) -> None:
         """Store a copy of ``data``; does nothing if the cache is broken."""
-        temporary = self._folder / f"{secrets.token_hex(8)}.tmp"
-        with self._ignore_os_errors():
+        temporary = f"{secrets.token_hex(8)}.tmp"
+        with self._ignore_os_errors(), self._open_folder() as folder:
             try:
-                temporary.write_bytes(data)
-                temporary.replace(self._folder / sha256)
+                with os.fdopen(_open_file(folder, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
+                    stream.write(data)
+                os.replace(temporary, sha256, src_dir_fd=folder, dst_dir_fd=folder)
             finally:
-                temporary.unlink(missing_ok=True)
+                _unlink(folder, temporary)
 
     def discard(self, sha256: str) -> None:
         """Delete a file whose content does not match the hash in its name."""
         log_message(f"{self._folder / sha256} does not match the hash in its name; the shard is fetched again")
-        with self._ignore_os_errors():
-            (self._folder / sha256).unlink(missing_ok=True)
+        with self._ignore_os_errors(), self._open_folder() as folder:
+            _unlink(folder, sha256)
 
     def trim(self, in_use: Collection[str]) -> None:
         """Delete the least recently used files until the limit is met, except for the hashes ``in_use``."""
-        with self._ignore_os_errors():
-            files = [(path.stat(), path) for path in self._folder.iterdir() if path.suffix != ".lock"]
-            total = sum(status.st_size for status, _ in files)
-            for status, path in sorted(files, key=lambda file: file[0].st_mtime):
+        with self._ignore_os_errors(), self._open_folder() as folder:
+            files = []
+            for name in os.listdir(folder):  # noqa: PTH208  below the descriptor
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode) and not name.endswith(".lock"):
+                        files.append((status.st_mtime, status.st_size, name))
+            total = sum(size for _, size, _ in files)
+            for _, size, name in sorted(files):
                 if total <= self._limit_bytes:
                     return
-                if path.name not in in_use:
-                    path.unlink(missing_ok=True)
-                    path.with_suffix(".lock").unlink(missing_ok=True)
-                    total -= status.st_size
+                if name not in in_use:
+                    _unlink(folder, name)
+                    _unlink(folder, f"{name.removesuffix('.tmp')}.lock")
+                    total -= size
+
+    @contextlib.contextmanager
+    def _open_folder(self) -> Iterator[int]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     @contextlib.contextmanager
     def _ignore_os_errors(self) -> Iterator[None]:
@@ -107,6 +148,21 @@ class NodeCache:
                 log_message(
                     f"the cache in {self._folder} cannot be used, so shards are fetched each time: {error.strerror}"
                 )
+
+
+def _open_file(folder: int, name: str, flags: int) -> int:
+    """Open a regular file of the cache: other pods write there, and a link or a pipe must neither lead nor hold."""
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(file)
+        raise OSError(errno.EINVAL, f"{name} is no file of its own")
+    return file
+
+
+def _unlink(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
 _TRUSTED_BYTES = 128 << 20
@@ -178,11 +234,14 @@ class ShardReader:
         if self._should_stop():
             raise LoadStoppedError
         # A manifest is a program's word: memory is not reserved by its word alone.
-        if shard.size > _TRUSTED_BYTES and next(self._store.list(shard.key), None) != (shard.key, shard.size):
+        stored = next(self._store.list(shard.key), None) if shard.size > _TRUSTED_BYTES else None
+        if shard.size > _TRUSTED_BYTES and (stored is None or stored[:2] != (shard.key, shard.size)):
             raise IntegrityError(f"shard {shard.key} has not the {shard.size:,} bytes that the manifest says")
         if self._cache is None:
             return self._fetch(shard)
-        with self._cache.fetch_lock(shard.sha256):
+        with self._cache.fetch_lock(shard.sha256, self._should_stop):
+            if self._should_stop():  # it may have waited
+                raise LoadStoppedError
             cached = self._from_cache(self._cache, shard)
             if cached is None:
                 cached = self._fetch(shard)

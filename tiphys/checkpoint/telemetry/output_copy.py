@@ -6,21 +6,21 @@ seconds; it never delays or fails the program, and gives up output where storage
 does not keep up. `tiphys.store.program_output` describes what is stored.
 
 The copy has what passes through ``sys.stdout`` and ``sys.stderr`` of Python, or
-under ``tiphys-exec`` through the pipes of the program. Values of variables whose
-names suggest secrets are blanked.
+under ``tiphys-exec`` through the pipes of the program. Secrets of the environment are
+masked (`tiphys.checkpoint.telemetry.secret_mask`).
 """
 
 import _thread
 import atexit
 import contextlib
 import os
-import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tiphys.checkpoint.telemetry.secret_mask import StreamMask, find_secrets
 from tiphys.errors import ObjectExistsError, TiphysError
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store
@@ -40,10 +40,6 @@ _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 3.0
 _HURRIED_EXIT_SECONDS = 0.4
 """After SIGTERM, when a part of the second that is left of the grace period has to do."""
-_SECRET_NAME = re.compile(r"secret|token|passw|credential|private|api_?key|access_?key", re.IGNORECASE)
-_MIN_SECRET_CHARACTERS = 8
-"""Shorter values would blank ordinary words."""
-_BLANK = "***"
 
 
 class OutputCopy:
@@ -54,7 +50,7 @@ class OutputCopy:
         run: The run.
         step: The step.
         attempt: Number of the attempt.
-        secrets: Texts to blank.
+        secrets: Secrets to mask, in all forms.
         interval_seconds: Longest time between two writes to storage; the first ones follow sooner, for programs that
             die soon.
         clock: Monotonic clock, in seconds.
@@ -72,7 +68,7 @@ class OutputCopy:
     ) -> None:
         self._store = store
         self._layout, self._step, self._attempt = RunLayout(run), step, attempt
-        self._secrets = sorted(secrets, key=len, reverse=True)
+        self._mask = StreamMask(secrets)
         self._longest_seconds = interval_seconds
         self._interval_seconds = min(_FIRST_SECONDS, interval_seconds)
         self._clock = clock
@@ -114,7 +110,8 @@ class OutputCopy:
             writer = self._writer
         if writer is not None and not writer.join(timeout_seconds):
             return
-        if self._pending and (last := start_background_thread(self._store_pending)) is not None:
+        is_left = self._pending or self._mask.is_holding
+        if is_left and (last := start_background_thread(self._store_pending)) is not None:
             last.join(max(0.0, deadline - self._clock()))
 
     def close_for_exit(self, *, hurried: bool) -> None:
@@ -140,7 +137,9 @@ class OutputCopy:
         text = "".join([self._take()[0] for _ in range(len(self._pending))])
         if self._left_out_bytes:
             text, self._left_out_bytes = f"… {self._left_out_bytes} bytes were not stored in time …\n{text}", 0
-        self._chunk += self._blank(text).encode(errors="replace")
+        # What may be the begin of a secret waits for the next part, and at the end for nothing.
+        text = self._mask.add(text) + (self._mask.end() if self._is_closing else "")
+        self._chunk += text.encode(errors="replace")
         try:
             if self._number < 0:  # another process of the attempt may have stored some, such as before a restart
                 before = list_output_chunks(self._store, self._layout, self._step, self._attempt)
@@ -154,11 +153,6 @@ class OutputCopy:
                 self._store_version(bytes(self._chunk))
         except TiphysError:  # kept for the next time, within bounds
             del self._chunk[:-MAX_PENDING_BYTES]
-
-    def _blank(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, _BLANK)
-        return text
 
     def _store_version(self, data: bytes) -> None:
         self._version += 1
@@ -175,13 +169,6 @@ class OutputCopy:
         self._number, self._version, self._stored_key = self._number + 1, 0, ""
         if len(self._full_keys) > MAX_CHUNKS - HEAD_CHUNKS:
             self._store.delete(self._full_keys.popleft())
-
-
-def find_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Values of variables whose names suggest secrets, if they are long enough not to be ordinary words."""
-    return tuple(
-        value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET_CHARACTERS
-    )
 
 
 _opened: list[OutputCopy] = []

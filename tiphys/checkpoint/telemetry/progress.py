@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tiphys.checkpoint.telemetry.secret_mask import mask_secrets
 from tiphys.errors import TiphysError
 from tiphys.records.training_progress import MAX_REPORTED_METRICS, TrainingProgress
 from tiphys.store import DirectoryStore, LineageLayout, Store
@@ -124,7 +125,7 @@ class ProgressReporter:
             metrics=_plain_numbers(metrics),
             checkpoint_step=checkpoint.global_step if checkpoint else None,
             checkpoint_at=checkpoint.committed_at if checkpoint else None,
-            hindrance=hindrance,
+            hindrance=mask_secrets(hindrance) if hindrance else "",
         )
         self._writer = start_background_thread(lambda: self._write(store, progress))
 

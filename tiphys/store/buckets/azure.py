@@ -179,7 +179,7 @@ class AzureStore(BucketStore):
                 name_starts_with=self._prefix + prefix, results_per_page=self._page_size
             ):
                 if (key := self.from_artifact_key(blob.name)) is not None:
-                    yield ObjectInfo(key, blob.size)
+                    yield ObjectInfo(key, blob.size, (blob.etag or "").strip('"'))
 
     def prefixes(self, prefix: str) -> Iterator[str]:
         from azure.storage.blob import BlobPrefix

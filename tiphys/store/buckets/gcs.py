@@ -149,11 +149,11 @@ class GcsStore(BucketStore):
             yield chunk
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for page in self._pages(prefix, fields="items(name,size),nextPageToken"):
+        for page in self._pages(prefix, fields="items(name,size,etag),nextPageToken"):
             for blob in page:
                 # Skip the empty objects with names of folders that consoles create.
                 if (key := self.from_artifact_key(blob.name)) is not None:
-                    yield ObjectInfo(key, blob.size)
+                    yield ObjectInfo(key, blob.size, blob.etag or "")
 
     def prefixes(self, prefix: str) -> Iterator[str]:
         for page in self._pages(prefix, fields="prefixes,nextPageToken", delimiter="/"):

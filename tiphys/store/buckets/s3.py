@@ -236,7 +236,7 @@ class S3Store(BucketStore):
             for row in page.get("Contents", ()):
                 # Skip the empty objects with names of folders that S3 consoles create.
                 if (key := self.from_artifact_key(row["Key"])) is not None:
-                    yield ObjectInfo(key, row["Size"])
+                    yield ObjectInfo(key, row["Size"], row.get("ETag", "").strip('"'))
 
     def prefixes(self, prefix: str) -> Iterator[str]:
         for page in self._pages(prefix, delimiter="/"):

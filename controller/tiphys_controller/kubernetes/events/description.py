@@ -16,7 +16,7 @@ from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowVi
 _LONGEST_LIST = 6
 _LONGEST_REASON = 300
 _PLAIN = str.maketrans("[]<>`", "()‹›'")
-_WAIT = re.compile(r"(?P<gpus>\d+ [^;,]{1,60}) asked.*; position (?P<position>\d+)", re.DOTALL)
+_WAIT = re.compile(r"(?<!\d)(?P<gpus>\d+ [^;,]{1,60}) asked.*; position (?P<position>\d+)", re.DOTALL)
 """What the scheduler says of a request that waits."""
 _MAX_SEARCHED_CHARACTERS = 2000
 """The search takes quadratic time, and a tenant may write any message into its Workflow."""

@@ -1,6 +1,7 @@
 """Reading checkpoints: what it asks of storage, what it believes, and what a node keeps of it."""
 
 import hashlib
+import os
 import threading
 from unittest.mock import Mock
 
@@ -150,13 +151,11 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(store, tmp_p
 
 
 def test_a_full_disk_under_the_cache_costs_time_and_nothing_else(store, tmp_path, monkeypatch, capsys):
-    from pathlib import Path
-
-    def full(self, data):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     train(store, 3)
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "replace", full)
     assert load(store, CheckpointLoader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
     assert "No space left on device" in capsys.readouterr().err
     assert [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".tmp"] == []

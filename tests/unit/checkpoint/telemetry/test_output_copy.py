@@ -25,7 +25,8 @@ import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 
 from tiphys.checkpoint.telemetry import output_copy
-from tiphys.checkpoint.telemetry.output_copy import CHUNK_BYTES, HEAD_CHUNKS, OutputCopy, find_secrets, tee_stream
+from tiphys.checkpoint.telemetry.output_copy import CHUNK_BYTES, HEAD_CHUNKS, OutputCopy, tee_stream
+from tiphys.checkpoint.telemetry.secret_mask import find_secrets
 from tiphys.errors import StoreError
 from tiphys.store import DirectoryStore, RunLayout
 from tiphys.store.program_output import GAP_LINE, list_output_chunks, read_program_output
@@ -195,6 +196,15 @@ def test_secrets_are_blanked_also_if_they_come_in_parts(store: DirectoryStore, m
         copy.write(part)
     copy.close(PATIENCE_SECONDS)
     assert stored(store) == "key ***, token ***, short\n"
+
+
+def test_secrets_are_blanked_in_two_writes_to_storage(store: DirectoryStore) -> None:
+    copy = copy_to(store, "geheim-über-alles", "geheim-über-alles-2")
+    for part in ("one geheim", "-über", "-alles", " two geheim-über-alles", "-2\n", "three geh"):
+        write_and_wait(copy, part)
+    assert stored(store) == "one *** two ***\nthree "
+    copy.close(PATIENCE_SECONDS)
+    assert stored(store) == "one *** two ***\nthree geh"
 
 
 def test_a_second_process_of_the_attempt_continues_after_the_first(store: DirectoryStore) -> None:

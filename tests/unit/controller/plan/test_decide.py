@@ -5,7 +5,7 @@
 | done, listing agrees with its projection | skip; its record is not even read |
 | done, projection missing or other | the end record decides |
 | failed, fenced, no end, never started | run |
-| done, but an object is gone or has another size | run, and everything behind it |
+| done, but an object is gone, or has another size or other bytes | run, and everything behind it |
 | done, behind a step that runs | run: its admit takes the result over if its inputs stay the same |
 | done, cache=False | run, unless the run succeeded |
 | plain | run, unless everything that needs it is finished |
@@ -135,6 +135,44 @@ def test_a_deleted_output_runs_its_step_and_everything_behind_it_again(store: St
     assert decisions(report) == {"prep": "skip", "fit": "run", "register": "run", "other": "skip"}
     assert reason(report, "fit") == f"damaged: {key} is missing"
     assert reason(report, "register") == "depends on fit, which runs again; taken over if its inputs stay the same"
+
+
+def test_an_output_of_other_bytes_and_the_same_size_is_damaged(store: Store) -> None:
+    history = recorded(store, gated("prep"), gated("other"))
+    for step in ("prep", "other"):
+        history.done(step, artifacts={"gewichte ä.bin": b"0123456789"})
+    key = f"{history.layout.outputs('prep', 1)}artifacts/gewichte ä.bin"
+    store.delete(key)
+    store.create(key, b"9876543210")
+
+    report = plan_run(store, RUN)
+
+    expected = f"damaged: {key} was written again with other bytes after it was verified"
+    assert reason(report, "prep") == expected
+    assert reason(report, "other") == "done in attempt 1, 1 object verified"
+
+
+def test_an_output_that_was_copied_with_the_same_bytes_is_intact(store: Store) -> None:
+    history = recorded(store, gated("prep"))
+    history.done("prep", artifacts={"model": b"0123456789"})
+    key = f"{history.layout.outputs('prep', 1)}artifacts/model"
+    store.delete(key)
+    store.create(key, b"0123456789")
+
+    assert reason(plan_run(store, RUN), "prep") == "done in attempt 1, 1 object verified"
+
+
+@pytest.mark.parametrize("projection", [True, False])
+def test_an_output_in_a_store_without_checksums_is_not_called_verified(
+    store: Store, monkeypatch: pytest.MonkeyPatch, projection: bool
+) -> None:
+    history, listing = recorded(store, gated("prep")), store.list
+    monkeypatch.setattr(
+        store, "list", lambda prefix: (info._replace(version="") for info in listing(prefix)), raising=True
+    )
+    history.done("prep", artifacts={"model": b"0123456789"}, projection=projection)
+
+    assert reason(plan_run(store, RUN), "prep") == "done in attempt 1, 1 object of the recorded size"
 
 
 def test_an_output_of_another_size_is_damaged(store: Store) -> None:

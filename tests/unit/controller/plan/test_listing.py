@@ -35,6 +35,6 @@ def test_rows_are_collected_by_step_in_any_order(seed: int) -> None:
     steps = listing.build_steps()
     assert set(steps) == {"fit", "prep"}
     assert (steps["fit"].attempts, steps["fit"].ended_attempts) == ({1, 2}, {1})
-    assert steps["fit"].output_sizes == {1: {"artifacts/model": 7}}
+    assert {name: info.size for name, info in steps["fit"].outputs[1].items()} == {"artifacts/model": 7}
     assert steps["fit"].projections == {1: {DIGEST, DIGEST[::-1]}}
     assert steps["prep"].last_attempt == 0

@@ -3,7 +3,8 @@
 | result                                   | admit                                  |
 |------------------------------------------|----------------------------------------|
 | intact, same step key                    | run=false, adopted                     |
-| an object missing or of another size     | runs again, says what is damaged       |
+| an object missing, or of another size, or of other bytes | runs again, says what is damaged |
+| written again with the same bytes        | adopted, once it was hashed            |
 | parameter, input content, program or version of data new | runs again             |
 | input made again with equal bytes        | adopted                                |
 | cache=False                              | runs again in every submission         |
@@ -13,6 +14,7 @@
 
 import pytest
 from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, resumed, said, world
+from tiphys_plugin.runtime.background import HashingProgress
 
 from tiphys.records import AttemptEnd, DataVersion
 from tiphys.store import RunLayout, pass_over_end, read_events, read_record
@@ -59,6 +61,13 @@ def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(h
     assert keys(here.store) == before
 
 
+def replace_bytes(store, key):
+    before = store.read(key)
+    store.delete(key)
+    store.create(key, before[::-1].swapcase())
+    assert store.read(key) != before
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -67,6 +76,7 @@ def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(h
             lambda store, key: (store.delete(key), store.create(key, b"x")),
             "artifacts/data has 1 bytes, its record says 4",
         ),
+        (replace_bytes, "artifacts/data was written again with other bytes after it was verified"),
     ],
 )
 def test_damaged_result_is_made_again_and_the_damage_named(here, damage, says):
@@ -76,6 +86,19 @@ def test_damaged_result_is_made_again_and_the_damage_named(here, damage, says):
     assert (outputs(reply)["run"], outputs(reply)["attempt"]) == ("true", "2")
     assert "The result of attempt 1 is damaged" in said(reply)
     assert says in said(reply)
+
+
+def test_result_that_was_copied_with_the_same_bytes_is_reused_once_it_was_hashed(here, monkeypatch):
+    key = here.store.from_artifact_key(finish(here.submit(STEP)))
+    data = here.store.read(key)
+    here.store.delete(key)
+    here.store.create(key, data)
+    flow, hasher = resumed(here, STEP), here.core._context.hasher
+    with monkeypatch.context() as patch:
+        patch.setattr(hasher, "hash_objects", lambda *_: HashingProgress(0, 1))
+        waiting = flow.admit("prep")
+    assert (phase(waiting), said(waiting)) == ("Pending", "Verifying outputs again: 0 of 1 objects")
+    assert outputs(flow.admit("prep"))["run"] == "false"
 
 
 def damage_end(store, run: str = "digits-abc12") -> str:

@@ -65,15 +65,21 @@ def test_outputs_are_verified_recorded_and_answered(here):
     rows, data = end_of(here)["outputs"]
     assert (rows["value"], rows["directory"]) == ("1797", False)
     assert data["directory"] is True
+    version = {info.key: info.version for info in here.store.list(root)}
     assert data["objects"] == [
-        {"key": f"{root}/artifacts/data/a.bin", "size": 2, "sha256": hashlib.sha256(b"aa").hexdigest()},
-        {"key": f"{root}/artifacts/data/b.bin", "size": 1, "sha256": hashlib.sha256(b"b").hexdigest()},
+        {"key": key, "size": size, "sha256": hashlib.sha256(content).hexdigest(), "version": version[key]}
+        for key, size, content in (
+            (f"{root}/artifacts/data/a.bin", 2, b"aa"),
+            (f"{root}/artifacts/data/b.bin", 1, b"b"),
+        )
     ]
 
 
 def test_done_projection_is_the_digest_of_the_listing(here):
     ran(here).conclude("prep")
-    rows = [("0/artifacts/data/a.bin", 2), ("0/artifacts/data/b.bin", 1), ("0/parameters/rows", 5)]
+    prefix = "data/runs/digits-abc12/outputs/prep/000000001/"
+    rows = [(info.key.removeprefix(prefix), info.size, info.version) for info in here.store.list(prefix)]
+    assert [row[0] for row in rows] == ["0/artifacts/data/a.bin", "0/artifacts/data/b.bin", "0/parameters/rows"]
     expected = f"control/runs/digits-abc12/done/prep/000000001-{outputs_digest(rows)}"
     assert keys(here.store, "control/runs/digits-abc12/done/") == [expected]
 

@@ -1,0 +1,139 @@
+"""No regular expression of the product takes more than linear time: a tenant writes the text that it meets.
+
+Every pattern in the sources is tried, also one that was written today, on texts that are made from
+its own parse tree (`support.patterns`). Time is CPU time of the thread, the least of several tries, and
+compared between two lengths of which one is eight times the other.
+"""
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from support.patterns import FoundPattern, attack_texts, find_patterns
+
+from tiphys.protocol.compiled_workflow import find_placeholders, replace_tags, split_tags, substitute_tags
+
+SHORT, LONG = 1_000, 8_000
+MAX_RATIO = 30.0
+"""For texts of which one is eight times as long: 8 is linear, 64 quadratic."""
+NOTICEABLE_SECONDS = 0.02
+TRIES = 3
+
+BOUNDED = {
+    "tiphys_controller.kubernetes.events.description._WAIT": 2_000,  # the text is cut to _MAX_SEARCHED_CHARACTERS
+}
+"""Patterns whose text cannot be longer, with the number of its characters: so much may take `NOTICEABLE_SECONDS`."""
+
+Measured = Callable[[str], object]
+
+
+def least_seconds(measured: Measured, text: str, tries: int = 1) -> float:
+    found = []
+    for _ in range(tries):
+        before = time.thread_time()
+        measured(text)
+        found.append(time.thread_time() - before)
+    return min(found)
+
+
+def is_superlinear(measured: Measured, text: Callable[[int], str], bound: int = LONG) -> bool:
+    length = 12.0
+    while length < SHORT:  # slowly, because one that is exponential would not come back from a long text
+        if least_seconds(measured, text(int(length))) > NOTICEABLE_SECONDS:
+            return True
+        length *= 1.15
+    if bound < LONG:
+        return least_seconds(measured, text(bound), TRIES) > NOTICEABLE_SECONDS
+    long_seconds = least_seconds(measured, text(LONG))
+    if long_seconds < NOTICEABLE_SECONDS:
+        return False
+    long_seconds = min(long_seconds, least_seconds(measured, text(LONG), TRIES - 1))
+    return long_seconds > MAX_RATIO * least_seconds(measured, text(SHORT), 3 * TRIES)
+
+
+def method_of(pattern: "re.Pattern[str]", name: str) -> Measured:
+    method = getattr(pattern, name)
+    if isinstance(pattern.pattern, bytes):
+        assert name not in ("sub", "subn"), "give the replacement as bytes"
+        return lambda text: next(iter(method(text.encode())), None) if name == "finditer" else method(text.encode())
+    if name in ("sub", "subn"):
+        return lambda text: method("", text)
+    return (lambda text: list(method(text))) if name == "finditer" else method
+
+
+def find_bad_text(found: FoundPattern, bound: int = LONG) -> str:
+    for text in attack_texts(found.pattern):
+        for name in found.methods:
+            if is_superlinear(method_of(found.pattern, name), text, bound):
+                return f"{name} of {text(30)!r}"
+    return ""
+
+
+PATTERNS = list(find_patterns())
+
+
+@pytest.mark.parametrize("found", PATTERNS, ids=[found.place for found in PATTERNS])
+def test_pattern_takes_linear_time(found: FoundPattern) -> None:
+    assert find_bad_text(found, BOUNDED.get(found.place, LONG)) == ""
+
+
+def test_patterns_of_all_packages_are_found() -> None:
+    packages = [found.place.partition(".")[0] for found in PATTERNS]
+    assert {package: packages.count(package) > 5 for package in set(packages)} == dict.fromkeys(
+        ("tiphys", "tiphys_plugin", "tiphys_controller", "hera_pipelines"), True
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"\{\{(.*?)\}\}", "findall"),
+        (r"(a+)+b", "match"),
+        (r"(\d+)\s*(ms|s)", "search"),
+        (r"(x|xx)*y", "fullmatch"),
+        (r"^\s*(?:\S+ => )?(/\S+)$", "search"),
+        (r"(.+?)\.\.(.+)", "fullmatch"),
+    ],
+)
+def test_bad_pattern_is_noticed(pattern: str, method: str) -> None:
+    found = FoundPattern("planted", re.compile(pattern, re.MULTILINE), (method,))
+    assert find_bad_text(found) != ""
+
+
+@pytest.mark.parametrize("pump", ["{{", "{", "{{a", "}}", "{{}}", "{{ü}", "{{{"])
+@pytest.mark.parametrize(
+    "measured",
+    [
+        lambda text: list(split_tags(text)),
+        lambda text: replace_tags(text, str.upper),
+        lambda text: substitute_tags({"a": [text]}, {"ü": "x"}.get),
+        lambda text: list(find_placeholders({"a": [text]})),
+    ],
+    ids=["split", "replace", "substitute", "find"],
+)
+def test_placeholders_take_linear_time(measured: Measured, pump: str) -> None:
+    assert not is_superlinear(measured, lambda length: pump * length)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{{",
+        "}}",
+        "a",
+        "{{a}}",
+        "x{{a}}y{{ b\n}}z",
+        "{{{a}}}",
+        "{{{{a}}b}}",
+        "{{}}",
+        "{{=a}}{{",
+        "}}{{a}}",
+        "{{ü}} }}",
+    ],
+)
+def test_placeholders_are_those_of_the_shortest_match(text: str) -> None:
+    oracle = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+    assert [tag for _, tag in split_tags(text) if tag is not None] == oracle.findall(text)
+    assert replace_tags(text, lambda tag: f"<{tag}>") == oracle.sub(lambda match: f"<{match[1]}>", text)
