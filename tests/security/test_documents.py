@@ -2,7 +2,8 @@
 
 | document | answer |
 |---|---|
-| JSON nested 100,000 deep, to plugin and controller | 400 |
+| JSON nested 40,000 deep, to plugin and controller | 400 |
+| a storage event of 512 KiB, of 20,000 values, or deep, also in the text of an envelope | 413, 400 |
 | YAML of more than 256 KiB | 400; the same as JSON is read |
 | a `depends` condition with 500 brackets or negations | UsageError |
 | a checkpoint in an event, with 5,000 digits | none |
@@ -18,11 +19,12 @@ import pytest
 from support import http
 from support.raw_http import dial, read_to_end
 from support.service import TOKEN, Service
+from support.triggers import TriggerWorld
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.failure_cost import _parse_event_checkpoint
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.app import create_controller_app
-from tiphys_controller.server.routes import ApiRoutes
+from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
 
 from tiphys.errors import UsageError
 from tiphys.protocol.depends import parse_depends
@@ -30,7 +32,7 @@ from tiphys.records import Event
 from tiphys.service.http_server import AppServer
 from tiphys.store import DirectoryStore
 
-DEEP = b"[" * 100_000
+DEEP = b"[" * 40_000
 KNOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -40,7 +42,9 @@ def controller(tmp_path: Path) -> Iterator[AppServer]:
     store = DirectoryStore(tmp_path / "store")
     access = AccessControl(tmp_path / "api-token", lambda *_: None)
     routes = ApiRoutes(AlertInbox(lambda _: store, ("ml",)), lambda _: store, lambda: None, ("ml",))  # type: ignore[arg-type, return-value]
-    with AppServer(create_controller_app(lambda: None, lambda: b"", routes.create_routes(access))) as running:
+    triggers = TriggerWorld(tmp_path / "triggers", lambda _: store).worker
+    calls = [*routes.create_routes(access), create_storage_events_route(triggers, access)]
+    with AppServer(create_controller_app(lambda: None, lambda: b"", calls)) as running:
         yield running
 
 
@@ -60,6 +64,30 @@ def test_deep_json_is_a_bad_request_and_the_log_stays_json(tmp_path: Path) -> No
 def test_deep_json_is_a_bad_request_for_the_controller(controller: AppServer) -> None:
     response = http.post(f"{controller.url}/v1/alerts", content=DEEP, headers=KNOWN)
     assert (response.status_code, "nested too deeply" in response.json()["error"]) == (400, True)
+
+
+DEEP_LISTS = b"[" * 1500 + b"]" * 1500
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"Records": [' + b"[" * 150 + b"]" * 150 + b"," + DEEP_LISTS + b"]}", 400),
+        (json.dumps({"Type": "Notification", "Message": DEEP_LISTS.decode()}).encode(), 400),
+        (json.dumps({"Records": [{"eventSource": "aws:sqs", "body": DEEP_LISTS.decode()}]}).encode(), 400),
+        (json.dumps({"Type": "Notification", "Message": "[" + "[]," * 30_000 + "[]]"}).encode(), 400),
+        (b'{"Records": [' + b"[]," * 30_000 + b"[]]}", 400),
+        (b'{"bucket": "raw", "key": "\\ud800"}', 400),
+        (b'{"bucket": "raw", "key": ' + b"9" * 5000 + b"}", 400),
+        (b'{"bucket": "raw", "key": "' + b"x" * (512 << 10) + b'"}', 413),
+    ],
+    ids=["deep", "deep in SNS", "deep in SQS", "wide in SNS", "wide", "surrogate", "digits", "large"],
+)
+def test_storage_event_that_costs_much_is_refused_in_a_sentence(
+    controller: AppServer, body: bytes, status: int
+) -> None:
+    response = http.post(f"{controller.url}/v1/storage-events", content=body, headers=KNOWN)
+    assert (response.status_code, bool(response.json()["error"])) == (status, True)
 
 
 def test_large_yaml_is_refused_and_the_same_as_json_is_read(controller: AppServer) -> None:

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tiphys.errors import NotFoundError, UsageError
+from tiphys.json_documents import parse_json
 from tiphys.lineage import read_lineage_tree, read_timeline
-from tiphys.service.http_server import parse_json
 from tiphys.store import Store
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
 from tiphys_controller.server.access import AccessControl
@@ -23,7 +23,11 @@ from tiphys_controller.submit.idempotency import start_run_once
 from tiphys_controller.submit.plan_report import API_VERSION
 from tiphys_controller.submit.resume import plan_run, resume_run
 from tiphys_controller.submit.submitter import ClusterSubmitter, TenantSubmitter
-from tiphys_controller.submit.triggers.notification import parse_notification
+from tiphys_controller.submit.triggers.notification import (
+    MAX_NOTIFICATION_BYTES,
+    MAX_NOTIFICATION_VALUES,
+    parse_notification,
+)
 from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
@@ -124,9 +128,11 @@ def create_storage_events_route(triggers: TriggerWorker | None, access: AccessCo
     def answer(_: Request, body: bytes) -> Response:
         if triggers is None:
             raise NotFoundError("triggers are off: the administrator sets triggers.sources of the chart")
-        return JSONResponse(triggers.handle_notification(parse_notification(parse_json(body))))
+        document = parse_json(body, max_values=MAX_NOTIFICATION_VALUES)
+        return JSONResponse(triggers.handle_notification(parse_notification(document)))
 
-    return Route("/v1/storage-events", access.guard("storage-events", answer), methods=["POST"])
+    guarded = access.guard("storage-events", answer, MAX_NOTIFICATION_BYTES)
+    return Route("/v1/storage-events", guarded, methods=["POST"])
 
 
 class _NoAliasLoader(yaml.SafeLoader):
