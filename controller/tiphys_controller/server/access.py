@@ -139,7 +139,7 @@ class AccessControl:
 def _read_credential(header: str) -> bytes:
     scheme, _, value = header.partition(" ")
     if scheme.lower() == "bearer":
-        return value.strip().encode()
+        return value.strip().encode("latin-1")  # the bytes of the header, see ASGI
     if scheme.lower() != "basic":
         return b""
     try:

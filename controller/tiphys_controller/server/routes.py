@@ -14,8 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.json_documents import parse_json
 from tiphys.lineage import read_lineage_tree, read_timeline
+from tiphys.protocol.json_documents import parse_json
+from tiphys.service.yaml_documents import parse_yaml
 from tiphys.store import Store
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
 from tiphys_controller.server.access import AccessControl
@@ -150,10 +151,7 @@ def _parse_manifest(request: Request, body: bytes) -> Any:
     elif len(body) > MAX_YAML_BYTES:
         raise UsageError(f"a YAML body may have {MAX_YAML_BYTES >> 10} KiB; send the Workflow as JSON")
     else:
-        try:
-            manifest = yaml.load(body, _NoAliasLoader)  # noqa: S506  a SafeLoader
-        except (yaml.YAMLError, RecursionError) as error:
-            raise UsageError(f"the body is not YAML: {error}") from error
+        manifest = parse_yaml(body, "the body", _NoAliasLoader)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("spec"), dict):
         raise UsageError("the body is no Workflow: send the output of `tiphys compile`, as JSON or application/yaml")
     return manifest

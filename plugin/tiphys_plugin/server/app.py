@@ -22,8 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tiphys.errors import StoreError, UsageError
-from tiphys.json_documents import parse_json
 from tiphys.protocol.execute_api import ExecuteReply
+from tiphys.protocol.json_documents import parse_json
 from tiphys.service.http_server import CLOSE_CONNECTION, AppServer, BodyBudget, BodyLengthError, BodyTooLargeError
 from tiphys_plugin.core import PluginCore
 from tiphys_plugin.server.authentication import Authenticator, Caller, SharedTokenAuthenticator, UnauthenticatedError
@@ -79,7 +79,7 @@ def create_service_app(tenants: Tenants, checks: TenantChecks, authenticator: Au
     endpoint = _ExecuteEndpoint(
         authenticator, lambda caller, document: tenants.execute(caller.namespace or "", document)
     )
-    routes = _status_routes(lambda: JSONResponse(checks.status_document()), tenants.render)
+    routes = _status_routes(lambda: JSONResponse(checks.public_status_document()), tenants.render)
     return Starlette(routes=[Route(EXECUTE_PATH, endpoint.execute, methods=["POST"]), *routes])
 
 
@@ -156,7 +156,8 @@ class _ExecuteEndpoint:
 
 def _bearer_token(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token if scheme == "Bearer" else ""
+    # The framework decodes headers as Latin-1, and people type UTF-8.
+    return token.encode("latin-1").decode(errors="replace") if scheme == "Bearer" else ""
 
 
 def _client_host(request: Request) -> str:

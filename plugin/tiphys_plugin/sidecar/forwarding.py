@@ -147,7 +147,7 @@ def _reply_for_status(url: str, status: int, body: bytes) -> SidecarReply:
     match status:
         case 503:
             return error_reply(503, message or f"the plugin's service {url} is not ready")
-        case 400 | 413:
+        case 400 | 411 | 413:
             return error_reply(status, f"the plugin's service {url} refused the call: {message}")
         case 401 | 403:
             return error_reply(503, f"the plugin's service {url} does not let this pod in: {message}")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from tiphys.errors import UsageError
-from tiphys.json_documents import parse_json
+from tiphys.protocol.json_documents import parse_json
 
 MAX_OBJECTS_PER_DELIVERY = 100
 MAX_NOTIFICATION_BYTES = 512 << 10
