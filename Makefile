@@ -33,7 +33,7 @@ demo: setup  ## watch a training run survive kills, corruption and a lost orches
 	@$(RUN) tiphys demo
 
 ##@ Tests
-test: setup  ## run the tests (COVERAGE=1: and hold the coverage of tiphys/ at 90 %)
+test: setup  ## run the tests (COVERAGE=1: and hold the coverage of tiphys/ at 92 %)
 	@$(RUN) python -m pytest $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)

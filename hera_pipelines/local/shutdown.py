@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from tiphys_plugin.sidecar.outages import find_wait_reason
+
 STOP, TERMINATE = "Stop", "Terminate"
 ANSWER_SECONDS = 5.0
 """Time that a plugin step of the exit handler of a stopped workflow has for its first answer, at the least."""
@@ -86,7 +88,7 @@ class WorkflowShutdown:
         """
         if answers:
             tries = "once" if len(answers) == 1 else f"{len(answers)} times"
-            self.unrecorded = f"{answers[-1].removeprefix('Waiting: ')} (tried {tries})"
+            self.unrecorded = f"{find_wait_reason(answers[-1])} (tried {tries})"
         else:
             self.unrecorded = f"storage did not answer within {ANSWER_SECONDS:g} s"
         return self.unrecorded

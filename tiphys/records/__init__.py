@@ -1,7 +1,6 @@
 """Records: everything that Tiphys writes to storage, as frozen pydantic models."""
 
 from tiphys.records.attempt import (
-    STOPPED_MESSAGE,
     AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
@@ -76,7 +75,6 @@ from tiphys.records.training_progress import TrainingProgress
 from tiphys.records.trigger import ObjectVersion, TriggeredRunRecord, TriggerSpec
 
 __all__ = [
-    "STOPPED_MESSAGE",
     "AlertClaimRecord",
     "AlertRecord",
     "AlertResultRecord",

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from tiphys.errors import ObjectMissingError
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.compiled_workflow import is_shutdown_message
-from tiphys.records import STOPPED_MESSAGE, AttemptClaim, AttemptEnd
+from tiphys.records import AttemptClaim, AttemptEnd
+from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.store import RunLayout, Store, Submission, fence_attempt, find_record
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.submit.submitter import LiveWorkflow

@@ -35,7 +35,6 @@ from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
-    STOPPED_MESSAGE,
     AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
@@ -48,6 +47,7 @@ from tiphys.records import (
     Preemption,
     task_name,
 )
+from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.store import claim_record, find_record, read_step_attempts
 from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.attempts.run_binding import RunBinding

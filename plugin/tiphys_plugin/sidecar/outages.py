@@ -27,6 +27,7 @@ _GAP_SECONDS = 300.0
 """Time without a failed call after which the next one begins another outage; a call comes a minute later at most."""
 _RETRIED_ADMIT = re.compile(r"\.attempts\(\d+\)(\[\d+\])?\.admit$")
 """Admits that Argo retries for ever if they fail, as `tiphys.protocol.operations.attempt_node_name` finds them, too."""
+_WAITING = re.compile(r"Waiting(, for \S+ min at most)?: ")
 _FAILED_PROGRAM = ("Failed", "Error")
 
 
@@ -74,6 +75,12 @@ class OutageClock:
         pause = min(max(waited / 4, _REQUEUE_SECONDS[0]), _REQUEUE_SECONDS[1])
         message = f"Waiting, for {limit} at most: {reason}"
         return {"node": {"phase": "Pending", "message": message}, "requeue": f"{pause:.1f}s"}
+
+
+def find_wait_reason(message: str) -> str:
+    """The reason in the message of a call that waits; other messages as they are."""
+    waiting = _WAITING.match(message)
+    return message[waiting.end() :] if waiting else message
 
 
 def _read_body(document: dict[str, Any]) -> dict[str, Any]:

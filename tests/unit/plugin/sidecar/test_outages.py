@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tiphys_plugin.operations import replies
-from tiphys_plugin.sidecar.outages import _MAX_STEPS, _RETRIED_ADMIT, OutageClock
+from tiphys_plugin.sidecar.outages import _MAX_STEPS, _RETRIED_ADMIT, OutageClock, find_wait_reason
 
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.protocol.operations import attempt_node_name
@@ -154,6 +154,14 @@ def test_steps_of_one_namespace_do_not_extend_the_wait_of_another(outages, clock
         outages.answer(call(step=f"s{number}"), "away")
     clock.now += 60
     assert outages.answer(neighbour, "away")["node"]["phase"] == "Failed"
+
+
+@pytest.mark.parametrize("limit", [20.0, 90.0, 1800.0, 1e9])
+def test_reason_of_a_wait_is_found_in_its_message(clock, limit):
+    reason = "Waiting: cannot write /läufe: no space, for 3 min at most: x"
+    node = OutageClock(limit, clock).answer(call(), reason)["node"]
+    assert (find_wait_reason(node["message"]), find_wait_reason("done: x")) == (reason, "done: x")
+    assert find_wait_reason("Waiting: the ledger is lost") == "the ledger is lost"
 
 
 def test_outage_long_ago_does_not_count(outages, clock):
