@@ -118,6 +118,8 @@ def yaml_error_message(source: str, error: Exception) -> str:
         source: Where the text is from, such as ``queue file queues.yaml``.
         error: The error of PyYAML, which training images do not have.
     """
+    if isinstance(error, RecursionError):
+        return f"{source} is nested too deeply to be read"
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return f"{source} is not valid YAML: {' '.join(str(error).split())}"

@@ -14,6 +14,7 @@ import yaml
 
 from tiphys.errors import UsageError, yaml_error_message
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.service.yaml_documents import UNREADABLE_YAML
 
 _CONFIG_MAP_SUFFIX = "-executor-plugin"
 _REQUIRED_FIELDS: dict[str, Callable[[Manifest], object]] = {
@@ -51,11 +52,11 @@ def read_executor_plugin(file: Path) -> Manifest:
     """
     try:
         documents = list(yaml.safe_load_all(file.read_text()))
-    except yaml.YAMLError as error:
-        raise UsageError(yaml_error_message(f"executor plugin {file}", error)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read the executor plugin from {file}: {reason}") from error
+    except UNREADABLE_YAML as error:
+        raise UsageError(yaml_error_message(f"executor plugin {file}", error)) from error
     plugins = list(_find_plugins(documents))
     if len(plugins) != 1:
         raise UsageError(
@@ -83,7 +84,7 @@ def _from_config_map(document: Mapping[str, Any]) -> tuple[str, Manifest]:
     data = document.get("data") or {}
     try:
         container = yaml.safe_load(data.get("sidecar.container", ""))
-    except yaml.YAMLError as error:
+    except UNREADABLE_YAML as error:
         raise UsageError(f"the executor plugin's key sidecar.container is not YAML: {error}") from error
     sidecar: Manifest = {"container": container}
     if data.get("sidecar.automountServiceAccountToken") == "true":

@@ -24,6 +24,7 @@ from hera_pipelines.local.retry import RetryStrategy
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import parse_argo_duration_seconds
+from tiphys.service.yaml_documents import UNREADABLE_YAML
 
 _PLACEMENT_FIELDS = {
     "affinity",
@@ -230,7 +231,7 @@ def _check_members(resource: Manifest, names: set[str], volumes: set[str]) -> It
     """Check the members of a gang by the first one; all have the same template."""
     try:
         first = member_templates(yaml.safe_load(replace_every_tag(resource.get("manifest") or "{}", "1")))[0]
-    except (UsageError, yaml.YAMLError) as error:
+    except (UsageError, *UNREADABLE_YAML) as error:
         yield str(error)
         return
     yield from _check_template(first, names, volumes | _volume_names(first))

@@ -5,13 +5,17 @@ Between processes, create-only records decide. The local engine, the tests, the
 service and the shared agent all use `PluginCore`.
 """
 
+import threading
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import structlog
+from pydantic_core import to_json
 
-from tiphys.errors import StoreError, UsageError
+from tiphys.errors import ConflictError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.execute_api import (
     NOT_MINE,
@@ -32,7 +36,7 @@ from tiphys.protocol.operations import (
     attempt_node_name,
     step_instance_name,
 )
-from tiphys.records import utc_now
+from tiphys.records import make_run_name, utc_now
 from tiphys.store import Store
 from tiphys.store.layout import RUNS
 from tiphys_plugin.attempts.run_binding import RunBinding, bind_workflow, resolve_step_id
@@ -54,7 +58,11 @@ from tiphys_plugin.runtime.settings import PluginSettings
 
 _log = structlog.get_logger()
 _BUSY_SECONDS = 2.0
-_MAX_BINDINGS = 256
+_MAX_BINDINGS, _MAX_BINDING_BYTES = 256, 4 << 20
+"""Bindings that are kept, and the JSON of their Workflows, which takes eight times as much memory once parsed."""
+_MAX_KNOWN_RUNS = 10_000
+_CONCURRENT_BINDS = 2
+"""Workflows of up to 1.5 MB that one namespace has read, parsed and stored at once."""
 _MAX_LOGGED_CHARACTERS = 512
 
 
@@ -102,7 +110,10 @@ class PluginCore:
         if tenant is None:
             self.metrics.register_ledger(ledger.snapshot)
             self.recover_leases()
-        self._bindings: dict[tuple[str, ...], RunBinding] = {}
+        self._bindings: OrderedDict[tuple[str, ...], tuple[int, RunBinding]] = OrderedDict()
+        self._runs: OrderedDict[str, str] = OrderedDict()
+        """The run of each workflow uid, for the last `_MAX_KNOWN_RUNS` that called."""
+        self._bindings_lock = threading.Lock()
         self._locks = KeyedLocks()
 
     def execute_document(self, document: dict[str, Any]) -> ExecuteReply:
@@ -210,17 +221,33 @@ class PluginCore:
         together, so one of them reads it for all under a lock.
         """
         cache_key = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
-        if (binding := self._bindings.get(cache_key)) is not None:
-            return binding
-        with self._locks.hold(f"bind/{metadata.uid}", self._context.settings.lock_timeout_seconds):
-            binding = self._bindings.get(cache_key)
-            if binding is None:
-                check = self._check_store_url if self._tenant else None
-                binding = bind_workflow(self._context.store, self._context.cluster, metadata, operation, check)
-                if len(self._bindings) >= _MAX_BINDINGS:
-                    self._bindings.clear()
-                self._bindings[cache_key] = binding
+        if (found := self._bindings.get(cache_key)) is not None:
+            return found[1]
+        slot = zlib.crc32(metadata.uid.encode()) % _CONCURRENT_BINDS
+        with self._locks.hold(f"bind/{slot}", self._context.settings.lock_timeout_seconds):
+            if (found := self._bindings.get(cache_key)) is not None:
+                return found[1]
+            run = self._runs.get(metadata.uid)
+            if run is not None and operation.run and make_run_name(operation.run) != run:
+                raise ConflictError(
+                    f"workflow {metadata.namespace}/{metadata.name} acts for run {run}, and a Workflow has one run; "
+                    f"this call names {operation.run!r}: compile the pipeline again"
+                )
+            check = self._check_store_url if self._tenant else None
+            binding = bind_workflow(self._context.store, self._context.cluster, metadata, operation, check)
+            self._keep_binding(cache_key, binding)
         return binding
+
+    def _keep_binding(self, cache_key: tuple[str, ...], binding: RunBinding) -> None:
+        with self._bindings_lock:
+            self._runs[binding.uid] = binding.run
+            self._bindings[cache_key] = len(to_json(binding.pipeline.manifest)), binding
+            while len(self._runs) > _MAX_KNOWN_RUNS:
+                self._runs.popitem(last=False)
+            while len(self._bindings) > _MAX_BINDINGS or (
+                len(self._bindings) > 1 and sum(size for size, _ in self._bindings.values()) > _MAX_BINDING_BYTES
+            ):
+                self._bindings.popitem(last=False)
 
     def _check_store_url(self, pipeline: CompiledPipeline) -> None:
         store_url = self._context.store.url

@@ -116,8 +116,8 @@ def test_what_no_agent_sends_is_a_bad_request(server, content, says):
 
 
 def test_body_is_bounded(server):
-    assert post(server, b" " * (2 << 20) + b"{}").status_code == 413
-    assert post(server, b" " * ((2 << 20) - 2) + b"{}").status_code == 200
+    assert post(server, b" " * (1 << 20) + b"{}").status_code == 413
+    assert post(server, b" " * ((1 << 20) - 2) + b"{}").status_code == 200
 
 
 def test_storage_out_of_reach_is_waited_for_and_the_agent_gets_through(here, server, agent, monkeypatch):

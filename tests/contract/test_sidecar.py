@@ -167,7 +167,7 @@ def test_outage_limit_of_the_environment_ends_the_wait(pod, service):
 
 
 @pytest.mark.parametrize(
-    ("content", "status"), [(b"{", 400), (b"", 400), (b"[1]", 400), (b" " * (2 << 20) + b"{}", 413)]
+    ("content", "status"), [(b"{", 400), (b"", 400), (b"[1]", 400), (b" " * (1 << 20) + b"{}", 413)]
 )
 def test_what_no_agent_sends_is_refused_here(sidecar, service, content, status):
     response = post(sidecar, content)
@@ -181,9 +181,9 @@ def test_other_paths_are_not_there(sidecar):
 
 
 def test_largest_body_is_handed_on(sidecar, service):
-    padding = " " * ((2 << 20) - len(json.dumps(OURS).encode()))
+    padding = " " * ((1 << 20) - len(json.dumps(OURS).encode()))
     assert post(sidecar, (json.dumps(OURS) + padding).encode()).status_code == 200
-    assert len(service.bodies[0]) == 2 << 20
+    assert len(service.bodies[0]) == 1 << 20
 
 
 def test_memory_stays_small_after_large_and_simultaneous_calls(sidecar, service):

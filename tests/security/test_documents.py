@@ -2,13 +2,17 @@
 
 | document | answer |
 |---|---|
-| JSON nested 100,000 deep, to plugin and controller | 400 |
+| JSON nested 40,000 deep, to plugin and controller | 400 |
+| a storage event of 512 KiB, of 20,000 values, or deep, also in the text of an envelope | 413, 400 |
+| YAML with a number of 5,000 digits, deep, or of wrong types; the same as a queue file | 400, UsageError |
+| a token of other letters than ASCII | 401, 403; the right one is accepted |
 | YAML of more than 256 KiB | 400; the same as JSON is read |
 | a `depends` condition with 500 brackets or negations | UsageError |
 | a checkpoint in an event, with 5,000 digits | none |
 | bytes that are no HTTP | 400, and a JSON line in the log |
 """
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,13 +20,18 @@ from pathlib import Path
 
 import pytest
 from support import http
+from support.ledger import queues
 from support.raw_http import dial, read_to_end
 from support.service import TOKEN, Service
+from support.triggers import TriggerWorld
+from support.world import world
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.failure_cost import _parse_event_checkpoint
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.app import create_controller_app
-from tiphys_controller.server.routes import ApiRoutes
+from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
+from tiphys_plugin import PluginServer
+from tiphys_plugin.quota.queues import load_queues
 
 from tiphys.errors import UsageError
 from tiphys.protocol.depends import parse_depends
@@ -30,7 +39,7 @@ from tiphys.records import Event
 from tiphys.service.http_server import AppServer
 from tiphys.store import DirectoryStore
 
-DEEP = b"[" * 100_000
+DEEP = b"[" * 40_000
 KNOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -40,7 +49,9 @@ def controller(tmp_path: Path) -> Iterator[AppServer]:
     store = DirectoryStore(tmp_path / "store")
     access = AccessControl(tmp_path / "api-token", lambda *_: None)
     routes = ApiRoutes(AlertInbox(lambda _: store, ("ml",)), lambda _: store, lambda: None, ("ml",))  # type: ignore[arg-type, return-value]
-    with AppServer(create_controller_app(lambda: None, lambda: b"", routes.create_routes(access))) as running:
+    triggers = TriggerWorld(tmp_path / "triggers", lambda _: store).worker
+    calls = [*routes.create_routes(access), create_storage_events_route(triggers, access)]
+    with AppServer(create_controller_app(lambda: None, lambda: b"", calls)) as running:
         yield running
 
 
@@ -60,6 +71,83 @@ def test_deep_json_is_a_bad_request_and_the_log_stays_json(tmp_path: Path) -> No
 def test_deep_json_is_a_bad_request_for_the_controller(controller: AppServer) -> None:
     response = http.post(f"{controller.url}/v1/alerts", content=DEEP, headers=KNOWN)
     assert (response.status_code, "nested too deeply" in response.json()["error"]) == (400, True)
+
+
+DEEP_LISTS = b"[" * 1500 + b"]" * 1500
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"Records": [' + b"[" * 150 + b"]" * 150 + b"," + DEEP_LISTS + b"]}", 400),
+        (json.dumps({"Type": "Notification", "Message": DEEP_LISTS.decode()}).encode(), 400),
+        (json.dumps({"Records": [{"eventSource": "aws:sqs", "body": DEEP_LISTS.decode()}]}).encode(), 400),
+        (json.dumps({"Type": "Notification", "Message": "[" + "[]," * 30_000 + "[]]"}).encode(), 400),
+        (b'{"Records": [' + b"[]," * 30_000 + b"[]]}", 400),
+        (b'{"bucket": "raw", "key": "\\ud800"}', 400),
+        (b'{"bucket": "raw", "key": ' + b"9" * 5000 + b"}", 400),
+        (b'{"bucket": "raw", "key": "' + b"x" * (512 << 10) + b'"}', 413),
+    ],
+    ids=["deep", "deep in SNS", "deep in SQS", "wide in SNS", "wide", "surrogate", "digits", "large"],
+)
+def test_storage_event_that_costs_much_is_refused_in_a_sentence(
+    controller: AppServer, body: bytes, status: int
+) -> None:
+    response = http.post(f"{controller.url}/v1/storage-events", content=body, headers=KNOWN)
+    assert (response.status_code, bool(response.json()["error"])) == (status, True)
+
+
+STRANGE_YAML = {
+    "digits": b"spec: " + b"9" * 5000,
+    "deep": b"spec: " + b"[" * 3000,
+    "deep map": b"{a: " * 3000,
+    "month": b"spec: 2026-99-99",
+    "no time": b"spec: !!timestamp x",
+    "no number": b'spec: !!int ""',
+    "no truth": b"spec: !!bool x",
+    "alias of nothing": b"spec: *x",
+    "bytes": b"spec: \xff\xfe",
+}
+
+
+@pytest.mark.parametrize("document", STRANGE_YAML.values(), ids=STRANGE_YAML)
+def test_strange_yaml_is_a_bad_request_and_a_sentence_about_a_queue_file(
+    controller: AppServer, tmp_path: Path, document: bytes
+) -> None:
+    headers = {**KNOWN, "Idempotency-Key": "k", "Content-Type": "application/yaml"}
+    answer = http.post(f"{controller.url}/v1/runs", content=document, headers=headers)
+    assert (answer.status_code, "traceback" in answer.text) == (400, False)
+    file = tmp_path / "queues.über.yaml"
+    file.write_bytes(document)
+    with pytest.raises(UsageError, match=r"queue file .*queues"):
+        load_queues(file)
+
+
+@pytest.mark.parametrize("token", ["ü", "a-sécret-tokén", "\u20ac"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_token_of_other_letters_is_refused_in_a_sentence(controller: AppServer, token: str, encoding: str) -> None:
+    credential = token.encode(encoding, errors="replace")
+    for header in (
+        b"Bearer " + credential,
+        b"Basic " + base64.b64encode(b"user:" + credential),
+        b"Basic " + credential,
+    ):
+        answer = http.get(f"{controller.url}/v1/runs/x/plan", headers={"Authorization": header})
+        assert (answer.status_code, "the token is missing or wrong" in answer.json()["error"]) == (401, True)
+
+
+def test_token_of_other_letters_opens_the_api(controller: AppServer, tmp_path: Path) -> None:
+    (tmp_path / "api-token").write_text("pässwört-€", encoding="utf-8")
+    header = "Bearer pässwört-€".encode()
+    answer = http.get(f"{controller.url}/v1/runs/none/plan", headers={"Authorization": header})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("header", ["Bearer ü".encode(), "Bearer ü".encode("latin-1"), b"Bearer \xff"])
+def test_token_of_other_letters_is_refused_by_the_plugin(tmp_path: Path, header: bytes) -> None:
+    with PluginServer(world(tmp_path, queues(research={"A100": 8})).core, TOKEN) as plugin:
+        answer = http.post(f"{plugin.url}/api/v1/template.execute", content=b"{}", headers={"Authorization": header})
+    assert (answer.status_code, "token is missing or wrong" in answer.json()["error"]) == (403, True)
 
 
 def test_large_yaml_is_refused_and_the_same_as_json_is_read(controller: AppServer) -> None:

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 from urllib3 import PoolManager
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.kube.json_documents import CUT
 from tiphys.kube.resources import Resource
 from tiphys.kube.transport import TOO_DEEP, Body, ExpiredError, Object, Transport
 from tiphys.kube.unreadable import UnreadableObjects
+from tiphys.protocol.json_documents import CUT
 
 __all__ = ["Body", "ExpiredError", "KubeApi", "Object", "ObjectList", "ObjectTransform", "PatchType"]
 

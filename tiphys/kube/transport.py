@@ -25,7 +25,7 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
-from tiphys.kube.json_documents import CUT, CUT_DEPTH, cut_deep_values
+from tiphys.protocol.json_documents import CUT, CUT_DEPTH, cut_deep_values
 
 Object = dict[str, Any]
 """A Kubernetes object as parsed from JSON."""

@@ -35,6 +35,19 @@ class CheckpointChoice(NamedTuple):
     skipped: tuple[SkippedCheckpoint, ...]
 
 
+_MAX_RECORDED_SKIPS, _MAX_REASON_CHARACTERS = 20, 500
+
+
+def shorten_skipped(skipped: Sequence[SkippedCheckpoint]) -> tuple[SkippedCheckpoint, ...]:
+    """The first of ``skipped``; the last one says how many follow: a claim with 20,000 is too large."""
+    kept = [skip.model_copy(update={"reason": skip.reason[:_MAX_REASON_CHARACTERS]}) for skip in skipped]
+    if (more := len(kept) - _MAX_RECORDED_SKIPS) > 0:
+        last = kept[_MAX_RECORDED_SKIPS - 1]
+        note = f"{last.reason}; so are {more} older ones, which `tiphys lineage` lists"
+        kept[_MAX_RECORDED_SKIPS - 1 :] = [last.model_copy(update={"reason": note})]
+    return tuple(kept)
+
+
 START_FROM_BEGINNING = CheckpointChoice(None, (), ())
 
 

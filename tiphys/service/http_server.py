@@ -7,15 +7,18 @@ With a `ServerCertificate` the server speaks TLS, and only TLS.
 """
 
 import argparse
+import asyncio
 import errno
-import json
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import structlog
 import uvicorn
@@ -202,6 +205,10 @@ class BodyTooLargeError(UsageError):
     """The body of a request exceeds the limit."""
 
 
+class BodyLengthError(UsageError):
+    """The request does not say how long its body is."""
+
+
 class BodyIncompleteError(UsageError):
     """The caller went away, or was ended by a deadline, before its body was complete."""
 
@@ -210,33 +217,85 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """Read the body of a request of at most ``max_bytes`` bytes.
 
     Raises:
-        BodyTooLargeError: the body is larger. If its Content-Length says so, the body is not read.
+        BodyTooLargeError: the body is larger, as its Content-Length says; it is not read.
+        BodyLengthError: the body has no Content-Length: a body in chunks of one byte costs seconds to parse.
         BodyIncompleteError: the connection ended before the body did, so no response can be sent.
     """
-    too_large = BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
-    # The server has refused a length of more than 20 digits, or of any but ASCII digits (h11, `_headers.py`).
-    if int(request.headers.get("content-length", "0")) > max_bytes:
-        raise too_large
+    if body_length(request) > max_bytes:
+        raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > max_bytes:
-                raise too_large
     except ClientDisconnect as error:
         raise BodyIncompleteError("the connection ended before the body did") from error
     return bytes(body)
 
 
-def parse_json(body: bytes) -> Any:
-    """Parse the body of a request.
+def body_length(request: Request) -> int:
+    """Length of the body of a request in bytes. Raises `BodyLengthError`."""
+    if "transfer-encoding" in request.headers:
+        raise BodyLengthError("the body is sent in chunks; send it with a Content-Length")
+    # The server has refused a length of more than 20 digits, or of any but ASCII digits (h11, `_headers.py`).
+    return int(request.headers.get("content-length", "0"))
 
-    Raises:
-        UsageError: the body is not JSON, or is nested too deeply.
+
+_BUDGET_WAIT_SECONDS, _MAX_BUDGET_WAITERS = 10.0, 32
+
+
+class BodyBudget:
+    """Memory for the bodies of calls in flight: a share of each tenant, and a sum. It belongs to one event loop.
+
+    Args:
+        max_body_bytes: Largest body.
+        max_tenant_bytes: Largest sum of the bodies of one tenant.
+        max_bytes: Largest sum of all bodies.
     """
-    try:
-        return json.loads(body)
-    except RecursionError as error:
-        raise UsageError("the body is not JSON that can be read: it is nested too deeply") from error
-    except ValueError as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
+
+    def __init__(self, max_body_bytes: int, max_tenant_bytes: int, max_bytes: int) -> None:
+        self._limits = (max_body_bytes, max_tenant_bytes, max_bytes)
+        self._in_flight: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+        self._released = asyncio.Condition()
+
+    @asynccontextmanager
+    async def read_body(self, request: Request, tenant: str) -> AsyncIterator[bytes]:
+        """Read a body once there is room for it; it counts until the context ends.
+
+        Raises:
+            StoreError: there was no room in time; the caller should repeat the call.
+            UsageError: as `read_body`.
+        """
+        length, (max_body_bytes, max_tenant_bytes, max_bytes) = body_length(request), self._limits
+
+        def has_room() -> bool:
+            return (
+                self._in_flight[tenant] + length <= max_tenant_bytes and self._in_flight.total() + length <= max_bytes
+            )
+
+        if length <= max_body_bytes and not has_room():
+            await self._wait_for_room(has_room, tenant)
+        counted = min(length, max_body_bytes)
+        self._in_flight[tenant] += counted
+        try:
+            yield await read_body(request, max_body_bytes)
+        finally:
+            self._in_flight[tenant] -= counted
+            self._in_flight += Counter()  # drops tenants without a call
+            if self._waiting:
+                async with self._released:
+                    self._released.notify_all()
+
+    async def _wait_for_room(self, has_room: Callable[[], bool], tenant: str) -> None:
+        busy = StoreError("too many bytes of calls are being answered; call again")
+        if self._waiting[tenant] >= _MAX_BUDGET_WAITERS:
+            raise busy
+        self._waiting[tenant] += 1
+        try:
+            async with self._released:
+                await asyncio.wait_for(self._released.wait_for(has_room), _BUDGET_WAIT_SECONDS)
+        except TimeoutError as error:
+            raise busy from error
+        finally:
+            self._waiting[tenant] -= 1
+            self._waiting += Counter()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from tiphys.kube import Object
+from tiphys.service.yaml_documents import UNREADABLE_YAML
 from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
 from tiphys_controller.doctor.observed import UnknownValue, WorkflowNamespace
 
@@ -59,7 +60,7 @@ def read_artifact_repository(
 def _parse_repository(origin: str, text: str, store_url: str) -> ArtifactRepository:
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except UNREADABLE_YAML:
         document = None
     kind, field, _ = _KINDS[urlsplit(store_url).scheme]
     found = document.get(kind) if isinstance(document, dict) else None

@@ -28,6 +28,7 @@ from tiphys.kube.resources import (
     SUBJECT_ACCESS_REVIEWS,
 )
 from tiphys.protocol.step_spec import STORE_SECRET
+from tiphys.service.yaml_documents import UNREADABLE_YAML
 from tiphys.store import is_bucket_url
 from tiphys.store.credentials import probe_program_credentials
 from tiphys.store.open import PLACEHOLDER
@@ -126,7 +127,7 @@ def parse_argo_settings(config_map: Object) -> Mapping[str, str]:
     data: dict[str, str] = dict(config_map.get("data") or {})
     try:
         inner = yaml.safe_load(data.pop("config", "")) or {}
-    except yaml.YAMLError:
+    except UNREADABLE_YAML:
         inner = {}
     nested = {name: _text(value) for name, value in inner.items()} if isinstance(inner, dict) else {}
     return {**nested, **data}

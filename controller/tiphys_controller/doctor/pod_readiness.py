@@ -37,10 +37,10 @@ def parse_readiness_reason(body: str) -> str:
 
 
 def parse_partial_failures(body: str) -> tuple[str, ...]:
-    """Parse the failures that a ready process reports, one sentence each."""
+    """Parse the failures that a ready process reports; without a token it names no namespace."""
     try:
-        tenants = [one for one in json.loads(body).get("tenants") or [] if one.get("error")]
-        return tuple(f"namespace {one.get('namespace')}: {one['error']}" for one in tenants)
+        failing = int((json.loads(body).get("tenants") or {}).get("failing") or 0)
+        return (f"stores that do not answer: {failing}; the log names them (tenant.store_unavailable)",) * bool(failing)
     except (ValueError, AttributeError, TypeError):
         return ()
 

@@ -285,10 +285,13 @@ class Controller:
         if watches is None or recorder is None:
             self._dependencies.api.get(LEASES, self._dependencies.lease_namespace, LEADER_LEASE_NAME)
             return
+        # Callers have no token, so the reason names no namespace.
+        if broken := sorted({target.partition(" of ")[0] for target in watches.errors}):
+            raise StoreError(f"cannot watch {' and '.join(broken)}; the log says where and why (watch.lost)")
         if reason := find_incomplete_reason(watches):
             raise StoreError(reason)
         if recorder.last_error:
-            raise StoreError(recorder.last_error)
+            raise StoreError("a store or the API server does not answer; the log says which (look.failed)")
 
     def _run_workers(self, stop: threading.Event) -> None:
         dependencies, view = self._dependencies, WatchCache(self._dependencies.api.unreadable)

@@ -18,7 +18,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.service.http_server import CLOSE_CONNECTION, BodyIncompleteError, BodyTooLargeError, read_body
+from tiphys.service.http_server import (
+    CLOSE_CONNECTION,
+    BodyBudget,
+    BodyIncompleteError,
+    BodyLengthError,
+    BodyTooLargeError,
+)
 from tiphys_controller.auto_resume.observation_health import TokenBucket
 
 MAX_BODY_BYTES = 2 << 20
@@ -54,23 +60,28 @@ class AccessControl:
         self._monotonic = monotonic
         self._burst = burst
 
-    def guard(self, name: str, handler: CallHandler) -> Callable[[Request], Awaitable[Response]]:
+    def guard(
+        self, name: str, handler: CallHandler, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> Callable[[Request], Awaitable[Response]]:
         """Return ``handler`` behind access control, with a rate of its own.
 
         ``name`` is that of the call in logs and metrics. Who writes objects chooses how many storage events come, and
         must not keep alerts from their answer.
         """
+        bodies = BodyBudget(max_body_bytes, 2 * max_body_bytes, 2 * max_body_bytes)
         bucket = TokenBucket(_CALLS_PER_SECOND, self._burst, self._monotonic, starts_full=True)
 
         async def answer(request: Request) -> Response:
             begin = self._monotonic()
-            response = await self._answer(name, handler, request, bucket)
+            response = await self._answer(name, handler, request, bucket, bodies)
             self._observe_call(name, response.status_code, self._monotonic() - begin)
             return response
 
         return answer
 
-    async def _answer(self, name: str, handler: CallHandler, request: Request, bucket: TokenBucket) -> Response:
+    async def _answer(
+        self, name: str, handler: CallHandler, request: Request, bucket: TokenBucket, bodies: BodyBudget
+    ) -> Response:
         if (refusal := self._check_credentials(request)) is not None:
             status, why = refusal
             headers = {"WWW-Authenticate": 'Bearer realm="tiphys"', **CLOSE_CONNECTION}
@@ -79,12 +90,15 @@ class AccessControl:
             headers = {"Retry-After": str(math.ceil(wait)), **CLOSE_CONNECTION}
             return self._refuse(name, request, 429, "too many calls", headers)
         try:
-            body = await read_body(request, MAX_BODY_BYTES)
-        except BodyTooLargeError as error:
-            return self._refuse(name, request, 413, str(error), CLOSE_CONNECTION)
+            async with bodies.read_body(request, name) as body:
+                return await run_in_threadpool(self._run_handler, name, handler, request, body)
+        except (BodyTooLargeError, BodyLengthError) as error:
+            status = 413 if isinstance(error, BodyTooLargeError) else 411
+            return self._refuse(name, request, status, str(error), CLOSE_CONNECTION)
         except BodyIncompleteError as error:
             return self._refuse(name, request, 400, str(error))
-        return await run_in_threadpool(self._run_handler, name, handler, request, body)
+        except StoreError as error:
+            return self._refuse(name, request, 503, str(error), CLOSE_CONNECTION)
 
     def _check_credentials(self, request: Request) -> tuple[int, str] | None:
         """Status and reason of a refusal; None if the caller is authorized.
@@ -125,7 +139,7 @@ class AccessControl:
 def _read_credential(header: str) -> bytes:
     scheme, _, value = header.partition(" ")
     if scheme.lower() == "bearer":
-        return value.strip().encode()
+        return value.strip().encode("latin-1")  # the bytes of the header, see ASGI
     if scheme.lower() != "basic":
         return b""
     try:

@@ -15,7 +15,8 @@ from starlette.routing import Route
 
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.lineage import read_lineage_tree, read_timeline
-from tiphys.service.http_server import parse_json
+from tiphys.protocol.json_documents import parse_json
+from tiphys.service.yaml_documents import parse_yaml
 from tiphys.store import Store
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
 from tiphys_controller.server.access import AccessControl
@@ -23,7 +24,11 @@ from tiphys_controller.submit.idempotency import start_run_once
 from tiphys_controller.submit.plan_report import API_VERSION
 from tiphys_controller.submit.resume import plan_run, resume_run
 from tiphys_controller.submit.submitter import ClusterSubmitter, TenantSubmitter
-from tiphys_controller.submit.triggers.notification import parse_notification
+from tiphys_controller.submit.triggers.notification import (
+    MAX_NOTIFICATION_BYTES,
+    MAX_NOTIFICATION_VALUES,
+    parse_notification,
+)
 from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
@@ -124,9 +129,11 @@ def create_storage_events_route(triggers: TriggerWorker | None, access: AccessCo
     def answer(_: Request, body: bytes) -> Response:
         if triggers is None:
             raise NotFoundError("triggers are off: the administrator sets triggers.sources of the chart")
-        return JSONResponse(triggers.handle_notification(parse_notification(parse_json(body))))
+        document = parse_json(body, max_values=MAX_NOTIFICATION_VALUES)
+        return JSONResponse(triggers.handle_notification(parse_notification(document)))
 
-    return Route("/v1/storage-events", access.guard("storage-events", answer), methods=["POST"])
+    guarded = access.guard("storage-events", answer, MAX_NOTIFICATION_BYTES)
+    return Route("/v1/storage-events", guarded, methods=["POST"])
 
 
 class _NoAliasLoader(yaml.SafeLoader):
@@ -144,10 +151,7 @@ def _parse_manifest(request: Request, body: bytes) -> Any:
     elif len(body) > MAX_YAML_BYTES:
         raise UsageError(f"a YAML body may have {MAX_YAML_BYTES >> 10} KiB; send the Workflow as JSON")
     else:
-        try:
-            manifest = yaml.load(body, _NoAliasLoader)  # noqa: S506  a SafeLoader
-        except (yaml.YAMLError, RecursionError) as error:
-            raise UsageError(f"the body is not YAML: {error}") from error
+        manifest = parse_yaml(body, "the body", _NoAliasLoader)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("spec"), dict):
         raise UsageError("the body is no Workflow: send the output of `tiphys compile`, as JSON or application/yaml")
     return manifest

@@ -14,6 +14,7 @@ from hera_pipelines.authoring.adoption.marks import inline_name
 from hera_pipelines.authoring.adoption.shape import KINDS, check_shape
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.service.yaml_documents import UNREADABLE_YAML
 
 _MAX_BYTES = 16 << 20
 
@@ -90,12 +91,12 @@ def read_yaml_documents(path: Path) -> list[Any]:
     """
     try:
         return list(yaml.safe_load_all(_read_text(path)))
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise UsageError(f"{path}: its parts are nested too deeply") from None
+    except UNREADABLE_YAML as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UsageError(f"{place}: this is not YAML: {getattr(error, 'problem', None) or error}") from error
-    except RecursionError:
-        raise UsageError(f"{path}: its parts are nested too deeply") from None
 
 
 def _read_text(path: Path) -> str:

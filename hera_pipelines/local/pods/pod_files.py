@@ -39,6 +39,7 @@ from hera_pipelines.local.pods.process import ProcessCommand, ProcessEnvironment
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.service.yaml_documents import UNREADABLE_YAML
 
 DEFAULT_GRACE_SECONDS = 30.0
 """Default of Kubernetes' ``terminationGracePeriodSeconds``."""
@@ -91,7 +92,7 @@ def _parse_document(text: str) -> dict[str, Any]:
         return {}
     try:
         patch = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
+    except UNREADABLE_YAML as error:
         raise UsageError(f"podSpecPatch is neither JSON nor YAML: {text[:200]!r}") from error
     if not isinstance(patch, dict):
         raise UsageError(f"podSpecPatch is not a map: {text[:200]!r}")

@@ -68,7 +68,7 @@ def run(
         # Standbys run the preemption loop too: the ledger decides between replicas, and a change of leader takes time.
         with TenantChecks(tenants) as checks, PreemptionLoop(tenants.ledger, tenants.cluster, tenants.stores):
             app = create_status_app(
-                lambda: _readiness(checks.status_document(), agent.watch_error, lease.is_leader),
+                lambda: _readiness(checks.public_status_document(), agent.watch_error, lease.is_leader),
                 lambda: tenants.render() + metrics.render(),
             )
             with AppServer(app, host, port, certificate) as server:
@@ -87,4 +87,5 @@ def _candidate_identity() -> str:
 def _readiness(checks: dict[str, Any], watch_error: str, is_leading: bool) -> dict[str, Any]:
     """The document of ``/readyz``. A standby is ready too, because it can take over."""
     status = {"status": "degraded"} if watch_error else {}
-    return {**checks, **status, "leader": is_leading, "task_sets": {"error": watch_error}}
+    error = "task sets cannot be watched; the log says where and why (agent.watch_failed)" if watch_error else ""
+    return {**checks, **status, "leader": is_leading, "task_sets": {"error": error}}

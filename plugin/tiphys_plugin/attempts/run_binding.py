@@ -12,7 +12,6 @@ the first node to call takes ordinal 0, the next one 1, and each keeps its
 ordinal for its submission.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -134,17 +133,15 @@ def submitted_manifest(workflow: dict[str, Any]) -> dict[str, Any]:
     A Workflow made from a WorkflowTemplate has its templates in
     ``status.storedWorkflowTemplateSpec``, where Argo merged them.
     """
-    document = copy.deepcopy(workflow)
-    stored = _stored_template_spec(document)
-    document.pop("status", None)
+    # Shares its parts with ``workflow``: a copy of a Workflow of a megabyte takes ten.
+    stored = _stored_template_spec(workflow)
+    document = {key: value for key, value in workflow.items() if key != "status"}
     if "workflowTemplateRef" in document.get("spec", {}) and stored:
         document["spec"] = {key: value for key, value in stored.items() if key != "workflowTemplateRef"}
-    metadata = document.setdefault("metadata", {})
-    for field in _SERVER_FIELDS:
-        metadata.pop(field, None)
-    for label in _CONTROLLER_LABELS:
-        metadata.get("labels", {}).pop(label, None)
-    return document
+    metadata = {key: value for key, value in workflow.get("metadata", {}).items() if key not in _SERVER_FIELDS}
+    if "labels" in metadata:
+        metadata["labels"] = {k: v for k, v in metadata["labels"].items() if k not in _CONTROLLER_LABELS}
+    return {**document, "metadata": metadata}
 
 
 def _stored_template_spec(workflow: dict[str, Any]) -> dict[str, Any] | None:

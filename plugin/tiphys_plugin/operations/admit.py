@@ -12,7 +12,7 @@ from typing import Any
 
 from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
 from tiphys.faults import failpoint
-from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice
+from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice, shorten_skipped
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply
 from tiphys.protocol.operations import AdmitOperation, attempt_node_name, retry_number
 from tiphys.protocol.step_spec import GpuRequest, StepKind
@@ -304,7 +304,7 @@ def _claim_attempt(
         data=call.spec.data,
         lineage=lineage_name(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
-        skipped=choice.skipped,
+        skipped=shorten_skipped(choice.skipped),
         escalation=escalated,
         lease=lease.lease if lease else "",
         nodes=lease.nodes if lease else (),

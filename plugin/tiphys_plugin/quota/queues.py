@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 from weakref import WeakValueDictionary
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -28,9 +27,10 @@ from pydantic import (
     model_validator,
 )
 
-from tiphys.errors import UsageError, yaml_error_message
+from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import is_label_value
 from tiphys.protocol.validation import describe_mistake
+from tiphys.service.yaml_documents import parse_yaml
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GpuNode
@@ -332,11 +332,10 @@ def load_queues(path: Path) -> Queues:
         UsageError: it is missing, is not YAML, or a field is wrong; the message names the field.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"queue file {path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(yaml_error_message(f"queue file {path}", error)) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"queue file {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    return parse_queues(document, f"queue file {path}")
+    source = f"queue file {path}"
+    return parse_queues(parse_yaml(text, source), source)

@@ -23,7 +23,8 @@ from starlette.routing import Route
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.execute_api import ExecuteReply
-from tiphys.service.http_server import CLOSE_CONNECTION, AppServer, BodyTooLargeError, parse_json, read_body
+from tiphys.protocol.json_documents import parse_json
+from tiphys.service.http_server import CLOSE_CONNECTION, AppServer, BodyBudget, BodyLengthError, BodyTooLargeError
 from tiphys_plugin.core import PluginCore
 from tiphys_plugin.server.authentication import Authenticator, Caller, SharedTokenAuthenticator, UnauthenticatedError
 from tiphys_plugin.server.tenants import ForbiddenNamespaceError, TenantChecks, Tenants
@@ -33,6 +34,10 @@ from tiphys_plugin.sidecar.outages import OutageClock
 _MAX_CONCURRENT_CALLS = 96
 """Calls that are answered concurrently; further calls wait for a thread. Probes, metrics and reviews of tokens have
 other threads."""
+_MAX_VALUES = 50_000
+"""Values in the JSON of a call, which cost some 100 bytes each. A template has hundreds."""
+_MAX_TENANT_BYTES, _MAX_BYTES = 2 * MAX_BODY_BYTES, 8 * MAX_BODY_BYTES
+"""Bodies of one namespace, and of all, that are in memory at once. Most calls have some KiB."""
 _log = structlog.get_logger()
 
 ExecuteHandler = Callable[[Caller, dict[str, Any]], ExecuteReply]
@@ -74,7 +79,7 @@ def create_service_app(tenants: Tenants, checks: TenantChecks, authenticator: Au
     endpoint = _ExecuteEndpoint(
         authenticator, lambda caller, document: tenants.execute(caller.namespace or "", document)
     )
-    routes = _status_routes(lambda: JSONResponse(checks.status_document()), tenants.render)
+    routes = _status_routes(lambda: JSONResponse(checks.public_status_document()), tenants.render)
     return Starlette(routes=[Route(EXECUTE_PATH, endpoint.execute, methods=["POST"]), *routes])
 
 
@@ -104,6 +109,7 @@ class _ExecuteEndpoint:
         self._authenticator = authenticator
         self._handler = handler
         self._threads = anyio.CapacityLimiter(_MAX_CONCURRENT_CALLS)
+        self._bodies = BodyBudget(MAX_BODY_BYTES, _MAX_TENANT_BYTES, _MAX_BYTES)
 
     async def execute(self, request: Request) -> Response:
         try:
@@ -115,16 +121,23 @@ class _ExecuteEndpoint:
             _log.error("call.unreviewed", error=str(error))
             return _error_response(503, f"the token cannot be verified now: {error}", CLOSE_CONNECTION)
         try:
-            document = parse_json(await read_body(request, MAX_BODY_BYTES))
-        except BodyTooLargeError as error:
-            return _error_response(413, str(error), CLOSE_CONNECTION)
+            async with self._bodies.read_body(request, caller.namespace or "") as body:
+                return await to_thread.run_sync(self._answer, request, caller, body, limiter=self._threads)
+        except (BodyTooLargeError, BodyLengthError) as error:
+            status = 413 if isinstance(error, BodyTooLargeError) else 411
+            return _error_response(status, str(error), CLOSE_CONNECTION)
+        except UsageError as error:
+            return _error_response(400, str(error))
+        except StoreError as error:
+            return _error_response(503, str(error), CLOSE_CONNECTION)
+
+    def _answer(self, request: Request, caller: Caller, body: bytes) -> Response:
+        try:
+            document = parse_json(body, max_values=_MAX_VALUES)
         except UsageError as error:
             return _error_response(400, str(error))
         if not isinstance(document, dict):
             return _error_response(400, "the body is not a JSON object")
-        return await to_thread.run_sync(self._answer, request, caller, document, limiter=self._threads)
-
-    def _answer(self, request: Request, caller: Caller, document: dict[str, Any]) -> Response:
         try:
             return JSONResponse(self._handler(caller, document).to_json())
         except ForbiddenNamespaceError as error:
@@ -143,7 +156,8 @@ class _ExecuteEndpoint:
 
 def _bearer_token(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token if scheme == "Bearer" else ""
+    # The framework decodes headers as Latin-1, and people type UTF-8.
+    return token.encode("latin-1").decode(errors="replace") if scheme == "Bearer" else ""
 
 
 def _client_host(request: Request) -> str:

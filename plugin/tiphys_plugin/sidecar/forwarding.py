@@ -25,8 +25,9 @@ from tiphys_plugin.sidecar.settings import SidecarSettings
 
 EXECUTE_PATH = "/api/v1/template.execute"
 """Path of a plugin call, fixed by Argo."""
-MAX_BODY_BYTES = 2 << 20
-"""Largest body of a call. A task set with the templates of a whole workflow is one object of about 1.5 MB."""
+MAX_BODY_BYTES = 1 << 20
+"""Largest body of a call: one template, with the values of its parameters. The tasks of a workflow that are open share
+an object of about 1.5 MB with their answers."""
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 25.0
 """Timeouts of the connection, and of the whole call including it. Argo's own timeout is 30 s."""
 _REFUSALS = (400, 413)
@@ -146,7 +147,7 @@ def _reply_for_status(url: str, status: int, body: bytes) -> SidecarReply:
     match status:
         case 503:
             return error_reply(503, message or f"the plugin's service {url} is not ready")
-        case 400 | 413:
+        case 400 | 411 | 413:
             return error_reply(status, f"the plugin's service {url} refused the call: {message}")
         case 401 | 403:
             return error_reply(503, f"the plugin's service {url} does not let this pod in: {message}")

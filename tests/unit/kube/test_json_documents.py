@@ -6,8 +6,8 @@ import time
 import pytest
 
 from tiphys.errors import UsageError
-from tiphys.kube.json_documents import CUT, CUT_DEPTH, cut_deep_values, parse_json
 from tiphys.kube.transport import decode_objects
+from tiphys.protocol.json_documents import CUT, CUT_DEPTH, cut_deep_values, parse_json
 
 
 def nested(levels, inner="1"):

@@ -14,7 +14,8 @@ from support.counting import CountingStore
 from support.lineage import LINEAGE, attempts_of, commit, ref
 
 from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_reason
-from tiphys.lineage.select import choose_checkpoint, order_candidates
+from tiphys.lineage.select import choose_checkpoint, order_candidates, shorten_skipped
+from tiphys.records import SkippedCheckpoint
 from tiphys.store import DirectoryStore, LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -198,3 +199,14 @@ def test_keys_that_name_no_checkpoint_are_ignored(store):
     store.create(f"{LAYOUT.manifests}README", b"hello")
     store.create(f"{LAYOUT.all_quarantined}README", b"hello")
     assert choose_checkpoint(store, LINEAGE, attempts_of(None)).candidates == (ref(1, 10),)
+
+
+def test_record_of_20000_skipped_checkpoints_is_small_and_says_how_many_there_are():
+    skipped = [SkippedCheckpoint(checkpoint=ref(1, step), reason="é" * 3000) for step in range(20_000)]
+    kept = shorten_skipped(skipped)
+    assert [skip.checkpoint for skip in kept] == [skip.checkpoint for skip in skipped[:20]]
+    assert kept[-1].reason.endswith("; so are 19980 older ones, which `tiphys lineage` lists")
+    assert sum("older ones" in skip.reason for skip in kept) == 1
+    assert sum(len(skip.to_bytes()) for skip in kept) < 32 << 10
+    few = skipped[:20]
+    assert [skip.reason for skip in shorten_skipped(few)] == ["é" * 500] * 20

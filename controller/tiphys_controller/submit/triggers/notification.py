@@ -16,14 +16,17 @@ A notification is a hint: it says where to look. What an object is, a listing of
 the bucket tells.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from tiphys.errors import UsageError
+from tiphys.protocol.json_documents import parse_json
 
 MAX_OBJECTS_PER_DELIVERY = 100
+MAX_NOTIFICATION_BYTES = 512 << 10
+"""Largest notification; S3 sends some 1 KiB for an object, and up to 3 KiB more for a key that is encoded."""
+MAX_NOTIFICATION_VALUES = 20_000
 _MAX_ENVELOPES = 3
 """SQS around SNS around S3."""
 _MAX_KEY_BYTES = 1024
@@ -84,11 +87,7 @@ def _parse(document: Any, where: str, envelopes: int) -> Iterator[NotifiedObject
 def _parse_text(text: Any, where: str, envelopes: int) -> Iterator[NotifiedObject]:
     if not isinstance(text, str) or envelopes == 0:
         raise UsageError(f"{where} is no notification about objects: it is no text, or is wrapped too often")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON") from error
-    yield from _parse(document, where, envelopes - 1)
+    yield from _parse(parse_json(text, where, MAX_NOTIFICATION_VALUES), where, envelopes - 1)
 
 
 def _parse_record(record: Any, where: str, envelopes: int) -> Iterator[NotifiedObject]:

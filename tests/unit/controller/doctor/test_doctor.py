@@ -391,14 +391,15 @@ def test_a_service_that_cannot_use_kueue_has_another_remedy() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ('{"ledger": {"error": ""}, "tenants": [{"namespace": "ml", "error": ""}]}', ()),
+        ('{"ledger": {"error": ""}, "tenants": {"failing": 0}}', ()),
         (
-            '{"ledger": {"error": "gone"}, "tenants": [{"namespace": "ml", "error": "403"}, {"namespace": "b"}]}',
-            ("namespace ml: 403",),
+            '{"ledger": {"error": "gone"}, "tenants": {"failing": 2}}',
+            ("stores that do not answer: 2; the log names them (tenant.store_unavailable)",),
         ),
         ("ok", ()),
         ("[1]", ()),
         ('{"tenants": [3]}', ()),
+        ('{"tenants": {"failing": "x"}}', ()),
     ],
 )
 def test_what_a_ready_process_complains_of_is_read_from_its_answer(body: str, expected: tuple[str, ...]) -> None:

@@ -122,7 +122,9 @@ def test_trouble_with_task_sets_is_told(server: KubeServer, tmp_path: Path, log:
         def told() -> str:
             return json.dumps(http.get(f"{url}/readyz").json())
 
-        until(lambda: "the task sets of namespace ml cannot be watched" in told())
+        until(lambda: "task sets cannot be watched; the log says where and why" in told())
+        assert "namespace ml" not in told()
+        until(lambda: any("namespace ml" in str(entry) or entry.get("namespace") == "ml" for entry in log))
         assert '"status": "degraded"' in told()
 
 

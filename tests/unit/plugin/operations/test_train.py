@@ -15,7 +15,7 @@ from support.world import World, artifacts, commit, fit, outputs, phase, records
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
-from tiphys.store import RunLayout
+from tiphys.store import LineageLayout, RunLayout
 
 
 @pytest.fixture
@@ -74,6 +74,20 @@ def test_damaged_checkpoint_is_passed_over_and_named(here):
     assert outputs(again)["resume-from"] == "1-1180"
     claim = records(here.store, "control/runs/digits-abc12/attempts/fit/000000002")[0]
     assert claim["skipped"][0]["checkpoint"]["global_step"] == 1190
+
+
+def test_step_with_very_many_damaged_manifests_is_admitted_and_its_claim_is_small(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    commit(here.store, "digits-abc12/fit", attempt=1, step=5)
+    for step in range(100, 1100):
+        here.store.create(LineageLayout("digits-abc12/fit").manifest(1, step), b"{")
+    flow.settle("fit", 0, exit_code="75")
+    again = flow.admit("fit", 1)
+    assert said(again).startswith("Attempt 2 resumes from step 5 (checkpoint of attempt 1); 1099 of attempt 1 was")
+    assert said(again).count("so are 980 older ones") == 1
+    claim = here.store.read(RunLayout("digits-abc12").attempt("fit", 2))
+    assert len(claim) < 32 << 10
 
 
 def test_broken_program_stops_the_trying_and_fails_the_step(here):
