@@ -40,6 +40,8 @@ from tiphys.records import (
 )
 from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import ObjectInfo, claim_record, find_output_fault, list_outputs, memo_key, outputs_digest
+from tiphys_plugin.attempts import gangs
+from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
@@ -127,15 +129,38 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result:
     return end
 
 
+def has_finished(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether the program of a training has done its work, also if Argo did not learn of it.
+
+    Argo's container ``wait`` fails if the API server does not answer when the program has ended, and an agent may be
+    lost with its node. Then the end of the program counts, once its outputs are stored. A folder may be stored in part.
+    """
+    if call.spec.gang is not None:
+        return gangs.is_gang_succeeded(call.spec.gang, pod_statuses)
+    if not pod_statuses:
+        return False
+    last = pod_statuses[-1]
+    if last.phase == "Succeeded":
+        return True
+    if last.exit_code != 0 or last.reason or last.ending or call.spec.has_result or not last.finished:
+        return False
+    located = _locate_stored(call, attempt)
+    return all(candidate.objects and not candidate.output.directory for candidate in located)
+
+
 def find_hidden_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None:
     """The crash of a training whose pod ended with 0 although nothing shows that its program went on to its end.
 
     A program may handle an error that leaves its session, and be done: then it has written all its declared outputs.
     """
-    prefix = call.layout.outputs(attempt.step, attempt.attempt)
     if (crash := end_attempt.find_last_crash(call, attempt)) is None:
         return None
-    return crash if _lacks_output(locate_outputs(call.spec, prefix, list(call.store.list(prefix)))) else None
+    return crash if _lacks_output(_locate_stored(call, attempt)) else None
+
+
+def _locate_stored(call: StepCall, attempt: AttemptClaim) -> list[LocatedOutput]:
+    prefix = call.layout.outputs(attempt.step, attempt.attempt)
+    return locate_outputs(call.spec, prefix, list(call.store.list(prefix)))
 
 
 def _lacks_output(located: Sequence[LocatedOutput]) -> bool:

@@ -231,6 +231,18 @@ def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
     assert phase(flow.conclude("fit", 0, status="Failed")) == "Succeeded", "the agent pod was lost, not the training"
 
 
+def test_a_gang_that_finished_is_not_run_again_where_its_watching_pod_was_lost(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
+    for rank in range(4):
+        put(here, rank, "Succeeded", exit_code=0)
+    settled = flow.settle("fit", 0, status="Error", exit_code="")
+    assert phase(settled) == "Succeeded"
+    assert said(settled) == "Attempt 1 succeeded, although Argo reports Error; its outputs are verified next"
+    assert phase(flow.conclude("fit", 0, status="Error")) == "Succeeded"
+
+
 @pytest.mark.parametrize("status", ["Failed", "Error"])
 def test_one_member_that_succeeded_makes_no_success(here: World, status: str) -> None:
     flow = here.submit(spec())
