@@ -19,6 +19,7 @@
 | all pods were taken away | preemption |
 | the first is gone, the others failed after it | infrastructure |
 | the same, and the program has left word of a crash | that of the others |
+| the same, and one of them was called wrongly, or its log names no connection | that of this one |
 """
 
 from dataclasses import replace
@@ -292,6 +293,20 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
         ([pod(1, after=5, **TAKEN)], False, Cause.PREEMPTION, "rank 0 of 4"),
         ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], False, Cause.INFRASTRUCTURE, "rank 0 of 4"),
         ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], True, Cause.USER_ERROR, "exited with 1"),
+        ([pod(rank, after=9, exit_code=2) for rank in (1, 2, 3)], False, Cause.USER_ERROR, "rank 1 of 4: the program"),
+        ([pod(rank, after=9, exit_code=127) for rank in (2, 3)], False, Cause.USER_ERROR, "rank 2 of 4"),
+        (
+            [pod(1, after=8, exit_code=143), pod(2, after=9, exit_code=1, termination_message="KeyError: 'größe'\n")],
+            False,
+            Cause.USER_ERROR,
+            "rank 2 of 4: the program exited with 1 (KeyError: 'größe')",
+        ),
+        (
+            [pod(2, after=9, exit_code=1, termination_message="RendezvousTimeoutError\n==== Root Cause ====\n")],
+            False,
+            Cause.INFRASTRUCTURE,
+            "rank 0 of 4",
+        ),
         ([pod(0, "Running")], False, Cause.INFRASTRUCTURE, "no pod of the gang shows how the attempt ended"),
     ],
 )
