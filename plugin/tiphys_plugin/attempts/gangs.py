@@ -34,8 +34,8 @@ NOT_STARTED_STATUSES = ("Skipped", "Omitted")
 CONCLUSIVE_ARGO_STATUSES = ("Succeeded", *NOT_STARTED_STATUSES)
 """Argo's statuses that decide how an attempt ended, whatever its pods show."""
 _LATEST = datetime.max.replace(tzinfo=UTC)
-_WRONG_CALL_EXIT_CODES = (2, 126, 127)
-"""Of a program that was called with wrong arguments, cannot be executed, or does not exist."""
+_WRONG_CALL_EXIT_CODES = (2, 64, 126, 127)
+"""Of a program that was called with wrong arguments (64: EX_USAGE), cannot be executed, or does not exist."""
 _CONNECTION_WORDS = re.compile(
     r"rendezvous|connect|tim(?:ed?|ing)[ -]?out|unreachable|resolve|broken pipe|nccl|gloo|tcpstore|c10d", re.IGNORECASE
 )
@@ -114,8 +114,10 @@ def end_order(pod: PodStatus) -> tuple[datetime, int, str]:
     return pod.trouble_at or _LATEST, weight, pod.name
 
 
-def is_gang_succeeded(gang: GangSpec, pod_statuses: Sequence[PodStatus]) -> bool:
-    """Whether every member succeeded; an elastic gang has succeeded as soon as rank 0 has."""
+def is_gang_succeeded(gang: GangSpec, gang_status: GangStatus | None, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether every member succeeded, also if pods are gone; an elastic gang has succeeded as soon as rank 0 has."""
+    if gang_status is not None and gang_status.succeeded:
+        return True
     if gang.min_members is not None:
         return any(pod.rank == 0 and pod.phase == "Succeeded" for pod in pod_statuses)
     return len([pod for pod in pod_statuses if pod.phase == "Succeeded"]) >= gang.members
@@ -230,7 +232,9 @@ def _observe_without_first_member(gang: GangSpec, ended: Sequence[PodStatus], st
 
 def _failed_by_itself(pod: PodStatus) -> bool:
     """Whether a member shows that it did not fail for want of rank 0."""
+    if pod.exit_code in _WRONG_CALL_EXIT_CODES and not pod.reason:
+        return True
     if pod.reason or not pod.exit_code or pod.exit_code in EXIT_CODES:
         return False
     said = pod.termination_message.strip()
-    return pod.exit_code in _WRONG_CALL_EXIT_CODES or bool(said and not _CONNECTION_WORDS.search(said))
+    return bool(said and not _CONNECTION_WORDS.search(said))

@@ -40,7 +40,6 @@ from tiphys.records import (
 )
 from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import ObjectInfo, claim_record, find_output_fault, list_outputs, memo_key, outputs_digest
-from tiphys_plugin.attempts import gangs
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
@@ -136,16 +135,28 @@ def has_finished(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[P
     lost with its node. Then the end of the program counts, once its outputs are stored. A folder may be stored in part.
     """
     if call.spec.gang is not None:
-        return gangs.is_gang_succeeded(call.spec.gang, pod_statuses)
-    if not pod_statuses:
-        return False
-    last = pod_statuses[-1]
-    if last.phase == "Succeeded":
+        return end_attempt.is_gang_succeeded(call, attempt, pod_statuses)
+    if pod_statuses and pod_statuses[-1].phase == "Succeeded":
         return True
-    if last.exit_code != 0 or last.reason or last.ending or call.spec.has_result or not last.finished:
-        return False
-    located = _locate_stored(call, attempt)
-    return all(candidate.objects and not candidate.output.directory for candidate in located)
+    return find_doubt_of_success(call, attempt, pod_statuses) == ""
+
+
+def find_doubt_of_success(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> str | None:
+    """What is missing for the success of a single pod whose program exited with 0, and another container did not.
+
+    Empty if nothing is missing. None if the program did not exit with 0, or was asked to end.
+    """
+    last = pod_statuses[-1] if pod_statuses else None
+    if call.spec.gang is not None or last is None or last.exit_code != 0 or not last.finished:
+        return None
+    if last.reason or last.ending:
+        return None
+    for output, objects in _locate_stored(call, attempt):
+        if not objects:
+            return f"output {output.name!r} is not stored"
+        if output.directory:
+            return f"output {output.name!r} is a folder, of which files may be missing"
+    return "its standard output is lost" if call.spec.has_result else ""
 
 
 def find_hidden_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None:

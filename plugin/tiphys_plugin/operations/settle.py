@@ -50,7 +50,9 @@ def settle(call: StepCall, operation: SettleOperation) -> ExecuteReply:
         else:
             seen = end_attempt.observe_end(call, attempt.claim, pod_statuses, operation.status, operation.exit_code)
             unknown = end_attempt.not_started_message(operation.status)
-            end = end_attempt.end_failed_attempt(call, attempt.claim, seen, unknown)
+            doubt = publish.find_doubt_of_success(call, attempt.claim, pod_statuses)
+            note = f"its program exited with 0, but {doubt}" if doubt else ""
+            end = end_attempt.end_failed_attempt(call, attempt.claim, seen, unknown, note)
         failpoint("settle.after_end")
     else:
         end = attempt.end

@@ -160,21 +160,22 @@ def test_finished_program_is_adopted_where_its_settle_never_ran(here):
 
 
 @pytest.mark.parametrize(
-    ("data", "pod"),
+    ("data", "pod", "doubt"),
     [
-        ("artifacts/other", {}),
-        ("artifacts/model/part-1", {}),
-        ("artifacts/model", {"reason": "Evicted"}),
-        ("artifacts/model", {"ending": True}),
-        ("artifacts/model", {"exit_code": 75}),
-        ("artifacts/model", {"exit_code": None}),
+        ("artifacts/other", {}, "output 'model' is not stored"),
+        ("artifacts/model/part-1", {}, "output 'model' is a folder, of which files may be missing"),
+        ("artifacts/model", {"reason": "Evicted"}, ""),
+        ("artifacts/model", {"ending": True}, ""),
+        ("artifacts/model", {"exit_code": 75}, ""),
+        ("artifacts/model", {"exit_code": None}, ""),
     ],
     ids=["no output", "a folder, maybe in part", "evicted", "deleted", "preempted", "no exit code"],
 )
-def test_program_is_run_again_where_nothing_shows_that_it_finished(here, data, pod):
+def test_program_is_run_again_where_nothing_shows_that_it_finished(here, data, pod, doubt):
     flow, _ = finished_program(here, data, **pod)
-    flow.settle("fit", 0, status="Error", exit_code="64")
+    settled = flow.settle("fit", 0, status="Error", exit_code="64")
     assert [end["outcome"] for end in ends(here)] == ["failed"]
+    assert (f"its program exited with 0, but {doubt}" in said(settled)) is bool(doubt)
 
 
 def test_settle_waits_for_the_pod_and_ends_by_force_in_the_end(here):
