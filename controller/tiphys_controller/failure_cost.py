@@ -35,7 +35,7 @@ from tiphys.store import (
     read_events,
     read_submissions,
 )
-from tiphys.store.runs import read_concurrently
+from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 
 STOPPED = "stopped"
 """What ended an attempt whose workflow a person stopped. It is no failure, and the pause after it costs nothing."""
@@ -383,7 +383,9 @@ class TimeUsage(Record):
         }
 
 
-def measure_time_usage(store: Store, runs: Iterable[str], now: datetime) -> list[TimeUsage]:
+def measure_time_usage(
+    store: Store, runs: Iterable[str], now: datetime, window: slice = ALL_ATTEMPTS
+) -> list[TimeUsage]:
     """Measure the time usage of each run.
 
     Costs some listings, a read per attempt and per batch of events, and a read
@@ -393,12 +395,13 @@ def measure_time_usage(store: Store, runs: Iterable[str], now: datetime) -> list
         store: Store of the runs.
         runs: Names of the runs.
         now: End time of running attempts.
+        window: The attempts that count, as in `read_all_attempts`, and the most batches of events.
 
     Raises:
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    return [_measure_run(store, run, now) for run in runs]
+    return [_measure_run(store, run, now, window) for run in runs]
 
 
 def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
@@ -409,11 +412,12 @@ def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
     return [TimeUsage(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
 
 
-def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
+def _measure_run(store: Store, run: str, now: datetime, window: slice) -> TimeUsage:
     record = read_current_run(store, run)
     pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
     damaged: list[DamagedRecord] = []
-    attempts, events = read_all_attempts(store, run, damaged), read_events(store, run, damaged)
+    attempts = read_all_attempts(store, run, damaged, window)
+    events = read_events(store, run, damaged, window.stop)
     submissions = {one.claim.submission: one for one in read_submissions(store, run, damaged)}
 
     def measure_step(step: str) -> StepTimeUsage:
