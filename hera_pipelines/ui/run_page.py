@@ -208,7 +208,7 @@ def read_run_view(
     detail, usage = describe_run(store, run, submitter, window=window), usages.measure(store, run)
     attempts = sorted(
         (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
-        key=lambda one: one.opened_at,
+        key=lambda one: (one.opened_at, one.attempt),
         reverse=True,
     )
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)

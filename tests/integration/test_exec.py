@@ -450,7 +450,11 @@ def killed_attempt(run, shape, rng, kinds):
     return started
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+EACH_SIGN = ("hf", "orbax", "deepspeed", "link", "lightning", "one")
+"""A shape for each sign of a complete checkpoint; `make test-integration` tries all shapes."""
+
+
+@pytest.mark.parametrize("shape", EACH_SIGN)
 def test_a_folder_of_each_shape_is_restored_whole_and_at_the_newest_step(run, shape):
     rng = random.Random(f"{SEED}-{shape}")
     starts = [killed_attempt(run, shape, rng, Counter()) for _ in range(2)]

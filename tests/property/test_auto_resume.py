@@ -159,4 +159,4 @@ class Runs(RuleBasedStateMachine):
 
 
 TestRuns = Runs.TestCase
-TestRuns.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestRuns.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

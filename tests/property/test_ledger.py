@@ -319,6 +319,6 @@ class LedgerInMemory(Ledger):
 TestLedgerInMemory = LedgerInMemory.TestCase
 TestLedgerInMemory.settings = settings(max_examples=40, stateful_step_count=20)
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=20)
+TestLedger.settings = settings(max_examples=25, stateful_step_count=20)
 TestLedgerInCluster = LedgerInCluster.TestCase
-TestLedgerInCluster.settings = settings(max_examples=60, stateful_step_count=20)
+TestLedgerInCluster.settings = settings(max_examples=25, stateful_step_count=20)

@@ -196,4 +196,4 @@ class Flavored(RuleBasedStateMachine):
 
 
 TestFlavored = Flavored.TestCase
-TestFlavored.settings = settings(max_examples=60, stateful_step_count=20)
+TestFlavored.settings = settings(max_examples=25, stateful_step_count=20)

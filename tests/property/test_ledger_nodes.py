@@ -234,6 +234,6 @@ class OnNodesInCluster(OnNodes):
 
 
 TestOnNodes = OnNodes.TestCase
-TestOnNodes.settings = settings(max_examples=100, stateful_step_count=20)
+TestOnNodes.settings = settings(max_examples=30, stateful_step_count=20)
 TestOnNodesInCluster = OnNodesInCluster.TestCase
-TestOnNodesInCluster.settings = settings(max_examples=60, stateful_step_count=20)
+TestOnNodesInCluster.settings = settings(max_examples=25, stateful_step_count=20)

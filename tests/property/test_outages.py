@@ -37,7 +37,7 @@ from tiphys.store import DirectoryStore, read_step_attempts, read_submissions
 
 RUN = "laeufe.v1-3"
 KINDS = ("store", "service", "api server", "ledger")
-TRIALS = 40
+TRIALS = 16
 _STORE = ("create", "create_from_file", "read", "chunks", "list", "prefixes", "delete")
 _CLUSTER = ("workflow", "workflow_summary", "pods", "attempt_pods", "delete_pod", "gang")
 _LEDGER = ("request", "restore", "withdraw", "release", "release_workflow", "release_dead_leases", "snapshot")

@@ -14,7 +14,7 @@ from support.patterns import FoundPattern, attack_texts, find_patterns
 
 from tiphys.protocol.compiled_workflow import find_placeholders, replace_tags, split_tags, substitute_tags
 
-SHORT, LONG = 1_000, 8_000
+SHORT, LONG = 500, 4_000
 MAX_RATIO = 30.0
 """For texts of which one is eight times as long: 8 is linear, 64 quadratic."""
 NOTICEABLE_SECONDS = 0.02

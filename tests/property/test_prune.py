@@ -157,7 +157,7 @@ def false_for_good(bodies: dict[str, Manifest], name: str, ended: dict[str, Ende
     return not any(condition_holds(bodies[name], {**ended, **guess}) for guess in guesses)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases())
 def test_a_pruned_workflow_means_what_the_whole_one_meant(case: Case) -> None:
     keys = artifact_keys(case.tasks)
@@ -180,7 +180,7 @@ def test_a_pruned_workflow_means_what_the_whole_one_meant(case: Case) -> None:
     assert_no_template_is_missing_or_unused(manifest)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases())
 def test_exactly_the_needed_tasks_run(case: Case) -> None:
     whole = interpret(list(case.tasks), case.failing, artifact_keys(case.tasks))

@@ -98,7 +98,7 @@ def fingerprint(value: Any) -> Any:
     return type(value), value
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(STATES, st.sampled_from([1, 16, 1 << 20]))
 def test_a_state_survives_bit_for_bit_whatever_the_size_of_shards(state, shard_bytes):
     assert fingerprint(unpack(packed(state, shard_bytes))) == fingerprint(state)
@@ -135,7 +135,7 @@ def aliased(draw: st.DrawFn) -> list[Any]:
     return draw(st.lists(st.sampled_from(containers), min_size=1, max_size=8))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(aliased(), st.data())
 def test_what_is_written_through_one_name_is_seen_through_all_that_share_it(state, data):
     restored = unpack(packed(state))

@@ -426,8 +426,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault:
             return self._fail(fault)
         if metadata_only and status == 200:
-            names = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-            document = {**names, "metadata": document["metadata"]}
+            document = _only_metadata(document)
         return self._send(status, json.dumps(document).encode())
 
     def _fail(self, fault: Fault) -> None:
@@ -499,6 +498,14 @@ def _verb(method: str, name: str, query: dict[str, str]) -> str:
     if method == "GET":
         return "watch" if query.get("watch") in ("true", "1") else "get" if name else "list"
     return _VERBS.get(method) or ("delete" if name else "deletecollection")
+
+
+def _only_metadata(document: Object) -> Object:
+    partial = {"apiVersion": "meta.k8s.io/v1", "metadata": document["metadata"]}
+    if "items" not in document:
+        return {"kind": "PartialObjectMetadata", **partial}
+    items = [_only_metadata(item) for item in document["items"]]
+    return {"kind": "PartialObjectMetadataList", **partial, "items": items}
 
 
 def _selector(request: Request, query: dict[str, str]) -> Selector:

@@ -132,7 +132,15 @@ class LedgerApi:
             raise StoreError("the answer of the API server got lost")
         return written
 
-    def list(self, resource: Resource, namespace: str, labels: str = "", *, transform: Any = lambda one: one) -> Any:
+    def list(
+        self,
+        resource: Resource,
+        namespace: str,
+        labels: str = "",
+        *,
+        transform: Any = lambda one: one,
+        metadata_only: bool = False,
+    ) -> Any:
         self.calls.append("list")
         place = _place(resource, namespace, "")
         return ObjectList(

@@ -124,7 +124,8 @@ def line_at(text: str, position: int) -> str:
 _DID_NOT_RUN = ("Skipped", "Omitted")
 _SIGTERM, _SIGKILL, _SIGALRM = 143, 137, 142
 _ARGOEXEC_EXIT_CODES = (64, 141)
-"""Exit codes of argoexec itself: 64 if it could not load inputs or save outputs, 141 after a broken pipe."""
+"""Exit codes of argoexec itself: 64 if it could not load inputs or save outputs, 141 after a broken pipe. It is not in
+the pods of a gang, so there 64 is the program's usage error."""
 
 CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
     Cause.OUT_OF_MEMORY: ("OOMKilled",),
@@ -302,7 +303,7 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
     code = observation.effective_exit_code
     if code is None or code == 0:
         return None
-    if code in EXIT_CODES:
+    if code in EXIT_CODES and not (observation.member and code in _ARGOEXEC_EXIT_CODES):
         cause, meaning = EXIT_CODES[code]
         return FailureVerdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
     if observation.status == "Error":

@@ -2,7 +2,7 @@
 
 One limit for all causes would end a healthy run after its tenth preemption, or
 run a broken program ten times. Each cause therefore has its own budget, and an
-attempt that committed a checkpoint refunds the charges before it.
+attempt that committed a later step than it started from refunds the charges before it.
 
 Three ends are not limited by the budget:
 

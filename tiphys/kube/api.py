@@ -21,6 +21,7 @@ __all__ = ["Body", "ExpiredError", "KubeApi", "Object", "ObjectList", "ObjectTra
 _PAGE_OBJECTS = 500
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Form of an object without spec, status and data (Kubernetes API concepts, "Metadata-only fetches")."""
+_METADATA_LIST = METADATA_ONLY.replace("PartialObjectMetadata", "PartialObjectMetadataList")
 _SILENCE_SECONDS = 90.0
 """The server sends a bookmark each minute. A watch without any event for this long has lost its connection."""
 
@@ -94,6 +95,8 @@ class KubeApi:
         fields: str = "",
         limit: int = _PAGE_OBJECTS,
         transform: ObjectTransform = _keep_whole_object,
+        *,
+        metadata_only: bool = False,
     ) -> ObjectList:
         """List the objects that match the selectors.
 
@@ -105,14 +108,16 @@ class KubeApi:
             limit: Objects per page. If a page token expires, all objects are read in one page.
             transform: Applied to each object when its page is read, because all pods of a large cluster may not fit
                 into memory. An object for which it fails is left out, see `read_object`.
+            metadata_only: The server sends no more of each object than its metadata.
 
         Raises:
             NotFoundError: the API server does not serve this kind of object.
         """
+        accept = _METADATA_LIST if metadata_only else "application/json"
         try:
-            return self._list(resource, namespace, labels, fields, limit, transform)
+            return self._list(resource, namespace, labels, fields, limit, transform, accept)
         except ExpiredError:
-            return self._list(resource, namespace, labels, fields, 0, transform)
+            return self._list(resource, namespace, labels, fields, 0, transform, accept)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         """Create an object or a review; return the object in the server's reply.
@@ -253,11 +258,12 @@ class KubeApi:
         fields: str,
         limit: int,
         transform: ObjectTransform,
+        accept: str,
     ) -> ObjectList:
         items: list[Object] = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit) if limit else ""}
         while True:
-            page = self._transport.request_json("GET", resource.collection_path(namespace), query)
+            page = self._transport.request_json("GET", resource.collection_path(namespace), query, accept=accept)
             kept = (self.read_object(_with_type_meta(resource, item), transform) for item in page.get("items") or [])
             items += [item for item in kept if item is not None]
             metadata = page.get("metadata") or {}

@@ -18,7 +18,8 @@ GANG_RESOURCES: Mapping[GangBackend, Resource] = {
     GangBackend.TRAINJOB: TRAIN_JOBS,
 }
 
-_FINISHED_CONDITIONS = frozenset({"Complete", "Completed", "Succeeded", "Failed"})
+_SUCCESS_CONDITIONS = frozenset({"Complete", "Completed", "Succeeded"})
+_FINISHED_CONDITIONS = _SUCCESS_CONDITIONS | {"Failed"}
 _ENDING_CONDITIONS = _FINISHED_CONDITIONS | {"FailureTarget", "SuccessCriteriaMet"}
 _FAILURE_CONDITIONS = ("FailureTarget", "Failed")
 # Kubernetes, ``pkg/controller/job/pod_failure_policy.go``.
@@ -36,6 +37,11 @@ def gang_phase(gang_object: Object) -> GangPhase:
         if conditions.keys() & _ENDING_CONDITIONS or gang_object["metadata"].get("deletionTimestamp")
         else GangPhase.ACTIVE
     )
+
+
+def is_gang_complete(gang_object: Object) -> bool:
+    """Whether the controller of a gang says that it succeeded. This outlives the pods, which go with their nodes."""
+    return bool(_true_conditions(gang_object).keys() & _SUCCESS_CONDITIONS)
 
 
 def find_first_failure(gang_object: Object) -> FirstFailure | None:

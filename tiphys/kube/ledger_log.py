@@ -22,7 +22,7 @@ import itertools
 import json
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -270,7 +270,7 @@ class LedgerRecords:
 
     def prefetch(self) -> "_PrefetchedRecords":
         """The same records, listed at once: a process that starts reads thousands."""
-        listed = self._list(lambda record: record)
+        listed = self._api.list(GPU_LEDGER_RECORDS, self._namespace, f"{LEDGER_LABEL}={self._ledger}").items
         return _PrefetchedRecords(self._api, self._namespace, self._ledger, listed)
 
     def read_snapshot(self, head: LogHead) -> Iterator[JsonObject]:
@@ -287,22 +287,51 @@ class LedgerRecords:
         Records of another log are deleted if they were created before ``abandoned_before``: a service may be about to
         begin a log.
         """
-        own, record = f"{self._ledger}.{head.id}.", self._record_name(head.id, head.snapshot_first)
-        chunk = self._chunk_name(head.id, head.snapshot, 0)
         unused = []
-        for one in self._list(_only_metadata):
-            name = one["metadata"]["name"]
-            if name.startswith(own):
-                is_unused = name < (chunk if name.count(".") > record.count(".") else record)
+        for metadata in self._list_metadata():
+            name = metadata["name"]
+            if self._is_of_log(head, name):
+                is_unused = not self._is_needed(head, name)
             else:
-                is_unused = datetime.fromisoformat(one["metadata"]["creationTimestamp"]) < abandoned_before
+                is_unused = datetime.fromisoformat(metadata["creationTimestamp"]) < abandoned_before
             if is_unused:
                 unused.append(name)
         return sum(self._api.delete(GPU_LEDGER_RECORDS, self._namespace, name) for name in unused)
 
-    def _list(self, transform: Callable[[Object], Object]) -> list[Object]:
+    def find_lost(self, head: LogHead, seen: dict[str, str]) -> str:
+        """Return what a new reader of ``head`` would miss: a record that is gone or was changed; empty without one.
+
+        ``seen`` are the resource versions of records by name, which this method keeps up to date: a record is never
+        changed, and no record names the one after it.
+        """
+        listed = {
+            metadata["name"]: metadata["resourceVersion"]
+            for metadata in self._list_metadata()
+            if self._is_of_log(head, metadata["name"]) and self._is_needed(head, metadata["name"])
+        }
+        chunks = (self._chunk_name(head.id, head.snapshot, number) for number in range(head.chunks))
+        first = [self._record_name(head.id, head.snapshot_first)] if head.snapshot_first < head.first else []
+        known = [name for name in seen if self._is_of_log(head, name) and self._is_needed(head, name)]
+        for name in dict.fromkeys((*chunks, *first, *known)):
+            if listed.get(name) != seen.get(name, listed.get(name)) or name not in listed:
+                return f"{name} {'was changed' if name in listed else 'is missing'}"
+        seen.clear()
+        seen.update(listed)
+        return ""
+
+    def _is_of_log(self, head: LogHead, name: str) -> bool:
+        return name.startswith(f"{self._ledger}.{head.id}.")
+
+    def _is_needed(self, head: LogHead, name: str) -> bool:
+        record, chunk = self._record_name(head.id, head.snapshot_first), self._chunk_name(head.id, head.snapshot, 0)
+        return name >= (chunk if name.count(".") > record.count(".") else record)
+
+    def _list_metadata(self) -> list[Object]:
         labels = f"{LEDGER_LABEL}={self._ledger}"
-        return self._api.list(GPU_LEDGER_RECORDS, self._namespace, labels, transform=transform).items
+        listed = self._api.list(
+            GPU_LEDGER_RECORDS, self._namespace, labels, transform=_keep_metadata, metadata_only=True
+        )
+        return [record["metadata"] for record in listed.items]
 
     def _find(self, name: str) -> Object | None:
         return self._api.get(GPU_LEDGER_RECORDS, self._namespace, name)
@@ -473,8 +502,10 @@ def _empty_chunk() -> dict[str, list[JsonObject]]:
     return {"leases": [], "waiting": [], "history": []}
 
 
-def _only_metadata(record: Object) -> Object:
-    return {"metadata": {"name": record["metadata"]["name"]}}
+def _keep_metadata(record: Object) -> Object:
+    return {
+        "metadata": {field: record["metadata"][field] for field in ("name", "resourceVersion", "creationTimestamp")}
+    }
 
 
 def _to_json(content: object) -> bytes:

@@ -90,7 +90,7 @@ def explain_missing_checkpoints(
     if ((end.ended_at if end else now) - opened_at).total_seconds() < spec.checkpoints.patience_seconds:
         return ""
     if end is not None:
-        return "" if end.progress or end.progress_unknown else "it committed no checkpoint"
+        return "" if end.last_checkpoint or end.progress or end.progress_unknown else "it committed no checkpoint"
     return "" if has_commit() else NOTHING_REPORTED
 
 

@@ -124,8 +124,8 @@ class RetryPolicy(Record):
     """Retry budgets by cause: how many failures of each cause may be retried before the step fails.
 
     None means no limit. A budget that names another cause has the same size as
-    that cause's budget, and is counted separately. A committed checkpoint refunds
-    the charges before it. Budgets count within one submission, so `tiphys resume`
+    that cause's budget, and is counted separately. A checkpoint of a later step
+    refunds the charges before it. Budgets count within one submission, so `tiphys resume`
     starts with full budgets. Fields that were added later are left out of the
     Workflow unless they are set.
     """

@@ -276,8 +276,8 @@ class FailureEvidence(Record):
 class AttemptEnd(SealedRecord):
     """``attempts/<step>/<k>.end.json``: the single record of how attempt k ended.
 
-    ``progress`` is true if the attempt committed at least one checkpoint. Such an
-    end refunds the retry budgets charged before it.
+    ``progress`` is true if the attempt committed a checkpoint of a later step than
+    it started from. Such an end refunds the retry budgets charged before it.
     """
 
     damage_remedy: ClassVar[str] = (

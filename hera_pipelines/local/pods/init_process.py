@@ -23,13 +23,16 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def main(engine_pid: int, plan: str, command: list[str]) -> int:
     """Run ``command`` to its end and return its exit code."""
-    signal.signal(signal.SIGTERM, _ignore_signal)
-    signal.signal(signal.SIGINT, _ignore_signal)
+    # A signal that comes before the program has its own handlers reaches it once they are in place.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _ignore_signal)
     signal.signal(signal.SIGHUP, _end_group)
     _set_parent_death_signal(signal.SIGHUP)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -40,6 +43,9 @@ def main(engine_pid: int, plan: str, command: list[str]) -> int:
         if plan:
             _enter_namespace(plan)
         _exec_program(command)
+    for number in signal.sigpending() & _STOP_SIGNALS:
+        os.kill(program, number)  # it came before the program was there
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     ended, status = os.wait()
     while ended != program:
         ended, status = os.wait()
@@ -64,6 +70,7 @@ def _exec_program(command: list[str]) -> NoReturn:
     _set_parent_death_signal(signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     try:
         os.execvp(command[0], command)  # noqa: S606  this process exists to start the program
     except OSError as error:

@@ -95,9 +95,11 @@ class CountingApi(KubeApi):
         fields: str = "",
         limit: int = 500,
         transform: ObjectTransform = lambda found: found,
+        *,
+        metadata_only: bool = False,
     ) -> ObjectList:
         self._count("list", resource.plural)
-        return super().list(resource, namespace, labels, fields, limit, transform)
+        return super().list(resource, namespace, labels, fields, limit, transform, metadata_only=metadata_only)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         self._count("create", resource.plural)

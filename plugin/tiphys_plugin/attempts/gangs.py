@@ -8,8 +8,9 @@ deleted pod leaves nothing but what the workload recorded about it.
 An elastic gang continues after it has lost members. It ends by rank 0, or by the
 loss of one member more than it can spare; members lost before that are no cause.
 If the pod of rank 0 was deleted, the other members fail too, because they cannot
-rendezvous without it. Which of them came first cannot be seen afterwards, except
-from the program's own crash record.
+rendezvous without it. If more of them fail than it can spare, the workload deletes
+the pod of rank 0. Which came first cannot be seen afterwards, except from what the
+program says: its crash record, an exit code of a wrong call, or the end of its log.
 """
 
 import json
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tiphys.errors import UsageError
-from tiphys.failures.classify import AttemptObservation
+from tiphys.failures.classify import EXIT_CODES, AttemptObservation
 from tiphys.protocol.execute_api import find_artifact_place
 from tiphys.protocol.gang import GangPhase, GangSpec, gang_name
 from tiphys.records import AttemptClaim
@@ -33,6 +34,12 @@ NOT_STARTED_STATUSES = ("Skipped", "Omitted")
 CONCLUSIVE_ARGO_STATUSES = ("Succeeded", *NOT_STARTED_STATUSES)
 """Argo's statuses that decide how an attempt ended, whatever its pods show."""
 _LATEST = datetime.max.replace(tzinfo=UTC)
+_WRONG_CALL_EXIT_CODES = (2, 64, 126, 127)
+"""Of a program that was called with wrong arguments (64: EX_USAGE), cannot be executed, or does not exist."""
+_CONNECTION_WORDS = re.compile(
+    r"rendezvous|connect|tim(?:ed?|ing)[ -]?out|unreachable|resolve|broken pipe|nccl|gloo|tcpstore|c10d", re.IGNORECASE
+)
+"""In the log of a member that could not reach rank 0."""
 _NO_FAILED_POD = "no pod of the gang shows how the attempt ended"
 
 
@@ -107,8 +114,10 @@ def end_order(pod: PodStatus) -> tuple[datetime, int, str]:
     return pod.trouble_at or _LATEST, weight, pod.name
 
 
-def is_gang_succeeded(gang: GangSpec, pod_statuses: Sequence[PodStatus]) -> bool:
-    """Whether every member succeeded; an elastic gang has succeeded as soon as rank 0 has."""
+def is_gang_succeeded(gang: GangSpec, gang_status: GangStatus | None, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether every member succeeded, also if pods are gone; an elastic gang has succeeded as soon as rank 0 has."""
+    if gang_status is not None and gang_status.succeeded:
+        return True
     if gang.min_members is not None:
         return any(pod.rank == 0 and pod.phase == "Succeeded" for pod in pod_statuses)
     return len([pod for pod in pod_statuses if pod.phase == "Succeeded"]) >= gang.members
@@ -215,5 +224,17 @@ def observe_elastic_end(
 def _observe_without_first_member(gang: GangSpec, ended: Sequence[PodStatus], status: str) -> AttemptObservation:
     if all(pod.reason for pod in ended):
         return AttemptObservation(status=status, pod_reason="Deleted", member=describe_member(gang, "", 0))
+    if (own := next(filter(_failed_by_itself, ended), None)) is not None:
+        return observe_member_end(gang, own)
     message = "its pod was deleted, and the other ranks could not rendezvous without it"
     return AttemptObservation(status="Error", pod_message=message, member=describe_member(gang, "", 0))
+
+
+def _failed_by_itself(pod: PodStatus) -> bool:
+    """Whether a member shows that it did not fail for want of rank 0."""
+    if pod.exit_code in _WRONG_CALL_EXIT_CODES and not pod.reason:
+        return True
+    if pod.reason or not pod.exit_code or pod.exit_code in EXIT_CODES:
+        return False
+    said = pod.termination_message.strip()
+    return bool(said and not _CONNECTION_WORDS.search(said))

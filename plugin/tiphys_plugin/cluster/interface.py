@@ -114,6 +114,8 @@ class GangStatus:
     first_failure: FirstFailure | None = None
     remaining: int | None = None
     """Members of an elastic gang that are not lost for good; None for other gangs, or if unknown."""
+    succeeded: bool = False
+    """Whether its controller says that it is complete."""
 
 
 class Cluster(Protocol):

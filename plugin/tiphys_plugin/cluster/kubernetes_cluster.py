@@ -20,7 +20,13 @@ from typing import Any
 
 from tiphys.errors import ConflictError, ForbiddenError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.gang_workloads import GANG_RESOURCES, count_remaining_members, find_first_failure, gang_phase
+from tiphys.kube.gang_workloads import (
+    GANG_RESOURCES,
+    count_remaining_members,
+    find_first_failure,
+    gang_phase,
+    is_gang_complete,
+)
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL, GangBackend
 from tiphys.protocol.phases import is_final_workflow_phase
@@ -115,6 +121,7 @@ class KubernetesCluster:
             gang_phase(workload),
             find_first_failure(workload),
             count_remaining_members(workload),
+            is_gang_complete(workload),
         )
 
     def delete_gang(self, gang: GangStatus) -> None:

@@ -179,9 +179,12 @@ def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | N
     waiting = end_attempt.await_pods(call, claim, pod_statuses)
     if waiting is not None:
         return waiting
-    # Only a conclude knows what the program has printed.
-    is_recordable = call.spec.kind is StepKind.STEP and not call.spec.has_result
-    if is_recordable and end_attempt.is_program_done(call, claim, pod_statuses):
+    is_done = (
+        publish.has_finished(call, claim, pod_statuses)
+        if call.spec.kind is StepKind.TRAIN
+        else end_attempt.is_program_done(call, claim, pod_statuses)
+    )
+    if is_done and not call.spec.has_result:  # only a conclude knows what the program has printed
         reply = conclude.conclude_attempt(call, previous, "Succeeded", "0")
         return reply if reply.phase == "Pending" else None
     exit_code = "" if pod_statuses else end_attempt.find_argo_exit_code(call, claim)

@@ -12,9 +12,8 @@ from tiphys.protocol.step_spec import StepKind
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRecord
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import Attempt, read_step_attempts
-from tiphys_plugin.attempts import gangs, pods
+from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.run_binding import RunBinding
-from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.operations import end_attempt, publish, reuse
 from tiphys_plugin.operations.settle import decide_retry, describe_cause
 from tiphys_plugin.runtime.context import PluginContext, StepCall
@@ -114,25 +113,13 @@ def _end_open_attempt(
     pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, claim)
     if (waiting := end_attempt.await_pods(call, claim, pod_statuses)) is not None:
         return waiting
-    if _program_succeeded(call, status, pod_statuses):
+    is_training = call.spec.kind is StepKind.TRAIN  # Argo's status covers all its tries, and agents that were lost
+    if status == "Succeeded" or (is_training and publish.has_finished(call, claim, pod_statuses)):
         last_try = end_attempt.find_last_try(call, claim, pod_statuses)
         return publish.verify_and_end(call, claim, last_try, result)
     run_status = status if call.spec.kind is StepKind.STEP else ""
     observation = end_attempt.observe_end(call, claim, pod_statuses, run_status, exit_code)
     return end_attempt.end_failed_attempt(call, claim, observation, end_attempt.not_started_message(status))
-
-
-def _program_succeeded(call: StepCall, status: str, pod_statuses: Sequence[PodStatus]) -> bool:
-    """Whether the program succeeded.
-
-    For training, Argo's status covers all tries. It is a failure also if an agent
-    pod is lost after the program has finished, so the last pod's phase counts too.
-    """
-    if status == "Succeeded":
-        return True
-    if call.spec.gang is not None:
-        return gangs.is_gang_succeeded(call.spec.gang, pod_statuses)
-    return call.spec.kind is StepKind.TRAIN and bool(pod_statuses) and pod_statuses[-1].phase == "Succeeded"
 
 
 def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> ExecuteReply:

@@ -39,6 +39,7 @@ from tiphys.records import (
     AttemptEnd,
     AttemptEndOutcome,
     Cause,
+    CheckpointManifest,
     CrashRecord,
     EvictionRecord,
     FailureEvidence,
@@ -101,12 +102,16 @@ def observe_end(
 
 
 def end_failed_attempt(
-    call: StepCall, attempt: AttemptClaim, observation: AttemptObservation, unknown_cause_message: str = ""
+    call: StepCall,
+    attempt: AttemptClaim,
+    observation: AttemptObservation,
+    unknown_cause_message: str = "",
+    note: str = "",
 ) -> AttemptEnd:
     """Judge how an attempt failed and record it; returns the stored record, also if another replica wrote it.
 
     An attempt that ends because its workflow was stopped has not failed, so its budget is not charged.
-    ``unknown_cause_message`` is the message if the cause cannot be determined.
+    ``unknown_cause_message`` is the message if the cause cannot be determined; ``note`` is added to any message.
     """
     preempted, crash = build_preemption_record(call, attempt), _read_crash_record(call, attempt)
     observed = _add_crash_record(observation, crash)
@@ -132,7 +137,7 @@ def end_failed_attempt(
         attempt,
         AttemptEndOutcome.FAILED,
         cause=cause,
-        message=message,
+        message="; ".join(filter(None, [message, note])),
         evidence=_build_evidence(attempt, observation, verdict),
         exit_code=observation.effective_exit_code,
         preempted=preempted,
@@ -201,6 +206,13 @@ def _find_program_nodes(call: StepCall, attempt: AttemptClaim) -> list[dict[str,
     return sorted(found, key=lambda node: len(str(node["name"])))
 
 
+def is_gang_succeeded(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether the members of a gang have succeeded, whatever became of the pod in which Argo watched them."""
+    assert call.spec.gang is not None
+    gang = gangs.with_started_members(call.spec.gang, attempt)
+    return gangs.is_gang_succeeded(gang, _find_gang_status(call, gang, attempt), pod_statuses)
+
+
 def find_last_try(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> int:
     """Number of the last try of a `Step`, from its pods, or from Argo's nodes where the pods are gone; else 0."""
     if call.spec.kind is not StepKind.STEP:
@@ -267,7 +279,7 @@ def record_end(
         evidence=evidence,
         exit_code=exit_code,
         stopped=stopped,
-        progress=newest is not None or _has_progress_note(call, attempt),
+        progress=_has_advanced(attempt, newest) or _has_progress_note(call, attempt),
         progress_unknown=newest is None and unreadable,
         step_key=attempt.step_key,
         outputs=outputs,
@@ -445,6 +457,12 @@ def _find_commits(call: StepCall, attempt: AttemptClaim) -> AttemptCommits:
     """The checkpoints of the attempt; none if they are on a volume, which the plugin cannot read."""
     readable = attempt.lineage and not call.volume
     return read_attempt_commits(call.store, attempt.lineage, attempt.attempt) if readable else AttemptCommits(None)
+
+
+def _has_advanced(attempt: AttemptClaim, newest: CheckpointManifest | None) -> bool:
+    """Whether the attempt committed a later step than it started from; what it saves when it is stopped may be that."""
+    start = attempt.starts_from
+    return newest is not None and (start is None or newest.global_step > start.global_step)
 
 
 def _has_progress_note(call: StepCall, attempt: AttemptClaim) -> bool:

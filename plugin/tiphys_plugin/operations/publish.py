@@ -40,6 +40,7 @@ from tiphys.records import (
 )
 from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import ObjectInfo, claim_record, find_output_fault, list_outputs, memo_key, outputs_digest
+from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
@@ -127,15 +128,50 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result:
     return end
 
 
+def has_finished(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether the program of a training has done its work, also if Argo did not learn of it.
+
+    Argo's container ``wait`` fails if the API server does not answer when the program has ended, and an agent may be
+    lost with its node. Then the end of the program counts, once its outputs are stored. A folder may be stored in part.
+    """
+    if call.spec.gang is not None:
+        return end_attempt.is_gang_succeeded(call, attempt, pod_statuses)
+    if pod_statuses and pod_statuses[-1].phase == "Succeeded":
+        return True
+    return find_doubt_of_success(call, attempt, pod_statuses) == ""
+
+
+def find_doubt_of_success(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> str | None:
+    """What is missing for the success of a single pod whose program exited with 0, and another container did not.
+
+    Empty if nothing is missing. None if the program did not exit with 0, or was asked to end.
+    """
+    last = pod_statuses[-1] if pod_statuses else None
+    if call.spec.gang is not None or last is None or last.exit_code != 0 or not last.finished:
+        return None
+    if last.reason or last.ending:
+        return None
+    for output, objects in _locate_stored(call, attempt):
+        if not objects:
+            return f"output {output.name!r} is not stored"
+        if output.directory:
+            return f"output {output.name!r} is a folder, of which files may be missing"
+    return "its standard output is lost" if call.spec.has_result else ""
+
+
 def find_hidden_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None:
     """The crash of a training whose pod ended with 0 although nothing shows that its program went on to its end.
 
     A program may handle an error that leaves its session, and be done: then it has written all its declared outputs.
     """
-    prefix = call.layout.outputs(attempt.step, attempt.attempt)
     if (crash := end_attempt.find_last_crash(call, attempt)) is None:
         return None
-    return crash if _lacks_output(locate_outputs(call.spec, prefix, list(call.store.list(prefix)))) else None
+    return crash if _lacks_output(_locate_stored(call, attempt)) else None
+
+
+def _locate_stored(call: StepCall, attempt: AttemptClaim) -> list[LocatedOutput]:
+    prefix = call.layout.outputs(attempt.step, attempt.attempt)
+    return locate_outputs(call.spec, prefix, list(call.store.list(prefix)))
 
 
 def _lacks_output(located: Sequence[LocatedOutput]) -> bool:

@@ -34,12 +34,15 @@ def settle(call: StepCall, operation: SettleOperation) -> ExecuteReply:
         pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt.claim)
         if (waiting := end_attempt.await_pods(call, attempt.claim, pod_statuses)) is not None:
             return waiting
-        crash = publish.find_hidden_crash(call, attempt.claim) if operation.status == "Succeeded" else None
-        if operation.status == "Succeeded" and crash is None:
+        has_succeeded = operation.status == "Succeeded"
+        has_finished = has_succeeded or publish.has_finished(call, attempt.claim, pod_statuses)
+        crash = publish.find_hidden_crash(call, attempt.claim) if has_finished else None
+        if has_finished and crash is None:
             members_left = end_attempt.describe_members_left(call, attempt.claim)
             end_attempt.release_lease(call, attempt.claim)
+            lost = "" if has_succeeded else f", although Argo reports {operation.status or 'nothing'}"
             return succeeded_reply(
-                f"Attempt {attempt.claim.attempt} succeeded{members_left}; its outputs are verified next"
+                f"Attempt {attempt.claim.attempt} succeeded{members_left}{lost}; its outputs are verified next"
             )
         failpoint("settle.before_end")
         if crash is not None:
@@ -47,7 +50,9 @@ def settle(call: StepCall, operation: SettleOperation) -> ExecuteReply:
         else:
             seen = end_attempt.observe_end(call, attempt.claim, pod_statuses, operation.status, operation.exit_code)
             unknown = end_attempt.not_started_message(operation.status)
-            end = end_attempt.end_failed_attempt(call, attempt.claim, seen, unknown)
+            doubt = publish.find_doubt_of_success(call, attempt.claim, pod_statuses)
+            note = f"its program exited with 0, but {doubt}" if doubt else ""
+            end = end_attempt.end_failed_attempt(call, attempt.claim, seen, unknown, note)
         failpoint("settle.after_end")
     else:
         end = attempt.end

@@ -5,7 +5,8 @@ granted before the leases of all live pods are recorded, but for a minute at mos
 a namespace whose store fails must not stop the others. Kubernetes keeps two pods
 from the same GPU in any case. What is missing is tried again every few seconds until
 it is recorded. Until then the error of the ledger in the status of the service, which
-`tiphys doctor` prints, names the namespace.
+`tiphys doctor` prints, names the namespace. Each round also looks for records of the
+ledger's log that were deleted or changed, and replaces such a log.
 """
 
 import structlog
@@ -64,3 +65,4 @@ class LedgerRecovery(PeriodicTask):
             self._ledger.end_recovery()
             self._is_complete = True
             _log.info("ledger.recovered", leases=len(self._ledger.snapshot().leases))
+        self._ledger.replace_damaged_log()

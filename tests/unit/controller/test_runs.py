@@ -1,5 +1,6 @@
 """What people see of a store: a line per run, and everything about one run."""
 
+import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -174,8 +175,8 @@ def test_outputs_are_those_of_the_newest_attempt_or_of_the_result_that_was_taken
     own, taken = (describe_run(store, run).steps[0].outputs for run in (first, second))
 
     assert [(one.source, one.name, one.value, one.size_bytes, one.sha256) for one in own] == [
-        ("attempt 2", "n", "5", 1, "0" * 64),
-        ("attempt 2", "data", None, 3, "0" * 64),
+        ("attempt 2", "n", "5", 1, hashlib.sha256(b"5").hexdigest()),
+        ("attempt 2", "data", None, 3, hashlib.sha256(b"xyz").hexdigest()),
     ]
     assert [(one.source, one.key) for one in taken] == [("run digits-1, step prep, attempt 2", one.key) for one in own]
     assert describe_run(store, first).steps[1].outputs == ()

@@ -9,12 +9,12 @@
 | names made of HTML | text |
 """
 
+import hashlib
 import re
 import shlex
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def test_outputs_have_their_size_and_digest_and_the_command_that_copies_them(
     page = Texts(pages.get(f"/runs/{run}").text)
 
     key = f"{RunLayout(run).outputs('prep', 1)}artifacts/data"
-    digest = sha256(b"x" * 2048).hexdigest()[:12]
+    digest = hashlib.sha256(b"x" * 2048).hexdigest()[:12]
     assert f"prep attempt 1 data 2 KiB {digest} cp {store.url.removeprefix('file://')}/{key} ." in page.text
     assert "prep attempt 1 n 1 B" in page.text
     assert pages.get(f"/runs/{run}").text.count("cp ") == 1

@@ -7,7 +7,7 @@ libraries. Only names that libraries are known to use count as a step, because
 
 import fnmatch
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -132,11 +132,29 @@ def is_best(name: str) -> bool:
     return "best" in name.lower()
 
 
-def find_missing_copy(paths: Collection[str]) -> Layout | None:
-    """Return the layout of a checkpoint among these files whose copy is not among them."""
-    names = frozenset(map(base_name, paths))
-    layouts = {layout for name in names if (layout := fit_layout(name, None, AUTO)) and layout.copy}
-    return next((layout for layout in layouts if not fnmatch.filter(names, layout.copy)), None)
+def describe_copy(modified_ns: Mapping[str, int]) -> str:
+    """Return what is wrong with the copy of the newest checkpoint from which a program may resume; empty if nothing.
+
+    ``modified_ns`` are the times of the restored files by path.
+    """
+    files = [(at, base_name(path)) for path, at in modified_ns.items()]
+    layouts = {layout for _, name in files if (layout := fit_layout(name, None, AUTO)) and layout.copy}
+    for layout in layouts:
+        copies = [file for file in files if fnmatch.fnmatch(file[1], layout.copy)]
+        steps = [file for file in files if file not in copies and fit_layout(file[1], None, AUTO) is layout]
+        remedy = f"let it resume from the newest of {layout.names}"
+        if not copies:
+            return (
+                f"the restored checkpoint has no {layout.copy}: a program that resumes from that file begins from the "
+                f"beginning; {remedy}"
+            )
+        if steps and max(steps)[0] > max(copies)[0]:
+            step, copy = max(steps)[1], max(copies)[1]
+            return (
+                f"the program ended after it had written {step}, and before it wrote {copy} again: the steps between "
+                f"are lost to a program that resumes from the latter; {remedy}"
+            )
+    return ""
 
 
 def read_pointer(text: str) -> str:

@@ -9,7 +9,7 @@ from tiphys.checkpoint.exec.arrange import arrange_folder
 from tiphys.checkpoint.exec.detect import CommitSelection, CompletenessDetector, FolderScan, FolderWriters
 from tiphys.checkpoint.exec.evidence import PointerReader, ends_as_written, find_writers
 from tiphys.checkpoint.exec.files import scan_folder
-from tiphys.checkpoint.exec.layouts import find_missing_copy
+from tiphys.checkpoint.exec.layouts import describe_copy
 from tiphys.checkpoint.exec.options import ExecOptions
 from tiphys.checkpoint.telemetry.events import log_message
 
@@ -59,18 +59,17 @@ class FolderWatch:
 
     def begin(self, restored: Collection[str]) -> None:
         """Take what is in the folder before the program starts; ``restored`` comes from a commit."""
-        if layout := find_missing_copy(restored):
-            log_message(
-                f"the restored checkpoint has no {layout.copy}: a program that resumes from that file begins from the "
-                f"beginning; let it resume from the newest of {layout.names}"
-            )
         stamp = self._options.folder / ".tiphys-clock"  # the file system may be on another machine
         stamp.touch()
         started_ns = stamp.stat().st_ctime_ns
         stamp.unlink()
         with contextlib.suppress(AttributeError, OSError):  # not all file systems have attributes
             os.setxattr(self._options.folder, _STARTED, str(started_ns).encode())
-        self._detector.begin(scan_folder(self._options.folder, self._options.ignored), restored)
+        listing = scan_folder(self._options.folder, self._options.ignored)
+        kept = {path: listing[path] for path in restored if path in listing}
+        if wrong := describe_copy({path: entry.modified_ns for path, entry in kept.items() if entry.kind != "folder"}):
+            log_message(wrong)
+        self._detector.begin(listing, restored)
 
     def end(self) -> None:
         """Forget the start: the program has done its work, so that nothing is a leftover."""

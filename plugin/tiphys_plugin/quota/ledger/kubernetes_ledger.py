@@ -263,6 +263,19 @@ class KubernetesLedger(BaseLedger):
         """Grant GPUs again: the leases of live pods are recorded."""
         self._recovering_until = None
 
+    def replace_damaged_log(self) -> None:
+        """Write all leases and requests to a new log if records of the present one were deleted or changed.
+
+        A service that follows the log does not read them again, but one that starts needs them, and so does whoever
+        looks at the queues.
+
+        Raises:
+            StoreError: the ledger cannot be read or written.
+        """
+        if lost := self._ledger_object.find_lost_record():
+            _log.warning("ledger.log_replaced", ledger=str(self._ledger_object), record=lost)
+            self._update(lambda state, _: state)
+
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
         return self._write_batcher.submit(transition)
 
@@ -309,8 +322,9 @@ class KubernetesLedger(BaseLedger):
         for write in writes:
             after, answer = write.transition(after, rules)
             answers.append(answer)
-        must_write = version.needs_write or self._ledger_object.has_finished_snapshot
-        if not must_write and not after.needs_write(version.state, self._forget_after / 3):
+        if not self._ledger_object.needs_write(version) and not after.needs_write(
+            version.state, self._forget_after / 3
+        ):
             return answers
         if not self._write(version, after):
             return None

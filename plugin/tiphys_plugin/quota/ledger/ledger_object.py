@@ -6,7 +6,8 @@ a lost ledger, may begin with an empty state, because it restores the leases of
 live pods first.
 
 If records of the log are lost, the service that misses them asks the others, by a
-mark in the head. A service that still knows all leases writes them to a new log.
+mark in the head. A service that still knows all leases writes them to a new log;
+so does one that finds records gone although it needs none of them itself.
 If none does within `REPAIR_SECONDS`, the log begins without leases, and every
 service records the leases of live pods again.
 """
@@ -99,6 +100,9 @@ class LedgerObject:
         self._records = LedgerRecords(api, namespace, name)
         self._reader: LogReader[Lease, PendingRequest] = LogReader(self._records, StateCodec())
         self._finished_snapshot: LogHead | None = None
+        self._seen_records: dict[str, str] = {}
+        self._lost_log = ""
+        """Id of a log of which records were lost, and which the next `write` replaces."""
         self.last_version: LedgerVersion | None = None
         """The last version that this service read or wrote; other services may have written since."""
 
@@ -164,10 +168,25 @@ class LedgerObject:
         taken = {"snapshot": head.number, "snapshot_first": head.first, "chunks": chunks}
         self._finished_snapshot = head.model_copy(update=taken)
 
-    @property
-    def has_finished_snapshot(self) -> bool:
-        """Whether the next `write` ends the records before a snapshot."""
-        return self._finished_snapshot is not None
+    def needs_write(self, version: LedgerVersion) -> bool:
+        """Whether to write although nothing changed: to end the records before a snapshot, or to replace the log."""
+        is_lost = version.head is not None and version.head.id == self._lost_log
+        return version.needs_write or self._finished_snapshot is not None or is_lost
+
+    def find_lost_record(self) -> str:
+        """Return what a new reader would miss, empty if nothing; the next `write` then replaces the log.
+
+        Raises:
+            StoreError: the ledger cannot be read.
+        """
+        head = self.read().head
+        if head is None or not (lost := self._records.find_lost(head, self._seen_records)):
+            return ""
+        now = self.read().head  # a newer snapshot may have ended the record
+        if now is None or (now.id, now.snapshot) != (head.id, head.snapshot):
+            return ""
+        self._lost_log = head.id
+        return lost
 
     def delete_unused_records(self) -> int:
         """Delete the records before the newest snapshot, and return their number."""
@@ -181,7 +200,7 @@ class LedgerObject:
             head = LogHead(id=_draw_id())
         elif head is None:
             head = self._begin_log(version, version.state, 0)
-        if head.repair_asked_at is not None or _size(changes) > MAX_ENTRY_BYTES:
+        if head.repair_asked_at is not None or head.id == self._lost_log or _size(changes) > MAX_ENTRY_BYTES:
             return self._begin_log(version, ledger_state, head.number + 1)
         if not changes:
             return self._with_finished_snapshot(head)

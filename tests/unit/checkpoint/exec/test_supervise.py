@@ -323,6 +323,26 @@ def test_restored_checkpoint_of_lightning_without_last_ckpt_is_said(store, folde
     assert ("has no last*.ckpt" in capsys.readouterr().err) is is_said
 
 
+@pytest.mark.parametrize(
+    ("written", "is_said"),
+    [
+        ("touch -d @10 $0/last.ckpt; touch -d @11 $0/épo=1-step=16.ckpt", True),
+        ("touch -d @10 $0/last.ckpt; touch -d @9.5 $0/last-v1.ckpt; touch -d @11 $0/step=16.ckpt", True),
+        ("touch -d @11 $0/step=16.ckpt; touch -d @11.5 $0/last.ckpt", False),
+        ("touch -d @11 $0/step=16.ckpt $0/last.ckpt", False),
+        ("touch -d @11 $0/step=16.ckpt; ln -s step=16.ckpt $0/last.ckpt", False),
+    ],
+)
+def test_last_ckpt_that_is_older_than_the_newest_step_is_said(store, folder, capsys, written, is_said):
+    as_the_library = {"checkpoint": "", "step_from": None}
+    assert run(store, options(folder, written, **as_the_library)) == 0
+    [commit] = list_commits(store, LINEAGE)
+    write_claim(store, claim_of(2, commit))
+    assert run(store, options(folder, "true", **as_the_library), attempt=2) == 0
+    said = "the steps between are lost to a program that resumes from the latter"
+    assert (said in capsys.readouterr().err) is is_said
+
+
 def test_what_was_there_before_is_none_of_the_programs_doing(store, folder):
     write(folder, 7)
     assert run(store, options(folder)) == 0

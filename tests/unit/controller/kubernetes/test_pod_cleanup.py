@@ -21,7 +21,7 @@ from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_controller.kubernetes.writer import ClusterWriter
 
 from tiphys.kube import KubeApi, ListSnapshot, Object
-from tiphys.kube.gang_workloads import count_remaining_members, find_first_failure, gang_phase
+from tiphys.kube.gang_workloads import count_remaining_members, find_first_failure, gang_phase, is_gang_complete
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, FirstFailure, GangPhase
 from tiphys.protocol.step_spec import STEP_ANNOTATION
@@ -154,6 +154,24 @@ def test_stage_of_an_object_follows_from_its_conditions(found: Object, stage: Ga
     assert gang_phase({"metadata": {}, **found}) is stage
     deleted = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, **found}
     assert gang_phase(deleted) is (stage if stage is GangPhase.FINISHED else GangPhase.ENDING)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "complete"),
+    [
+        (("Complete",), True),
+        (("SuccessCriteriaMet", "Complete"), True),
+        (("Running", "Succeeded"), True),
+        (("Completed",), True),
+        (("SuccessCriteriaMet",), False),
+        (("FailureTarget", "Failed"), False),
+        ((), False),
+    ],
+)
+def test_object_is_complete_once_its_controller_says_so(kinds: tuple[str, ...], complete: bool) -> None:
+    assert is_gang_complete({"metadata": {}, "status": {"conditions": conditions(*kinds)}}) is complete
+    refuted = [{**one, "status": "False"} for one in conditions(*kinds)]
+    assert is_gang_complete({"metadata": {}, "status": {"conditions": refuted}}) is False
 
 
 @pytest.mark.parametrize(

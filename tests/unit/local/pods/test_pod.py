@@ -14,6 +14,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 from support.processes import lives
 from support.workflows import Bench, call, dag, shell, workflow
 
+from hera_pipelines.local.pods import init_process
 from tiphys.errors import ObjectMissingError
 from tiphys.store import DirectoryStore
 
@@ -148,6 +150,19 @@ def test_a_deleted_pod_gets_sigterm_and_keeps_its_exit_code(bench: Bench) -> Non
     assert bench.run(only(WAIT_FOR_TERM)) == "Failed"
     [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert (pod.exit_code, pod.reason, bench.last("wf.run").message) == (75, "Deleted", "pod deleted")
+
+
+def test_sigterm_at_any_moment_of_its_start_ends_a_program() -> None:
+    init = [sys.executable, "-I", "-S", init_process.__file__, str(os.getpid()), ""]
+    for delay_ms in range(60):
+        process = subprocess.Popen([*init, "sleep", "600"], start_new_session=True)
+        try:
+            time.sleep(delay_ms / 1000)
+            os.killpg(process.pid, signal.SIGTERM)
+            assert process.wait(timeout=60) in (-signal.SIGTERM, 128 + signal.SIGTERM), f"after {delay_ms} ms"
+        finally:
+            process.send_signal(signal.SIGHUP)
+            process.wait(timeout=60)
 
 
 def test_a_pod_that_is_told_to_end_through_the_cluster_ends_like_a_deleted_one(bench: Bench) -> None:

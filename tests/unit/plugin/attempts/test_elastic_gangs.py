@@ -19,6 +19,7 @@
 | all pods were taken away | preemption |
 | the first is gone, the others failed after it | infrastructure |
 | the same, and the program has left word of a crash | that of the others |
+| the same, and one of them was called wrongly, or its log names no connection | that of this one |
 """
 
 from dataclasses import replace
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import pytest
 from support.gang_world import JOB, gang_world, objects, pod, put
-from support.world import Flow, World, fit, gpus, outputs, phase, said
+from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said
 from tiphys_plugin import PodStatus, Queues
 from tiphys_plugin.attempts import gangs
 from tiphys_plugin.eviction.evict import select_pods_on_nodes
@@ -35,9 +36,10 @@ from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.failures.classify import classify_failure
+from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.protocol.gang import GANG_LABEL, GangPhase, GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS, gang_outputs
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, RetryPolicy, StepSpec
 from tiphys.records import Cause
 
 GANG = GangSpec(members=4, min_members=2)
@@ -292,6 +294,24 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
         ([pod(1, after=5, **TAKEN)], False, Cause.PREEMPTION, "rank 0 of 4"),
         ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], False, Cause.INFRASTRUCTURE, "rank 0 of 4"),
         ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], True, Cause.USER_ERROR, "exited with 1"),
+        ([pod(rank, after=9, exit_code=2) for rank in (1, 2, 3)], False, Cause.USER_ERROR, "rank 1 of 4: the program"),
+        ([pod(rank, after=9, exit_code=64) for rank in (1, 2)], False, Cause.USER_ERROR, "exited with 64"),
+        ([pod(rank, after=9, exit_code=64) for rank in range(4)], False, Cause.USER_ERROR, "exited with 64"),
+        ([pod(1, after=9, exit_code=141), pod(0, after=9, exit_code=141)], False, Cause.USER_ERROR, "exited with 141"),
+        ([pod(rank, after=9, exit_code=75) for rank in (1, 2, 3)], False, Cause.INFRASTRUCTURE, "rank 0 of 4"),
+        ([pod(rank, after=9, exit_code=127) for rank in (2, 3)], False, Cause.USER_ERROR, "rank 2 of 4"),
+        (
+            [pod(1, after=8, exit_code=143), pod(2, after=9, exit_code=1, termination_message="KeyError: 'größe'\n")],
+            False,
+            Cause.USER_ERROR,
+            "rank 2 of 4: the program exited with 1 (KeyError: 'größe')",
+        ),
+        (
+            [pod(2, after=9, exit_code=1, termination_message="RendezvousTimeoutError\n==== Root Cause ====\n")],
+            False,
+            Cause.INFRASTRUCTURE,
+            "rank 0 of 4",
+        ),
         ([pod(0, "Running")], False, Cause.INFRASTRUCTURE, "no pod of the gang shows how the attempt ended"),
     ],
 )
@@ -301,3 +321,33 @@ def test_what_it_could_not_go_on_without_decides(
     verdict = classify_failure(gangs.observe_elastic_end(GANG, 2, found, "Failed", crashed=crashed))
     assert verdict.cause is cause
     assert evidence in verdict.evidence
+
+
+def fails_beside_a_deleted_first_member(
+    here: World, flow: Flow, number: int, exit_code: int, saved: int
+) -> ExecuteReply:
+    """The answer of settle after rank 0 saved a step, and the Job deleted it because the others exited."""
+    name = outputs(flow.admit("fit", number - 1))["gang"]
+    objects(here).objects[name] = replace(JOB, name=name, stage=GangPhase.FINISHED, remaining=1)
+    commit(here.store, "digits-abc12/fit", number, saved)
+    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: str(number), GANG_LABEL: "job"}
+    for rank in (1, 2, 3):
+        here.cluster.write_pod(pod(rank, "Failed", 9.0, labels=labels, exit_code=exit_code))
+    return flow.settle("fit", number - 1, status="Failed")
+
+
+@pytest.mark.parametrize("exit_code", [2, 64])
+def test_usage_error_of_members_ends_the_trying_although_the_first_member_saved(here: World, exit_code: int) -> None:
+    flow = here.submit(spec())
+    settled = fails_beside_a_deleted_first_member(here, flow, 1, exit_code, saved=40)
+    assert (phase(settled), "user error" in said(settled)) == ("Succeeded", True)
+    assert not here.ledger.snapshot().leases
+
+
+def test_what_the_first_member_saved_without_a_further_step_refunds_nothing(here: World) -> None:
+    flow = here.submit(spec(retry=RetryPolicy(infrastructure=2)))
+    saved = [(1, 40), (2, 40), (3, 41), (4, 41), (5, 41)]
+    answers = [phase(fails_beside_a_deleted_first_member(here, flow, number, 1, step)) for number, step in saved]
+    assert answers == ["Failed"] * 4 + ["Succeeded"]
+    ends = [one for one in records(here.store, "control/runs/digits-abc12/attempts/fit/") if "outcome" in one]
+    assert [one["progress"] for one in ends] == [True, False, True, False, False]

@@ -19,7 +19,7 @@ from support.authored import STORE, train
 from support.authored import workflow as authored
 from support.gang_world import JOB, gang_world, objects, pod, put
 from support.gangs import filled_in
-from support.world import Flow, World, fit, gpus, outputs, phase, records, said, workflow
+from support.world import Flow, World, artifacts, fit, gpus, outputs, phase, records, said, workflow
 from tiphys_plugin import PodStatus, Queues
 from tiphys_plugin.attempts import gangs
 
@@ -229,6 +229,54 @@ def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
         put(here, rank, "Succeeded", exit_code=0)
     assert said(flow.settle("fit", 0, status="Succeeded")) == "Attempt 1 succeeded; its outputs are verified next"
     assert phase(flow.conclude("fit", 0, status="Failed")) == "Succeeded", "the agent pod was lost, not the training"
+
+
+def test_a_gang_that_finished_is_not_run_again_where_its_watching_pod_was_lost(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
+    for rank in range(4):
+        put(here, rank, "Succeeded", exit_code=0)
+    settled = flow.settle("fit", 0, status="Error", exit_code="")
+    assert phase(settled) == "Succeeded"
+    assert said(settled) == "Attempt 1 succeeded, although Argo reports Error; its outputs are verified next"
+    assert phase(flow.conclude("fit", 0, status="Error")) == "Succeeded"
+
+
+@pytest.mark.parametrize("lost", [(0,), (1, 3), (0, 1, 2, 3)])
+def test_gang_that_its_job_calls_complete_is_done_although_pods_went_with_the_node_of_the_watching_pod(
+    here: World, lost: tuple[int, ...]
+) -> None:
+    flow = here.submit(fit(gang=FOUR, gpu=gpus(8, members=4)))
+    name = started(here, flow)
+    key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"weights")
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED, succeeded=True)
+    for rank in range(4):
+        made = put(here, rank, "Succeeded", exit_code=0)
+        if rank in lost:
+            objects(here).lose(made)
+    assert phase(flow.settle("fit", 0, status="Error", exit_code="")) == "Succeeded"
+    assert not here.ledger.snapshot().leases
+    assert artifacts(flow.conclude("fit", 0, status="Error")) == {"model": key}
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_next_try_of_a_gang_whose_end_was_not_settled_takes_its_result_over_without_gpus(
+    here: World, is_complete: bool
+) -> None:
+    flow = here.submit(fit(gang=FOUR, gpu=gpus(8, members=4)))
+    name = started(here, flow)
+    key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"weights")
+    finished = replace(objects(here).objects[name], stage=GangPhase.FINISHED, succeeded=is_complete)
+    objects(here).objects[name] = finished
+    for rank in range(4):
+        made = put(here, rank, "Succeeded", exit_code=0)
+        if is_complete:
+            objects(here).lose(made)
+    again = flow.admit("fit", 1)
+    assert (outputs(again)["run"], artifacts(again)) == ("false", {"model": key})
+    assert not here.ledger.snapshot().leases
+    assert not here.ledger.snapshot().pending
 
 
 @pytest.mark.parametrize("status", ["Failed", "Error"])

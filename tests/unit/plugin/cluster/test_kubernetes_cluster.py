@@ -103,7 +103,7 @@ def test_what_makes_the_pods_of_a_gang_is_read_and_ended(api, cluster):
     api.create(JOBS, "ml", {"metadata": metadata, "status": {"conditions": conditions}})
     assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-2") is None, "another Workflow made it"
     found = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
-    assert (found.stage, found.first_failure) == (GangPhase.ENDING, None)
+    assert (found.stage, found.first_failure, found.succeeded) == (GangPhase.ENDING, None, False)
     api.delete(JOBS, "ml", "digits-fit-1")
     api.create(JOBS, "ml", {"metadata": metadata})
     cluster.delete_gang(found)
@@ -112,6 +112,10 @@ def test_what_makes_the_pods_of_a_gang_is_read_and_ended(api, cluster):
     cluster.delete_gang(again)
     cluster.delete_gang(again)
     assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1") is None
+    conditions = [{"type": "Complete", "status": "True"}]
+    api.create(JOBS, "ml", {"metadata": metadata, "status": {"conditions": conditions}})
+    complete = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
+    assert (complete.stage, complete.succeeded) == (GangPhase.FINISHED, True)
 
 
 def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):

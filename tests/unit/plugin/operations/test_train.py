@@ -129,6 +129,55 @@ def test_argo_retry_of_a_step_that_was_given_up_opens_no_attempt(here):
     assert list(here.store.list("control/runs/digits-abc12/attempts/fit/000000002")) == []
 
 
+WAIT_FAILED = {"phase": "Failed", "exit_code": 0, "message": "wait: Error (exit code 64)"}
+"""A pod whose program has ended with 0, and whose end Argo's container could not report."""
+
+
+def finished_program(here: World, data: str = "artifacts/model", **pod):
+    flow = here.submit(fit(artifacts=("model",), gpu=GpuRequest(gpus=1)))
+    key = flow.write_output(flow.admit("fit", 0), data, b"weights")
+    flow.pod("fit", 1, **{**WAIT_FAILED, **pod})
+    return flow, key
+
+
+def test_finished_program_is_not_run_again_where_argo_could_not_report_its_end(here):
+    flow, key = finished_program(here)
+    settled = flow.settle("fit", 0, status="Error", exit_code="64")
+    assert phase(settled) == "Succeeded"
+    assert said(settled) == "Attempt 1 succeeded, although Argo reports Error; its outputs are verified next"
+    assert not here.ledger.snapshot().leases
+    verdict = flow.conclude("fit", 0, status="Failed")
+    assert artifacts(verdict) == {"model": key}
+    assert [end["outcome"] for end in ends(here)] == ["done"]
+
+
+def test_finished_program_is_adopted_where_its_settle_never_ran(here):
+    flow, key = finished_program(here)
+    again = flow.admit("fit", 1)
+    assert outputs(again)["run"] == "false"
+    assert not here.ledger.snapshot().leases
+    assert artifacts(flow.conclude("fit", 0, status="Failed")) == {"model": key}
+
+
+@pytest.mark.parametrize(
+    ("data", "pod", "doubt"),
+    [
+        ("artifacts/other", {}, "output 'model' is not stored"),
+        ("artifacts/model/part-1", {}, "output 'model' is a folder, of which files may be missing"),
+        ("artifacts/model", {"reason": "Evicted"}, ""),
+        ("artifacts/model", {"ending": True}, ""),
+        ("artifacts/model", {"exit_code": 75}, ""),
+        ("artifacts/model", {"exit_code": None}, ""),
+    ],
+    ids=["no output", "a folder, maybe in part", "evicted", "deleted", "preempted", "no exit code"],
+)
+def test_program_is_run_again_where_nothing_shows_that_it_finished(here, data, pod, doubt):
+    flow, _ = finished_program(here, data, **pod)
+    settled = flow.settle("fit", 0, status="Error", exit_code="64")
+    assert [end["outcome"] for end in ends(here)] == ["failed"]
+    assert (f"its program exited with 0, but {doubt}" in said(settled)) is bool(doubt)
+
+
 def test_settle_waits_for_the_pod_and_ends_by_force_in_the_end(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)

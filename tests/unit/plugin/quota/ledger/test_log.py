@@ -8,6 +8,7 @@
 | a snapshot is taken while others write                   | the records before it go; a slow reader loads it      |
 | a record is deleted, changed, cut off or empty           | refused, and no GPU is granted                        |
 | a service still has all leases                           | it writes them anew; all go on, nothing is restarted  |
+| no service that runs needs the lost record               | one of them writes a new log all the same             |
 | no service has them                                      | the log begins again after the live pods are recorded |
 | the head loses entries, or goes back                     | refused                                               |
 | two services find the log damaged at once                 | one of them repairs it                                |
@@ -17,6 +18,7 @@ import base64
 import json
 import random
 import zlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -238,6 +240,61 @@ def test_a_deleted_chunk_of_a_snapshot_is_healed_too(api, clock, small_parts, mo
         late.begin_recovery()
     healthy.snapshot()
     assert len(uids(late)) == 14
+
+
+@pytest.mark.parametrize("kind", ["deleted", "changed"])
+@pytest.mark.parametrize("place", ["first", "middle", "last", "snapshot"])
+def test_a_service_replaces_a_log_of_which_it_needs_no_record_itself(api, clock, small_parts, monkeypatch, place, kind):
+    if place == "snapshot":
+        monkeypatch.setattr(ledger_object, "_MIN_SNAPSHOT_BYTES", 2000)
+    services = [Service(api, clock) for _ in range(2)]
+    for turn, service in enumerate((*services, *services)):
+        fill(service, 6, first=6 * turn)
+    for service in services:
+        service.take_snapshots()
+    expected = uids(services[0])
+    for service in services:
+        service.replace_damaged_log()
+    before = names(api)
+    records = [name for name in before if name.count(".") == (3 if place == "snapshot" else 2)]
+    damage_of(kind, api, {"first": records[0], "last": records[-1]}.get(place, records[len(records) // 2]))
+    with pytest.raises(LedgerLostError):
+        Service(api, clock).snapshot()
+    services[1].replace_damaged_log()
+    after = names(api)
+    for service in (services[0], services[1]):
+        service.replace_damaged_log()
+    assert names(api) == after, "one new log is enough"
+    assert uids(Service(api, clock)) == uids(services[0]) == uids(services[1]) == expected
+    assert isinstance(services[0].request(ask(1, "new")), Admitted)
+
+
+def test_a_log_is_not_replaced_because_a_snapshot_ended_its_records(api, clock, small_parts, monkeypatch):
+    monkeypatch.setattr(ledger_object, "_MIN_SNAPSHOT_BYTES", 2000)
+    writes, looks = Service(api, clock), Service(api, clock)
+    for turn in range(6):
+        fill(writes, 6, first=6 * turn)
+        looks.replace_damaged_log()
+        writes.take_snapshots()
+    assert len({name.split(".")[1] for name in names(api)}) == 1
+    assert len(uids(Service(api, clock))) == 36
+
+
+def test_records_of_a_replaced_log_are_deleted_after_an_hour(api, clock, small_parts, monkeypatch):
+    ledger = Service(api, clock)
+    fill(ledger, 12)
+    ledger.replace_damaged_log()
+    old = names(api)
+    drop(api, old[1])
+    ledger.replace_damaged_log()
+    monkeypatch.setattr(
+        ledger_object, "_ABANDONED_AFTER", timedelta(days=-36_500)
+    )  # the API server has a clock of its own
+    monkeypatch.setattr(ledger_object, "_MIN_SNAPSHOT_BYTES", 2000)
+    fill(ledger, 12, first=12)
+    assert ledger.due
+    ledger.take_snapshots()
+    assert not set(old) & set(names(api))
 
 
 def test_a_service_that_follows_does_not_skip_a_gap(api, clock, small_parts):
