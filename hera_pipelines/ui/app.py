@@ -39,7 +39,7 @@ from hera_pipelines.ui.gpu_page import GpuSource, SharedReader, WaitingRow
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
 from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.page_access import AllowedHosts
-from hera_pipelines.ui.page_reads import PageReads, PagesBusyError, answer_while_connected
+from hera_pipelines.ui.page_reads import PageReads, PagesBusyError, SharedViews, answer_while_connected
 from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_changes import RunChanges
 from hera_pipelines.ui.run_index import RunIndex
@@ -170,6 +170,7 @@ class _Pages:
         self._store = RecordCache(store)
         self._reads = PageReads(self._store)
         self._usages = UsageReader(clock)
+        self._views = SharedViews[RunView]()
         self._submitter = submitter
         self._index = index
         self._find_logs = find_logs
@@ -191,9 +192,10 @@ class _Pages:
         async def answer() -> Response:
             number, run = _read_number(request, "submission"), request.path_params["run"]
             page, outputs_page = _read_number(request, "page") or 1, _read_number(request, "outputs") or 1
+            places = (run, number, page, outputs_page)
             view = await self._reads.read(
-                lambda store: read_run_view(
-                    store, run, self._usages, self._submitter, number, page, outputs_page, self._clock()
+                lambda store: self._views.read(
+                    places, lambda: read_run_view(store, self._usages, self._submitter, *places, self._clock())
                 )
             )
             offer = None

@@ -6,9 +6,10 @@ whose client has gone is not begun, and one that was begun ends at its next stor
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 from starlette.requests import Request
@@ -23,6 +24,8 @@ MAX_READS = 4
 """Most pages that are read at once. Each reads its records in up to 16 more threads."""
 WAIT_SECONDS = 5.0
 """How long a page waits for its turn."""
+_CHEAP_SECONDS, _CPU_SHARE = 0.1, 0.1
+"""A view that took more CPU is kept until the process could have spent a tenth of the time on it."""
 _CLIENT_CLOSED_REQUEST = 499
 """Status that no client receives, as in nginx."""
 _Answer = TypeVar("_Answer")
@@ -65,6 +68,33 @@ class PageStore(ReadOnlyStore):
     def _check_wanted(self) -> None:
         if self._is_abandoned.is_set():
             raise StoreError("the page is not read further, because its client has gone or its time is over")
+
+
+class SharedViews(Generic[_Answer]):
+    """Keeps what was costly to read for a time that grows with its cost, so that few runs cannot take all CPU.
+
+    Args:
+        monotonic: Monotonic clock in seconds.
+        cpu: CPU of the calling thread in seconds.
+    """
+
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._monotonic = monotonic
+        self._cpu = cpu
+        self._views: dict[Hashable, tuple[float, _Answer]] = {}
+
+    def read(self, key: Hashable, read: Callable[[], _Answer]) -> _Answer:
+        """What ``read`` returns, or returned lately for ``key``."""
+        if (known := self._views.get(key)) is not None and self._monotonic() < known[0]:
+            return known[1]
+        began = self._cpu()
+        view, cost, now = read(), self._cpu() - began, self._monotonic()
+        self._views = {other: kept for other, kept in self._views.items() if now < kept[0]}
+        if cost > _CHEAP_SECONDS:
+            self._views[key] = now + cost / _CPU_SHARE, view
+        return view
 
 
 class PageReads:

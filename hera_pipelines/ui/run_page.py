@@ -178,9 +178,9 @@ class UsageReader:
 
 def read_run_view(
     store: Store,
-    run: str,
     usages: UsageReader,
     submitter: Submitter | None,
+    run: str,
     number: int | None,
     page: int,
     outputs_page: int,
@@ -190,9 +190,9 @@ def read_run_view(
 
     Args:
         store: The store.
-        run: Name of the run.
         usages: Measures its times.
         submitter: Where its Workflow is looked up while it may run; None: storage alone.
+        run: Name of the run.
         number: Number of the only submission whose attempts are shown; None for all.
         page: Which `MAX_ATTEMPTS` attempts are shown, from 1.
         outputs_page: Which outputs of these, likewise.
@@ -208,7 +208,7 @@ def read_run_view(
     detail, usage = describe_run(store, run, submitter, window=window), usages.measure(store, run)
     attempts = sorted(
         (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
-        key=lambda one: one.opened_at,
+        key=lambda one: (one.opened_at, one.attempt),
         reverse=True,
     )
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)

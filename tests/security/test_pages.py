@@ -161,6 +161,25 @@ def test_a_page_reads_a_bounded_number_of_records(path: str, large_store: Store)
     assert max(read["manifests"], read["events"]) <= 400
 
 
+def test_a_view_that_took_much_cpu_is_shared_for_ten_times_as_long() -> None:
+    now, cpu, read = [0.0], [0.0], Counter[str]()
+    views = page_reads.SharedViews[int](lambda: now[0], lambda: cpu[0])
+
+    def look(run: str, cost: float) -> int:
+        def work() -> int:
+            read[run] += 1
+            cpu[0] += cost
+            return read[run]
+
+        return views.read((run, 1), work)
+
+    assert [look("large", 2.0), look("large", 2.0), look("other", 2.0)] == [1, 1, 1]
+    now[0] = 19.9
+    assert (look("large", 2.0), look("cheap", 0.05), look("cheap", 0.05)) == (1, 1, 2)
+    now[0] = 20.1
+    assert look("large", 2.0) == 2
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8321", "localhost.evil.example", "[::2]:8321", ""])
 def test_pages_answer_to_no_name_of_another_site(host: str, tmp_path: Path) -> None:
     app = build_app(DirectoryStore(tmp_path), allowed_hosts=("localhost", "[::1]", "Runs.Example.org"))
