@@ -5,6 +5,7 @@ Ratios hold on a noisy machine, with a wider spread; absolute figures beside the
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ QUIET_DRIFT_PERCENT = 5.0
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, kernel and Python."""
+    """Processor, memory, kernel and Python; and the commit that is measured, empty outside of a checkout."""
     model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     return {
         "cpu": model.partition(":")[2].strip(),
@@ -31,7 +32,14 @@ def machine() -> dict[str, Any]:
         "memory_mib": int(Path("/proc/meminfo").read_text().split()[1]) // 1024,
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "commit": _read_commit(),
     }
+
+
+def _read_commit() -> str:
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    found = subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 class NoiseProbe:
