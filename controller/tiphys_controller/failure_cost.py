@@ -1,10 +1,8 @@
 """Measures where the time of a run went, and what each cause of failure cost.
 
-Each attempt is split into phases. Training is useful only up to the checkpoint
-from which a later attempt resumed, or up to the result; everything else is the
-price of failures. Which training is kept is traced backwards: from what the
-newest attempt saved or finished, to the checkpoint it started from, and so on.
-All but the readers at the end is pure.
+Each attempt is split into phases. Training is useful only up to the checkpoint from which a later attempt resumed, or
+up to the result; everything else is the price of failures. Which training is kept is traced backwards: from what the
+newest attempt saved or finished, to the checkpoint it started from, and so on. All but the readers at the end is pure.
 """
 
 import re
@@ -23,8 +21,7 @@ from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, Timestamp
-from tiphys.records.names import task_name
+from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, Timestamp, task_name
 from tiphys.store import (
     Attempt,
     DamagedRecord,
@@ -35,7 +32,7 @@ from tiphys.store import (
     read_events,
     read_submissions,
 )
-from tiphys.store.runs import read_concurrently
+from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 
 STOPPED = "stopped"
 """What ended an attempt whose workflow a person stopped. It is no failure, and the pause after it costs nothing."""
@@ -83,8 +80,8 @@ class KeptTraining(NamedTuple):
 def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[PhaseSpan, ...]:
     """Split an attempt into its phases, in order, without empty ones.
 
-    An attempt that committed nothing recorded no start times. It counts as lost
-    as a whole, because starting and training cannot be separated.
+    An attempt that committed nothing recorded no start times. It counts as lost as a whole, because starting and
+    training cannot be separated.
 
     Args:
         attempt: The attempt; it may still run.
@@ -233,8 +230,8 @@ class CheckpointMoments(Record):
 def find_kept_until(attempts: Sequence[Attempt], moments: CheckpointMoments) -> dict[int, datetime]:
     """End of the kept training by attempt; attempts without kept training are absent.
 
-    If the checkpoint that a later attempt started from was removed, its time is
-    unknown. Then the training counts as kept up to the attempt's newest checkpoint.
+    If the checkpoint that a later attempt started from was removed, its time is unknown. Then the training counts as
+    kept up to the attempt's newest checkpoint.
     """
     newest = attempts[-1].claim.attempt
     kept_until = {newest: moments.saved[newest].at} if newest in moments.saved else {}
@@ -383,22 +380,25 @@ class TimeUsage(Record):
         }
 
 
-def measure_time_usage(store: Store, runs: Iterable[str], now: datetime) -> list[TimeUsage]:
+def measure_time_usage(
+    store: Store, runs: Iterable[str], now: datetime, window: slice = ALL_ATTEMPTS
+) -> list[TimeUsage]:
     """Measure the time usage of each run.
 
-    Costs some listings, a read per attempt and per batch of events, and a read
-    per start checkpoint whose time no end record holds.
+    Costs some listings, a read per attempt and per batch of events, and a read per start checkpoint whose time no end
+    record holds.
 
     Args:
         store: Store of the runs.
         runs: Names of the runs.
         now: End time of running attempts.
+        window: The attempts that count, as in `read_all_attempts`, and the most batches of events.
 
     Raises:
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    return [_measure_run(store, run, now) for run in runs]
+    return [_measure_run(store, run, now, window) for run in runs]
 
 
 def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
@@ -409,11 +409,11 @@ def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
     return [TimeUsage(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
 
 
-def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
+def _measure_run(store: Store, run: str, now: datetime, window: slice) -> TimeUsage:
     record = read_current_run(store, run)
     pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
     damaged: list[DamagedRecord] = []
-    attempts, events = read_all_attempts(store, run, damaged), read_events(store, run, damaged)
+    attempts, events = read_all_attempts(store, run, damaged, window), read_events(store, run, damaged, window.stop)
     submissions = {one.claim.submission: one for one in read_submissions(store, run, damaged)}
 
     def measure_step(step: str) -> StepTimeUsage:

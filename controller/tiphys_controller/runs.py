@@ -33,7 +33,7 @@ from tiphys.records import (
     utc_now,
 )
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
-from tiphys.store.runs import read_concurrently
+from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.plan.step_state import AttemptId
@@ -184,8 +184,14 @@ class StepDetail(StepReport):
     """One task of the pipeline: what a resume would do with it, all its attempts, and what it produced."""
 
     attempts: tuple[AttemptDetail, ...] = ()
+    other_attempts: int = Field(default=0, exclude_if=lambda count: not count)
+    """Attempts outside of the window that was asked for; ``outputs`` lacks theirs."""
     outputs: tuple[StepOutput, ...] = Field(default=(), exclude_if=lambda outputs: not outputs)
     """Outputs of its newest attempts, or of the result that it took over; empty while these are not done."""
+
+    @property
+    def total_attempts(self) -> int:
+        return len(self.attempts) + self.other_attempts
 
 
 class RunDetail(OutputDocument):
@@ -264,7 +270,9 @@ def sort_runs(summaries: Iterable[RunSummary], order: RunOrder) -> list[RunSumma
     return sorted(summaries, key=sort_key)
 
 
-def describe_run(store: Store, run: str, submitter: Submitter | None = None, step: str = "") -> RunDetail:
+def describe_run(
+    store: Store, run: str, submitter: Submitter | None = None, step: str = "", window: slice = ALL_ATTEMPTS
+) -> RunDetail:
     """Everything about one run.
 
     Args:
@@ -272,6 +280,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         run: Name of the run.
         submitter: Cluster to search for the Workflow of a running submission; None: storage alone.
         step: Name of the only step or item to describe; empty for all.
+        window: Attempts that are described, as in `read_all_attempts`.
 
     Raises:
         NotFoundError: there is no such run, step or item.
@@ -279,7 +288,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         IntegrityError: a record is damaged.
     """
     damaged: list[DamagedRecord] = []
-    attempts = read_all_attempts(store, run, damaged)
+    attempts = read_all_attempts(store, run, damaged, window)
     run_plan = plan_stored_run(store, run, damaged=damaged)
     selected = run_plan.names.resolve(step) if step else ""
     attempts = {one: tries for one, tries in attempts.items() if selects_step(selected, one)}
@@ -295,7 +304,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None, ste
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(
-            _step_detail(store, report, attempts, run_plan, progress)
+            _step_detail(store, report, attempts, run_plan, progress, window != ALL_ATTEMPTS)
             for report in build_plan_report(run_plan, store.url).steps
             if task_name(selected) in ("", report.name)
         ),
@@ -401,6 +410,7 @@ def _step_detail(
     attempts: dict[str, list[Attempt]],
     run_plan: RunPlan,
     progress: Mapping[AttemptId, TrainingProgress],
+    is_window: bool,
 ) -> StepDetail:
     names, reused = run_plan.names, run_plan.state.reused
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
@@ -416,7 +426,9 @@ def _step_detail(
         if end is not None and end.outcome is AttemptEndOutcome.DONE
         for output in end.outputs
     )
-    return StepDetail(**dict(report), attempts=tuple(details), outputs=tuple(outputs))
+    listed = (len(one.attempts) for step, one in run_plan.state.steps.items() if task_name(step) == report.name)
+    others = max(0, sum(listed) - len(step_attempts)) if is_window else 0
+    return StepDetail(**dict(report), attempts=tuple(details), other_attempts=others, outputs=tuple(outputs))
 
 
 def _step_output(step: str, source: str, output: Output) -> StepOutput:

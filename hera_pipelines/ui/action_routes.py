@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote
 
 import anyio.to_thread
@@ -23,15 +23,18 @@ from hera_pipelines.ui.run_actions import (
     read_action_view,
 )
 from tiphys.errors import UsageError
-from tiphys.service.http_server import read_body
+from tiphys.service.http_server import BodyBudget
 from tiphys.store import Store
 
 _MAX_FORM_BYTES = 64 << 10
+_MAX_CLIENT_BYTES, _MAX_BYTES = 1 << 20, 4 << 20
+"""Forms in flight of one address, and in all."""
 _MAX_FIELDS = 500
 _ACTION_SECONDS = 150.0
 """Time for an action, which may wait for a cluster."""
 _PARAMETER_PREFIX = "parameter."
 _MAX_NAME_CHARACTERS = 100
+_Answer = TypeVar("_Answer")
 _log = structlog.get_logger()
 
 
@@ -44,8 +47,13 @@ class PageRenderer(Protocol):
     def render_error(self, status: int, title: str, message: str) -> Response:
         """Render the page of an error."""
 
-    async def within_limits(self, answer: Callable[[], Awaitable[Response]], seconds: float | None = None) -> Response:
+    async def within_limits(
+        self, request: Request, answer: Callable[[], Awaitable[Response]], seconds: float | None = None
+    ) -> Response:
         """The answer, or the page of the error that it raises; None: within the time of a page."""
+
+    async def read_in_turn(self, read: Callable[[Store], _Answer]) -> _Answer:
+        """What ``read`` returns, called in a thread once there is room for it."""
 
 
 class ActionRoutes:
@@ -66,6 +74,7 @@ class ActionRoutes:
         self._access = access
         self._submitter = submitter
         self._desk = ActionDesk(store, backend)
+        self._bodies = BodyBudget(_MAX_FORM_BYTES, _MAX_CLIENT_BYTES, _MAX_BYTES)
 
     def create_routes(self, pages: PageRenderer) -> list[Route]:
         """All routes; ``pages`` renders them."""
@@ -93,7 +102,7 @@ class ActionRoutes:
         self, pages: PageRenderer, handle: Callable[[PageRenderer, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            return await pages.within_limits(lambda: handle(pages, request), _ACTION_SECONDS)
+            return await pages.within_limits(request, lambda: handle(pages, request), _ACTION_SECONDS)
 
         return answer
 
@@ -119,7 +128,7 @@ class ActionRoutes:
         target = _read_target(request.query_params.get("next", ""))
         if request.method == "GET":
             return pages.render("sign_in.html.jinja", target=target, fault="")
-        form = await _read_form(request)
+        form = await self._read_form(request)
         if fault := find_origin_fault(request):
             return self._refuse(pages, request, fault)
         session = self._access.sign_in(form.get("token", ""))
@@ -131,7 +140,7 @@ class ActionRoutes:
         return response
 
     async def _sign_out(self, pages: PageRenderer, request: Request) -> Response:
-        form = await _read_form(request)
+        form = await self._read_form(request)
         visitor = self._access.identify(request)
         if fault := self._access.find_form_fault(request, visitor, form):
             return self._refuse(pages, request, fault)
@@ -142,16 +151,15 @@ class ActionRoutes:
         run, name = request.path_params["run"], request.query_params.get("name", "")[:_MAX_NAME_CHARACTERS]
         parameters = _read_parameters(request.query_params)
         nonce = secrets.token_hex(8)
-        view = await anyio.to_thread.run_sync(
-            lambda: read_action_view(self._store, self._backend, self._submitter, action, run, nonce, name, parameters),
-            abandon_on_cancel=True,
+        view = await pages.read_in_turn(
+            lambda store: read_action_view(store, self._backend, self._submitter, action, run, nonce, name, parameters)
         )
         response = pages.render("action.html.jinja", view=view, visitor=visitor, prefix=_PARAMETER_PREFIX)
         self._access.keep_session(request, response, visitor.session)
         return response
 
     async def _confirm(self, pages: PageRenderer, request: Request, visitor: Visitor, action: RunAction) -> Response:
-        form = await _read_form(request)
+        form = await self._read_form(request)
         if fault := self._access.find_form_fault(request, visitor, form):
             return self._refuse(pages, request, fault)
         asked = ActionRequest(
@@ -169,24 +177,24 @@ class ActionRoutes:
         shown = await anyio.to_thread.run_sync(lambda: self._desk.carry_out(asked), abandon_on_cancel=True)
         return RedirectResponse(f"/runs/{quote(shown, safe='')}", 303)
 
+    async def _read_form(self, request: Request) -> dict[str, str]:
+        """Fields of a form; of equal names the last one.
+
+        Raises:
+            UsageError: the body is no form, or too large.
+            StoreError: too many forms are sent at once.
+        """
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+            raise UsageError("the request holds no form")
+        try:
+            async with self._bodies.read_body(request, _read_address(request)) as body:
+                return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
+        except ValueError as error:
+            raise UsageError(f"the form cannot be read: {error}") from error
+
     def _refuse(self, pages: PageRenderer, request: Request, fault: str) -> Response:
         _log.warning("page.form_refused", path=request.url.path[:200], reason=fault, client=_read_address(request))
         return pages.render_error(403, "This was refused", f"Nothing was done: {fault}.")
-
-
-async def _read_form(request: Request) -> dict[str, str]:
-    """Fields of a form; of equal names the last one.
-
-    Raises:
-        UsageError: the body is no form, or too large.
-    """
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise UsageError("the request holds no form")
-    try:
-        body = (await read_body(request, _MAX_FORM_BYTES)).decode()
-        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
-    except ValueError as error:
-        raise UsageError(f"the form cannot be read: {error}") from error
 
 
 def _read_parameters(fields: Mapping[str, str]) -> dict[str, str]:

@@ -15,11 +15,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import anyio
-import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -40,10 +38,12 @@ from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
 from hera_pipelines.ui.gpu_page import GpuSource, SharedReader, WaitingRow
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
 from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
+from hera_pipelines.ui.page_access import AllowedHosts
+from hera_pipelines.ui.page_reads import PageReads, PagesBusyError, SharedViews, answer_while_connected
 from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_changes import RunChanges
 from hera_pipelines.ui.run_index import RunIndex
-from hera_pipelines.ui.run_page import RunView, UsageReader, find_chart, read_run_view
+from hera_pipelines.ui.run_page import MAX_ATTEMPTS, RunView, UsageReader, find_chart, read_run_view
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import describe_step, describe_training_progress, format_age
@@ -71,11 +71,16 @@ _STATUS: tuple[tuple[type[TiphysError], int, str], ...] = (
     (UsageError, 400, "This cannot be shown"),
     (ConflictError, 409, "This was refused"),
     (IntegrityError, 422, "A record is damaged"),
+    (PagesBusyError, 503, "Many pages are asked for"),
     (StoreError, 503, "The store does not answer"),
 )
+MAX_CHECKPOINTS = 400
+"""Most checkpoints in a picture: the newest of each step, each with an equal share."""
 _DAYS = (1, 7, 30)
 """Lengths of the time axis of the page of queues."""
 _Answer = TypeVar("_Answer")
+_RETRY_SECONDS = 5
+"""After this time a client may ask again for a page that could not be read."""
 
 
 def build_app(
@@ -133,7 +138,7 @@ def build_app(
             Route("/{path:path}", pages.nothing),
         ],
         middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False),
+            Middleware(AllowedHosts, hosts=allowed_hosts),
             Middleware(GZipMiddleware),
         ],
     )
@@ -163,7 +168,9 @@ class _Pages:
         changes: RunChanges | None,
     ) -> None:
         self._store = RecordCache(store)
-        self._usages = UsageReader(self._store, clock)
+        self._reads = PageReads(self._store)
+        self._usages = UsageReader(clock)
+        self._views = SharedViews[RunView]()
         self._submitter = submitter
         self._index = index
         self._find_logs = find_logs
@@ -179,18 +186,23 @@ class _Pages:
             view = read_home_view(self._index, chosen)
             return self.render("home.html.jinja", view=view, chosen=chosen, phases=list(RunPhase))
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def run(self, request: Request) -> Response:
         async def answer() -> Response:
             number, run = _read_number(request, "submission"), request.path_params["run"]
-            shows_all = "all" in request.query_params
-            view = await _in_thread(lambda: self._read_run_view(run, number, shows_all))
+            page, outputs_page = _read_number(request, "page") or 1, _read_number(request, "outputs") or 1
+            places = (run, number, page, outputs_page)
+            view = await self._reads.read(
+                lambda store: self._views.read(
+                    places, lambda: read_run_view(store, self._usages, self._submitter, *places, self._clock())
+                )
+            )
             offer = None
             if (actions := self._actions) is not None:
-                offer = await _in_thread(lambda: actions.describe_offer(request, view.detail))
-            waiting = await _in_thread(lambda: self._find_waiting(view))
-            sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT}
+                offer = await self._reads.read(lambda _: actions.describe_offer(request, view.detail))
+            waiting = await self._reads.read(lambda _: self._find_waiting(view))
+            sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT, "max_attempts": MAX_ATTEMPTS}
             is_streamed = view.is_live and self._changes is not None
             return self.render(
                 "run.html.jinja",
@@ -202,7 +214,7 @@ class _Pages:
                 **sizes,
             )
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def changes(self, request: Request) -> Response:
         """A stream of events, for the script of the page of a run."""
@@ -210,13 +222,13 @@ class _Pages:
         async def answer() -> Response:
             assert self._changes is not None
             run = request.path_params["run"]
-            await _in_thread(lambda: read_run(self._store, run))
+            await self._reads.read(lambda store: read_run(store, run))
             if not self._changes.has_room:
                 return self.render_error(503, "Too many pages are open", "this one asks again every few seconds")
             headers = {**_HEADERS, "X-Accel-Buffering": "no"}  # nginx would pass events on only when its buffer is full
             return StreamingResponse(self._changes.stream(run), media_type="text/event-stream", headers=headers)
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def workflow(self, request: Request) -> Response:
         """The page of the run of a Workflow, to which Argo's pages can link; the first Workflow has the run's name."""
@@ -227,45 +239,47 @@ class _Pages:
     async def logs(self, request: Request) -> Response:
         async def answer() -> Response:
             run, step, number = *request.path_params.values(), _read_number(request, "attempt")
-            view = await _in_thread(lambda: read_log_view(self._store, self._find_logs, run, step, number))
+            view = await self._reads.read(lambda store: read_log_view(store, self._find_logs, run, step, number))
             return self.render("log.html.jinja", view=view)
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def checkpoints(self, request: Request) -> Response:
         async def answer() -> Response:
             run = request.path_params["run"]
-            view = await _in_thread(lambda: read_checkpoints_view(self._store, run, self._clock()))
+            view = await self._reads.read(lambda store: read_checkpoints_view(store, run, self._clock()))
             return self.render("checkpoints.html.jinja", view=view)
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def lineage(self, request: Request) -> Response:
         async def answer() -> Response:
             run = request.path_params["run"]
-            return _picture(await _in_thread(lambda: self._draw_lineage(run)))
+            return _picture(await self._reads.read(lambda store: _draw_lineage(store, run)))
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def metrics(self, request: Request) -> Response:
         async def answer() -> Response:
             run = request.path_params["run"]
-            return _picture(await _in_thread(lambda: self._draw_metrics(run)))
+            return _picture(await self._reads.read(lambda store: _draw_metrics(store, run)))
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def chart(self, request: Request) -> Response:
         async def answer() -> Response:
             run, name = request.path_params["run"], request.path_params["chart"]
             draw = find_chart(name)
-            return _picture(await _in_thread(lambda: render_chart_svg(draw(self._usages.measure(run).steps))))
+            usage = await self._reads.read(lambda store: self._usages.measure(store, run))
+            return _picture(render_chart_svg(draw(usage.steps)))
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def queues(self, request: Request) -> Response:
         async def answer() -> Response:
-            assert self._queues is not None
-            chosen, view = request.query_params.get("queue", ""), await _in_thread(self._queues.read)
+            queues, chosen = self._queues, request.query_params.get("queue", "")
+            assert queues is not None
+            view = await self._reads.read(lambda _: queues.read())
             return self.render(
                 "queues.html.jinja",
                 view=view.only(chosen),
@@ -275,27 +289,25 @@ class _Pages:
                 day_choices=_DAYS,
             )
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def shares(self, request: Request) -> Response:
         async def answer() -> Response:
             days = _read_days(request.path_params["days"])
-            return _picture(await _in_thread(lambda: self._draw_shares(days)))
+            return _picture(await self._reads.read(lambda _: self._draw_shares(days)))
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
-    async def nodes(self, _: Request) -> Response:
+    async def nodes(self, request: Request) -> Response:
         async def answer() -> Response:
-            assert self._nodes is not None
-            return self.render("nodes.html.jinja", view=await _in_thread(self._nodes.read))
+            nodes = self._nodes
+            assert nodes is not None
+            return self.render("nodes.html.jinja", view=await self._reads.read(lambda _: nodes.read()))
 
-        return await self.within_limits(answer)
+        return await self.within_limits(request, answer)
 
     async def nothing(self, request: Request) -> Response:
         return self.render_error(404, "Not found", f"there is no page {request.url.path}")
-
-    def _read_run_view(self, run: str, number: int | None, shows_all: bool) -> RunView:
-        return read_run_view(self._store, run, self._usages, self._submitter, number, shows_all, self._clock())
 
     def _list_known_runs(self) -> set[str]:
         """Runs that have a page, of those that were read so far."""
@@ -310,9 +322,6 @@ class _Pages:
         except TiphysError:
             return []
 
-    def _draw_lineage(self, run: str) -> str:
-        return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(read_lineage_tree(self._store, run)))
-
     def _draw_shares(self, days: int) -> str:
         assert self._queues is not None
         now, quotas = self._clock(), dict[str, int]()
@@ -322,41 +331,57 @@ class _Pages:
         title = f"GPUs held by queue in the last {'day' if days == 1 else f'{days} days'}"
         return render_shares_svg(title, lay_out_shares(holds, now - timedelta(days=days), now, quotas))
 
-    def _draw_metrics(self, run: str) -> str:
-        return render_metrics_svg(f"Metrics of {run}", lay_out_metrics(read_lineage_tree(self._store, run)))
+    async def read_in_turn(self, read: Callable[[Store], _Answer]) -> _Answer:
+        """What ``read`` returns, called in a thread with the store once there is room for it."""
+        return await self._reads.read(read)
 
-    async def within_limits(self, answer: Callable[[], Awaitable[Response]], seconds: float | None = None) -> Response:
+    async def within_limits(
+        self, request: Request, answer: Callable[[], Awaitable[Response]], seconds: float | None = None
+    ) -> Response:
         """The answer, or the page of the error that it raises; None: within `_PAGE_SECONDS`."""
         limit = _PAGE_SECONDS if seconds is None else seconds
-        try:
-            with anyio.fail_after(limit):
-                return await answer()
-        except TimeoutError:
-            return self.render_error(503, "The store is slow", f"it did not answer within {limit:g} s; load again")
-        except TiphysError as error:
-            status, title = next(
-                ((code, words) for kind, code, words in _STATUS if isinstance(error, kind)), (500, "This went wrong")
-            )
-            return self.render_error(status, title, str(error))
+
+        async def answer_or_explain() -> Response:
+            try:
+                with anyio.fail_after(limit):
+                    return await answer()
+            except TimeoutError:
+                return self.render_error(503, "The store is slow", f"it did not answer within {limit:g} s; load again")
+            except TiphysError as error:
+                status, title = next(
+                    ((code, words) for kind, code, words in _STATUS if isinstance(error, kind)),
+                    (500, "This went wrong"),
+                )
+                return self.render_error(status, title, str(error))
+
+        if request.method == "POST":  # its body must be read, and what was confirmed is done
+            return await answer_or_explain()
+        return await answer_while_connected(request, answer_or_explain)
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
         """A page."""
         places = {"shows_queues": self._queues is not None, "shows_nodes": self._nodes is not None}
         text = _load_template(template).render(store=self._store.url, now=self._clock(), **places, **values)
-        return HTMLResponse(text, status, _HEADERS)
+        headers = {**_HEADERS, "Retry-After": str(_RETRY_SECONDS)} if status == 503 else _HEADERS
+        return HTMLResponse(text, status, headers)
 
     def render_error(self, status: int, title: str, message: str) -> Response:
         """The page of an error."""
         return self.render("error.html.jinja", status, title=title, message=message)
 
 
+def _draw_lineage(store: Store, run: str) -> str:
+    tree = read_lineage_tree(store, run, MAX_CHECKPOINTS)
+    return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(tree))
+
+
+def _draw_metrics(store: Store, run: str) -> str:
+    return render_metrics_svg(f"Metrics of {run}", lay_out_metrics(read_lineage_tree(store, run, MAX_CHECKPOINTS)))
+
+
 def _picture(svg: str) -> Response:
     headers = {**_HEADERS, "Content-Security-Policy": _PICTURE_POLICY}
     return Response(svg, media_type="image/svg+xml", headers=headers)
-
-
-async def _in_thread(read: Callable[[], _Answer]) -> _Answer:
-    return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
 def _read_days(text: str) -> int:

@@ -6,20 +6,26 @@ It is the answer of ``tiphys gc --dry-run``, by the same functions.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, islice
 
 from tiphys.lineage.retention.gc import (
     CollectionReport,
     RetentionAction,
     RetentionDecision,
+    RunLineage,
     UnreachableLineage,
     iter_run_lineages,
 )
 from tiphys.lineage.step_names import read_step_names
 from tiphys.records import CheckpointRef
-from tiphys.store import Store
+from tiphys.store import LineageLayout, RunLayout, Store
 
 MAX_CHECKPOINTS = 200
 """Most checkpoints of a step on the page."""
+MAX_STEPS = 50
+"""Most steps on a page."""
+MAX_RECORDS = 1000
+"""Most records of attempts and objects of checkpoints that are read for a page."""
 _FIRST = (RetentionAction.DELETE, RetentionAction.WAIT, RetentionAction.MARK)
 
 
@@ -61,6 +67,11 @@ class CheckpointsView:
     run: str
     steps: tuple[StepCheckpoints, ...]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether there may be more steps."""
+        return len(self.steps) >= MAX_STEPS
+
 
 def read_checkpoints_view(store: Store, run: str, now: datetime) -> CheckpointsView:
     """Read the checkpoints of a run.
@@ -70,16 +81,24 @@ def read_checkpoints_view(store: Store, run: str, now: datetime) -> CheckpointsV
         IntegrityError: a record is damaged.
         StoreError: the store does not answer.
     """
-    names = read_step_names(store, run)
-    return CheckpointsView(
-        run,
-        tuple(
-            StepCheckpoints(names.name(one.step), (), 0, 0, 0, one.reason)
-            if isinstance(one, UnreachableLineage)
-            else _describe_lineage(names.name(one.step), one.preview(), now)
-            for one in iter_run_lineages(store, run, lambda policy: policy)
-        ),
-    )
+    names, left, steps = read_step_names(store, run), MAX_RECORDS, list[StepCheckpoints]()
+    for one in iter_run_lineages(store, run, lambda policy: policy, slice(MAX_STEPS)):
+        name, problem = names.name(one.step), one.reason if isinstance(one, UnreachableLineage) else ""
+        if isinstance(one, RunLineage):
+            left -= _count_records(one, left + 1)
+            problem = f"the run has too many records for a page; `tiphys gc {run} --dry-run` reads all"
+            if left >= 0:
+                steps.append(_describe_lineage(name, one.preview(), now))
+                continue
+        steps.append(StepCheckpoints(name, (), 0, 0, 0, problem))
+    return CheckpointsView(run, tuple(steps))
+
+
+def _count_records(lineage: RunLineage, most: int) -> int:
+    """Objects that a preview of a lineage reads or lists, up to ``most``."""
+    attempts = lineage.run_store.list(RunLayout(lineage.run).step_attempts(lineage.step))
+    objects = lineage.store.list(LineageLayout(lineage.lineage).prefix)
+    return sum(1 for _ in islice(chain(attempts, objects), max(0, most)))
 
 
 def _describe_lineage(name: str, report: CollectionReport, now: datetime) -> StepCheckpoints:

@@ -27,6 +27,7 @@ from tiphys.store import (
     read_step_attempts,
     read_submissions,
 )
+from tiphys.store.layout import parse_attempt
 from tiphys.store.program_output import read_program_output
 
 MAX_HTML_BYTES = 128 << 10
@@ -98,20 +99,22 @@ def read_log_view(store: Store, find_logs: AttemptLogs, run: str, step: str, num
     """
     names = read_step_names(store, run)
     step = names.resolve(step)
-    damaged: list[DamagedRecord] = []
-    attempts = {one.claim.attempt: one for one in read_step_attempts(store, run, step, damaged)}
+    listed = (parse_attempt(info.key) for info in store.list(RunLayout(run).step_attempts(step)))
+    attempts = sorted({one.attempt for one in listed if one is not None}, reverse=True)
     if not attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt{_list_items(names, step)}")
     chosen = max(attempts) if number is None else number
     if chosen not in attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt {chosen}; its newest is {max(attempts)}")
-    logs, has_more, problem = _read_logs(store, find_logs, attempts[chosen])
+    place = attempts.index(chosen)
+    [attempt] = read_step_attempts(store, run, step, list[DamagedRecord](), slice(place, place + 1))
+    logs, has_more, problem = _read_logs(store, find_logs, attempt)
     return LogView(
         run=run,
         step=step,
         name=names.name(step),
-        attempt=attempts[chosen],
-        attempts=tuple(sorted({*sorted(attempts)[-MAX_LINKS:], chosen})),
+        attempt=attempt,
+        attempts=tuple(sorted({*attempts[:MAX_LINKS], chosen})),
         logs=logs,
         hidden_pods=has_more,
         problem=problem,

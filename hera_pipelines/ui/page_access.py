@@ -11,6 +11,7 @@ Request Forgery Prevention Cheat Sheet.
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiphys.errors import UsageError
 
@@ -29,6 +31,32 @@ _MAX_SESSIONS = 1000
 _MAX_IDENTITY_CHARACTERS = 200
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class AllowedHosts:
+    """ASGI middleware that refuses requests for other names, so that no page of another site reads these by a name of
+    its own (DNS rebinding).
+
+    Args:
+        app: The application.
+        hosts: The names, without a port; ``*`` allows all.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = {name.lower() for name in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and "*" not in self._hosts:
+            name = HTTPConnection(scope).headers.get("host", "")
+            if re.sub(r":[0-9]*$", "", name).lower() not in self._hosts:
+                app = PlainTextResponse(
+                    f"these pages do not answer to the name {name[:200]!r}; `tiphys ui --allow-host NAME` allows it\n",
+                    400,
+                    {"X-Content-Type-Options": "nosniff"},
+                )
+        await app(scope, receive, send)
 
 
 class Visitor(NamedTuple):

@@ -1,4 +1,4 @@
-"""A store that only reads, and remembers small objects for a minute.
+"""Stores that only read; one of them remembers small objects for a minute.
 
 Records are never overwritten, and a page that follows a run reads the same ones
 every few seconds. A minute is the longest time for which a run that was deleted
@@ -20,22 +20,11 @@ _MAX_OBJECT_BYTES = 64 << 10
 _MAX_BYTES = 128 << 20
 
 
-class RecordCache:
-    """`Store` over ``store``, for one process. Thread-safe.
+class ReadOnlyStore:
+    """`Store` over ``store`` that writes and deletes nothing."""
 
-    Args:
-        store: The store.
-        clock: Monotonic clock, in seconds.
-        max_bytes: Largest size of all remembered objects.
-    """
-
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._objects: dict[str, tuple[float, bytes]] = {}
-        self._bytes = 0
 
     @property
     def url(self) -> str:
@@ -46,28 +35,7 @@ class RecordCache:
         return self._store.namespace
 
     def read(self, key: str) -> bytes:
-        now = self._clock()
-        known = self._objects.get(key)
-        if known is not None and now - known[0] < _KEEP_SECONDS:
-            return known[1]
-        data = self._store.read(key)
-        if len(data) <= _MAX_OBJECT_BYTES:
-            self._remember(key, data, now)
-        return data
-
-    def _remember(self, key: str, data: bytes, now: float) -> None:
-        with self._lock:
-            self._forget(key)
-            self._objects[key] = (now, data)
-            self._bytes += len(data)
-            for oldest in list(self._objects):  # in the order of their reads
-                if self._bytes <= self._max_bytes and now - self._objects[oldest][0] < _KEEP_SECONDS:
-                    break
-                self._forget(oldest)
-
-    def _forget(self, key: str) -> None:
-        if (known := self._objects.pop(key, None)) is not None:
-            self._bytes -= len(known[1])
+        return self._store.read(key)
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
         return self._store.chunks(key, size_bytes)
@@ -92,3 +60,45 @@ class RecordCache:
 
     def delete(self, key: str) -> NoReturn:
         raise UsageError(f"{key} is not deleted: the pages only read")
+
+
+class RecordCache(ReadOnlyStore):
+    """Remembers what it read, for one process. Thread-safe.
+
+    Args:
+        store: The store.
+        clock: Monotonic clock, in seconds.
+        max_bytes: Largest size of all remembered objects.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, max_bytes: int = _MAX_BYTES) -> None:
+        super().__init__(store)
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[float, bytes]] = {}
+        self._bytes = 0
+
+    def read(self, key: str) -> bytes:
+        now = self._clock()
+        known = self._objects.get(key)
+        if known is not None and now - known[0] < _KEEP_SECONDS:
+            return known[1]
+        data = self._store.read(key)
+        if len(data) <= _MAX_OBJECT_BYTES:
+            self._remember(key, data, now)
+        return data
+
+    def _remember(self, key: str, data: bytes, now: float) -> None:
+        with self._lock:
+            self._forget(key)
+            self._objects[key] = (now, data)
+            self._bytes += len(data)
+            for oldest in list(self._objects):  # in the order of their reads
+                if self._bytes <= self._max_bytes and now - self._objects[oldest][0] < _KEEP_SECONDS:
+                    break
+                self._forget(oldest)
+
+    def _forget(self, key: str) -> None:
+        if (known := self._objects.pop(key, None)) is not None:
+            self._bytes -= len(known[1])

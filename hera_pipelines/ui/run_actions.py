@@ -23,6 +23,9 @@ from tiphys.errors import ConflictError, UsageError, unknown_name_message
 from tiphys.records import Event
 from tiphys.store import Store, append_events, read_events, read_submissions
 
+_MAX_ATTEMPTS = 200
+"""Most attempts that are read for a form: the newest of each step."""
+
 
 class RunAction(StrEnum):
     """What can be done with a run; the values are the commands of ``tiphys``."""
@@ -134,7 +137,7 @@ def read_action_view(
         UsageError: Tiphys did not compile its Workflow, or there is no such parameter.
         IntegrityError: a record is damaged.
     """
-    detail = describe_run(store, run, submitter)
+    detail = describe_run(store, run, submitter, window=slice(_MAX_ATTEMPTS))
     if unknown := (parameters or {}).keys() - detail.parameters.keys():
         raise UsageError(unknown_name_message(f"run {run}", "parameter", min(unknown), sorted(detail.parameters)))
     values = {**detail.parameters, **(parameters or {})}

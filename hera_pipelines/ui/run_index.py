@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
 
 from tiphys_controller.runs import RunPhase, RunSummary, summarize_run
 from tiphys_controller.submit.submitter import Submitter
@@ -34,7 +33,7 @@ _READERS = 8
 _REFRESH_SECONDS = 5.0
 _RECHECK_SECONDS = 60.0
 _MAX_HOLDS = 2000
-"""Most attempts of a run whose GPUs are kept in memory."""
+"""Most attempts of a run whose GPUs are read and kept in memory: the newest of each step."""
 _ENDED = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
@@ -171,7 +170,7 @@ class RunIndex:
         goes_on = known.summary.phase is RunPhase.RUNNING and known.holds_of is not None
         if known.holds_of == known.summary or (goes_on and now - known.holds_read_at < _RECHECK_SECONDS):
             return known
-        holds = tuple(islice(read_gpu_holds(self._store, name, known.summary), _MAX_HOLDS))
+        holds = tuple(read_gpu_holds(self._store, name, known.summary))
         return replace(known, holds=holds, holds_of=known.summary, holds_read_at=now)
 
     def _list_submissions(self, name: str) -> tuple[str, ...]:
@@ -197,7 +196,7 @@ def read_gpu_holds(store: Store, run: str, summary: RunSummary) -> Iterator[GpuH
     except (IntegrityError, NotFoundError, UsageError):
         return
     requests = {name: spec.gpu for name, spec in steps.items() if spec.gpu is not None}
-    for step, attempts in read_all_attempts(store, run, []).items() if requests else ():
+    for step, attempts in read_all_attempts(store, run, [], slice(_MAX_HOLDS)).items() if requests else ():
         if (request := requests.get(task_name(step))) is None:
             continue
         for claim, end in attempts:

@@ -18,7 +18,9 @@ from tiphys.records import Preemption
 from tiphys.store import Store
 
 MAX_ATTEMPTS = 100
-"""Most attempts, and most outputs, on a page that does not ask for all."""
+"""Most attempts, and most outputs, of a page: the records of no others are read."""
+MAX_MEASURED = 200
+"""Most attempts whose times are measured: the newest of each step."""
 _SHARED_FOR = timedelta(seconds=2)
 CHARTS = {"times": time_chart, "recoveries": recovery_chart}
 """Pictures of the times of a run, by the name in their address."""
@@ -115,7 +117,10 @@ class RunView:
     """The submission whose attempts are shown; None for all."""
     attempts: tuple[AttemptDetail, ...]
     """The newest first."""
-    hidden_attempts: int
+    page: int
+    """Which `MAX_ATTEMPTS` attempts, from 1; each step's newest are on the first page."""
+    total_attempts: int
+    """Of all submissions."""
     preemptions: tuple[PreemptionView, ...]
     """Those of ``attempts``."""
     figures: tuple[tuple[str, str], ...]
@@ -123,7 +128,10 @@ class RunView:
     """The most costly cause first."""
     has_gpus: bool
     outputs: tuple[OutputView, ...]
-    hidden_outputs: int
+    """Of the attempts on this page."""
+    outputs_page: int
+    more_outputs: int
+    """Those on later pages of the outputs."""
     charts: tuple[str, ...]
     """Names of the `CHARTS` that have something to show."""
     has_lineage: bool
@@ -136,6 +144,16 @@ class RunView:
         return {step.detail.name: step.state for step in self.steps}
 
     @property
+    def older_attempts(self) -> int:
+        """Attempts on later pages."""
+        return max(0, self.total_attempts - self.page * MAX_ATTEMPTS)
+
+    @property
+    def unmeasured_attempts(self) -> int:
+        """Attempts that the figures do not count."""
+        return max(0, self.total_attempts - MAX_MEASURED)
+
+    @property
     def is_live(self) -> bool:
         """Whether the page may change by itself."""
         return self.detail.summary.phase.value == "Running"
@@ -144,39 +162,40 @@ class RunView:
 class UsageReader:
     """Measures the times of runs; a page and its pictures, which are loaded after it, share one measurement."""
 
-    def __init__(self, store: Store, clock: Callable[[], datetime]) -> None:
-        self._store = store
+    def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._newest: tuple[str, datetime, TimeUsage] | None = None
 
-    def measure(self, run: str) -> TimeUsage:
-        """The times of a run, as they were at most `_SHARED_FOR` ago."""
+    def measure(self, store: Store, run: str) -> TimeUsage:
+        """The times of the newest `MAX_MEASURED` attempts of a run, as they were at most `_SHARED_FOR` ago."""
         now, newest = self._clock(), self._newest
         if newest is not None and newest[0] == run and abs(now - newest[1]) < _SHARED_FOR:
             return newest[2]
-        [usage] = measure_time_usage(self._store, [run], now)
+        [usage] = measure_time_usage(store, [run], now, slice(MAX_MEASURED))
         self._newest = run, now, usage
         return usage
 
 
 def read_run_view(
     store: Store,
-    run: str,
     usages: UsageReader,
     submitter: Submitter | None,
+    run: str,
     number: int | None,
-    shows_all: bool,
+    page: int,
+    outputs_page: int,
     now: datetime,
 ) -> RunView:
     """Read the page of a run.
 
     Args:
         store: The store.
-        run: Name of the run.
         usages: Measures its times.
         submitter: Where its Workflow is looked up while it may run; None: storage alone.
+        run: Name of the run.
         number: Number of the only submission whose attempts are shown; None for all.
-        shows_all: Whether to show more than `MAX_ATTEMPTS` attempts.
+        page: Which `MAX_ATTEMPTS` attempts are shown, from 1.
+        outputs_page: Which outputs of these, likewise.
         now: The present time.
 
     Raises:
@@ -185,16 +204,15 @@ def read_run_view(
         IntegrityError: a record without which nothing can be shown is damaged.
         StoreError: the store does not answer.
     """
-    detail, usage = describe_run(store, run, submitter), usages.measure(run)
+    window = slice((page - 1) * MAX_ATTEMPTS, page * MAX_ATTEMPTS)
+    detail, usage = describe_run(store, run, submitter, window=window), usages.measure(store, run)
     attempts = sorted(
         (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
-        key=lambda one: one.opened_at,
+        key=lambda one: (one.opened_at, one.attempt),
         reverse=True,
     )
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)
-    shown = attempts if shows_all else attempts[:MAX_ATTEMPTS]
-    outputs = [one for step in detail.steps for one in step.outputs]
-    shown_outputs = outputs if shows_all else outputs[:MAX_ATTEMPTS]
+    outputs = [one for step in detail.steps for one in step.outputs][(outputs_page - 1) * MAX_ATTEMPTS :]
     command, effect = suggest_command(detail)
     return RunView(
         detail=detail,
@@ -204,14 +222,16 @@ def read_run_view(
         steps=steps,
         picture=place_tasks({step.name: step.needs for step in detail.steps}) if len(steps) <= MAX_TASKS else None,
         submission=_find_submission(detail, number),
-        attempts=tuple(shown),
-        hidden_attempts=len(attempts) - len(shown),
-        preemptions=tuple(PreemptionView.from_attempt(one, one.preempted) for one in shown if one.preempted),
+        attempts=tuple(attempts),
+        page=page,
+        total_attempts=sum(step.total_attempts for step in detail.steps),
+        preemptions=tuple(PreemptionView.from_attempt(one, one.preempted) for one in attempts if one.preempted),
         figures=tuple(summarize_usage(usage)),
         costs=_weigh_costs(usage.costs),
         has_gpus=any(step.gpus for step in usage.steps),
-        outputs=tuple(OutputView(one, write_copy_command(store.url, one)) for one in shown_outputs),
-        hidden_outputs=len(outputs) - len(shown_outputs),
+        outputs=tuple(OutputView(one, write_copy_command(store.url, one)) for one in outputs[:MAX_ATTEMPTS]),
+        outputs_page=outputs_page,
+        more_outputs=max(0, len(outputs) - MAX_ATTEMPTS),
         charts=tuple(name for name, draw in CHARTS.items() if draw(usage.steps).rows),
         has_lineage=any(step.detail.kind == "train" and step.detail.attempts for step in steps),
         damaged=tuple(dict.fromkeys((*detail.damaged, *usage.damaged))),

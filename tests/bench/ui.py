@@ -30,7 +30,7 @@ from tiphys.store import DirectoryStore, RunLayout, Store
 REPORT = Path(__file__).parent / "reports" / "ui.json"
 RUNS, ATTEMPTS, CHECKPOINTS = 1000, 500, 20
 ROUNDS, QUICK_ROUNDS = 10, 3
-PATHS = {"home": "/", "home_page_20": "/?page=20", "run": f"/runs/{RUN}", "run_all": f"/runs/{RUN}?all=1"}
+PATHS = {"home": "/", "home_page_20": "/?page=20", "run": f"/runs/{RUN}", "run_page_2": f"/runs/{RUN}?page=2"}
 PICTURES = {name: f"/runs/{RUN}/{name}.svg" for name in ("times", "lineage", "metrics")}
 AIMS = {
     **{f"{name}_ms": Aim("≤", 300) for name in ("home", "home_page_20", "run")},

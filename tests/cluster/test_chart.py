@@ -603,6 +603,8 @@ def test_each_namespace_has_pages_of_its_own_store_that_only_read() -> None:
             f"s3://ml-runs/{namespace}/tiphys",
             "--host=0.0.0.0",
             "--port=8321",
+            *(f"--allow-host={name}{end}" for end in ("", ".system", ".system.svc", ".system.svc.cluster.local")),
+            "--allow-host=runs.example.com",
             "--cluster",
             "--namespace=system",
         ]
@@ -612,6 +614,17 @@ def test_each_namespace_has_pages_of_its_own_store_that_only_read() -> None:
         assert selector.items() <= template["metadata"]["labels"].items()
         assert selector["tiphys.dev/shows"] == namespace
     assert {right.verbs for right in rights(objects) if right.account == "ui"} <= {"get", "list", "get, list"}
+
+
+def test_pages_answer_to_the_names_that_the_chart_knows_and_probes_use_one_of_them() -> None:
+    names = ("ui.url=https://runs.example.org:8443/tiphys", "ui.allowedHosts={ml.internal}")
+    pod = named(render(*MINIMAL, "ui.enabled=true", *names), "Deployment", "ours-ui-system")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    allowed = {word.removeprefix("--allow-host=") for word in container["args"] if word.startswith("--allow-host=")}
+    assert {"ours-ui-system", "ours-ui-system.system.svc", "runs.example.org", "ml.internal"} <= allowed
+    assert "*" not in allowed
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
 
 
 def test_nobody_reaches_the_pages_but_the_proxy_that_is_named() -> None:

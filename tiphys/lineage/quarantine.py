@@ -7,6 +7,8 @@ Programs may write these records. The name alone puts a checkpoint into
 quarantine, so a record that cannot be read costs its checkpoint and nothing else.
 """
 
+from itertools import islice
+
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.records import CheckpointRef, QuarantineRecord
 from tiphys.store import LineageLayout, Store, claim_record, read_record
@@ -28,19 +30,21 @@ def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str
         return
 
 
-def list_quarantined(store: Store, lineage: str) -> set[CheckpointRef]:
-    """All quarantined checkpoints of a lineage; costs one listing."""
+def list_quarantined(store: Store, lineage: str, most: int | None = None) -> set[CheckpointRef]:
+    """All quarantined checkpoints of a lineage, or the newest ``most``; costs one listing."""
     layout = LineageLayout(lineage)
     refs = (layout.parse_checkpoint(info.key) for info in store.list(layout.all_quarantined))
-    return {ref for ref in refs if ref is not None}
+    return set(islice((ref for ref in refs if ref is not None), most))
 
 
-def read_quarantine_records(store: Store, lineage: str) -> dict[CheckpointRef, QuarantineRecord | str]:
-    """Quarantine records of a lineage, by checkpoint; costs one listing and a read for each.
+def read_quarantine_records(
+    store: Store, lineage: str, most: int | None = None
+) -> dict[CheckpointRef, QuarantineRecord | str]:
+    """Quarantine records of a lineage, or the newest ``most``, by checkpoint; costs one listing and a read for each.
 
     A string is the reason why a record cannot be read.
     """
-    refs = sorted(list_quarantined(store, lineage), key=lambda ref: (ref.attempt, ref.global_step))
+    refs = sorted(list_quarantined(store, lineage, most), key=lambda ref: (ref.attempt, ref.global_step))
     records = zip(refs, read_concurrently(lambda ref: _read(store, ref), refs), strict=True)
     return {ref: record for ref, record in records if record is not None}
 

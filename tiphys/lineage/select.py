@@ -11,6 +11,7 @@ The module also reads the newest commit of an attempt, to compute the lost work.
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, ObjectMissingError
@@ -124,11 +125,11 @@ def _read_manifest_of_first_pod(store: Store, newest: CheckpointRef) -> Checkpoi
     return manifest
 
 
-def list_commits(store: Store, lineage: str) -> list[CheckpointRef]:
-    """All committed checkpoints of a lineage, newest first; costs one listing."""
+def list_commits(store: Store, lineage: str, most: int | None = None) -> list[CheckpointRef]:
+    """All committed checkpoints of a lineage, or the newest ``most``, newest first; costs one listing."""
     layout = LineageLayout(lineage)
     refs = (layout.parse_checkpoint(info.key) for info in store.list(layout.manifests))
-    return [ref for ref in refs if ref is not None]
+    return list(islice((ref for ref in refs if ref is not None), most))
 
 
 def starts_from_claims(attempts: Iterable[Attempt]) -> dict[int, CheckpointRef | None]:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
 from tiphys.lineage.quarantine import read_quarantine_records
+from tiphys.lineage.retention.policy import age_key
 from tiphys.lineage.select import (
     StartCheckpoints,
     infer_starts,
@@ -120,20 +121,26 @@ class LineageTree(Record):
     """Records that cannot be read, each with its key, what is damaged, and what to do."""
 
 
-def read_lineage_tree(store: Store, run: str) -> LineageTree:
+def read_lineage_tree(store: Store, run: str, most: int | None = None) -> LineageTree:
     """Read the lineages of ``run``. Costs a read for each attempt, checkpoint and batch of events.
+
+    With ``most``, no more than that many of each kind are read: the newest of each step.
 
     Raises:
         NotFoundError: the store has no such run.
     """
     damaged: list[DamagedRecord] = []
-    attempts, events = read_all_attempts(store, run, damaged), read_events(store, run, damaged)
-    tree = build_lineage_tree(store, read_current_run(store, run), attempts, events)
+    attempts, events = read_all_attempts(store, run, damaged, slice(most)), read_events(store, run, damaged, most)
+    tree = build_lineage_tree(store, read_current_run(store, run), attempts, events, most)
     return tree.model_copy(update={"damaged": tuple(one.message for one in sorted(damaged))})
 
 
 def build_lineage_tree(
-    store: Store, record: RunRecord, attempts: Mapping[str, Sequence[Attempt]], events: Iterable[Event]
+    store: Store,
+    record: RunRecord,
+    attempts: Mapping[str, Sequence[Attempt]],
+    events: Iterable[Event],
+    most: int | None = None,
 ) -> LineageTree:
     """Build the lineage tree from records that the caller has already read.
 
@@ -142,6 +149,7 @@ def build_lineage_tree(
         record: The run, with its current Workflow.
         attempts: Attempts by step id.
         events: Events of the run.
+        most: Most checkpoints; None for all.
     """
     preemptions = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     pipeline = CompiledPipeline.from_manifest(record.workflow)
@@ -149,8 +157,9 @@ def build_lineage_tree(
     training = {step: attempts[step] for step in names.sort(attempts) if attempts[step][-1].claim.lineage}
     # With several lineages each reads sequentially, otherwise a sweep would send hundreds of requests at once.
     read = read_concurrently if len(training) < 2 else _read_in_turn
+    share = None if most is None else max(1, most // max(1, len(training)))
     lineages = read_concurrently(
-        lambda step_attempts: _build_step_lineage(store, pipeline, *step_attempts, preemptions, read),
+        lambda step_attempts: _build_step_lineage(store, pipeline, *step_attempts, preemptions, read, share),
         list(training.items()),
     )
     named = (
@@ -167,17 +176,22 @@ def _build_step_lineage(
     attempts: Sequence[Attempt],
     preemption_events: Mapping[tuple[str, int | None], Event],
     read_manifests: "_ManifestReader",
+    most: int | None,
 ) -> StepLineage:
     lineage = attempts[-1].claim.lineage
     volume, note = pipeline.checkpoint_volume_url(task_name(step)), ""
     try:
         checkpoint_store = open_store(volume, must_exist=True) if volume else store
-        records = _read_lineage_records(checkpoint_store, lineage, read_manifests)
+        records = _read_lineage_records(checkpoint_store, lineage, read_manifests, most)
     except NotFoundError as error:
         records, note = _LineageRecords([], {}, {}), f"the checkpoints cannot be read from this machine: {error}"
+    if is_cut := most is not None and len(records.commits) >= most:
+        note = f"checkpoints older than the newest {most:,} are not shown"
     starts = _infer_starts(lineage, attempts, records) if volume else starts_from_claims(attempts)
     nodes: dict[int, list[CheckpointNode]] = {}
     for node in build_checkpoint_nodes(lineage, attempts, starts, records):
+        if is_cut and age_key(node.ref) < age_key(records.commits[-1]):
+            continue  # its records were not read
         nodes.setdefault(node.ref.attempt, []).append(node)
     return StepLineage(
         step=step,
@@ -217,8 +231,10 @@ def _read_in_turn(
     return [read(ref) for ref in commits]
 
 
-def _read_lineage_records(store: Store, lineage: str, read_manifests: "_ManifestReader") -> _LineageRecords:
-    commits = list_commits(store, lineage)
+def _read_lineage_records(
+    store: Store, lineage: str, read_manifests: "_ManifestReader", most: int | None
+) -> _LineageRecords:
+    commits = list_commits(store, lineage, most)
 
     def read(ref: CheckpointRef) -> CheckpointManifest | str:
         try:
@@ -227,7 +243,7 @@ def _read_lineage_records(store: Store, lineage: str, read_manifests: "_Manifest
             return str(error)
 
     manifests = dict(zip(commits, read_manifests(read, commits), strict=True))
-    return _LineageRecords(commits, read_quarantine_records(store, lineage), manifests)
+    return _LineageRecords(commits, read_quarantine_records(store, lineage, most), manifests)
 
 
 def build_checkpoint_nodes(

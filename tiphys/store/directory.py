@@ -153,11 +153,15 @@ class DirectoryStore:
             if key.endswith("/"):
                 yield from self.list(key)
             else:
-                with translate_os_errors(Path(entry.path), "read the size of"), contextlib.suppress(FileNotFoundError):
-                    # The object may have been deleted since the folder was listed.
+                try:
                     status = entry.stat()
-                    # No program can set the change time, so no program can write a file again unnoticed.
-                    yield ObjectInfo(key, status.st_size, f"{status.st_ctime_ns:x}-{status.st_ino:x}")
+                except FileNotFoundError:
+                    continue  # the object was deleted since the folder was listed
+                except OSError as error:
+                    with translate_os_errors(Path(entry.path), "read the size of"):
+                        raise error
+                # No program can set the change time, so no program can write a file again unnoticed.
+                yield ObjectInfo(key, status.st_size, f"{status.st_ctime_ns:x}-{status.st_ino:x}")
 
     def prefixes(self, prefix: str) -> Iterator[str]:
         for _, key in self._children(prefix):
@@ -275,7 +279,8 @@ class DirectoryStore:
             return
         rows = [(f"{start}{entry.name}{'/' if entry.is_dir() else ''}", entry) for entry in self._scan(start)]
         for key, entry in sorted(rows, key=lambda row: os.fsencode(row[0])):
-            if key.startswith(prefix) and _is_unicode(key) and _may_hold_objects(key):
+            # The parts of ``start`` were checked, and no name of an entry is empty, ``.`` or ``..``.
+            if key.startswith(prefix) and _is_unicode(key) and (start or _may_hold_objects(key)):
                 yield entry, key
 
     def _scan(self, folder: str) -> tuple[os.DirEntry[str], ...]:

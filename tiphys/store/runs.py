@@ -5,11 +5,13 @@ three see the same state.
 """
 
 import difflib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError
@@ -49,6 +51,8 @@ ResultT = TypeVar("ResultT")
 
 # Reads of small records mostly wait for the network, so parallel reads take hardly longer than one.
 _PARALLEL_READS = 16
+_KEYS_OF_ATTEMPT = 4
+"""Most keys of one attempt: its claim, its end, an eviction, and that its end was passed over."""
 _EVENT_ATTEMPTS = 100
 MAX_PROGRAM_BATCHES = 1000
 """Batches of events that are read of the programs of a run: a program may write as many as it likes."""
@@ -212,21 +216,35 @@ def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None
     return [submission for submission in read_concurrently(read, numbers) if submission is not None]
 
 
-def read_step_attempts(store: Store, run: str, step: str, damaged: list[DamagedRecord] | None = None) -> list[Attempt]:
-    """All attempts of one step, in order.
+ALL_ATTEMPTS = slice(None)
+
+
+def read_step_attempts(
+    store: Store,
+    run: str,
+    step: str,
+    damaged: list[DamagedRecord] | None = None,
+    window: slice = ALL_ATTEMPTS,
+) -> list[Attempt]:
+    """All attempts of one step, in order; ``window`` as in `read_all_attempts`.
 
     With ``damaged``, each damaged end record is added to it, and its attempt has failed for an unknown cause.
     """
-    return _read_attempts(store, run, RunLayout(run).step_attempts(step), damaged, None).get(step, [])
+    return _read_attempts(store, run, RunLayout(run).step_attempts(step), damaged, None, window).get(step, [])
 
 
-def read_all_attempts(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> dict[str, list[Attempt]]:
+def read_all_attempts(
+    store: Store, run: str, damaged: list[DamagedRecord] | None = None, window: slice = ALL_ATTEMPTS
+) -> dict[str, list[Attempt]]:
     """Attempts of every step that has any, in order, by step id.
+
+    ``window`` selects the attempts whose records are read, of all in the order of their distance from the newest
+    attempt of their step: ``slice(100)`` are the newest hundred, with the newest of each step first.
 
     With ``damaged``, each damaged record is added to it and does not hide the others: an attempt whose end cannot
     be read has failed for an unknown cause, and one whose claim cannot be read is left out. For displays only.
     """
-    return _read_attempts(store, run, RunLayout(run).attempts, damaged, damaged)
+    return _read_attempts(store, run, RunLayout(run).attempts, damaged, damaged, window)
 
 
 def read_open_attempts(store: Store, run: str, damaged: list[DamagedRecord]) -> list[AttemptClaim]:
@@ -319,19 +337,23 @@ def append_events(store: Store, run: str, source: str, events: Sequence[Event]) 
     )
 
 
-def read_events(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> list[Event]:
+def read_events(
+    store: Store, run: str, damaged: list[DamagedRecord] | None = None, max_batches: int | None = None
+) -> list[Event]:
     """All events of a run: those of the services, then those of its programs, each in the order of their storage.
 
     Of the programs' objects the first `MAX_PROGRAM_BATCHES` count; one that cannot be read is skipped. So is a
-    damaged one of the services with ``damaged``, to which it is added.
+    damaged one of the services with ``damaged``, to which it is added. ``max_batches`` keeps the last of
+    each kind.
     """
+    newest = slice(0 if max_batches is None else -max_batches, None)
 
     def read(key: str) -> tuple[Event, ...]:
         batch = _read_listed(store, key, EventBatch, damaged)
         return batch.events if batch else ()
 
-    services = read_concurrently(read, [key for _, key in _event_keys(store, RunLayout(run).events)])
-    programs = read_concurrently(partial(read_program_events, store), list_program_batches(store, run))
+    services = read_concurrently(read, [key for _, key in _event_keys(store, RunLayout(run).events)][newest])
+    programs = read_concurrently(partial(read_program_events, store), list_program_batches(store, run)[newest])
     return [event for batch in (*services, *programs) for event in batch]
 
 
@@ -379,11 +401,19 @@ def _read_attempts(
     prefix: str,
     damaged_ends: list[DamagedRecord] | None,
     damaged_claims: list[DamagedRecord] | None,
+    window: slice,
 ) -> dict[str, list[Attempt]]:
     """Attempts below ``prefix``; without a list, damage of that kind is raised."""
     listed = [info.key for info in store.list(prefix)]
+    if window.stop is not None:  # the others need no parsing
+        steps = (group for _, group in groupby(listed, key=lambda key: key.rpartition("/")[0]))
+        listed = [key for group in steps for key in deque(group, window.stop * _KEYS_OF_ATTEMPT)]
     keys: dict[tuple[str, int, bool], str] = {parsed: key for key in listed if (parsed := parse_attempt(key))}
     numbers = sorted({(step, number) for step, number, _ in keys})
+    if window != ALL_ATTEMPTS:
+        by_step = (list(reversed([*group])) for _, group in groupby(numbers, key=itemgetter(0)))
+        ranked = sorted((rank, *one) for group in by_step for rank, one in enumerate(group))
+        numbers = sorted((step, number) for _, step, number in ranked[window])
 
     def read(step_and_number: tuple[str, int]) -> Attempt | None:
         step, number = step_and_number

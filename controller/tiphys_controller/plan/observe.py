@@ -257,8 +257,7 @@ def load_ends(store: Store, state: RunState, attempts: Iterable[AttemptId]) -> R
         except IntegrityError as error:
             return str(error)
 
-    with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        found = dict(zip(keys, pool.map(read, keys), strict=True))
+    found = dict(zip(keys, read_concurrently(read, keys), strict=True))
     return replace(
         state,
         ends={**state.ends, **{key: end for key, end in found.items() if not isinstance(end, str)}},

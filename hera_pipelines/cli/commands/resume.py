@@ -66,6 +66,7 @@ from hera_pipelines.cli.target import (
     runs_on_cluster,
     tenant_submitter,
 )
+from hera_pipelines.cli.unrecorded_workflow import adopt_workflow, find_unrecorded
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
 from tiphys.protocol.quantities import format_duration
@@ -101,6 +102,8 @@ def plan(
     screen: Screen = context.obj
     edits = RunEdits(file, which, drift=drift or ())
     run_store = existing_store(screen, store, edits.store)
+    if (missing := find_unrecorded(run_store, run)) is not None:
+        raise missing
     change = edits.build_change(run_store, run, runs_locally=not is_on_cluster(last_submission(run_store, run)))
     report = _show_full_plan(screen, run_store, plan_run(run_store, run, again or (), change), output)
     if report.running:
@@ -205,6 +208,9 @@ def resume(
     again, and training among them starts from the beginning. With a pipeline file,
     the steps that it changes run again too.
 
+    A Workflow that an outage kept from being recorded becomes a run first, by its
+    name and --cluster.
+
     Only the store is needed: the Workflow, the cluster and the engine's folder may
     be gone. Prints the plan on stdout and progress on stderr. On a cluster, Ctrl-C
     ends only the progress display.
@@ -212,6 +218,16 @@ def resume(
     screen: Screen = command.obj
     edits = RunEdits(file, which, drift=drift or ())
     run_store = existing_store(screen, store, edits.store)
+    cluster_options = ClusterOptions(kubeconfig, context, namespace, argo_server)
+    if (missing := find_unrecorded(run_store, run)) is not None:
+        if local or not (cluster or context or kubeconfig or namespace):
+            raise missing
+        workflow, run = run, adopt_workflow(run_store, run, cluster_options, dry_run=dry_run)
+        screen.note(
+            f"Workflow {workflow} was never recorded; it is run {run}, and each step without a record runs again"
+        )
+        if dry_run:
+            return
     last = last_submission(run_store, run)
     on_cluster = runs_on_cluster(last, cluster, local)
     if on_cluster:
@@ -239,7 +255,7 @@ def resume(
         in_background,
     )
     if on_cluster:
-        _resume_on_cluster(screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), cluster)
+        _resume_on_cluster(screen, request, cluster_options, cluster)
     else:
         folder = code or (file.parent if file else read_code_folder(run_store, run))
         _resume_locally(screen, request, EngineOptions(state, queues, plugin_port, speed, folder))

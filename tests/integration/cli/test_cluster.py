@@ -28,8 +28,9 @@ from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import SubmissionEnd
+from tiphys.records import SubmissionClaim, SubmissionEnd, SubmissionKind
 from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
+from tiphys.store.format import mark_format
 
 from .conftest import Command
 
@@ -162,6 +163,121 @@ def test_a_fork_goes_to_the_cluster_of_its_parent_and_leaves_that_alone(
     first = read_submissions(store, "hot")[0].claim
     assert (first.kind, first.cluster, first.rerun_since) == ("fork", identify_cluster(api), {"fit": 1})
     assert len(read_submissions(store, RUN)) == 1
+
+
+def unrecorded(api: KubeApi, store: Store, name: str, phase: str, run: str = "", **changes: Any) -> None:
+    """A Workflow whose plugin calls no service answered: Argo ran it, and the store knows nothing of it."""
+    manifest = {**PIPELINE, "metadata": {**PIPELINE["metadata"], "name": name, "namespace": "ml"}}
+    manifest["metadata"]["annotations"] = {
+        "tiphys.dev/pipeline": "digits",
+        "tiphys.dev/store": store.url,
+        **changes,
+    }
+    manifest["metadata"].pop("generateName")
+    given = [{"name": "tiphys-run", "value": run}, {"name": "tiphys-submission", "value": ""}]
+    manifest["spec"] = {**manifest["spec"], "arguments": {"parameters": given}}
+    api.create(WORKFLOWS, "ml", manifest)
+    nodes = {"a": {"name": f"{name}.prep", "phase": "Succeeded"}}
+    end(api, name, phase, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("workflow_name", "parameter", "run"),
+    [
+        ("digits-x7k2p", "", "digits-x7k2p"),
+        ("nightly.v2-a", "", "nightly.v2-a"),
+        ("digits-x7k2p", "Mine", "mine"),
+    ],
+)
+def test_a_workflow_that_was_never_recorded_becomes_a_run_and_all_its_steps_run_again(
+    workflow_name: str,
+    parameter: str,
+    run: str,
+    tiphys: Command,
+    server: KubeServer,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+) -> None:
+    mark_format(store)
+    unrecorded(api, store, workflow_name, "Failed", parameter)
+    options = ("--store", store.url, "--kubeconfig", kubeconfig, "--cluster")
+
+    planned = tiphys("plan", workflow_name, "--store", store.url)
+    dry = tiphys("resume", workflow_name, "--dry-run", *options)
+    assert not [*store.list("control/runs/")]
+    answer = tiphys("resume", workflow_name, "--detach", *options)
+
+    assert (planned.code, dry.code, answer.code) == (3, 0, 0)
+    assert f"`tiphys resume {workflow_name} --cluster` takes up a Workflow of this name" in planned.error
+    for said in (dry, answer):
+        assert f"Workflow {workflow_name} was never recorded; it is run {run}" in said.err
+    first, second = read_submissions(store, run)
+    assert first.binding is not None and first.binding.uid == api.get(WORKFLOWS, "ml", workflow_name)["metadata"]["uid"]
+    assert first.binding.cluster == identify_cluster(api)
+    assert (second.claim.kind, second.claim.steps) == ("resume", ("prep", "fit"))
+    assert exists(server, f"{run}-2")
+    again = tiphys("plan", run, "--store", store.url)
+    assert "prep" in again.out and "2 of 2 steps would run" in again.err
+
+
+@pytest.mark.parametrize(
+    ("phase", "annotations", "told", "code"),
+    [
+        ("Running", {}, "has not ended (Running), and the next call that a service answers records its run", 4),
+        ("Failed", {"tiphys.dev/store": "s3://other/place"}, "is of the store s3://other/place, and this is file:", 2),
+        (
+            "Failed",
+            {"tiphys.dev/pipeline": ""},
+            "the Workflow is compiled and has no annotation tiphys.dev/pipeline",
+            2,
+        ),
+    ],
+)
+def test_a_workflow_that_cannot_become_a_run_is_refused_and_nothing_is_written(
+    phase: str,
+    annotations: dict[str, str],
+    told: str,
+    code: int,
+    tiphys: Command,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+) -> None:
+    mark_format(store)
+    unrecorded(api, store, "digits-x7k2p", phase, **annotations)
+    if not annotations.get("tiphys.dev/pipeline", "digits"):
+        api.patch(WORKFLOWS, "ml", "digits-x7k2p", {"metadata": {"annotations": {"tiphys.dev/pipeline": None}}})
+
+    answer = tiphys("resume", "digits-x7k2p", "--store", store.url, "--kubeconfig", kubeconfig, "-n", "ml")
+    absent = tiphys("resume", "digits-absent", "--store", store.url, "--kubeconfig", kubeconfig, "--cluster")
+
+    assert (answer.code, told in answer.error) == (code, True), answer.error
+    assert (absent.code, "a Workflow of this name; check the name" in absent.error) == (3, True)
+    assert not [*store.list("control/runs/")]
+
+
+def test_a_workflow_of_which_a_record_exists_already_becomes_the_rest_of_a_run(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    """The outage began between the binding and the record of the run."""
+    mark_format(store)
+    unrecorded(api, store, "digits-x7k2p", "Failed")
+    claim = SubmissionClaim(
+        run="digits-x7k2p",
+        submission=1,
+        kind=SubmissionKind.ORIGINAL,
+        workflow_name="digits-x7k2p",
+        namespace="ml",
+    )
+    store.create(RunLayout("digits-x7k2p").submission(1), claim.to_bytes())
+
+    answer = tiphys(
+        *("resume", "digits-x7k2p", "--detach", "--cluster", "--store", store.url, "--kubeconfig", kubeconfig)
+    )
+
+    assert answer.code == 0, answer.error
+    assert exists(server, "digits-x7k2p-2")
 
 
 def test_a_run_that_fails_there_says_why_and_how_to_go_on(

@@ -32,6 +32,28 @@ def test_it_serves_the_store_until_it_is_ended(finished: Finished, tmp_path: Pat
     assert (process.returncode, "Ctrl-C ends the pages" in errors) == (0, True)
 
 
+@pytest.mark.parametrize("options", [(), ("--allow-host", "runs.example.org")])
+def test_pages_on_all_addresses_answer_to_allowed_names_alone(
+    finished: Finished, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with begin(["ui", finished.store, "--host", "0.0.0.0", "--port", "0", *options], tmp_path) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip().replace("0.0.0.0", "127.0.0.1")
+        answers = {
+            name: httpx.get(url, headers={"Host": name}, timeout=120).status_code
+            for name in ("evil.example", "runs.example.org", "localhost", "0.0.0.0:8321")
+        }
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    assert answers == {
+        "evil.example": 400,
+        "runs.example.org": 200 if options else 400,
+        "localhost": 200,
+        "0.0.0.0:8321": 200,
+    }
+    assert ("allow another name with --allow-host NAME" in errors) == (not options)
+
+
 def test_what_cannot_be_served_is_refused(finished: Finished, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.hostile import HOSTILE, control_characters, write_full_run
-from support.lineage import RUN, STEP, claim_of, end_of, ref, write_claim, write_end, write_run
+from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.pages import Pages, Texts
 from support.polling import until
 from support.submitter import FakeSubmitter
@@ -300,19 +300,77 @@ def test_a_workflow_leads_to_its_run(store: Store, submitter: FakeSubmitter, ind
     assert "x" not in unknown.headers
 
 
-def test_only_the_newest_attempts_are_shown_unless_all_are_asked_for(
-    store: Store, submitter: FakeSubmitter, pages: Pages
-) -> None:
+def test_older_attempts_are_on_pages_of_their_own(store: Store, submitter: FakeSubmitter, pages: Pages) -> None:
     run = start_run(store, submitter, PIPELINE, "digits-1").run
     history = History(store, run)
     for attempt in range(1, 121):
         history.failed("prep", attempt)
 
-    page, whole = pages.get(f"/runs/{run}").text, pages.get(f"/runs/{run}?all=1").text
+    first, second = pages.get(f"/runs/{run}").text, pages.get(f"/runs/{run}?page=2").text
 
-    assert "Show 20 older attempts" in page
-    assert len(re.findall(r">prep/\d+", page)) == 100
-    assert len(re.findall(r">prep/\d+", whole)) == 120
+    assert "this page has 100 of 120, the newest of each step first, and their outputs; 20 follow" in first
+    assert f'href="/runs/{run}?page=2"' in first
+    assert [int(number) for number in re.findall(r">prep/(\d+)", first)] == list(range(120, 20, -1))
+    assert [int(number) for number in re.findall(r">prep/(\d+)", second)] == list(range(20, 0, -1))
+    assert "older attempts" not in second
+    for page in (first, second):
+        assert "<td>120</td>" in page
+
+
+def test_a_page_shows_the_newest_attempt_of_every_step_and_a_submission_keeps_its_filter(
+    store: Store, submitter: FakeSubmitter, pages: Pages
+) -> None:
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
+    history = History(store, run)
+    history.done("fit")
+    for attempt in range(1, 121):
+        history.failed("prep", attempt)
+
+    assert ">fit/1<" in pages.get(f"/runs/{run}").text
+    chosen = pages.get(f"/runs/{run}?submission=1").text
+    assert f'href="/runs/{run}?submission=1&amp;page=2"' in chosen
+    assert "20 follow" not in chosen and "21 follow" in chosen
+
+
+def test_figures_say_how_many_attempts_they_leave_out(store: Store, pages: Pages) -> None:
+    write_run(store)
+    for attempt in range(1, 251):
+        write_claim(store, claim_of(attempt))
+        write_end(store, end_of(attempt))
+
+    page = Texts(pages.get(f"/runs/{RUN}").text).text
+
+    assert "they leave out 50, which tiphys report digits-1 counts, too" in page
+    assert "failures200" in page
+
+
+def test_a_log_of_any_attempt_is_found_among_many(store: Store, pages: Pages) -> None:
+    write_run(store)
+    for attempt in range(1, 41):
+        write_claim(store, claim_of(attempt))
+        write_end(store, end_of(attempt, message=f"end {attempt}."))
+
+    newest, old = pages.get(f"/runs/{RUN}/logs/{STEP}").text, pages.get(f"/runs/{RUN}/logs/{STEP}?attempt=3").text
+
+    assert "end 40." in newest and "end 3." in old
+    assert ">attempt 40<" in old and ">attempt 3<" in old
+
+
+def test_pictures_and_retention_of_many_checkpoints_say_what_they_leave_out(
+    store: Store, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hera_pipelines.ui.app.MAX_CHECKPOINTS", 3)
+    monkeypatch.setattr("hera_pipelines.ui.checkpoint_page.MAX_RECORDS", 12)
+    write_run(store)
+    write_claim(store, claim_of(1))
+    for step in range(1, 6):
+        commit(store, ref(1, step), metrics={"loss": 1.0 / step})
+
+    lineage = pages.get(f"/runs/{RUN}/lineage.svg").text
+    assert "checkpoints older than the newest 3 are not shown" in lineage
+    assert "1-5" in lineage and "1-2" not in lineage
+    assert pages.get(f"/runs/{RUN}/metrics.svg").status_code == 200
+    assert "too many records for a page" in pages.get(f"/runs/{RUN}/checkpoints").text
 
 
 def test_a_run_that_goes_on_is_followed_and_an_ended_one_is_not(

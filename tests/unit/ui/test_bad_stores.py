@@ -30,7 +30,7 @@ from tiphys.store import DirectoryStore, ObjectInfo, RunLayout
 PATHS = (
     "/",
     f"/runs/{RUN}",
-    f"/runs/{RUN}?submission=1&all=1",
+    f"/runs/{RUN}?submission=1&page=2&outputs=2",
     f"/runs/{RUN}/checkpoints",
     f"/runs/{RUN}/logs/{STEP}?attempt=1",
     f"/runs/{RUN}/lineage.svg",

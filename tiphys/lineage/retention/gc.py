@@ -35,6 +35,7 @@ from tiphys.store import (
     read_current_workflow,
     read_step_attempts,
 )
+from tiphys.store.runs import ALL_ATTEMPTS
 
 
 class RetentionAction(StrEnum):
@@ -144,15 +145,19 @@ class UnreachableLineage:
 
 
 def iter_run_lineages(
-    store: Store, run: str, alter_policy: Callable[[RetentionPolicy | None], RetentionPolicy | None]
+    store: Store,
+    run: str,
+    alter_policy: Callable[[RetentionPolicy | None], RetentionPolicy | None],
+    window: slice = ALL_ATTEMPTS,
 ) -> Iterator[RunLineage | UnreachableLineage]:
-    """All lineages of ``run``. ``alter_policy`` maps the policy of each step to the policy to apply.
+    """All lineages of ``run``. ``alter_policy`` maps the policy of each step to the policy to apply,
+    and ``window`` selects attempts as in `read_all_attempts`: those of others have no step here.
 
     Raises:
         NotFoundError: the store has no such run.
     """
     pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
-    for step, attempts in sorted(read_all_attempts(store, run).items()):
+    for step, attempts in sorted(read_all_attempts(store, run, window=window).items()):
         lineage, name = attempts[-1].claim.lineage, task_name(step)
         if not lineage:
             continue

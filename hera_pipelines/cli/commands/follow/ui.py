@@ -57,7 +57,7 @@ def ui(
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="Also answer to this name, by which a proxy passes requests on; may be repeated.",
+            help="Also answer to this name, by which people or a proxy ask for the pages; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -123,12 +123,13 @@ def ui(
     options = ClusterOptions(kubeconfig, context, None, argo_server)
     submitter = choose_submitter(command, cluster, options, screen.note)
     find_logs = AttemptLogReader(store, options.connect if cluster else None)
-    allowed: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", *(allow_host or ()))
+    allowed = ("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host, *(allow_host or ()))
     if warning := describe_reach(host, store.url):
         screen.note(warning)
         if actions and not trusted_proxy:
             screen.note("warning: the token crosses the network as it is typed; put a proxy with TLS in front")
-        allowed = ("*",)
+        if not allow_host:
+            screen.note(f"the pages answer to {', '.join(allowed)} alone; allow another name with --allow-host NAME")
     if trusted_proxy and not actions:
         raise UsageError("--trusted-proxy names who may act; add --actions")
     routes = None
