@@ -29,8 +29,8 @@ from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespac
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from tiphys.errors import NotFoundError, StoreError, StoreFormatError, UsageError
-from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
 from tiphys.store import RunLayout, TenantStores, claim_record
