@@ -37,7 +37,6 @@ from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object, connect_to_cluster
-from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import (
     GPU_LEDGERS,
     JOBS,
@@ -45,6 +44,7 @@ from tiphys.kube.resources import (
     WORKFLOW_TASK_SETS,
     WORKFLOWS,
 )
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, GangSpec, gang_name
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION

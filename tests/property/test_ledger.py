@@ -39,7 +39,7 @@ from tiphys_plugin.quota.queues import Queues
 
 from tiphys.errors import StoreError
 from tiphys.kube import ledger_log
-from tiphys.kube.ledger_log import WholeLedgerReader
+from tiphys.kube.whole_ledger import WholeLedgerReader
 
 QUOTAS = {"research": {"A100": 8, "*": 4}, "nightly": {"A100": 4}}
 OWNERS = {"nightly": ("ml",)}

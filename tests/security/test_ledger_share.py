@@ -25,7 +25,7 @@ from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.runtime.metrics import LedgerCollector
 
-from tiphys.kube.ledger_log import WholeLedgerReader
+from tiphys.kube.whole_ledger import WholeLedgerReader
 
 SHARE = 0.0005
 

@@ -18,7 +18,6 @@ Records before it are deleted. A reader that misses such a record loads the snap
 
 import base64
 import hashlib
-import itertools
 import json
 import zlib
 from bisect import bisect_left
@@ -32,13 +31,12 @@ from pydantic.alias_generators import to_camel
 from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, StoreError
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
-from tiphys.protocol.ledger_format import LOG_FORMAT, WHOLE_STATUS_FORMAT
+from tiphys.protocol.ledger_format import LOG_FORMAT
 
 SEGMENT_BYTES = 4096
 """Size of the entries in the head from which the next writer moves them to a record."""
 CHUNK_BYTES = 500_000
 """Size of a record of a snapshot, before compression."""
-_READ_TRIES = 4
 LEDGER_LABEL = "tiphys.dev/ledger"
 
 JsonObject = Mapping[str, Any]
@@ -125,31 +123,6 @@ class BookCodec(Protocol[_Lease, _Pending]):
     def arrival(self, pending: _Pending) -> int: ...
     def checked(self, lease: _Lease, check_at: str) -> _Lease: ...
     def seen(self, pending: _Pending, seen_at: str) -> _Pending: ...
-
-
-class StoredForm:
-    """`BookCodec` that leaves leases and requests as they are stored."""
-
-    def lease(self, raw: JsonObject) -> JsonObject:
-        return raw
-
-    def pending(self, raw: JsonObject) -> JsonObject:
-        return raw
-
-    def history(self, raw: Sequence[JsonObject]) -> Sequence[JsonObject]:
-        return raw
-
-    def lease_id(self, lease: JsonObject) -> str:
-        return str(lease["id"])
-
-    def arrival(self, pending: JsonObject) -> int:
-        return int(pending["arrival"])
-
-    def checked(self, lease: JsonObject, check_at: str) -> JsonObject:
-        return {**lease, "checkAt": check_at}
-
-    def seen(self, pending: JsonObject, seen_at: str) -> JsonObject:
-        return {**pending, "seenAt": seen_at}
 
 
 def apply_entries(
@@ -437,50 +410,6 @@ class LogReader(Generic[_Lease, _Pending]):
             pending += map(self._codec.pending, chunk["waiting"])
             history += chunk["history"]
         return LedgerBook(tuple(leases), tuple(pending), self._codec.history(history))
-
-
-class WholeLedgerReader:
-    """Reads a `GPULedger` as older formats stored it: with all leases and requests in its status.
-
-    Repeated reads cost one request, and those for the entries that are new.
-    """
-
-    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._name = name
-        self._uid = ""
-        self._new_reader()
-
-    def read(self) -> Object | None:
-        """The newest ledger; None if it does not exist.
-
-        Raises:
-            IntegrityError: the head of its log is damaged.
-            LogDamagedError: a record of its log is missing or damaged.
-        """
-        for try_number in itertools.count(1):
-            ledger = self._api.get(GPU_LEDGERS, self._namespace, self._name)
-            if ledger is None or (head := parse_head(ledger.get("status") or {})) is None:
-                return ledger
-            if self._uid != ledger["metadata"]["uid"]:
-                self._uid = ledger["metadata"]["uid"]
-                self._new_reader()
-            try:
-                book = self._reader.read(head)
-            except LogDamagedError:  # or its service has just deleted records before a newer snapshot
-                if try_number == _READ_TRIES:
-                    raise
-                self._new_reader()
-                continue
-            whole = {"leases": list(book.leases), "waiting": list(book.pending), "history": list(book.history)}
-            summary = ledger["status"].get("summary", {})
-            return {**ledger, "status": {"version": WHOLE_STATUS_FORMAT, "summary": summary, **whole}}
-        raise AssertionError("the numbers end")
-
-    def _new_reader(self) -> None:
-        records = LedgerRecords(self._api, self._namespace, self._name)
-        self._reader: LogReader[JsonObject, JsonObject] = LogReader(records, StoredForm())
 
 
 def _split_chunks(sections: Mapping[str, Sequence[JsonObject]]) -> Iterator[dict[str, list[JsonObject]]]:

@@ -143,6 +143,10 @@ class AttemptClaim(SealedRecord):
     members: PositiveInt | None = Field(default=None, exclude_if=lambda members: members is None)
     """Number of pods of an elastic gang at its start; None: the number that the step declares."""
 
+    def has_advanced_to(self, newest: CheckpointManifest | None) -> bool:
+        """Whether its newest checkpoint is of a later step than it started from: what it saves at a stop may not be."""
+        return newest is not None and (self.starts_from is None or newest.global_step > self.starts_from.global_step)
+
 
 class OutputKind(StrEnum):
     """Argo's two kinds of outputs."""

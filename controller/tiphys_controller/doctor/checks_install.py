@@ -83,6 +83,10 @@ def check_ledger(observed: ClusterObservation) -> list[DoctorFinding]:
     """The services can use the GPU ledger. Without it, every step with GPUs waits."""
     pods = [] if isinstance(observed.pods, UnknownValue) else observed.pods
     troubled = next((pod for pod in pods if pod.ledger_failure), None)
+    if troubled is None and observed.ledger_damage:
+        homes = (one["metadata"]["namespace"] for one in observed.tiphys.found)
+        remedy = f"kubectl logs -n {next(homes, 'NAMESPACE')} -l app.kubernetes.io/component=plugin"
+        return [failed_finding("gpu-ledger", observed.ledger_damage, remedy)]
     if troubled is None:
         return []
     return [

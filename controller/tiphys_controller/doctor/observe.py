@@ -14,10 +14,12 @@ from typing import TypeVar
 
 import yaml
 
-from tiphys.errors import ForbiddenError, NotFoundError, StoreError, TiphysError
+from tiphys.errors import ForbiddenError, IntegrityError, NotFoundError, StoreError, TiphysError
 from tiphys.kube import KubeApi, Object, Resource
+from tiphys.kube.ledger_log import LogDamagedError
 from tiphys.kube.resources import (
     CONFIG_MAPS,
+    DEFAULT_LEDGER_NAME,
     DEPLOYMENTS,
     KUEUE_LOCAL_QUEUES,
     LEASES,
@@ -27,6 +29,7 @@ from tiphys.kube.resources import (
     SERVICE_ACCOUNTS,
     SUBJECT_ACCESS_REVIEWS,
 )
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.step_spec import STORE_SECRET
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 from tiphys.store import is_bucket_url
@@ -108,6 +111,7 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = (), *, opens_secre
         namespaces=observed_namespaces,
         kueue=_kueue(api, workflow_namespaces) if is_kueue_ledger(tiphys.found) else None,
         keeps_answers=_read_or_unknown(lambda: _namespaces_that_keep_answers(api, argo, workflow_namespaces)),
+        ledger_damage="" if is_kueue_ledger(tiphys.found) else _find_ledger_damage(api, tiphys),
         clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, _NODE_LEASE_NAMESPACE).items))),
     )
 
@@ -142,6 +146,16 @@ def _read_or_unknown(read: Callable[[], ValueT]) -> ValueT | UnknownValue:
         return read()
     except (ForbiddenError, NotFoundError) as error:
         return UnknownValue(str(error))
+
+
+def _find_ledger_damage(api: KubeApi, tiphys: DeploymentSearch) -> str:
+    """What a new reader of the ledger misses; the services, which follow its log, may not need it."""
+    for namespace in sorted({one["metadata"]["namespace"] for one in tiphys.found}):
+        try:
+            _read_or_unknown(WholeLedgerReader(api, namespace, DEFAULT_LEDGER_NAME).read)
+        except (LogDamagedError, IntegrityError) as error:
+            return str(error)
+    return ""
 
 
 def _kueue(api: KubeApi, namespaces: Sequence[str]) -> KueueObservation | UnknownValue:

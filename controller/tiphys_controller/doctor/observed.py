@@ -141,6 +141,8 @@ class ClusterObservation:
     """None if the GPUs are granted by the ledger of Tiphys."""
     keeps_answers: frozenset[str] | UnknownValue = frozenset()
     """Workflow namespaces in which Argo's controller lacks `CLEAR_ANSWERS`."""
+    ledger_damage: str = ""
+    """Which record of the ledger's log is missing or damaged; empty if none is, or the ledger may not be read."""
 
 
 CLEAR_ANSWERS = Permission("patch", "workflowtasksets/status")

@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, LeaderElector, Object, identify_cluster
-from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES, WORKFLOW_TEMPLATES
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.records import utc_now
 from tiphys.service.http_server import AppServer, ServerCertificate
 from tiphys.store import Store

@@ -24,8 +24,8 @@ import structlog
 
 from tiphys.errors import IntegrityError, TiphysError, UsageError
 from tiphys.kube import KubeApi, Object, identify_cluster
-from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, PODS, WORKFLOWS
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import RunRecord
 from tiphys.store import RunLayout, Store, find_record

@@ -153,7 +153,7 @@ def show(
 
 def find_ledger(api: "KubeApi", name: str) -> "Object | None":
     """Read a `GPULedger` with its leases from the namespace of ``api``; None if it does not exist."""
-    from tiphys.kube.ledger_log import WholeLedgerReader
+    from tiphys.kube.whole_ledger import WholeLedgerReader
 
     return WholeLedgerReader(api, api.namespace, name).read()
 

@@ -40,13 +40,14 @@ class NamespaceStores(Protocol):
         """The store of the namespace. Raises `StoreError` if it cannot be opened."""
 
 
-def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease) -> bool:
+def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease, *, is_stopped: bool = False) -> bool:
     """Whether nothing can use a lease any more: no pod lives, and none can come.
 
     No pod can come once the attempt has an end, or the workflow is over. A
     lease whose pod has not been created yet is therefore kept. So is a lease that
     cannot be examined, because its namespace is no longer served, or the store
     of its tenant fails; the caller's own request does not fail because of it.
+    ``is_stopped`` says that Argo starts no more pods of the workflow, although it is not over.
     """
     request = lease.request
     if not stores.serves(request.namespace):
@@ -56,7 +57,7 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease) 
     )
     if pods.find_live_pod(pod_statuses) is not None:
         return False
-    workflow = _find_live_workflow(cluster, request.namespace, request.workflow, request.uid)
+    workflow = None if is_stopped else _find_live_workflow(cluster, request.namespace, request.workflow, request.uid)
     over = workflow is None or _is_workflow_over(workflow)
     if over and request.members == 1:
         return True

@@ -39,7 +39,6 @@ from tiphys.records import (
     AttemptEnd,
     AttemptEndOutcome,
     Cause,
-    CheckpointManifest,
     CrashRecord,
     EvictionRecord,
     FailureEvidence,
@@ -102,16 +101,12 @@ def observe_end(
 
 
 def end_failed_attempt(
-    call: StepCall,
-    attempt: AttemptClaim,
-    observation: AttemptObservation,
-    unknown_cause_message: str = "",
-    note: str = "",
+    call: StepCall, attempt: AttemptClaim, observation: AttemptObservation, unknown_cause: str = "", note: str = ""
 ) -> AttemptEnd:
     """Judge how an attempt failed and record it; returns the stored record, also if another replica wrote it.
 
     An attempt that ends because its workflow was stopped has not failed, so its budget is not charged.
-    ``unknown_cause_message`` is the message if the cause cannot be determined; ``note`` is added to any message.
+    ``unknown_cause`` is the message if the cause cannot be determined; ``note`` is added to any message.
     """
     preempted, crash = build_preemption_record(call, attempt), _read_crash_record(call, attempt)
     observed = _add_crash_record(observation, crash)
@@ -122,7 +117,7 @@ def end_failed_attempt(
         return record_end(
             call, attempt, AttemptEndOutcome.FENCED, message=STOPPED_MESSAGE, exit_code=exit_code, stopped=True
         )
-    message = unknown_cause_message if unknown_cause_message and verdict.cause is None else verdict.evidence
+    message = unknown_cause if unknown_cause and verdict.cause is None else verdict.evidence
     if verdict.rule in UNEXPLAINED_RULES and (argo_message := _find_argo_message(call, attempt)) not in message:
         message = f"{message}; Argo: {argo_message}"
     if preempted is not None:
@@ -279,7 +274,7 @@ def record_end(
         evidence=evidence,
         exit_code=exit_code,
         stopped=stopped,
-        progress=_has_advanced(attempt, newest) or _has_progress_note(call, attempt),
+        progress=attempt.has_advanced_to(newest) or _has_progress_note(call, attempt),
         progress_unknown=newest is None and unreadable,
         step_key=attempt.step_key,
         outputs=outputs,
@@ -457,12 +452,6 @@ def _find_commits(call: StepCall, attempt: AttemptClaim) -> AttemptCommits:
     """The checkpoints of the attempt; none if they are on a volume, which the plugin cannot read."""
     readable = attempt.lineage and not call.volume
     return read_attempt_commits(call.store, attempt.lineage, attempt.attempt) if readable else AttemptCommits(None)
-
-
-def _has_advanced(attempt: AttemptClaim, newest: CheckpointManifest | None) -> bool:
-    """Whether the attempt committed a later step than it started from; what it saves when it is stopped may be that."""
-    start = attempt.starts_from
-    return newest is not None and (start is None or newest.global_step > start.global_step)
 
 
 def _has_progress_note(call: StepCall, attempt: AttemptClaim) -> bool:

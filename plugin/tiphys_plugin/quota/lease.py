@@ -6,7 +6,7 @@ so another authority can replace the built-in ledger.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -405,8 +405,13 @@ class AdmissionBackend(Protocol):
         termination grace period by lease id. Returns the marked leases.
         """
 
-    def release_dead_leases(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
-        """Release and return the leases whose check is due and for which ``is_gone`` is true; the others are kept."""
+    def release_dead_leases(
+        self, is_gone: Callable[[Lease], bool], leases: Sequence[Lease] | None = None
+    ) -> list[Lease]:
+        """Release and return those of ``leases`` for which ``is_gone`` is true; the others are kept.
+
+        None: those whose check is due.
+        """
 
     def snapshot(self) -> LedgerSnapshot:
         """Leases, pending requests, queue rules and usage history; changes nothing."""

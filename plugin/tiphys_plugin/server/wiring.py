@@ -17,7 +17,7 @@ from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.nodes.straggler_watch import StragglerDetection
-from tiphys_plugin.operations.pending_sweep import PendingRequestSweep
+from tiphys_plugin.operations.pending_sweep import PendingRequestSweep, StoppedLeaseSweep
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS, PluginSettings
@@ -79,6 +79,7 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
         ImagePullSweep(ledger, cluster, stores, timeout_seconds=deployment.image_pull_timeout_seconds)
     )
     tenants.background.enter_context(PendingRequestSweep(ledger, cluster, stores))
+    tenants.background.enter_context(StoppedLeaseSweep(ledger, cluster, stores))
     tenants.background.enter_context(StragglerDetection(ledger, cluster, stores, nodes, utc_now))
     if isinstance(ledger, KueueAdmission):
         tenants.background.enter_context(KueueUpkeep(ledger, tenants))

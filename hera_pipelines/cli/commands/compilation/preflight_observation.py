@@ -34,7 +34,6 @@ from hera_pipelines.preflight.observation import (
 from hera_pipelines.preflight.save_times import read_save_times
 from hera_pipelines.preflight.subject import PreflightSubject
 from tiphys.errors import ForbiddenError, NotFoundError, TiphysError, UsageError
-from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import (
     CONFIG_MAPS,
     DEFAULT_LEDGER_NAME,
@@ -44,6 +43,7 @@ from tiphys.kube.resources import (
     SERVICE_ACCOUNTS,
     WORKFLOWS,
 )
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.store import is_bucket_url, list_runs, open_store
 from tiphys.store.probe import ProbeFinding, probe_store
 from tiphys.threads import start_background_thread

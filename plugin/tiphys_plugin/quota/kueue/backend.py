@@ -315,13 +315,15 @@ class KueueAdmission:
         """None: Kueue chooses the victims, and its evictions mark them."""
         return ()
 
-    def release_dead_leases(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
+    def release_dead_leases(
+        self, is_gone: Callable[[Lease], bool], leases: Sequence[Lease] | None = None
+    ) -> list[Lease]:
         now = self._clock()
         with self._lock:
-            if now < self._next_check:
+            if leases is None and now < self._next_check:
                 return []
-            self._next_check = now + _CHECK_EVERY
-        gone = [lease for lease in self.snapshot().leases if is_gone(lease)]
+            self._next_check = now + _CHECK_EVERY if leases is None else self._next_check
+        gone = [lease for lease in (self.snapshot().leases if leases is None else leases) if is_gone(lease)]
         for lease in gone:
             self.release(lease.id)
         return gone

@@ -8,7 +8,7 @@ the state in memory, for tests and for programs that embed the plugin.
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -90,13 +90,16 @@ class BaseLedger(ABC):
             lambda state, rules: mark_victims(state, rules, preemptor, grace_seconds, self._clock(), self._forget_after)
         )
 
-    def release_dead_leases(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
+    def release_dead_leases(
+        self, is_gone: Callable[[Lease], bool], leases: Sequence[Lease] | None = None
+    ) -> list[Lease]:
         # `is_gone` calls the cluster, so it runs between two transactions and not within one.
         now = self._clock()
-        due = self._read()[0].leases_due_for_check(now, self._check_every)
+        due = self._read()[0].leases_due_for_check(now, self._check_every) if leases is None else leases
         gone = [lease for lease in due if is_gone(lease)]
-        if due:
-            self._update(lambda state, rules: state.record_check(due, gone, now + self._check_every, rules, now))
+        checked = due if leases is None else gone
+        if checked:
+            self._update(lambda state, rules: state.record_check(checked, gone, now + self._check_every, rules, now))
         return gone
 
     def snapshot(self) -> LedgerSnapshot:

@@ -374,6 +374,13 @@ def test_a_service_without_its_ledger_fails_the_check_with_the_remedy() -> None:
     assert found.remedy == "tiphys queues apply -f FILE -n tiphys"
 
 
+def test_gap_in_the_log_of_the_ledger_fails_the_check_although_the_services_are_well() -> None:
+    found = only(replace(GOOD, ledger_damage="GPULedgerRecord tiphys/default.ab.000000000001 is missing"))
+    assert (found.name, found.state) == ("gpu-ledger", CheckStatus.FAILED)
+    assert "default.ab.000000000001 is missing" in found.sentence
+    assert found.remedy == "kubectl logs -n tiphys -l app.kubernetes.io/component=plugin"
+
+
 def test_a_service_that_cannot_use_kueue_has_another_remedy() -> None:
     lost = PodReadiness("plugin", "tiphys", "p-1", ledger_failure="GPUs are kept by Kueue")
     deployments = DeploymentSearch(

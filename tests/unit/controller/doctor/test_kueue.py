@@ -17,7 +17,8 @@ from tiphys_controller.doctor.checks_kueue import check_kueue
 from tiphys_controller.doctor.observe import observe_cluster
 from tiphys_controller.doctor.observed import ClusterObservation
 
-from tiphys.kube.resources import DEPLOYMENTS, KUEUE_LOCAL_QUEUES
+from tiphys.kube.resources import DEPLOYMENTS, GPU_LEDGERS, KUEUE_LOCAL_QUEUES
+from tiphys.protocol.ledger_format import LOG_FORMAT
 
 KINDS = ("workloads", "workloads/status", "localqueues", "resourceflavors")
 
@@ -55,6 +56,27 @@ def test_kueue_and_its_queues_are_named(server):
 def test_ledger_of_tiphys_needs_no_kueue(server):
     install(server)
     assert check_kueue(observed(server)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "head", "damage"),
+    [
+        ((), {"id": "ab", "number": 3, "entries": [{"n": 3}]}, "default.ab.000000000001 is missing"),
+        ((), {"id": "ab", "number": 3, "entries": [{"n": 1}]}, "log.entries"),
+        ((), {"id": "ab", "number": 1, "entries": [{"n": 1}]}, ""),
+        (("--ledger-kind=kueue",), {"id": "ab", "number": 3, "entries": [{"n": 3}]}, ""),
+    ],
+    ids=["a record is gone", "the head is damaged", "well", "Kueue grants the GPUs"],
+)
+def test_damage_of_the_log_of_the_ledger_is_observed(server, arguments, head, damage):
+    install(server, *arguments)
+    status = {"version": LOG_FORMAT, "summary": {}, "log": head}
+    api = server.api("tiphys")
+    created = api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}})
+    api.replace(GPU_LEDGERS, "tiphys", {**created, "status": status}, "status")
+    found = observed(server).ledger_damage
+    assert damage in found
+    assert bool(found) is bool(damage)
 
 
 @pytest.mark.parametrize("kinds", [(), ("workloads", "localqueues")], ids=["not installed", "older"])

@@ -11,22 +11,26 @@
 
 import threading
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from support.installation import RELEASE, Site, site
+from support.polling import until
 from support.world import fit, gpus, outputs, phase, prep, said
+from tiphys_plugin.operations.pending_sweep import StoppedLeaseSweep
 from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger import kubernetes_ledger
 from tiphys_plugin.quota.ledger.status_codec import STATUS_VERSION
+from tiphys_plugin.server import wiring
 from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespaceError, TenantChecks
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from tiphys.errors import NotFoundError, StoreError, StoreFormatError, UsageError
-from tiphys.kube.ledger_log import WholeLedgerReader
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
+from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
 from tiphys.store import RunLayout, TenantStores, claim_record
@@ -512,6 +516,24 @@ def test_checks_name_a_ledger_out_of_reach(here):
     checks.check_all()
     assert "etcd is away" in checks.status_document()["ledger"]["error"]
     assert checks.status_document()["status"] == "degraded"
+
+
+@pytest.mark.parametrize("strategy", ["Stop", "Terminate"])
+def test_service_releases_the_gpus_of_a_stopped_workflow_with_its_last_pod(here, monkeypatch, strategy):
+    monkeypatch.setattr(wiring, "StoppedLeaseSweep", partial(StoppedLeaseSweep, every_seconds=0.05))
+    here.start()
+    stopped = here.submit("ml", fit(gpu=gpus(4)))
+    goes_on = here.submit("vision", fit(gpu=gpus(4)), name="möhre.v2")
+    for flow in (stopped, goes_on):
+        assert outputs(flow.call("admit", "fit", 0))["run"] == "true"
+        flow.run_pod("fit", gpus=4)
+    here.api.patch(WORKFLOWS, "ml", "digits-abc12", {"spec": {"shutdown": strategy}})
+    looks = here.server.count("list", "pods")
+    until(lambda: here.server.count("list", "pods") > looks + 2, 120)
+    assert len(leases(here)) == 2
+    here.api.delete(PODS, "ml", "digits-abc12-fit-1")
+    until(lambda: len(leases(here)) == 1, 120)
+    assert [namespace for namespace, _ in leases(here)] == ["vision"]
 
 
 @pytest.mark.parametrize(

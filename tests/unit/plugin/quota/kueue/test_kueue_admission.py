@@ -482,6 +482,15 @@ def test_request_that_is_granted_while_it_is_withdrawn_keeps_its_lease(backend, 
     assert held(backend) == [("u1", 8)]
 
 
+def test_named_dead_leases_are_released_before_the_next_check(backend, kueue, clock):
+    admitted(backend, kueue, 4)
+    admitted(backend, kueue, 4, uid="u2")
+    backend.release_dead_leases(lambda _: False)
+    named = [lease for lease in backend.snapshot().leases if lease.request.uid == "u1"]
+    assert [lease.request.uid for lease in backend.release_dead_leases(lambda _: True, named)] == ["u1"]
+    assert kueue.used("research") == 4
+
+
 def test_dead_leases_are_released_after_a_check(backend, kueue, clock):
     admitted(backend, kueue, 4)
     admitted(backend, kueue, 4, uid="u2")
@@ -489,6 +498,8 @@ def test_dead_leases_are_released_after_a_check(backend, kueue, clock):
     assert [lease.request.uid for lease in gone] == ["u2"]
     assert kueue.used("research") == 4
     assert backend.release_dead_leases(lambda _: True) == [], "checked a moment ago"
+    named = backend.snapshot().leases
+    assert backend.release_dead_leases(lambda _: False, named) == []
     backend.release_workflow("u1")
     assert [lease.request.uid for lease in backend.release_dead_leases(lambda _: True)] == ["u1"]
     assert kueue.used("research") == 0

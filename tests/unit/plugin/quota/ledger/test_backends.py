@@ -247,6 +247,18 @@ def test_lease_that_went_to_another_attempt_while_it_was_looked_at_is_kept(ledge
     assert held(ledger) == [("u1", 8)]
 
 
+def test_named_leases_are_released_before_their_check_is_due_and_others_are_not_looked_at(ledger):
+    ledger.request(ask(2, uid="ü.1"))
+    ledger.request(ask(2, uid="ü.2"))
+    ledger.release_dead_leases(lambda _: False)
+    before = ledger.snapshot().leases
+    assert ledger.release_dead_leases(lambda _: False, before[:1]) == []
+    assert ledger.snapshot().leases == before, "a look at named leases moves no check"
+    gone = ledger.release_dead_leases(lambda lease: lease.request.uid == "ü.2", before[1:])
+    assert [lease.request.uid for lease in gone] == ["ü.2"]
+    assert ledger.snapshot().leases == before[:1]
+
+
 def test_clock_that_is_put_back_does_not_keep_dead_holders(ledger, clock):
     ledger.request(ask(8))
     ledger.release_dead_leases(lambda _: False)

@@ -35,8 +35,9 @@ from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
 
 from tiphys.errors import StoreError
 from tiphys.kube import ledger_log
-from tiphys.kube.ledger_log import LedgerBook, WholeLedgerReader, apply_entries
+from tiphys.kube.ledger_log import LedgerBook, apply_entries
 from tiphys.kube.resources import GPU_LEDGER_RECORDS
+from tiphys.kube.whole_ledger import WholeLedgerReader
 
 MANY = queues(research={"A100": 10_000}).model_copy(update={"ledger_share": 1})
 LEDGER = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")
@@ -227,6 +228,22 @@ def test_a_damaged_record_is_refused_and_healed_by_a_service_that_has_the_leases
     assert deferral(late.request(ask(1, "new"))) is AdmissionReason.LEDGER_RECOVERING
     late.end_recovery()
     assert isinstance(late.request(ask(1, "new")), Admitted)
+
+
+def test_whoever_looks_at_a_damaged_log_reads_what_happens_next_and_sees_the_leases_once_it_is_replaced(
+    api, clock, small_parts
+):
+    service = Service(api, clock)
+    fill(service, 12)
+    service.replace_damaged_log()
+    drop(api, log_records(api)[1])
+    whole = WholeLedgerReader(api, "tiphys", "default")
+    with pytest.raises(
+        StoreError, match=r"is missing, so the leases of GPULedger tiphys/default cannot be shown; .*repe"
+    ):
+        whole.read()
+    service.replace_damaged_log()
+    assert len(whole.read()["status"]["leases"]) == 12
 
 
 def test_a_deleted_chunk_of_a_snapshot_is_healed_too(api, clock, small_parts, monkeypatch):
