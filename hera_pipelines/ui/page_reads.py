@@ -28,6 +28,7 @@ _CHEAP_SECONDS, _CPU_SHARE = 0.1, 0.1
 """A view that took more CPU is kept until the process could have spent a tenth of the time on it."""
 _CLIENT_CLOSED_REQUEST = 499
 """Status that no client receives, as in nginx."""
+_CpuClock = Callable[[], float]
 _Answer = TypeVar("_Answer")
 
 
@@ -78,9 +79,7 @@ class SharedViews(Generic[_Answer]):
         cpu: CPU of the calling thread in seconds.
     """
 
-    def __init__(
-        self, monotonic: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
-    ) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, cpu: _CpuClock = time.thread_time) -> None:
         self._monotonic = monotonic
         self._cpu = cpu
         self._views: dict[Hashable, tuple[float, _Answer]] = {}

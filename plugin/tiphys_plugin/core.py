@@ -221,12 +221,12 @@ class PluginCore:
         together, so one of them reads it for all under a lock.
         """
         cache_key = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
-        if (found := self._bindings.get(cache_key)) is not None:
-            return found[1]
+        if (binding := self._find_kept_binding(cache_key)) is not None:
+            return binding
         slot = zlib.crc32(metadata.uid.encode()) % _CONCURRENT_BINDS
         with self._locks.hold(f"bind/{slot}", self._context.settings.lock_timeout_seconds):
-            if (found := self._bindings.get(cache_key)) is not None:
-                return found[1]
+            if (binding := self._find_kept_binding(cache_key)) is not None:
+                return binding
             run = self._runs.get(metadata.uid)
             if run is not None and operation.run and make_run_name(operation.run) != run:
                 raise ConflictError(
@@ -238,9 +238,19 @@ class PluginCore:
             self._keep_binding(cache_key, binding)
         return binding
 
+    def _find_kept_binding(self, cache_key: tuple[str, ...]) -> RunBinding | None:
+        with self._bindings_lock:
+            if (found := self._bindings.get(cache_key)) is None:
+                return None
+            self._bindings.move_to_end(cache_key)
+            self._runs[found[1].uid] = found[1].run
+            self._runs.move_to_end(found[1].uid)
+            return found[1]
+
     def _keep_binding(self, cache_key: tuple[str, ...], binding: RunBinding) -> None:
         with self._bindings_lock:
             self._runs[binding.uid] = binding.run
+            self._runs.move_to_end(binding.uid)
             self._bindings[cache_key] = len(to_json(binding.pipeline.manifest)), binding
             while len(self._runs) > _MAX_KNOWN_RUNS:
                 self._runs.popitem(last=False)

@@ -275,7 +275,8 @@ class LedgerRecords:
         """Return what a new reader of ``head`` would miss: a record that is gone or was changed; empty without one.
 
         ``seen`` are the resource versions of records by name, which this method keeps up to date: a record is never
-        changed, and no record names the one after it.
+        changed, and no record names the one after it. So of a record between the first and the head, no loss is
+        noticed that came before the first call that could have listed it.
         """
         listed = {
             metadata["name"]: metadata["resourceVersion"]

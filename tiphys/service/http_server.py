@@ -262,6 +262,8 @@ class BodyBudget:
     async def read_body(self, request: Request, tenant: str) -> AsyncIterator[bytes]:
         """Read a body once there is room for it; it counts until the context ends.
 
+        An empty tenant stands for all callers of a service that does not tell them apart: it has no share.
+
         Raises:
             StoreError: there was no room in time; the caller should repeat the call.
             UsageError: as `read_body`.
@@ -269,9 +271,8 @@ class BodyBudget:
         length, (max_body_bytes, max_tenant_bytes, max_bytes) = body_length(request), self._limits
 
         def has_room() -> bool:
-            return (
-                self._in_flight[tenant] + length <= max_tenant_bytes and self._in_flight.total() + length <= max_bytes
-            )
+            is_within_share = not tenant or self._in_flight[tenant] + length <= max_tenant_bytes
+            return is_within_share and self._in_flight.total() + length <= max_bytes
 
         if length <= max_body_bytes and not has_room():
             await self._wait_for_room(has_room, tenant)

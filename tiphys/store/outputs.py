@@ -8,6 +8,7 @@ store was copied elsewhere it differs, too, and the hashes are the same.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
+from tiphys.errors import ObjectMissingError
 from tiphys.records import AttemptEnd, OutputObject, json_digest
 from tiphys.store.base import ObjectInfo, Store
 from tiphys.store.layout import RunLayout
@@ -63,18 +64,21 @@ def confirm_outputs(
 ) -> dict[str, ObjectInfo]:
     """``listed`` with the recorded version of each object that was written again with the recorded bytes.
 
+    An object that is gone meanwhile is left out.
+
     Args:
         end: The end record.
         listed: The outputs of the attempt, by key.
         hash_object: Returns the SHA-256 of the object of a key in hex. Called for objects that were written again.
     """
-    recorded = {obj.key: obj for output in end.outputs for obj in output.objects}
-    same = [
-        info._replace(version=recorded[info.key].version)
-        for info in find_changed_outputs(end, listed)
-        if hash_object(info.key) == recorded[info.key].sha256
-    ]
-    return {**listed, **{info.key: info for info in same}}
+    recorded, confirmed = {obj.key: obj for output in end.outputs for obj in output.objects}, dict(listed)
+    for info in find_changed_outputs(end, listed):
+        try:
+            if hash_object(info.key) == recorded[info.key].sha256:
+                confirmed[info.key] = info._replace(version=recorded[info.key].version)
+        except ObjectMissingError:
+            del confirmed[info.key]
+    return confirmed
 
 
 def hash_object(store: Store, key: str) -> str:

@@ -29,7 +29,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def main(engine_pid: int, plan: str, command: list[str]) -> int:
     """Run ``command`` to its end and return its exit code."""
-    # A signal that comes before the program has its own handlers reaches it once they are in place.
+    # A signal that comes before the program is there is handed on to it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     for number in _STOP_SIGNALS:
         signal.signal(number, _ignore_signal)

@@ -221,8 +221,10 @@ def test_an_engine_with_a_wrong_token_gets_no_step_admitted(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", [["run", "code/tiny.py"], ["resume", "r"]])
 def test_a_state_folder_that_is_a_file_is_refused(command: list[str], tiphys: Command, tmp_path: Path) -> None:
-    tiny.write(tmp_path / "code")
-    (tmp_path / "store").mkdir()
+    store = DirectoryStore(tmp_path / "store")
+    manifest = load_pipeline(tiny.write(tmp_path / "code")).compile(store=store.url)
+    with LocalSession(store, tmp_path / "state") as session:
+        start_run(store, session, manifest, "r")
     (tmp_path / "file").write_text("precious")
     answer = tiphys(*command, "--state", "file", "--store", "store")
     assert (answer.code, answer.out) == (2, "")

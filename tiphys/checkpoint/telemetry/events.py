@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tiphys.checkpoint.telemetry.secret_mask import mask_secrets
+from tiphys.checkpoint.telemetry.secret_mask import mask_secrets, mask_texts
 from tiphys.errors import TiphysError
 from tiphys.protocol import environment
 from tiphys.records import CheckpointRef, Event, SkippedCheckpoint
@@ -41,8 +41,8 @@ class EventLog:
 
     def make_event(self, name: str, message: str, **data: Any) -> Event:
         """Return an event of this attempt, for `record`."""
-        data = {key: mask_secrets(value) if isinstance(value, str) else value for key, value in data.items()}
-        return Event(name=name, step=self._step, attempt=self._attempt, message=mask_secrets(message), data=data)
+        message = mask_secrets(message)
+        return Event(name=name, step=self._step, attempt=self._attempt, message=message, data=mask_texts(data))
 
     def restored_event(self, ref: CheckpointRef) -> Event:
         """Return the event that the attempt resumes from ``ref``."""

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 _BLANK = "***"
@@ -21,26 +22,39 @@ _MIN_LINE_CHARACTERS = 16
 _MAX_MESSAGE_CHARACTERS = 64 << 10
 _FRAGMENTS = ("secret", "passw", "passphrase", "credential", "private", "apikey", "accesskey", "webhook", "connstr")
 """Parts of names. A token is none in ``TOKENIZERS_PARALLELISM``."""
-_WORDS = frozenset(("auth", "authorization", "cookie", "dsn", "jwt", "key", "pass", "pat", "pwd", "sas"))
+_WORDS = frozenset(("authorization", "cookie", "dsn", "jwt", "pass", "pat", "pwd", "sas"))
+_VAGUE_WORDS = frozenset(("auth", "key"))
+"""A secret, or the name of something: ``SORT_KEY``. A value of small letters alone is a name."""
+_NAME = re.compile(r"[a-z]+([-_./ ][a-z]+)*")
+_SETTINGS = frozenset(("enabled", "id", "limit", "method", "mode", "name", "size", "type"))
+_SINGLE_WORDS = frozenset(("dsn", "jwt", "pass"))
+"""Names of one word. ``PWD`` is the working directory."""
 _SERVERS = frozenset(
     ("amqp", "broker", "celery", "database", "db", "elasticsearch", "mongo", "mongodb", "mysql", "postgres")
 ) | {"postgresql", "rabbitmq", "redis", "sqlalchemy"}
 _PLACES = frozenset(("dir", "file", "path"))
 
 
-def is_secret_name(name: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
     """Whether a variable, or a field, of this name holds a secret: ``DATABASE_URL``, ``MYSQL_PWD``, ``sshKey``."""
-    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().replace("-", "_").split("_")
+    words = _words(name)
     joined = "".join(words)
     if words[0] == "tiphys" or words[-1] in _PLACES or "public" in words:
         return False
+    is_vague = len(words) > 1 and not _VAGUE_WORDS.isdisjoint(words) and _SETTINGS.isdisjoint(words)
     return (
         any(fragment in joined for fragment in _FRAGMENTS)
         or "token" in joined.replace("tokeniz", "")
         or "connectionstring" in joined
         or (not _SERVERS.isdisjoint(words) and not {"url", "uri"}.isdisjoint(words))
         or (len(words) > 1 and not _WORDS.isdisjoint(words))
+        or (len(words) == 1 and words[0] in _SINGLE_WORDS)
+        or (is_vague and not _NAME.fullmatch(value))
     )
+
+
+def _words(name: str) -> list[str]:
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().replace("-", "_").split("_")
 
 
 def find_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -50,7 +64,7 @@ def find_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for name, value in environ.items():
-        candidates = [value.strip(), value] if is_secret_name(name) else []
+        candidates = [value.strip(), value] if is_secret(name, value) else []
         for candidate in (*candidates, *_inner_secrets(value)):
             if len(candidate) >= _MIN_CHARACTERS and len(set(candidate)) > 2:
                 found[candidate] = None
@@ -58,16 +72,41 @@ def find_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _inner_secrets(value: str) -> Iterator[str]:
+    for url in re.split(r"[\s,]+", value) if "://" in value else ():
+        yield from _secrets_of_url(url)
+    fields = _parse_json(value)
+    if fields is None:
+        parts = (part.partition("=")[::2] for part in re.split("[;& ]", value))
+        yield from (text for name, text in parts if text and is_secret(f"x_{name}", text))
+    waiting = [("", fields)]
+    while waiting:
+        name, field = waiting.pop()
+        if isinstance(field, dict):
+            waiting += field.items()
+        elif isinstance(field, list):
+            waiting += ((name, entry) for entry in field)
+        elif isinstance(field, str) and is_secret(f"x_{name}", field):
+            yield field
+
+
+def _secrets_of_url(url: str) -> Iterator[str]:
     try:
-        password = urlsplit(value).password if "://" in value else None
-        fields = json.loads(value) if value.lstrip().startswith("{") else None
-    except (ValueError, RecursionError):
-        password, fields = None, None
+        parts = urlsplit(url)
+        user, password = parts.username or "", parts.password
+    except ValueError:
+        return
     if password:
-        yield from (password, unquote(password))
-    parts = (part.partition("=")[::2] for part in re.split("[;& ]", value))
-    pairs = fields.items() if isinstance(fields, dict) else parts
-    yield from (text for name, text in pairs if isinstance(text, str) and text and is_secret_name(f"x_{name}"))
+        # A short password may be an ordinary word, but not before the host.
+        yield from (password, unquote(password), f"{user}:{password}@")
+    elif re.search(r"\d", user):  # a token in the place of a user, as of a package index
+        yield from (user, unquote(user))
+
+
+def _parse_json(value: str) -> Any:
+    try:
+        return json.loads(value) if value.lstrip().startswith(("{", "[")) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 @lru_cache(maxsize=8)
@@ -99,6 +138,15 @@ def mask_secrets(text: str, environ: Mapping[str, str] | None = None) -> str:
     """Return ``text``, cut to 64 Ki characters, without the secrets of ``environ``; None: of this process."""
     mask = StreamMask(find_secrets(os.environ if environ is None else environ))
     return mask.add(text[:_MAX_MESSAGE_CHARACTERS]) + mask.end()
+
+
+def mask_texts(value: Any) -> Any:
+    """Return ``value`` with all texts in its lists and dicts masked as by `mask_secrets`, but not the keys."""
+    if isinstance(value, dict):
+        return {key: mask_texts(field) for key, field in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_texts(entry) for entry in value]
+    return mask_secrets(value) if isinstance(value, str) else value
 
 
 class StreamMask:

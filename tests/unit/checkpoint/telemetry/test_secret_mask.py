@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tiphys.checkpoint.lifecycle.crash_report import error_fingerprint, format_error
 from tiphys.checkpoint.telemetry.events import EventLog
-from tiphys.checkpoint.telemetry.secret_mask import StreamMask, find_secrets, is_secret_name, mask_secrets
+from tiphys.checkpoint.telemetry.secret_mask import StreamMask, find_secrets, is_secret, mask_secrets
 
 VALUE = 'pä55"w/ö\\rd+&=%x'
 LINES = ["".join(random.Random(number).choices("ABCDEFGHIJKLMNOPqrstuvwxyz0123456789+/", k=64)) for number in range(5)]
@@ -36,10 +36,11 @@ PEM = "\n".join(["-----BEGIN PRIVATE KEY-----", *LINES, "c2hvcnQ=", "-----END PR
         "MY.CONN_STR", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SSH_KEY", "DEPLOY_KEY_2", "SMTP_AUTH",
         "REGISTRY_AUTH_CONFIG", "SLACK_WEBHOOK_URL", "SENTRY_DSN", "HF_TOKEN", "GITHUB_PAT", "API_KEY", "apiKey",
         "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SESSION_COOKIE", "GOOGLE_CREDENTIALS", "sshKey",
+        "JWT", "PASS", "DSN",
     ],
 )  # fmt: skip
 def test_name_suggests_a_secret(name: str) -> None:
-    assert is_secret_name(name)
+    assert is_secret(name, VALUE)
     assert find_secrets({name: VALUE}) == (VALUE,)
 
 
@@ -53,6 +54,15 @@ def test_name_suggests_a_secret(name: str) -> None:
 )  # fmt: skip
 def test_name_suggests_no_secret(name: str) -> None:
     assert find_secrets({name: "/some/long-value"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SORT_KEY", "timestamp"), ("CACHE_KEY", "checkpoint"), ("AUTH_MODE", "Kubernetes"), ("KEY_ID", "Production"),
+     ("PARTITION_KEY", "user_region"), ("GIT_URL", "https://ana@git.example/models.git")],
+)  # fmt: skip
+def test_name_of_something_is_no_secret(name: str, value: str) -> None:
+    assert mask_secrets(f"saved {value}", {name: value}) == f"saved {value}"
 
 
 @pytest.mark.parametrize("value", ["", "short", "1234567", "aaaaaaaaaaaa", "false", "--------"])
@@ -69,6 +79,11 @@ def test_plain_value_is_no_secret(value: str) -> None:
         ("STORAGE", "AccountName=x;AccountKey=Zm9vYmFyYmF6==;Suffix=y", "Zm9vYmFyYmF6=="),
         ("ODBC", "Server=db;Uid=ana;Pwd=hunter2-hunter2", "hunter2-hunter2"),
         ("LIBPQ", "host=db password=hunter2-hunter2", "hunter2-hunter2"),
+        ("PIP_INDEX_URL", "https://ghp_0a1B2c3D4e@git.example/simple", "ghp_0a1B2c3D4e"),
+        ("PIP_EXTRA_INDEX_URL", "https://a.example/ https://u:hunter2-hunter2@b.example/", "hunter2-hunter2"),
+        ("DOCKER_CONFIG_JSON", '{"auths":{"registry":{"auth":"dTpodW50ZXIy"}}}', "dTpodW50ZXIy"),
+        ("SERVICES", '[{"name": "größe", "api_key": "hunter2-hunter2"}]', "hunter2-hunter2"),
+        ("HTTPS_PROXY", "http://ana:Sh0rtpw@proxy.example:3128", "ana:Sh0rtpw@"),
         ("GCP", json.dumps({"client": "ana", "private_key": PEM}), LINES[2]),
     ],
 )
@@ -162,5 +177,7 @@ def test_crash_report_masks_before_it_cuts(monkeypatch: pytest.MonkeyPatch) -> N
 def test_event_masks_its_message_and_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACK_WEBHOOK_URL", "https://hooks.example/T00/B00/xyzzy-plugh")
     log = EventLog(None, "digits-1", "fit", 1)  # type: ignore[arg-type]
-    event = log.make_event("x", "posted to https://hooks.example/T00/B00/xyzzy-plugh", url="'https://hooks.example/T00/B00/xyzzy-plugh'", n=7)  # fmt: skip  # noqa: E501
-    assert (event.message, event.data) == ("posted to ***", {"url": "'***'", "n": 7})
+    url = "https://hooks.example/T00/B00/xyzzy-plugh"
+    event = log.make_event("x", f"posted to {url}", url=f"'{url}'", n=7, tried=[{"to": url}, 8])
+    assert event.message == "posted to ***"
+    assert event.data == {"url": "'***'", "n": 7, "tried": [{"to": "***"}, 8]}
