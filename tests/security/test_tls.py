@@ -11,6 +11,8 @@
 
 import argparse
 import asyncio
+import hashlib
+import random
 import shutil
 import ssl
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ from support.raw_http import dial, read_to_end, request_head
 from support.sidecar_pod import ACCOUNT, SidecarPod, post
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, ServiceClient
 from tiphys_plugin.sidecar.settings import SidecarSettings
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tiphys.errors import UsageError
 from tiphys.kube.resources import GPU_LEDGERS
@@ -76,7 +79,8 @@ class Service:
 
     async def _answer(self, request: Request) -> Response:
         self.tokens.append(request.headers.get("authorization", ""))
-        return PlainTextResponse("{}")
+        body = await request.body()
+        return PlainTextResponse(hashlib.sha256(body).hexdigest() if len(body) > 100_000 else "{}")
 
     @property
     def url(self) -> str:
@@ -88,6 +92,23 @@ def service(pair: Pair) -> Iterator[Service]:
     made = Service(pair)
     with made.server:
         yield made
+
+
+def test_large_pieces_are_parsed_in_small_ones(service: Service, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    original = H11Protocol.data_received
+
+    def data_received(self: H11Protocol, data: bytes) -> None:
+        parsed.append(len(data))
+        original(self, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", data_received)
+    body = random.Random(1).randbytes(900_001)
+    with httpx.Client(verify=pair.trust()) as client:
+        for _ in range(3):  # on one connection
+            assert client.post(f"{service.url}{EXECUTE_PATH}", content=body).text == hashlib.sha256(body).hexdigest()
+    assert sum(parsed) > 2_700_000
+    assert max(parsed) <= 16 << 10
 
 
 def test_https_is_spoken_and_nothing_else(service: Service, pair: Pair) -> None:

@@ -91,6 +91,8 @@ class LimitedConnection(H11Protocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _opened_at = 0.0
+    _rest = b""
+    """Received, and not parsed yet: a piece may have 256 KiB with TLS, for which ``max_size`` has no effect."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # of asyncio's selector transports
@@ -109,11 +111,25 @@ class LimitedConnection(H11Protocol):
         if self._lingering.is_lingering:
             self._lingering.discard(data)
             return
-        super().data_received(data)
-        if len(data) < _SMALL_BYTES and self._waits_for_caller and not self.transport.is_closing():
+        if self._rest:
+            self._rest += data
+            return
+        piece, self._rest = data[:_READ_BYTES], data[_READ_BYTES:]
+        super().data_received(piece)
+        if self._rest:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._parse_rest)  # the application has its turn before
+        elif len(data) < _SMALL_BYTES and self._waits_for_caller and not self.transport.is_closing():
             # Each piece costs the loop as much as a large one, so the pieces of a caller that drips are collected.
             self.transport.pause_reading()
             self.loop.call_later(_COLLECT_SECONDS, self._resume_reading)
+
+    def _parse_rest(self) -> None:
+        data, self._rest = self._rest, b""
+        if self._lingering.is_lingering or not self.transport.is_closing():
+            self.data_received(data)
+            if not self._rest:
+                self._resume_reading()
 
     def _resume_reading(self) -> None:
         if not self.flow.read_paused:  # by uvicorn, because the application does not take the body
