@@ -27,9 +27,12 @@ _COLOURS = ("CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_C
 for _name in (*_COLOURS, "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(_name, None)
 
-# A shell has the programs that it starts in the background ignore Ctrl-C, and they hand that on to what they start.
+# A shell has the programs that it starts in the background ignore Ctrl-C, and nohup has them ignore a closed terminal;
+# they hand that on to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No test takes the power away, and a disk takes its time. What a SIGKILL leaves behind does not depend on it.
 os.fsync = lambda descriptor: None
