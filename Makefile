@@ -39,8 +39,8 @@ test: setup  ## run the tests (COVERAGE=1: and hold the coverage of tiphys/ at 9
 fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)
 	@PYTHONPATH=tests $(RUN) python -m runner.fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEED=1, SAMPLE=30, AREA=ledger)
-	@PYTHONPATH=tests $(RUN) python -m runner.mutants $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AREA),--area $(AREA))
+mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEED=1, SAMPLE=30, AREA=ledger, KIND=key)
+	@PYTHONPATH=tests $(RUN) python -m runner.mutants $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AREA),--area $(AREA)) $(if $(KIND),--kind $(KIND))
 
 test-integration: setup  ## run the tests that take minutes: hundreds of kills
 	@$(RUN) pytest -m heavy -n0

@@ -1,15 +1,14 @@
 """Plants bugs and counts those that the tests notice: `make mutants`.
 
-A mutant is one small change of one module, such as ``<`` in the place of ``<=``, a negated condition, or a call left
-out. It exists in the memory of one pytest process: no file is edited, and no process that a test starts has it. A
-sample of all mutants is drawn from a seed. The tests of the module's area that execute the changed line decide; a run
-with coverage shows which these are.
+A mutant is one small change of one module, such as ``<`` in the place of ``<=``, a negated condition, or a key without
+one of its parts (`runner.mutations`). It exists in the memory of one pytest process: no file is edited, and no process
+that a test starts has it. A sample of all mutants is drawn from a seed. The tests of the module's area that execute the
+changed lines decide; a run with coverage shows which these are.
 """
 
 import argparse
 import ast
 import contextlib
-import copy
 import enum
 import gc
 import importlib
@@ -23,21 +22,28 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
 import pytest
 from coverage import CoverageData
+from runner.mutations import Kind, list_changes, plant
 
 
 class Area(NamedTuple):
     """Modules, and the tests that have to notice a bug in them."""
 
     folders: tuple[str, ...]
+    """Folders, and single modules."""
     tests: tuple[str, ...]
+
+    def modules(self) -> list[Path]:
+        paths = map(Path, self.folders)
+        return [module for path in paths for module in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
 
 
 def _property_tests(prefix: str) -> tuple[str, ...]:
@@ -77,23 +83,38 @@ AREAS = {
         ("plugin/tiphys_plugin/operations", "plugin/tiphys_plugin/attempts"),
         (*_PLUGIN_TESTS, _TENANT_TESTS, "tests/security/test_recovered_leases.py", "tests/unit/plugin/quota/scheduler"),
     ),
+    "memories": Area(
+        ("plugin/tiphys_plugin/core.py", "plugin/tiphys_plugin/runtime", "plugin/tiphys_plugin/eviction"),
+        (*_PLUGIN_TESTS, "tests/unit/plugin/runtime", _TENANT_TESTS, "tests/security/test_call_budgets.py"),
+    ),
+    "pages": Area(
+        ("hera_pipelines/ui",),
+        ("tests/unit/ui", "tests/security/test_pages.py", "tests/security/test_terminal.py"),
+    ),
+    "local": Area(("hera_pipelines/local",), ("tests/unit/local", "tests/integration/test_local_session.py")),
+    "triggers": Area(
+        ("controller/tiphys_controller/submit/triggers",),
+        (
+            "tests/unit/controller/submit",
+            "tests/property/test_triggers.py",
+            "tests/contract/test_controller_http.py",
+            "tests/security/test_documents.py",
+        ),
+    ),
+    "tracking": Area(("tiphys/tracking",), ("tests/unit/tracking",)),
+    "adoption": Area(("hera_pipelines/authoring/adoption",), ("tests/unit/authoring",)),
 }
 _PRELOADED = ("boto3", "numpy", "pydantic", "structlog", "uvicorn", "yaml")
 """What the forks need not import again."""
 _FORK = multiprocessing.get_context("fork")
 _NOT_REPLACED = 100
 """Exit code of a fork that could not load the mutant."""
-_COMPARISONS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-_ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult}
-_OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any", "reversed": "iter"}
 
 
 class Mutant(NamedTuple):
     path: str
     number: int
+    kind: str
     line: int
     last_line: int
     before: str
@@ -106,110 +127,16 @@ class Mutant(NamedTuple):
 def list_mutants(path: Path) -> list[Mutant]:
     """All mutants of the module at ``path``."""
     return [
-        Mutant(str(path), number, node.lineno, node.end_lineno or node.lineno, _text(node), _text(changed))
-        for number, (node, changed) in enumerate(_changes(ast.parse(path.read_text())))
+        Mutant(str(path), number, change.kind, change.line, change.last_line, change.before, change.after)
+        for number, change in enumerate(list_changes(ast.parse(path.read_text())))
     ]
 
 
 def compile_mutant(path: Path, number: int) -> CodeType:
     """The code of the module at ``path`` with one change."""
     tree = ast.parse(path.read_text())
-    node, changed = list(_changes(tree))[number]
-    changed = ast.fix_missing_locations(ast.copy_location(changed, node))
-
-    class Plant(ast.NodeTransformer):
-        def visit(self, visited: ast.AST) -> ast.AST:
-            return changed if visited is node else self.generic_visit(visited)
-
-    return compile(Plant().visit(tree), str(path), "exec")
-
-
-def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
-    """Each node of the program that can be changed, with what stands in its place."""
-    for node in _program_nodes(tree):
-        changed = _changed_expression(node) if isinstance(node, ast.expr) else _changed_statement(node)
-        if changed is not None:
-            yield node, changed  # type: ignore[misc]
-
-
-def _changed_statement(node: ast.AST) -> ast.AST | None:
-    match node:
-        case ast.If() | ast.While():
-            return _negated(node)
-        case ast.Expr(value=ast.Call()) | ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Break():
-            return ast.Pass()
-        case ast.Return(value=ast.expr()) if not isinstance(node.value, ast.Constant):
-            return ast.Return(ast.Constant(None))
-    return None
-
-
-def _changed_expression(node: ast.expr) -> ast.AST | None:
-    match node:
-        case ast.Compare(ops=[operator]) if type(operator) in _COMPARISONS:
-            return _with(node, ops=[_COMPARISONS[type(operator)]()])
-        case ast.BoolOp():
-            return _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
-        case ast.UnaryOp(op=ast.Not()):
-            return node.operand
-        case ast.BinOp() if type(node.op) in _ARITHMETIC:
-            return _with(node, op=_ARITHMETIC[type(node.op)]())
-        case ast.IfExp():
-            return _negated(node)
-        case _:
-            return _changed_value(node)
-
-
-def _changed_value(node: ast.expr) -> ast.AST | None:
-    match node:
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
-            return ast.Constant(0)  # the first in the place of the last
-        case ast.Constant(value=bool()):
-            return ast.Constant(not node.value)
-        case ast.Constant(value=int()):
-            return ast.Constant(node.value + 1)
-        case ast.Call(func=ast.Name(id=name)) if name in _OPPOSITES:
-            return _with(node, func=ast.Name(_OPPOSITES[name], ast.Load()))
-    return None
-
-
-def _negated(node: ast.If | ast.While | ast.IfExp) -> ast.AST | None:
-    """With the other branch; None where a change of the condition itself does the same."""
-    simple = not isinstance(node.test, ast.Compare | ast.UnaryOp)
-    return _with(node, test=ast.UnaryOp(ast.Not(), node.test)) if simple else None
-
-
-def _program_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below ``node`` in their order, without types, decorators and what `_is_left_out` names."""
-    for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not _is_left_out(child):
-                yield child
-                yield from _program_nodes(child)
-
-
-def _is_left_out(node: ast.AST) -> bool:
-    """Log messages, fault points, imports of types, the call of a script's `main`, and `strict` of `zip`."""
-    match node:
-        case ast.Expr():
-            return ast.unparse(node).startswith(("_log.", "log_message(", "failpoint("))
-        case ast.If():
-            return ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'")
-        case ast.keyword():
-            return node.arg == "strict"
-    return False
-
-
-def _with(node: ast.AST, **fields: object) -> ast.AST:
-    changed = copy.copy(node)
-    for name, value in fields.items():
-        setattr(changed, name, value)
-    return changed
-
-
-def _text(node: ast.AST) -> str:
-    return ast.unparse(node).splitlines()[0]
+    change = next(islice(list_changes(tree), number, None))
+    return compile(plant(change, tree), str(path), "exec")
 
 
 class Outcome(enum.StrEnum):
@@ -408,11 +335,13 @@ def try_mutant(mutant: Mutant, area: Area, executions: Executions, collected: Co
             return Outcome.NOTICED
 
 
-def try_area(name: str, seconds: float, seed: int, sample: int | None = None) -> None:
+def try_area(
+    name: str, seconds: float, seed: int, sample: int | None = None, kinds: Collection[str] = tuple(Kind)
+) -> None:
     """Try mutants of one area until the sample or the time is spent, and print those that no test noticed."""
     area, counts = AREAS[name], Counter[Outcome]()
-    paths = [path for folder in area.folders for path in sorted(Path(folder).rglob("*.py"))]
-    mutants = [mutant for path in paths for mutant in list_mutants(path)]
+    paths = area.modules()
+    mutants = [mutant for path in paths for mutant in list_mutants(path) if mutant.kind in kinds]
     random.Random(seed).shuffle(mutants)
     with tempfile.TemporaryDirectory() as folder:
         executions = Executions.measure(area, Path(folder, "coverage"))
@@ -437,6 +366,7 @@ def _say(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--area", choices=AREAS, action="append", help="all areas by default")
+    parser.add_argument("--kind", choices=tuple(Kind), action="append", help="all kinds by default")
     parser.add_argument("--minutes", type=float, default=60.0, help="for all areas together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, help="mutants of each area; as many as the time allows by default")
@@ -445,7 +375,7 @@ def main() -> None:
         importlib.import_module(module)
     areas = options.area or list(AREAS)
     for name in areas:
-        try_area(name, options.minutes * 60 / len(areas), options.seed, options.sample)
+        try_area(name, options.minutes * 60 / len(areas), options.seed, options.sample, options.kind or tuple(Kind))
 
 
 if __name__ == "__main__":
