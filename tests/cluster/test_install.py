@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -150,9 +151,11 @@ def test_from_nothing_to_ready_and_gone_again(release: Release, mode: str) -> No
 
 
 def test_the_pages_of_each_tenant_are_served(release: Release, store_user: StoreUser) -> None:
-    """By the API server, as `kubectl port-forward` does it: the policy admits nobody else."""
+    """By the API server, whose name its proxy hands on: the policy admits nobody else."""
     began = release.cluster.audit_log.stat().st_size if release.cluster.audit_log else 0
-    release.apply("install", "ui.enabled=true", "nodes.observe=true", "ui.storeSecret=tiphys-control")
+    server = release.cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
+    names = f"ui.allowedHosts={{{urlsplit(server).hostname}}}"
+    release.apply("install", "ui.enabled=true", "nodes.observe=true", "ui.storeSecret=tiphys-control", names)
     pods = f"/api/v1/namespaces/{release.home}/pods"
 
     def read(path: str) -> str:
