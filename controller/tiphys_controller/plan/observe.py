@@ -277,8 +277,9 @@ def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
     outputs = RunListing().add(store.list(RunLayout(state.record.run).all_outputs)).outputs
     for step, attempt in state.unverified_ends:
         if (end := state.ends.get((step, attempt))) is not None:
+            names = {info.key: name for name, info in outputs[step][attempt].items()}
             listed = {info.key: info for info in outputs[step][attempt].values()}
-            confirmed = confirm_outputs(end, listed, partial(hash_object, store)).values()
-            outputs[step][attempt] = dict(zip(outputs[step][attempt], confirmed, strict=True))
+            confirmed = confirm_outputs(end, listed, partial(hash_object, store))
+            outputs[step][attempt] = {names[key]: info for key, info in confirmed.items()}
     steps = {step: replace(one, outputs=outputs.get(step, {})) for step, one in state.steps.items()}
     return replace(state, steps=steps, requests=state.requests + 1)

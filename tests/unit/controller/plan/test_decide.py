@@ -14,7 +14,7 @@
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -160,6 +160,24 @@ def test_an_output_that_was_copied_with_the_same_bytes_is_intact(store: Store) -
     store.create(key, b"0123456789")
 
     assert reason(plan_run(store, RUN), "prep") == "done in attempt 1, 1 object verified"
+
+
+def test_an_output_that_is_deleted_while_a_plan_reads_it_is_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = recorded(store, gated("prep"))
+    history.done("prep", artifacts={"größe": b"0123456789", "model": b"0123456789"})
+    key = f"{history.layout.outputs('prep', 1)}artifacts/model"
+    store.delete(key)
+    store.create(key, b"0123456789")
+    chunks = store.chunks
+
+    def vanish(wanted: str, *size: int) -> Iterator[bytes]:
+        store.delete(wanted)
+        return chunks(wanted, *size)
+
+    monkeypatch.setattr(store, "chunks", vanish)
+    assert reason(plan_run(store, RUN), "prep") == f"damaged: {key} is missing"
 
 
 @pytest.mark.parametrize("projection", [True, False])
