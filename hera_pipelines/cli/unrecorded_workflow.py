@@ -19,7 +19,7 @@ from tiphys.store.runs import check_name_free_of_leftovers
 
 
 def find_unrecorded(store: Store, run: str) -> NotFoundError | None:
-    """Why the store has no run of this name, which may be that of a Workflow; None if it has one."""
+    """The error that says that the store has no run of this name, and what to do; None if it has one."""
     try:
         read_run(store, run)
     except NotFoundError as error:
@@ -39,7 +39,7 @@ def adopt_workflow(store: Store, name: str, options: ClusterOptions, *, dry_run:
 
     Raises:
         NotFoundError: the cluster has no such Workflow.
-        ConflictError: it has not ended, or its run is that of another Workflow or partly deleted.
+        ConflictError: it has not ended, or the run of this name belongs to another Workflow, or is partly deleted.
         UsageError: Tiphys did not compile it, or its store is another one.
         StoreError: store or API server does not answer.
     """

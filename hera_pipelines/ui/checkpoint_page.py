@@ -82,13 +82,13 @@ def read_checkpoints_view(store: Store, run: str, now: datetime) -> CheckpointsV
         StoreError: the store does not answer.
     """
     names, left, steps = read_step_names(store, run), MAX_RECORDS, list[StepCheckpoints]()
-    for one in iter_run_lineages(store, run, lambda policy: policy, slice(MAX_STEPS)):
-        name, problem = names.name(one.step), one.reason if isinstance(one, UnreachableLineage) else ""
-        if isinstance(one, RunLineage):
-            left -= _count_records(one, left + 1)
+    for lineage in iter_run_lineages(store, run, lambda policy: policy, slice(MAX_STEPS)):
+        name, problem = names.name(lineage.step), lineage.reason if isinstance(lineage, UnreachableLineage) else ""
+        if isinstance(lineage, RunLineage):
+            left -= _count_records(lineage, left + 1)
             problem = f"the run has too many records for a page; `tiphys gc {run} --dry-run` reads all"
             if left >= 0:
-                steps.append(_describe_lineage(name, one.preview(), now))
+                steps.append(_describe_lineage(name, lineage.preview(), now))
                 continue
         steps.append(StepCheckpoints(name, (), 0, 0, 0, problem))
     return CheckpointsView(run, tuple(steps))

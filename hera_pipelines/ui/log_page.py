@@ -100,7 +100,7 @@ def read_log_view(store: Store, find_logs: AttemptLogs, run: str, step: str, num
     names = read_step_names(store, run)
     step = names.resolve(step)
     listed = (parse_attempt(info.key) for info in store.list(RunLayout(run).step_attempts(step)))
-    attempts = sorted({one.attempt for one in listed if one is not None}, reverse=True)
+    attempts = sorted({entry.attempt for entry in listed if entry is not None}, reverse=True)
     if not attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt{_list_items(names, step)}")
     chosen = max(attempts) if number is None else number

@@ -212,7 +212,7 @@ def read_run_view(
         reverse=True,
     )
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)
-    outputs = [one for step in detail.steps for one in step.outputs][(outputs_page - 1) * MAX_ATTEMPTS :]
+    outputs = [output for step in detail.steps for output in step.outputs][(outputs_page - 1) * MAX_ATTEMPTS :]
     command, effect = suggest_command(detail)
     return RunView(
         detail=detail,

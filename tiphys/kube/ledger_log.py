@@ -287,8 +287,10 @@ class LedgerRecords:
         first = [self._record_name(head.id, head.snapshot_first)] if head.snapshot_first < head.first else []
         known = [name for name in seen if self._is_of_log(head, name) and self._is_needed(head, name)]
         for name in dict.fromkeys((*chunks, *first, *known)):
-            if listed.get(name) != seen.get(name, listed.get(name)) or name not in listed:
-                return f"{name} {'was changed' if name in listed else 'is missing'}"
+            if name not in listed:
+                return f"{name} is missing"
+            if listed[name] != seen.get(name, listed[name]):
+                return f"{name} was changed"
         seen.clear()
         seen.update(listed)
         return ""

@@ -7,6 +7,7 @@ store was copied elsewhere it differs, too, and the hashes are the same.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from tiphys.errors import ObjectMissingError
 from tiphys.records import AttemptEnd, OutputObject, json_digest
@@ -79,6 +80,11 @@ def confirm_outputs(
         except ObjectMissingError:
             del confirmed[info.key]
     return confirmed
+
+
+def list_confirmed_outputs(store: Store, end: AttemptEnd) -> dict[str, ObjectInfo]:
+    """`list_outputs`, after `confirm_outputs` has read what was written again."""
+    return confirm_outputs(end, list_outputs(store, end), partial(hash_object, store))
 
 
 def hash_object(store: Store, key: str) -> str:

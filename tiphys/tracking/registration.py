@@ -17,7 +17,6 @@ must not take the place of a model that another run has promoted since.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +45,6 @@ from tiphys.store import (
     claim_record,
     find_output_fault,
     find_record,
-    list_outputs,
     read_all_attempts,
     read_attempt_end,
     read_record,
@@ -54,7 +52,7 @@ from tiphys.store import (
     read_submission_workflow,
 )
 from tiphys.store.layout import parse_reused
-from tiphys.store.outputs import confirm_outputs, hash_object
+from tiphys.store.outputs import list_confirmed_outputs
 from tiphys.tracking.records import Registration, registration_done_key, registration_key, tracking_run_key
 from tiphys.tracking.server import MlflowApi
 
@@ -323,8 +321,7 @@ def _step_image(workflow: Manifest, step: str) -> str:
 
 def _check_stored(store: Store, recorded: RecordedOutput) -> None:
     end = recorded.end
-    listed = confirm_outputs(end, list_outputs(store, end), partial(hash_object, store))
-    if fault := find_output_fault(end, listed):
+    if fault := find_output_fault(end, list_confirmed_outputs(store, end)):
         raise IntegrityError(f"run {end.run}, step {end.step}: {fault}; the model is not registered")
 
 

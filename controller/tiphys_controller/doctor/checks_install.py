@@ -84,7 +84,7 @@ def check_ledger(observed: ClusterObservation) -> list[DoctorFinding]:
     pods = [] if isinstance(observed.pods, UnknownValue) else observed.pods
     troubled = next((pod for pod in pods if pod.ledger_failure), None)
     if troubled is None and observed.ledger_damage:
-        homes = (one["metadata"]["namespace"] for one in observed.tiphys.found)
+        homes = (deployment["metadata"]["namespace"] for deployment in observed.tiphys.found)
         remedy = f"kubectl logs -n {next(homes, 'NAMESPACE')} -l app.kubernetes.io/component=plugin"
         return [failed_finding("gpu-ledger", observed.ledger_damage, remedy)]
     if troubled is None:

@@ -150,7 +150,7 @@ def _read_or_unknown(read: Callable[[], ValueT]) -> ValueT | UnknownValue:
 
 def _find_ledger_damage(api: KubeApi, tiphys: DeploymentSearch) -> str:
     """What a new reader of the ledger misses; the services, which follow its log, may not need it."""
-    for namespace in sorted({one["metadata"]["namespace"] for one in tiphys.found}):
+    for namespace in sorted({deployment["metadata"]["namespace"] for deployment in tiphys.found}):
         try:
             _read_or_unknown(WholeLedgerReader(api, namespace, DEFAULT_LEDGER_NAME).read)
         except (LogDamagedError, IntegrityError) as error:

@@ -23,14 +23,13 @@ from tiphys.store import (
     Store,
     Submission,
     find_attempt_end,
-    list_outputs,
     read_attempt_end,
     read_record,
     read_run,
     read_submission_workflow,
     read_submissions,
 )
-from tiphys.store.outputs import confirm_outputs, hash_object
+from tiphys.store.outputs import confirm_outputs, hash_object, list_confirmed_outputs
 from tiphys.store.runs import deletion_message, read_concurrently
 from tiphys_controller.plan.listing import RunListing
 from tiphys_controller.plan.step_state import (
@@ -99,7 +98,7 @@ def _read_reused_result(store: Store, record: ReuseRecord, is_own: bool) -> Reus
         end = find_attempt_end(store, record.source_run, record.source_step, record.source_attempt)
     except IntegrityError as error:
         end, damage = None, str(error)
-    listed = confirm_outputs(end, list_outputs(store, end), partial(hash_object, store)) if end is not None else {}
+    listed = list_confirmed_outputs(store, end) if end is not None else {}
     return ReusedResult(
         source=f"{where}attempt {record.source_attempt}",
         attempt=record.source_attempt if is_own else 0,

@@ -232,9 +232,11 @@ def _observe_without_first_member(gang: GangSpec, ended: Sequence[PodStatus], st
 
 def _failed_by_itself(pod: PodStatus) -> bool:
     """Whether a member shows that it did not fail for want of rank 0."""
-    if pod.exit_code in _WRONG_CALL_EXIT_CODES and not pod.reason:
+    if pod.reason or not pod.exit_code:
+        return False
+    if pod.exit_code in _WRONG_CALL_EXIT_CODES:
         return True
-    if pod.reason or not pod.exit_code or pod.exit_code in EXIT_CODES:
+    if pod.exit_code in EXIT_CODES:
         return False
     said = pod.termination_message.strip()
     return bool(said and not _CONNECTION_WORDS.search(said))

@@ -5,6 +5,7 @@ keep GPUs idle until it counts as forgotten, and would stay in the ledger for ev
 its pods are gone: until Argo starts finalize, or until another request asks for the GPUs.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 
 import structlog
@@ -21,10 +22,14 @@ _FIRST_WORKFLOWS, _OTHER_WORKFLOWS = 8, 8
 _log = structlog.get_logger()
 
 
-class PendingRequestSweep(PeriodicTask):
+class _WorkflowSweep(PeriodicTask):
     """Sweeps every ``every_seconds`` between ``__enter__`` and ``__exit__``; a round reads a bounded number of
     Workflows, each from the API server.
     """
+
+    _task: str
+    _subject: str
+    """What is swept, in the log."""
 
     def __init__(
         self,
@@ -33,11 +38,35 @@ class PendingRequestSweep(PeriodicTask):
         stores: NamespaceStores,
         every_seconds: float = _EVERY_SECONDS,
     ) -> None:
-        super().__init__("pending_sweep", every_seconds)
+        super().__init__(self._task, every_seconds)
         self._ledger = ledger
         self._cluster = cluster
         self._stores = stores
         self._turn = 0
+
+    @contextlib.contextmanager
+    def _passing_over_errors(self, request: LeaseRequest) -> Iterator[None]:
+        try:
+            yield
+        except TiphysError as error:
+            _log.warning(f"{self._subject}.not_examined", namespace=request.namespace, error=str(error))
+
+    def _is_stopping(self, request: LeaseRequest) -> bool:
+        return is_workflow_stopping(self._cluster, request.namespace, request.workflow, request.uid)
+
+    def _take_turns(self, requests: list[LeaseRequest]) -> list[LeaseRequest]:
+        """The requests whose turn it is in this round, which `_end_turn` ends."""
+        start = self._turn % len(requests) if requests else 0
+        return [*requests[start:], *requests[:start]][:_OTHER_WORKFLOWS]
+
+    def _end_turn(self) -> None:
+        self._turn += _OTHER_WORKFLOWS
+
+
+class PendingRequestSweep(_WorkflowSweep):
+    """Withdraws the pending requests of Workflows that start no more steps."""
+
+    _task, _subject = "pending_sweep", "request"
 
     def run_once(self) -> None:
         """Run one round.
@@ -46,79 +75,62 @@ class PendingRequestSweep(PeriodicTask):
             StoreError: the ledger did not answer.
         """
         for request in self._select_requests():
-            try:
-                if is_workflow_stopping(self._cluster, request.namespace, request.workflow, request.uid):
+            with self._passing_over_errors(request):
+                if self._is_stopping(request):
                     self._ledger.withdraw(request.uid)
                     _log.info("request.withdrawn", namespace=request.namespace, workflow=request.workflow)
-            except TiphysError as error:
-                _log.warning("request.not_examined", namespace=request.namespace, error=str(error))
 
     def _select_requests(self) -> list[LeaseRequest]:
         """One request of each Workflow that this round reads."""
         pending = [one.request for one in self._ledger.snapshot().pending if self._stores.serves(one.request.namespace)]
         by_workflow = list({request.uid: request for request in pending}.values())
         first, others = by_workflow[:_FIRST_WORKFLOWS], by_workflow[_FIRST_WORKFLOWS:]
-        self._turn += _OTHER_WORKFLOWS
-        return first + _take_turns(others, self._turn - _OTHER_WORKFLOWS)
+        selected = first + self._take_turns(others)
+        self._end_turn()
+        return selected
 
 
-def _take_turns(requests: list[LeaseRequest], turn: int) -> list[LeaseRequest]:
-    start = turn % len(requests) if requests else 0
-    return [*requests[start:], *requests[:start]][:_OTHER_WORKFLOWS]
-
-
-class StoppedLeaseSweep(PeriodicTask):
+class StoppedLeaseSweep(_WorkflowSweep):
     """Releases the leases of stopped, ended and deleted Workflows once their pods are gone.
 
-    Sweeps every ``every_seconds`` between ``__enter__`` and ``__exit__``. A lease goes in the round after the one that
-    found its Workflow stopping: Argo may have started a pod at that moment.
+    A lease goes in the round after the one that found its Workflow stopping: Argo may have started a pod at that
+    moment.
     """
 
-    def __init__(
-        self,
-        ledger: AdmissionBackend,
-        cluster: Cluster,
-        stores: NamespaceStores,
-        every_seconds: float = _EVERY_SECONDS,
-    ) -> None:
-        super().__init__("stopped_leases", every_seconds)
-        self._ledger = ledger
-        self._cluster = cluster
-        self._stores = stores
-        self._turn = 0
-        self._stopping: set[str] = set()
-        """Uids of Workflows with leases that an earlier round found stopping."""
+    _task, _subject = "stopped_leases", "lease"
+
+    _stopping: frozenset[str] = frozenset()
+    """Uids of Workflows with leases that an earlier round found stopping."""
 
     def run_once(self) -> None:
-        """Run one round, which reads a bounded number of Workflows.
+        """Run one round.
 
         Raises:
             StoreError: the ledger did not answer.
         """
-        leases = [one for one in self._ledger.snapshot().leases if self._stores.serves(one.request.namespace)]
+        leases = [lease for lease in self._ledger.snapshot().leases if self._stores.serves(lease.request.namespace)]
         requests = {lease.request.uid: lease.request for lease in leases}
         known = [request for uid, request in requests.items() if uid in self._stopping]
         others = [request for uid, request in requests.items() if uid not in self._stopping]
-        looked_at = [*_take_turns(known, self._turn), *_take_turns(others, self._turn)]
-        self._turn += _OTHER_WORKFLOWS
-        stopping = set(self._find_stopping(looked_at))
+        looked_at = [*self._take_turns(known), *self._take_turns(others)]
+        self._end_turn()
+        stopping = self._find_stopping(looked_at)
         due = stopping & self._stopping
-        self._stopping = stopping | (self._stopping & requests.keys()) - {request.uid for request in looked_at}
-        for lease in self._ledger.release_dead_leases(self._is_gone, [one for one in leases if one.request.uid in due]):
-            request = lease.request
+        unseen = requests.keys() - {request.uid for request in looked_at}
+        self._stopping = stopping | (self._stopping & unseen)
+        dead = self._ledger.release_dead_leases(self._is_gone, [lease for lease in leases if lease.request.uid in due])
+        for request in (lease.request for lease in dead):
             _log.info("lease.released", namespace=request.namespace, workflow=request.workflow, gpus=request.gpus)
 
-    def _find_stopping(self, requests: Iterable[LeaseRequest]) -> Iterator[str]:
+    def _find_stopping(self, requests: Iterable[LeaseRequest]) -> frozenset[str]:
+        found = set[str]()
         for request in requests:
-            try:
-                if is_workflow_stopping(self._cluster, request.namespace, request.workflow, request.uid):
-                    yield request.uid
-            except TiphysError as error:
-                _log.warning("lease.not_examined", namespace=request.namespace, error=str(error))
+            with self._passing_over_errors(request):
+                if self._is_stopping(request):
+                    found.add(request.uid)
+        return frozenset(found)
 
     def _is_gone(self, lease: Lease) -> bool:
-        try:
+        with self._passing_over_errors(lease.request):
             return is_lease_abandoned(self._stores, self._cluster, lease, is_stopped=True)
-        except TiphysError as error:
-            _log.warning("lease.not_examined", namespace=lease.request.namespace, error=str(error))
-            return False
+        return False

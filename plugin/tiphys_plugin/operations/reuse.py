@@ -47,26 +47,29 @@ class ReuseLookup(NamedTuple):
 def find_reusable_result(call: StepCall, key: str, attempts: Sequence[Attempt]) -> ReuseLookup:
     """The newest intact result of this run or of the runs it was forked from, else the one that another run shares."""
     damage, damaged = "", list[DamagedRecord]()
-    for end in _matching_results(call, key, attempts, damaged):
+    for end, name in _candidates(call, key, attempts, damaged):
         fault = find_damage(call, end)
         if isinstance(fault, ExecuteReply):
             return ReuseLookup(None, waiting=fault)
         if fault is None:
             return ReuseLookup(end)
-        source = "" if end.run == call.run else f" of run {end.run}"
-        damage = damage or f"the result of attempt {end.attempt}{source} is damaged: {fault}"
-    if call.spec.share and not call.rerun_since and (shared := _find_shared_result(call, key, damaged)) is not None:
-        fault = find_damage(call, shared)
-        if isinstance(fault, ExecuteReply):
-            return ReuseLookup(None, waiting=fault)
-        if fault is None:
-            return ReuseLookup(shared)
-        damage = damage or f"the shared result of run {shared.run} is damaged: {fault}"
+        damage = damage or f"{name} is damaged: {fault}"
     return ReuseLookup(None, damage or "; ".join(one.message for one in damaged[:1]))
 
 
+def _candidates(
+    call: StepCall, key: str, attempts: Sequence[Attempt], damaged: list[DamagedRecord]
+) -> Iterator[tuple[AttemptEnd, str]]:
+    """Each result that may be reused, with its name in messages."""
+    for end in _matching_results(call, key, attempts, damaged):
+        source = "" if end.run == call.run else f" of run {end.run}"
+        yield end, f"the result of attempt {end.attempt}{source}"
+    if call.spec.share and not call.rerun_since and (shared := _find_shared_result(call, key, damaged)) is not None:
+        yield shared, f"the shared result of run {shared.run}"
+
+
 def find_damage(call: StepCall, end: AttemptEnd) -> ExecuteReply | str | None:
-    """The first output that is missing or has other bytes, by a listing and the hashes of what was written again.
+    """The first output that is missing or has other bytes. Lists the outputs, and hashes those written again.
 
     None if all are intact; a Pending reply while objects are being hashed.
     """

@@ -136,17 +136,26 @@ def _forms_of(text: str) -> Iterator[str]:
 
 def mask_secrets(text: str, environ: Mapping[str, str] | None = None) -> str:
     """Return ``text``, cut to 64 Ki characters, without the secrets of ``environ``; None: of this process."""
-    mask = StreamMask(find_secrets(os.environ if environ is None else environ))
-    return mask.add(text[:_MAX_MESSAGE_CHARACTERS]) + mask.end()
+    return _mask(text, find_secrets(os.environ if environ is None else environ))
 
 
 def mask_texts(value: Any) -> Any:
     """Return ``value`` with all texts in its lists and dicts masked as by `mask_secrets`, but not the keys."""
-    if isinstance(value, dict):
-        return {key: mask_texts(field) for key, field in value.items()}
-    if isinstance(value, list | tuple):
-        return [mask_texts(entry) for entry in value]
-    return mask_secrets(value) if isinstance(value, str) else value
+    secrets = find_secrets(os.environ)
+
+    def mask(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: mask(field) for key, field in part.items()}
+        if isinstance(part, list | tuple):
+            return [mask(entry) for entry in part]
+        return _mask(part, secrets) if isinstance(part, str) else part
+
+    return mask(value)
+
+
+def _mask(text: str, secrets: Iterable[str]) -> str:
+    mask = StreamMask(secrets)
+    return mask.add(text[:_MAX_MESSAGE_CHARACTERS]) + mask.end()
 
 
 class StreamMask:

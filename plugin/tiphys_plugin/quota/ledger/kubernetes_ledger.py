@@ -266,8 +266,8 @@ class KubernetesLedger(BaseLedger):
     def replace_damaged_log(self) -> None:
         """Write all leases and requests to a new log if records of the present one were deleted or changed.
 
-        A service that follows the log does not read them again, but one that starts needs them, and so does whoever
-        looks at the queues.
+        A running service does not read these records again. A service that starts needs them, and so does
+        `tiphys queues show`.
 
         Raises:
             StoreError: the ledger cannot be read or written.

@@ -344,7 +344,7 @@ def test_usage_error_of_members_ends_the_trying_although_the_first_member_saved(
     assert not here.ledger.snapshot().leases
 
 
-def test_what_the_first_member_saved_without_a_further_step_refunds_nothing(here: World) -> None:
+def test_a_save_of_the_first_member_without_a_further_step_refunds_nothing(here: World) -> None:
     flow = here.submit(spec(retry=RetryPolicy(infrastructure=2)))
     saved = [(1, 40), (2, 40), (3, 41), (4, 41), (5, 41)]
     answers = [phase(fails_beside_a_deleted_first_member(here, flow, number, 1, step)) for number, step in saved]
