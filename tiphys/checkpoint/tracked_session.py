@@ -52,6 +52,8 @@ from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Store
 
 _POLL_SECONDS = 0.02
+_REPORT_SECONDS = 10.0
+"""Longest wait for storage to take the report of a preemption, if the grace period allows it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -466,12 +468,13 @@ class TrackedSession(Session):
             newest_step=self._committer.base_checkpoint.global_step if self._committer.base_checkpoint else 0,
         )
         event = self._event_log.make_event("checkpoint.preempted", report.message(), **report.data())
-        # Storage that has just failed gets no more time; slow storage gets half of the exit margin.
+        # Storage that has just failed gets no more time; slow storage gets half of the exit margin at least.
         storage_answers = self._committer.failed_saves == failures_before
+        spare_seconds = min(self._seconds_left() or 0.0, _REPORT_SECONDS)
         self._event_log.record(
             [event],
             store=storage_answers and self._coordinator.reports_events,
-            timeout_seconds=self._stop.exit_margin_seconds / 2,
+            timeout_seconds=max(self._stop.exit_margin_seconds / 2, spare_seconds),
         )
         self._saver.raise_error()
         self._exit_preempted()

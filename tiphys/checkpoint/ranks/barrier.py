@@ -200,10 +200,14 @@ class RankBarrier:
         """Request that all ranks save after ``global_step`` steps, and stop then if ``stop`` is set.
 
         Returns:
-            The request that was stored, which is another rank's if that was first.
+            The request that was stored, which is another rank's if that was first. All ranks stop by one request:
+            with two, each rank could obey the one that it read first, and train on without the others.
         """
+        earlier = self.read_save_requests()
+        if stop and (to_stop := next((request for request in earlier if request.stop), None)):
+            return to_stop
         record = SaveRequest(rank=self.rank_info.rank, global_step=global_step, stop=stop)
-        number = len(self.read_save_requests()) + 1
+        number = len(earlier) + 1
         return claim_record(
             self._store, self._layout.save_request(self._attempt, self.rank_info.incarnation, number), record
         ).record

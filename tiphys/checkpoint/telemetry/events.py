@@ -72,6 +72,8 @@ class EventLog:
         # A daemon thread, so that storage without an answer does not keep the program alive.
         if writer := start_background_thread(lambda: self._store_events(events)):
             writer.join(timeout_seconds)
+            if writer.is_alive():
+                log_message(f"the events above were not stored: storage has not answered for {timeout_seconds:g} s")
         else:
             log_message("the events above were not stored, because no thread could be started to store them in time")
 

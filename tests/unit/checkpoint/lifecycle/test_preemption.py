@@ -14,6 +14,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -121,6 +122,37 @@ def test_the_report_card_says_what_became_of_the_grace_period():
     assert event.data["spare_seconds"] == 24.5
     assert event.data["committed"] == "1-7"
     assert event.data["steps_lost"] == 0
+
+
+class SlowEvents(MemoryStore):
+    """Storage that takes an event after 0.7 s, or once the program has ended."""
+
+    def __init__(self, answers=None):
+        super().__init__()
+        self.answers = answers
+
+    def create(self, key, data, *, sha256=None):
+        if "/events/" in key:
+            time.sleep(0.7) if self.answers is None else self.answers.wait(PATIENCE_SECONDS)
+        super().create(key, data, sha256=sha256)
+
+
+def test_slow_storage_takes_the_report_while_the_grace_period_lasts():
+    store = SlowEvents()
+    with pytest.raises(SystemExit), open_session(store, clock=Clock(), grace_seconds=30) as session:
+        os.kill(os.getpid(), signal.SIGTERM)
+        session.step(7, state_at(7))
+    assert [event.data["committed"] for event in preempted(store)] == ["1-7"]
+
+
+def test_a_report_that_storage_never_takes_is_said_to_be_lost(capsys):
+    store = SlowEvents(threading.Event())
+    with pytest.raises(SystemExit), open_session(store, clock=Clock(), grace_seconds=1.5) as session:
+        os.kill(os.getpid(), signal.SIGTERM)
+        session.step(7, state_at(7))
+    assert "the events above were not stored: storage has not answered for 1.35 s" in capsys.readouterr().err
+    assert list_commits(store, LINEAGE) == [ref(1, 7)]
+    store.answers.set()
 
 
 def test_a_state_that_cannot_land_is_not_begun():

@@ -344,6 +344,19 @@ def test_a_call_names_a_step_that_nobody_has_reached_when_it_is_heard(step_secon
     assert real_steps_ahead(step_seconds, 1.0) == steps
 
 
+@pytest.mark.parametrize("other_step", [30, 50])
+def test_all_ranks_stop_by_one_request(store, other_step):
+    first, second = gang_of(store, 0, 2), gang_of(store, 1, 2)
+    listener = coordination.SaveRequestListener(second)
+    assert first.request_save(35, stop=False).global_step == 35
+    assert first.request_save(40, stop=True).global_step == 40
+    assert second.request_save(other_step, stop=True).global_step == 40
+    assert second.request_save(45, stop=False).global_step == 45
+    listener.poll()
+    assert listener.stop_request.global_step == 40
+    assert [request.global_step for request in first.read_save_requests()] == [35, 40, 45]
+
+
 def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
     monkeypatch.undo()
     clock = Clock()
