@@ -41,6 +41,10 @@ class Area(NamedTuple):
     """Folders, and single modules."""
     tests: tuple[str, ...]
 
+    def measured_folders(self) -> set[Path]:
+        """What coverage can be asked for, which takes no single module."""
+        return {path if path.is_dir() else path.parent for path in map(Path, self.folders)}
+
     def modules(self) -> list[Path]:
         paths = map(Path, self.folders)
         return [module for path in paths for module in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
@@ -158,7 +162,7 @@ class Executions(NamedTuple):
         durations = _Durations(data_file.with_suffix(".json"))
         options = ["--cov-context=test", "--cov-report=", "--cov-fail-under=0", f"--cov-config={os.devnull}"]
         os.environ["COVERAGE_FILE"] = str(data_file)
-        arguments = [*options, *(f"--cov={folder}" for folder in area.folders), *area.tests]
+        arguments = [*options, *(f"--cov={folder}" for folder in area.measured_folders()), *area.tests]
         if run_tests(arguments, plugins=[durations]) != pytest.ExitCode.OK:
             sys.exit(f"these tests fail without a mutant: pytest {' '.join(area.tests)}")
         data = CoverageData(str(data_file))

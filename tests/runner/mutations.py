@@ -25,7 +25,7 @@ _KEYED_METHODS = {
     "waited_seconds", "clear", "give_up", "has_given_up",
 }  # fmt: skip
 """Methods whose first argument is a key, if it is a tuple or a formatted string."""
-_GENERIC_TYPES = {"dict", "list", "set", "frozenset", "tuple", "type"}
+_GENERIC_TYPES = {"defaultdict", "dict", "list", "set", "frozenset", "tuple", "type"}
 _KEY_NAMES = ("key", "identity", "shape")
 _OWN_CODE = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 """Expressions with a code object, whose order must stay that of the program."""

@@ -98,7 +98,10 @@ class CountedRuns:
 class TriggerWorld:
     """Two tenants, ``ml`` and ``nlp``, their templates, one cluster and one bucket."""
 
-    def __init__(self, folder: Path, open_store: Callable[[str], Store], *templates: Manifest) -> None:
+    def __init__(
+        self, folder: Path, open_store: Callable[[str], Store], *templates: Manifest, source: str = SOURCE
+    ) -> None:
+        self._source = source
         self.templates = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in templates}
         self.buckets = FakeBuckets()
         self.submitter = FakeSubmitter(folder / "cluster")
@@ -114,7 +117,7 @@ class TriggerWorld:
         return TriggerWorker(
             TriggerDependencies(
                 TriggerCatalog(
-                    lambda: list(self.templates.values()), ObjectSources([SOURCE], STORE_URL), lambda: self.now
+                    lambda: list(self.templates.values()), ObjectSources([self._source], STORE_URL), lambda: self.now
                 ),
                 self.buckets,
                 self._open_store,

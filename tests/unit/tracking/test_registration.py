@@ -86,6 +86,17 @@ def test_a_model_is_registered_once_however_often_it_is_called(
     assert server.models == {MODEL_NAME: {ALIAS: 1}}
 
 
+def test_one_step_registers_its_model_under_two_names(server: FakeMlflow, store: DirectoryStore, model: Path) -> None:
+    recorded = find_recorded_output(store, RUN, hash_files(model))
+    for name in (MODEL_NAME, f"{MODEL_NAME}-2"):
+        registration, request = request_registration(
+            store, RUN, REGISTER, ModelRegistration(model=name, alias=ALIAS), recorded
+        )
+        assert request.model == name
+        register_model(server, store, registration, request, recorded)
+    assert server.models == {MODEL_NAME: {ALIAS: 1}, f"{MODEL_NAME}-2": {ALIAS: 1}}
+
+
 def test_the_version_says_where_it_comes_from(server: FakeMlflow, store: DirectoryStore, model: Path) -> None:
     register(server, store, model)
     tags = server.versions[MODEL_NAME, 1]["tags"]

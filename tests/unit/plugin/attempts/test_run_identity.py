@@ -12,6 +12,7 @@
 """
 
 import pytest
+from support.irregular import Irregular, WorkflowPlace
 from support.world import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
 from tiphys_plugin.attempts.run_binding import bind_workflow, submitted_manifest
 
@@ -176,6 +177,30 @@ def test_place_of_a_workflow_is_read_once_however_often_its_steps_ask(here, monk
         flow.admit("prep")
     flow.admit("clean")
     assert len(reads) == 1
+
+
+def test_what_is_known_of_a_workflow_answers_no_call_that_differs_in_one_part(here, monkeypatch):
+    """The namespace, the name, the uid, the run or the submission of another one."""
+    reads = []
+    monkeypatch.setattr("tiphys_plugin.core.bind_workflow", lambda *given: reads.append(given) or bind_workflow(*given))
+
+    def call(place: WorkflowPlace):
+        flow = Flow(here, place.name, place.uid, place.run, str(place.submission), place.namespace)
+        return flow.admit("prep")
+
+    first, *others = Irregular().workflows()
+    here.cluster.write_workflow(workflow([prep()], first.name, first.uid))
+    assert outputs(call(first))["run-id"] == first.run
+    for other in others:
+        before = len(reads)
+        reply = call(other)
+        if other.run == first.run:  # the cluster says what there is of such a name and uid
+            assert len(reads) == before + 1, other
+        else:
+            assert "a Workflow has one run" in said(reply)
+    before = len(reads)
+    call(first)
+    assert len(reads) == before, "the first is still known"
 
 
 def test_place_that_was_refused_is_asked_for_again(here):

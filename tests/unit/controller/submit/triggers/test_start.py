@@ -197,7 +197,7 @@ def test_the_object_that_was_modified_last_is_the_last(store: Store, submitter: 
 @pytest.mark.parametrize(
     ("document", "mistake"),
     [
-        (template(objects="s3://raw/ml/", parameters={"sauce": "url"}), "no parameter 'sauce'"),
+        (template(objects="s3://raw/ml/", parameters={"sauce": "url", "zest": "url"}), "no parameter 'sauce'"),
         (template(objects="s3://raw/ml/", parameters={}), "parameter 'source' of the WorkflowTemplate has no value"),
         (template(objects="s3://raw/ml/"), "Tiphys did not compile it"),
     ],

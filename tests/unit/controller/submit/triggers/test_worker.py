@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from support.irregular import Irregular
 from support.triggers import TriggerWorld, template, version
 from tiphys_controller.submit.triggers.notification import NotifiedObject
 
@@ -78,6 +79,34 @@ def test_whatever_comes_again_is_the_same_run(world: TriggerWorld) -> None:
     assert counts == [NONE | {"started": 1, "repeated": 1}, NONE | {"repeated": 2}, NONE | {"repeated": 1}]
     assert world.sources() == ["s3://raw/ml/a"]
     assert world.metrics.made == {"delivered": 1}
+
+
+@pytest.fixture
+def twins(tmp_path: Path, open_store: Callable[[str], Store]) -> tuple[str, str, TriggerWorld]:
+    """Two namespaces whose triggers have one name and look at one bucket."""
+    near, far = Irregular().namespaces(2)
+    shared = (template("digits", namespace, objects="s3://shared/") for namespace in (near, far))
+    return near, far, TriggerWorld(tmp_path, open_store, *shared, source="s3://shared")
+
+
+def test_an_object_starts_a_run_of_each_trigger_of_one_name(twins: tuple[str, str, TriggerWorld]) -> None:
+    near, far, world = twins
+    world.buckets.put(version("a", bucket="shared"))
+    counts = [world.worker.handle_notification(notified("a", bucket="shared")) for _ in range(2)]
+    assert counts == [NONE | {"started": 2}, NONE | {"repeated": 2}]
+    assert world.sources(near) == world.sources(far) == ["s3://shared/a"]
+
+
+def test_triggers_of_one_name_in_two_namespaces_list_and_report_each_for_itself(
+    twins: tuple[str, str, TriggerWorld],
+) -> None:
+    near, far, world = twins
+    world.buckets.page_objects = 1
+    world.buckets.put(*(version(key, bucket="shared") for key in ("a", "b", "c", "{{d}}")))
+    with capture_logs() as log:
+        sweep(world, rounds=6)
+    assert world.sources(near) == world.sources(far) == [f"s3://shared/{key}" for key in "abc"]
+    assert sorted(one["namespace"] for one in log if one["event"] == "trigger.refused") == [near, far]
 
 
 def test_the_same_content_uploaded_again_is_not_reported_again(
@@ -303,6 +332,21 @@ def test_an_object_waits_until_the_run_that_it_resumes_has_ended(world: TriggerW
     assert (world.metrics.waiting, world.submitter.names()) == (0, [run, f"{run}-2"])
     sweep(world)
     assert world.submitter.names() == [run, f"{run}-2"]
+
+
+def test_the_objects_that_wait_for_all_triggers_are_counted_together(
+    world: TriggerWorld, open_store: Callable[[str], Store]
+) -> None:
+    world.buckets.put(version("ml/a"), version("nlp/b"))
+    sweep(world)
+    world.templates.clear()
+    for namespace in ("ml", "nlp"):
+        [run] = list_runs(open_store(namespace))
+        objects = f"s3://raw/{namespace}/"
+        world.templates[namespace, "again"] = template("again", namespace, objects=objects, resume=run)
+    world.buckets.put(version("ml/c"))
+    sweep(world, rounds=2)
+    assert world.metrics.waiting == 3
 
 
 def test_a_pipeline_that_names_its_runs_alike_has_one_run_and_the_next_object_is_refused(world: TriggerWorld) -> None:
