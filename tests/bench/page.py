@@ -3,6 +3,7 @@
 `docs/benchmarks.md` has the whole table of each benchmark, and README the few rows of `FRONT`.
 """
 
+import hashlib
 import importlib
 import json
 from collections.abc import Collection, Mapping
@@ -17,6 +18,12 @@ PAGE, README = ROOT / "docs/benchmarks.md", ROOT / "README.md"
 REPORTS = Path(__file__).parent / "reports"
 BENCHMARKS = ("checkpoint", "resume", "quota")
 """Each has a module ``report`` with ``WORDS`` for what it measures and a function ``block``."""
+MEASURED_CODE = {
+    "checkpoint": ("tiphys/checkpoint", "tiphys/lineage", "tiphys/store"),
+    "resume": ("controller/tiphys_controller", "tiphys/checkpoint", "tiphys/lineage", "tiphys/store"),
+    "quota": ("plugin/tiphys_plugin/quota",),
+}
+"""The folders of the product that a benchmark measures: a change of them makes its figures old."""
 FRONT = {
     "checkpoint": ("stall_over_memcpy", "corrupt_found", "good_refused", "sigterm_landed_ratio"),
     "resume": ("goodput_scratch", "goodput_tiphys", "webhook_resumes"),
@@ -32,10 +39,12 @@ def main() -> None:
         path.write_text(write(path.read_text()))
 
 
-def publish(name: str, report: dict[str, Any]) -> None:
-    """Write the report of a benchmark, and the tables; parts that were not measured stay as they are."""
+def publish(name: str, report: dict[str, Any], measured: Collection[str]) -> None:
+    """Write the report of a benchmark, of which ``measured`` are the new parts, and the tables; other parts stay."""
+    before = read_report(name)
     if "parts" in report:
-        report["parts"] = {**read_report(name)["parts"], **report["parts"]}
+        report["parts"] = {**before["parts"], **report["parts"]}
+    report["code"] = {**before.get("code", {}), **dict.fromkeys(measured, code_digest(name))}
     (REPORTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
     main()
 
@@ -46,10 +55,32 @@ def read_report(name: str) -> dict[str, Any]:
     return report
 
 
+def code_digest(name: str) -> str:
+    """The SHA-256 of the Python code that a benchmark measures, with its paths."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in MEASURED_CODE[name] for path in (ROOT / folder).rglob("*.py")):
+        digest.update(
+            b"%s %s\n" % (bytes(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest().encode())
+        )
+    return digest.hexdigest()
+
+
+def describe_age(name: str, report: Mapping[str, Any]) -> list[str]:
+    """A line that names the parts whose code has changed since they were measured; none if nothing has."""
+    now, parts = code_digest(name), list(report.get("parts") or report["measured"])
+    old = [part for part in parts if report.get("code", {}).get(part) != now]
+    if not old:
+        return []
+    which = "all rows were" if old == parts else f"{', '.join(old)} {'was' if len(old) == 1 else 'were'}"
+    folders = ", ".join(f"`{folder}`" for folder in MEASURED_CODE[name])
+    return ["", f"The code has changed since {which} measured ({folders}): `make bench-{name}` measures it again."]
+
+
 def with_tables(text: str) -> str:
     """``text`` with the whole table of each benchmark."""
     for name in BENCHMARKS:
-        text = inserted(text, f"{name}.json", _report_module(name).block(read_report(name)))
+        report = read_report(name)
+        text = inserted(text, f"{name}.json", [*_report_module(name).block(report), *describe_age(name, report)])
     return text
 
 
@@ -90,7 +121,8 @@ def rows(
     lines = list(_TABLE_HEAD)
     for name, sentence in words.items():
         if name in measured:
-            lines.append(f"| {sentence} | {_value(name, measured[name], percent)} | {_aim(name, aims, percent)} |")
+            value = measured[name]
+            lines.append(f"| {sentence} | {_value(name, value, percent)} | {_aim(name, value, aims, percent)} |")
     return lines
 
 
@@ -102,8 +134,11 @@ def _value(name: str, value: Measured, percent: Collection[str]) -> str:
     return f"{middle} ({low} … {high})"
 
 
-def _aim(name: str, aims: Mapping[str, Aim], percent: Collection[str]) -> str:
-    return f"{aims[name].sign} {_number(aims[name].value, name in percent)}" if name in aims else ""
+def _aim(name: str, value: Measured, aims: Mapping[str, Aim], percent: Collection[str]) -> str:
+    if name not in aims:
+        return ""
+    missed = "" if aims[name].met(median_of(value)) else "**missed**: "
+    return f"{missed}{aims[name].sign} {_number(aims[name].value, name in percent)}"
 
 
 def _number(value: float, is_share: bool) -> str:

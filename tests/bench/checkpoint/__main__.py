@@ -74,7 +74,7 @@ def main() -> int:
         "parts": parts,
     }
     if not (options.quick or options.state_mib):
-        page.publish("checkpoint", report)
+        page.publish("checkpoint", report, parts)
     aims = {} if options.state_mib else QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     found = values(parts)

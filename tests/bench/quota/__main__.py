@@ -85,7 +85,7 @@ def main() -> int:
         report["noise"] = probe.report()
         if not options.quick:
             report["measured"] = {**report.get("measured", {}), part: report["noise"]}
-            page.publish("quota", report)
+            page.publish("quota", report, [part])
     values_found, aims = values(report), QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     print(*verdicts(values_found, aims), noise, sep="\n")  # noqa: T201  the result

@@ -46,7 +46,7 @@ def main() -> int:
             parts[name] = PARTS[name](server, options.quick)
     report["noise"] = probe.report()
     if not options.quick:
-        page.publish("resume", {**report, "parts": parts})
+        page.publish("resume", {**report, "parts": parts}, parts)
     found, aims = values(parts), QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     print(*verdicts(found, aims), noise, number_line(found, AIMS), sep="\n")  # noqa: T201  the result

@@ -4,9 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bench import page
 from bench.aims import Aim
 from bench.checkpoint import report as checkpoint
-from bench.page import PAGE, README, inserted, read_report, rows, with_front_rows, with_tables
+from bench.page import (
+    PAGE,
+    README,
+    code_digest,
+    describe_age,
+    inserted,
+    read_report,
+    rows,
+    with_front_rows,
+    with_tables,
+)
 from bench.quota import report as quota
 from bench.resume import report as resume
 from bench.samples import summary
@@ -33,8 +44,8 @@ END = "<!-- end -->"
 def test_a_row_has_the_median_the_quartiles_and_the_aim():
     measured = {"stall": summary([1.1, 1.15, 1.3]), "runs": 119338, "share": 0.5, "unknown": 7}
     words = {"stall": "a stall", "runs": "of runs", "share": "a share", "absent": "of nothing"}
-    assert rows(words, measured, {"stall": Aim("≤", 1.3), "share": Aim("≥", 0.25)}, ["share"])[2:] == [
-        "| a stall | 1.15 (1.12 … 1.23) | ≤ 1.3 |",
+    assert rows(words, measured, {"stall": Aim("≤", 1.1), "share": Aim("≥", 0.25)}, ["share"])[2:] == [
+        "| a stall | 1.15 (1.12 … 1.23) | **missed**: ≤ 1.1 |",
         "| of runs | 119,338 |  |",
         "| a share | 50 % | ≥ 25 % |",
     ]
@@ -61,11 +72,40 @@ def test_a_page_without_a_place_for_it_is_refused():
         inserted("# Tiphys\n", "checkpoint.json", [])
 
 
-@pytest.mark.parametrize(("page", "write"), [(PAGE, with_tables), (README, with_front_rows)])
-def test_a_page_quotes_the_committed_reports(page: Path, write: Callable[[str], str]):
-    text = page.read_text()
+@pytest.mark.parametrize(("path", "write"), [(PAGE, with_tables), (README, with_front_rows)])
+def test_a_page_quotes_the_committed_reports(path: Path, write: Callable[[str], str]):
+    text = path.read_text()
     assert write(text) == text, "run `PYTHONPATH=tests python -m bench.page`"
     assert "| ≥ " in text
+
+
+def test_figures_older_than_the_code_that_they_measure_are_named():
+    now = code_digest("resume")
+    report = {"parts": {"plan": {}, "decide": {}}, "code": {"plan": now, "decide": now}}
+    assert describe_age("resume", report) == []
+    [_, line] = describe_age("resume", {**report, "code": {"plan": now, "decide": "0" * 64}})
+    assert line.startswith("The code has changed since decide was measured (`controller/tiphys_controller`, ")
+    assert line.endswith(": `make bench-resume` measures it again.")
+    assert "since all rows were measured" in describe_age("quota", {"measured": {"core": {}}})[1]
+
+
+@pytest.mark.parametrize("change", ["bytes", "name"])
+def test_code_that_changed_has_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str):
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    module = tmp_path / "plugin/tiphys_plugin/quota/ledger/kern.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("quota = 1\n")
+    before = code_digest("quota")
+    if change == "bytes":
+        module.write_text("quota = 2\n")
+    else:
+        module.rename(module.with_name("kern_2.py"))
+    assert code_digest("quota") != before
+    (tmp_path / "tiphys/store").mkdir(parents=True)
+    (tmp_path / "tiphys/store/s3.py").write_text("")
+    after = code_digest("quota")
+    (tmp_path / "tiphys/store/s3.py").write_text("# another folder\n")
+    assert code_digest("quota") == after
 
 
 def test_readme_is_a_front_page():
