@@ -119,6 +119,7 @@ lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	$(RUN) mypy --config-file tests/mypy.toml
 	$(RUN) lint-imports --no-logo
 
 golden: setup  ## write the output of compile to the golden files, and draw the storeys; review the diff

@@ -68,7 +68,8 @@ class Runs(RuleBasedStateMachine):
     def _attendant(self) -> AutoResumeReconciler:
         surroundings: Any = (lambda _: self.store, lambda: self.cluster, lambda: True, lambda _: ObservationHealth())
         return AutoResumeReconciler(
-            ReconcilerDependencies(*surroundings, lambda: self.now), AutoResumeLimits(resumes_per_minute=60_000.0)
+            ReconcilerDependencies(*surroundings, monotonic=lambda: self.now),
+            AutoResumeLimits(resumes_per_minute=60_000.0),
         )
 
     def _newest(self) -> str:

@@ -41,8 +41,8 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
     arena = Arena(RULES)
     for number, (wanted, of, priority) in enumerate(given):
         arena.ask(ask(uid=f"u{number}", queue=of, priority=priority, **wanted))
-    for one in arena.book.pending:
-        arena.book = arena.book.withdraw(one.request.uid)
+    for pending in arena.book.pending:
+        arena.book = arena.book.withdraw(pending.request.uid)
     request = ask(uid="mine", queue=queue, priority=9, **shape)
     if isinstance(arena.ask(request), Admitted):
         return

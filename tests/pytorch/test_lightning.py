@@ -66,7 +66,7 @@ def fit(
     store: MemoryStore, until: int, *, name: str, seed: int, restored: int = 0, stop_at: int = -1, **options: Any
 ) -> Any:
     """Train to optimizer step ``until``, from ``restored`` on; the module and its trainer."""
-    lightning = importlib.import_module(name)
+    lightning: Any = importlib.import_module(name)
     from tiphys.checkpoint.adapters.lightning import CheckpointCallback
 
     class Module(lightning.LightningModule):

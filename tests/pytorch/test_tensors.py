@@ -143,4 +143,4 @@ def test_containers_that_optimizers_and_modules_use_come_back():
     assert type(restored["milestones"]) is Counter
     assert restored["pair"] == (1, [2.5, None])
     assert type(restored["module"]) is OrderedDict
-    assert restored["module"]._metadata == module_state._metadata
+    assert restored["module"]._metadata == module_state._metadata  # type: ignore[attr-defined]

@@ -141,7 +141,7 @@ def test_a_state_may_use_every_name(state: Any, asked: bool) -> None:
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_an_array_under_each_name_comes_back(tag: str) -> None:
-    state = {tag: np.arange(3, dtype=np.uint8), "bits": np.arange(3)}
+    state: dict[str, Any] = {tag: np.arange(3, dtype=np.uint8), "bits": np.arange(3)}
     for stored in ({tag: state[tag]}, state):
         decoded = tensors.decode_tensors(through_storage(tensors.encode_tensors(stored)))
         assert {name: value.tolist() for name, value in decoded.items()} == {

@@ -176,7 +176,7 @@ def test_a_container_takes_its_declared_inputs() -> None:
 
 def test_outside_a_pipeline_a_step_is_its_function() -> None:
     assert preprocess("here") == "here"
-    assert preprocess.__name__ == "preprocess"
+    assert preprocess.__name__ == "preprocess"  # type: ignore[attr-defined]
 
 
 def test_names_are_made_fit_to_be_stored() -> None:
@@ -318,6 +318,6 @@ def test_a_plain_step_takes_no_setting_of_a_gated_one() -> None:
     with pytest.raises(UsageError, match="cache"):
         plain(cache=False)
     with pytest.raises(UsageError, match="cache"):
-        Plain(name="clean", image="alpine", command=["true"], cache=False)
+        Plain(name="clean", image="alpine", command=["true"], cache=False)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match=r"Plain\(…\) needs name"):
         Plain(image="alpine", command=["true"])

@@ -114,7 +114,7 @@ def quiet() -> None:
 def join(left: Text, right: Text, out: str) -> None:
     import pathlib
 
-    pathlib.Path(out).write_text(left.read_text() + right.read_text())
+    pathlib.Path(out).write_text(left.read_text() + right.read_text())  # type: ignore[attr-defined]
 
 
 def test_inputs_that_share_an_annotation_arrive_apart(tmp_path: Path) -> None:

@@ -275,16 +275,16 @@ def test_a_number_of_nodes_that_makes_no_sense_is_refused(asked: dict[str, Any],
 # what is called, words of the refusal
 UNKNOWN_KEYWORDS: list[tuple[Any, str]] = [
     (
-        lambda: Checkpoints(evry="1m"),
+        lambda: Checkpoints(evry="1m"),  # type: ignore[call-arg]
         "Checkpoints(…) has no keyword 'evry'; did you mean 'every'? It has: every",
     ),
-    (lambda: Retries(oom=1), "Retries(…) has no keyword 'oom'; it has: preemption, infrastructure"),
-    (lambda: SharedVolume(claims="c"), "SharedVolume(…) has no keyword 'claims'; did you mean 'claim'? It has: claim"),
+    (lambda: Retries(oom=1), "Retries(…) has no keyword 'oom'; it has: preemption, infrastructure"),  # type: ignore[call-arg]
+    (lambda: SharedVolume(claims="c"), "SharedVolume(…) has no keyword 'claims'; did you mean 'claim'? It has: claim"),  # type: ignore[call-arg]
     (lambda: train(checkpoint=Checkpoints()), "@train has no keyword 'checkpoint'; did you mean 'checkpoints'?"),
     (lambda: train(gpu=1), "@train has no keyword 'gpu'; did you mean 'gpus'?"),
     (lambda: step(imag="i"), "@step has no keyword 'imag'; did you mean 'image'?"),
-    (lambda: Train(name="fit", gpu=1), "Train(…) has no keyword 'gpu'; did you mean 'gpus'?"),
-    (lambda: Pipeline("digits", stor="s3://b"), "Pipeline(…) has no keyword 'stor'; did you mean 'store'?"),
+    (lambda: Train(name="fit", gpu=1), "Train(…) has no keyword 'gpu'; did you mean 'gpus'?"),  # type: ignore[call-arg]
+    (lambda: Pipeline("digits", stor="s3://b"), "Pipeline(…) has no keyword 'stor'; did you mean 'store'?"),  # type: ignore[call-arg]
 ]
 
 

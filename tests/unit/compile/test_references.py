@@ -63,7 +63,7 @@ def test_an_ancestor_further_up_is_not_named_again() -> None:
 
 def test_a_dag_that_mixes_both_words_comes_out_with_one() -> None:
     # Argo refuses a DAG whose tasks use `depends` here and `dependencies` there.
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"name": "a"},
         {"name": "b", "dependencies": ["a"]},
         taking("c", USES_A, dependencies=["b"]),
@@ -98,7 +98,7 @@ def test_what_is_no_reference_adds_nothing(value: str) -> None:
 
 def test_a_task_that_is_awaited_by_way_of_others_is_not_named_again() -> None:
     condition = "(b.Succeeded || b.Failed)"
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"name": "a"},
         {"name": "b", "dependencies": ["a"]},
         taking("c", USES_A, depends=condition),

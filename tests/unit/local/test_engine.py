@@ -519,7 +519,7 @@ def test_storage_that_never_answers_does_not_keep_a_person_from_stopping(
     answer = threading.Event()
 
     def hang(_: Any) -> Any:
-        bench.engine.stop()
+        bench.engine.stop()  # type: ignore[attr-defined]
         answer.wait()
         return succeeded()
 

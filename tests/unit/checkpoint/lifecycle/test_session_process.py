@@ -14,6 +14,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+from typing import Any
 
 import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
@@ -34,7 +35,7 @@ def store():
 def session(store, monkeypatch):
     before, registered = signal.getsignal(signal.SIGTERM), []
     monkeypatch.setattr(atexit, "register", registered.append)
-    session = open_session(store, opens_itself=True, asynchronous=True)
+    session: Any = open_session(store, opens_itself=True, asynchronous=True)
     session.registered = registered
     yield session
     with contextlib.suppress(SystemExit):

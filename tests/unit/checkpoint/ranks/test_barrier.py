@@ -128,7 +128,7 @@ class Training:
                         self.ended[rank] = "stranded"
                         return
                     with suppress(StoreError):
-                        session._coordinator._save_requests.poll()
+                        session._coordinator._save_requests.poll()  # type: ignore[attr-defined]
                     self.at_step(rank, step)
                     session.step(step, state_of(rank, step))
             self.ended[rank] = "finished"
@@ -368,7 +368,7 @@ def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
         clock.advance(0.125)
         ours.measure_step_time(step)
     ours.request_save(20, stop=True)
-    assert ours.stop_request.global_step == 20 + 20
+    assert ours.stop_request.global_step == 20 + 20  # type: ignore[attr-defined]
 
 
 def test_the_pace_is_that_of_the_newest_steps(store, monkeypatch):

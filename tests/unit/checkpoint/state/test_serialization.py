@@ -255,14 +255,14 @@ def test_every_attribute_of_a_dataclass_comes_back_also_those_that_are_no_fields
 
 
 def test_an_attribute_that_cannot_be_saved_is_refused_by_its_path():
-    saved = PlainAdam()
+    saved: Any = PlainAdam()
     saved.hook = print
     with pytest.raises(UsageError, match=r"state\.hook: builtin_function_or_method"):
         flatten_state(saved)
 
 
 def state_dict_of_a_module():
-    state = OrderedDict(weight=1.0)
+    state: Any = OrderedDict(weight=1.0)
     state._metadata = OrderedDict({"": {"version": 1}})
     return state
 

@@ -106,13 +106,14 @@ class Unreachable(DirectoryStore):
 
 
 def test_call_that_storage_did_not_answer_is_for_the_caller_to_repeat(tmp_path):
-    here = world(tmp_path, settings=QUICK, store=Unreachable(tmp_path / "store"))
+    store = Unreachable(tmp_path / "store")
+    here = world(tmp_path, settings=QUICK, store=store)
     flow = here.submit(prep())
-    here.store.down = True
+    store.down = True
     for _ in range(10):
         with pytest.raises(StoreError, match="did not answer: connection refused"):
             flow.admit("prep")
-    here.store.down = False
+    store.down = False
     assert outputs(flow.admit("prep"))["run"] == "true"
 
 

@@ -138,7 +138,7 @@ def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path)
     ledger.request(ask(8, "u2", attained=6 * HOUR))
     ledger.request(ask(8, "u3", attained=7 * HOUR, first_start=2.5, queue="nightly"))
     seen = ledger.snapshot()
-    kept = [(one.request.attained, one.request.first_start) for one in (*seen.leases, *seen.pending)]
+    kept = [(one.request.attained, one.request.first_start) for one in (*seen.leases, *seen.pending)]  # type: ignore[attr-defined]
     assert kept == [(5 * HOUR, 1.5), (0, None), (6 * HOUR, None)]
     assert isinstance(ledger.request(ask(8, "u1", attained=5 * HOUR)), Admitted), "the same answer again"
     ledger.close()
