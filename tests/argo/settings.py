@@ -13,6 +13,7 @@
 | TIPHYS_ARGO_QUEUE | ``NAME:GPUS``: a queue with a quota of ``nvidia.com/gpu``; the nodes have twice as many |
 | TIPHYS_ARGO_PREEMPTING_QUEUE | as above, another one, with ``preempts_lower_priority: true``; 2 GPUs will do |
 | TIPHYS_ARGO_CRASH_<PART> | command that kills a part without warning and returns once its successor works |
+| TIPHYS_ARGO_OUTAGE_<PART> | command; after its last argument ``stop`` the part does not answer, until ``start`` |
 | TIPHYS_ARGO_NODE | command for a second node; its argument is ``start``, which prints the name, ``lose`` or ``stop`` |
 | TIPHYS_ARGO_SERVER | ``host:port`` of an argo-server; ARGO_TOKEN and ARGO_SECURE as Argo's own command has them |
 | TIPHYS_ARGO_OTHER_KUBECONFIG | a second cluster with Argo, Tiphys and the same images, namespaces and store |
@@ -20,7 +21,8 @@
 | TIPHYS_ARGO_PATIENCE_SECONDS | how long a workflow may take to get somewhere (default 300) |
 
 Parts are WORKFLOW_CONTROLLER, APISERVER and S3, which are somebody else's, and
-PLUGIN and CONTROLLER, whose pods are deleted by force where no command is given.
+PLUGIN and CONTROLLER, whose pods are deleted by force, or whose Deployment has no pods for the time of an outage,
+where no command is given.
 What needs something that is not given is skipped, with a sentence that names it.
 """
 
@@ -30,6 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 _CRASH = "TIPHYS_ARGO_CRASH_"
+_OUTAGE = "TIPHYS_ARGO_OUTAGE_"
 
 
 class Mode(StrEnum):
@@ -58,11 +61,15 @@ class Settings:
     record: str
     patience_seconds: float
     crash: Mapping[str, str] = field(default_factory=dict)
+    outage: Mapping[str, str] = field(default_factory=dict)
     aws: Mapping[str, str] = field(default_factory=dict)
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings."""
+
+    def by_part(prefix: str) -> dict[str, str]:
+        return {name.removeprefix(prefix): value for name, value in environ.items() if name.startswith(prefix)}
 
     def own(name: str, default: str = "") -> str:
         return environ.get(f"TIPHYS_ARGO_{name}", default)
@@ -82,6 +89,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         other_kubeconfig=own("OTHER_KUBECONFIG"),
         record=own("RECORD"),
         patience_seconds=float(own("PATIENCE_SECONDS", "300")),
-        crash={name.removeprefix(_CRASH): value for name, value in environ.items() if name.startswith(_CRASH)},
+        crash=by_part(_CRASH),
+        outage=by_part(_OUTAGE),
         aws={name: value for name, value in environ.items() if name.startswith("AWS_")},
     )

@@ -6,8 +6,9 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from support.story.pipelines import Place
 
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
+from tiphys.kube.resources import DEPLOYMENTS, EVENTS, PODS, WORKFLOWS, Resource
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, CheckpointRef
@@ -105,6 +106,36 @@ class World:
         if part in OWN_PARTS:
             return lambda: self._crash_pods(part.lower())
         pytest.skip(f"to kill {part.lower()}, give a command as TIPHYS_ARGO_CRASH_{part}")
+
+    @contextmanager
+    def away(self, part: str) -> Iterator[None]:
+        """``part`` does not answer meanwhile; skips where nobody said how."""
+        if line := self.settings.outage.get(part):
+            command([*shlex.split(line), "stop"])
+            try:
+                yield
+            finally:
+                command([*shlex.split(line), "start"])
+        elif part in OWN_PARTS:
+            before = self._scaled(part.lower(), {})
+            try:
+                yield
+            finally:
+                self._scaled(part.lower(), before)
+        else:
+            pytest.skip(f"for an outage of {part.lower()}, give a command as TIPHYS_ARGO_OUTAGE_{part}")
+
+    def _scaled(self, component: str, replicas: Mapping[str, int]) -> dict[str, int]:
+        """Give the Deployments of a component these numbers of pods, or none; returns the numbers before."""
+        namespace = self.settings.system_namespace
+        labels = f"app.kubernetes.io/name=tiphys,app.kubernetes.io/component={component}"
+        before = {}
+        for found in self.api.list(DEPLOYMENTS, namespace, labels=labels).items:
+            name = found["metadata"]["name"]
+            before[name] = found["spec"]["replicas"]
+            self.api.patch(DEPLOYMENTS, namespace, name, {"spec": {"replicas": replicas.get(name, 0)}})
+        assert before, f"namespace {namespace} has no Deployment with the labels {labels}"
+        return before
 
     def _crash_pods(self, component: str) -> None:
         namespace = self.settings.system_namespace
