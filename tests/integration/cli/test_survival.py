@@ -186,8 +186,9 @@ def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Pa
     file = tiny.write(tmp_path / "code")
     programs = file.with_name("tiny_programs.py")
     impatient = "from tiphys.checkpoint.save import saver\nsaver.PAUSES_SECONDS = (0.1, 0.2)\n"
-    programs.write_text(impatient + programs.read_text())
-    answer = invoke(["run", file, "--run", "r", "-p", "steps=5"], tmp_path, preexec_fn=limited(39_900))
+    # The plan of a pod's mounts grows with the entries of /tmp, so a shard has to be larger than that by far.
+    programs.write_text(impatient + programs.read_text().replace("np.full(5000,", "np.full(50_000,"))
+    answer = invoke(["run", file, "--run", "r", "-p", "steps=5"], tmp_path, preexec_fn=limited(399_900))
     store = DirectoryStore(tmp_path / ".tiphys/store")
     failed = [event for event in read_events(store, "r") if event.name == "checkpoint.save_failed"]
     assert failed, answer.err
