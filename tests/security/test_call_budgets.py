@@ -37,6 +37,7 @@ from tiphys.service import http_server
 from tiphys.service.connections import LimitedConnection
 from tiphys.service.http_server import AppServer, BodyBudget
 
+PATIENCE_SECONDS = 120
 KNOWN = {"Authorization": "Bearer a-secret-token"}
 
 
@@ -77,6 +78,9 @@ class Bench:
         response = http.post(self.server.url, content=b"x" * length, headers={"tenant": tenant})
         return response.status_code, response.text
 
+    def waiting(self, tenant: str) -> int:
+        return len(self.budget._waiting.get(tenant, ()))
+
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
@@ -89,14 +93,14 @@ def bench() -> Iterator[Bench]:
 def test_bodies_beyond_the_share_of_a_tenant_wait_and_others_are_taken(bench: Bench) -> None:
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(bench.call, "ml") for _ in range(3)]
-        until(lambda: bench.entered == ["ml"] and bench.budget._waiting["ml"] == 2, seconds=120)
+        until(lambda: bench.entered == ["ml"] and bench.waiting("ml") == 2, seconds=120)
         calls += [pool.submit(bench.call, "vision"), pool.submit(bench.call, "f.eins")]
         until(lambda: sorted(bench.entered) == ["f.eins", "ml", "vision"], seconds=120)
         calls.append(pool.submit(bench.call, "fourth"))  # 180 of all 200 bytes are taken
-        until(lambda: bench.budget._waiting["fourth"] == 1, seconds=120)
+        until(lambda: bench.waiting("fourth") == 1, seconds=120)
         bench.go_on.set()
         assert [call.result() for call in calls] == [(200, "60")] * 6
-    assert (bench.budget._in_flight.total(), bench.budget._waiting.total()) == (0, 0)
+    assert (bench.budget._in_flight.total(), bench.budget._waiting) == (0, {})
 
 
 def test_body_without_room_is_told_to_call_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +115,65 @@ def test_body_without_room_is_told_to_call_again(bench: Bench, monkeypatch: pyte
     assert bench.call("ml") == (200, "60")
 
 
+def test_small_call_does_not_overtake_a_large_one_of_its_tenant(bench: Bench) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(bench.call, "ml")]
+        until(lambda: bench.entered == ["ml"], seconds=120)
+        for place, length in enumerate([90, 30, 1], start=1):
+            calls.append(pool.submit(bench.call, "ml", length))
+            until(lambda place=place: bench.waiting("ml") == place, seconds=120)
+        assert bench.call("ml", 101)[0] == 400  # it is refused unread, without waiting
+        calls.append(pool.submit(bench.call, "m", 30))
+        until(lambda: bench.entered == ["ml", "m"], seconds=120)
+        bench.go_on.set()
+        assert [call.result() for call in calls] == [(200, str(length)) for length in (60, 90, 30, 1, 30)]
+    assert (bench.budget._in_flight.total(), bench.budget._waiting) == (0, {})
+
+
+def test_room_is_granted_once_and_goes_on_from_a_call_that_left() -> None:
+    asyncio.run(_calls_that_come_and_go())
+
+
+async def _calls_that_come_and_go() -> None:
+    budget, doors = BodyBudget(100, 100, 200), [asyncio.Event() for _ in range(5)]
+    entered: list[int] = []
+
+    async def call(number: int, length: int) -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"x" * length, "more_body": False}
+
+        scope = {"type": "http", "headers": [(b"content-length", str(length).encode())]}
+        async with budget.read_body(Request(scope, receive), "ml"):
+            entered.append(number)
+            await doors[number].wait()
+
+    async def others_go_on() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(call(number, length)) for number, length in enumerate([60, 60, 60, 90, 30])]
+    await others_go_on()
+    assert entered == [0]
+    doors[0].set()
+    await others_go_on()
+    assert entered == [0, 1]
+    tasks[2].cancel()
+    doors[1].set()
+    await others_go_on()
+    assert entered == [0, 1, 3]
+    doors[3].set()
+    await asyncio.sleep(0)  # the room of the last call is granted; it leaves before it takes it, or while it has it
+    tasks[4].cancel()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert (budget._in_flight.total(), budget._waiting) == (0, {})
+
+
 def test_few_wait_for_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_MAX_BUDGET_WAITERS", 1)
     with ThreadPoolExecutor(2) as pool:
         holds = [pool.submit(bench.call, "ml") for _ in range(2)]
-        until(lambda: bench.budget._waiting["ml"] == 1, seconds=120)
+        until(lambda: bench.waiting("ml") == 1, seconds=120)
         assert bench.call("ml")[0] == 503
         bench.go_on.set()
         assert [call.result() for call in holds] == [(200, "60")] * 2

@@ -13,12 +13,12 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 import uvicorn
@@ -241,6 +241,13 @@ def body_length(request: Request) -> int:
 
 
 _BUDGET_WAIT_SECONDS, _MAX_BUDGET_WAITERS = 10.0, 32
+_BUSY = "too many bytes of calls are being answered; call again"
+
+
+class _WaitingCall(NamedTuple):
+    length: int
+    granted: asyncio.Future[None]
+    """Done once the length is counted, cancelled once the call has gone away."""
 
 
 class BodyBudget:
@@ -255,8 +262,7 @@ class BodyBudget:
     def __init__(self, max_body_bytes: int, max_tenant_bytes: int, max_bytes: int) -> None:
         self._limits = (max_body_bytes, max_tenant_bytes, max_bytes)
         self._in_flight: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
-        self._released = asyncio.Condition()
+        self._waiting: dict[str, deque[_WaitingCall]] = {}
 
     @asynccontextmanager
     async def read_body(self, request: Request, tenant: str) -> AsyncIterator[bytes]:
@@ -268,35 +274,48 @@ class BodyBudget:
             StoreError: there was no room in time; the caller should repeat the call.
             UsageError: as `read_body`.
         """
-        length, (max_body_bytes, max_tenant_bytes, max_bytes) = body_length(request), self._limits
-
-        def has_room() -> bool:
-            is_within_share = not tenant or self._in_flight[tenant] + length <= max_tenant_bytes
-            return is_within_share and self._in_flight.total() + length <= max_bytes
-
-        if length <= max_body_bytes and not has_room():
-            await self._wait_for_room(has_room, tenant)
-        counted = min(length, max_body_bytes)
-        self._in_flight[tenant] += counted
+        length, max_body_bytes = body_length(request), self._limits[0]
+        counted = length if length <= max_body_bytes else 0  # a larger one is refused unread
+        if counted:
+            await self._reserve(tenant, counted)
         try:
             yield await read_body(request, max_body_bytes)
         finally:
-            self._in_flight[tenant] -= counted
-            self._in_flight += Counter()  # drops tenants without a call
-            if self._waiting:
-                async with self._released:
-                    self._released.notify_all()
+            self._release(tenant, counted)
 
-    async def _wait_for_room(self, has_room: Callable[[], bool], tenant: str) -> None:
-        busy = StoreError("too many bytes of calls are being answered; call again")
-        if self._waiting[tenant] >= _MAX_BUDGET_WAITERS:
-            raise busy
-        self._waiting[tenant] += 1
+    async def _reserve(self, tenant: str, length: int) -> None:
+        """Wait for the turn of a call. Calls of a tenant go in their order: small ones do not overtake a large one."""
+        if tenant not in self._waiting and self._has_room(tenant, length):
+            self._in_flight[tenant] += length
+            return
+        queue = self._waiting.setdefault(tenant, deque())
+        if len(queue) >= _MAX_BUDGET_WAITERS:
+            raise StoreError(_BUSY)
+        call = _WaitingCall(length, asyncio.get_running_loop().create_future())
+        queue.append(call)
         try:
-            async with self._released:
-                await asyncio.wait_for(self._released.wait_for(has_room), _BUDGET_WAIT_SECONDS)
-        except TimeoutError as error:
-            raise busy from error
-        finally:
-            self._waiting[tenant] -= 1
-            self._waiting += Counter()
+            async with asyncio.timeout(_BUDGET_WAIT_SECONDS):
+                await call.granted
+        except BaseException as error:
+            # A call that goes away in the moment of its grant returns the room; another one lets the next one forward.
+            self._release(tenant, length if call.granted.done() and not call.granted.cancelled() else 0)
+            if isinstance(error, TimeoutError):
+                raise StoreError(_BUSY) from error
+            raise
+
+    def _has_room(self, tenant: str, length: int) -> bool:
+        _, max_tenant_bytes, max_bytes = self._limits
+        is_within_share = not tenant or self._in_flight[tenant] + length <= max_tenant_bytes
+        return is_within_share and self._in_flight.total() + length <= max_bytes
+
+    def _release(self, tenant: str, length: int) -> None:
+        self._in_flight[tenant] -= length
+        self._in_flight += Counter()  # drops tenants without a call
+        for name, queue in list(self._waiting.items()):
+            while queue and (queue[0].granted.done() or self._has_room(name, queue[0].length)):
+                call = queue.popleft()
+                if not call.granted.done():
+                    self._in_flight[name] += call.length
+                    call.granted.set_result(None)
+            if not queue:
+                del self._waiting[name]
