@@ -36,6 +36,13 @@ def verdicts(measured: Mapping[str, Measured], aims: Mapping[str, Aim]) -> Itera
         yield f"{verdict}  {name} = {middle:g}{spread}  ({words})"
 
 
+def has_missed_count(measured: Mapping[str, Measured], aims: Mapping[str, Aim]) -> bool:
+    """Whether a count misses its aim, which no noise of the machine excuses; times and ratios are floats."""
+    return any(
+        isinstance(value, int) and name in aims and not aims[name].met(value) for name, value in measured.items()
+    )
+
+
 def number_line(measured: Mapping[str, Measured], names: Mapping[str, Aim]) -> str:
     """``key=value`` of all that was measured, in the order of ``names``."""
     return " ".join(f"{name}={median_of(measured[name]):g}" for name in names if name in measured)

@@ -14,7 +14,7 @@ from typing import Any
 
 import boto3
 from bench import page
-from bench.aims import number_line, verdicts
+from bench.aims import has_missed_count, number_line, verdicts
 from bench.checkpoint import (
     ceilings,
     corruption,
@@ -79,7 +79,7 @@ def main() -> int:
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     found = values(parts)
     print(table(parts), "", *verdicts(found, aims), "", noise, number_line(found, AIMS), sep="\n")  # noqa: T201
-    return 1 if any("failed" in part for part in parts.values()) else 0
+    return int(any("failed" in part for part in parts.values()) or has_missed_count(found, aims))
 
 
 def _names(options: argparse.Namespace) -> Sequence[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import page
-from bench.aims import number_line, verdicts
+from bench.aims import has_missed_count, number_line, verdicts
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.place import place
 from bench.progress import say
@@ -90,7 +90,7 @@ def main() -> int:
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     print(*verdicts(values_found, aims), noise, sep="\n")  # noqa: T201  the result
     print(number_line(values_found, AIMS))  # noqa: T201  the result
-    return 0
+    return int(has_missed_count(values_found, aims))
 
 
 def measure(chosen: Sequence[str], quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:

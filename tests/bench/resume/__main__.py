@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 from bench import page
-from bench.aims import number_line, verdicts
+from bench.aims import has_missed_count, number_line, verdicts
 from bench.checkpoint.server import S3, s3_server
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
@@ -50,7 +50,7 @@ def main() -> int:
     found, aims = values(parts), QUICK_AIMS if options.quick else AIMS
     noise = describe_noise(report["noise"], report["machine"]["cores"])
     print(*verdicts(found, aims), noise, number_line(found, AIMS), sep="\n")  # noqa: T201  the result
-    return 0
+    return int(has_missed_count(found, aims))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,6 +20,7 @@ AIMS = {
     "goodput_over_optimum": Aim("≥", 0.9),
 }
 QUICK_AIMS = {
+    "plan_10k_requests": Aim("≤", 10),
     "plan_over_heads": Aim("≤", 1),
     **{
         name: AIMS[name]

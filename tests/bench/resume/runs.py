@@ -17,6 +17,8 @@ from tiphys.store import RunLayout, outputs_digest
 
 WRITERS = 16
 _VALUE = b"0.5"
+_VERSION = hashlib.md5(_VALUE, usedforsecurity=False).hexdigest()
+"""The ETag of an S3 server."""
 
 
 def items_pipeline(items: int, **options: Any) -> CompiledPipeline:
@@ -55,9 +57,9 @@ def done(run: str, item: str) -> Mapping[str, bytes]:
     """What an item leaves whose first attempt is done."""
     layout = RunLayout(run)
     key = f"{layout.outputs(item, 1)}parameters/loss"
-    written = OutputObject(key=key, size=len(_VALUE), sha256=hashlib.sha256(_VALUE).hexdigest())
+    written = OutputObject(key=key, size=len(_VALUE), sha256=hashlib.sha256(_VALUE).hexdigest(), version=_VERSION)
     output = Output(name="loss", kind=OutputKind.PARAMETER, key=key, value=_VALUE.decode(), objects=(written,))
-    listed = [(key.removeprefix(layout.outputs(item, 1)), len(_VALUE))]
+    listed = [(key.removeprefix(layout.outputs(item, 1)), len(_VALUE), _VERSION)]
     end = {"outcome": AttemptEndOutcome.DONE, "outputs": (output,)}
     return {key: _VALUE, layout.done_marker(item, 1, outputs_digest(listed)): b"", **_attempt(run, item, end)}
 
