@@ -12,12 +12,14 @@
 """
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 from support.faults import dying_at
+from support.irregular import Irregular
 from support.mlflow import ALIAS, MODEL, MODEL_NAME, REGISTER, RUN, FakeMlflow, write_run
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError
@@ -197,7 +199,7 @@ def test_an_output_that_is_gone_from_storage_is_not_registered(
     store.delete(f"{RunLayout(RUN).outputs('fit', 1)}artifacts/model")
     with pytest.raises(IntegrityError, match="is missing"):
         register(server, store, model)
-    assert server.versions == {}
+    assert (server.versions, server.models) == ({}, {})
 
 
 def test_the_alias_stays_at_a_model_that_was_promoted_meanwhile(
@@ -245,6 +247,43 @@ def test_a_result_that_a_fork_took_over_is_the_same_version(
     store.create(RunLayout("digits-2").reused(1, "fit"), reused.to_bytes())
     assert register(server, store, model, "digits-2").model_version == "1"
     assert list(server.versions) == [(MODEL_NAME, 1)]
+
+
+def test_version_names_the_run_that_made_the_model_and_the_run_that_registered_it(
+    server: FakeMlflow, store: DirectoryStore, model: Path
+) -> None:
+    maker, other = Irregular().run_names(2)
+    write_run(store, maker, b"weights of another model")
+    model.write_bytes(b"weights of another model")
+    write_run(store, other, b"its own", parent=maker)
+    reused = ReuseRecord(
+        run=other, submission=1, step="fit", step_key="k" * 64, source_run=maker, source_step="fit", source_attempt=1
+    )
+    store.create(RunLayout(other).reused(1, "fit"), reused.to_bytes())
+    register(server, store, model, other)
+    [made] = server.versions.values()
+    tags = made["tags"]
+    assert (tags["tiphys.run"], tags["tiphys.registered_by"]) == (maker, other)
+    assert tags["tiphys.sha256"] == hash_files(model)[""]
+
+
+def test_folder_of_equal_sized_files_has_a_hash_of_all_of_them(store: DirectoryStore) -> None:
+    recorded = find_recorded_output(store, RUN, {"": _sha256_of_model(store)})
+    [file] = recorded.output.objects
+    hashes = [sha256(content).hexdigest() for content in Irregular().equal_sized_bytes(3)]
+
+    def tag_of(*digests: str) -> str:
+        objects = tuple(
+            file.model_copy(update={"key": f"{file.key}/{number}", "sha256": digest})
+            for number, digest in enumerate(digests)
+        )
+        folder = recorded.output.model_copy(update={"directory": True, "objects": objects})
+        return version_tags(store, recorded._replace(output=folder))["tiphys.sha256"]
+
+    first, second, third = hashes
+    tags = {tag_of(first, second), tag_of(first, third), tag_of(third, second), tag_of(second, first)}
+    assert len(tags) == 4
+    assert not tags & set(hashes)
 
 
 def forge(store: Store, **changes: str | int) -> None:
@@ -351,6 +390,4 @@ def test_what_a_program_writes_beside_registrations_is_listed_only_so_far(store:
 
 
 def _sha256_of_model(store: Store) -> str:
-    import hashlib
-
-    return hashlib.sha256(store.read(f"{RunLayout(RUN).outputs('fit', 1)}artifacts/model")).hexdigest()
+    return sha256(store.read(f"{RunLayout(RUN).outputs('fit', 1)}artifacts/model")).hexdigest()

@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 from support.faults import dying_at
+from support.irregular import Irregular
 from support.mlflow import RUN, STEP, FakeMlflow, write_run
 
 from tiphys.errors import IntegrityError, NotFoundError
+from tiphys.protocol import environment
 from tiphys.records import RunRecord, TrackingRunRecord
-from tiphys.records.tracking import tracking_id
+from tiphys.records.tracking import MLFLOW_EXPERIMENT_NAME, tracking_id
 from tiphys.store import DirectoryStore, RunLayout, read_record
+from tiphys.tracking.__main__ import main
 from tiphys.tracking.records import tracking_run_key
 from tiphys.tracking.server import PARENT_TAG, MlflowRun, RunStatus
-from tiphys.tracking.step_run import close_step_run, find_step_run, open_step_run, parent_status
+from tiphys.tracking.step_run import ID_TAG, close_step_run, find_step_run, open_step_run, parent_status
 
 POINTS = ("tracking.before_create", "tracking.after_create", "tracking.after_record")
 
@@ -75,6 +78,14 @@ def test_of_two_that_create_a_run_at_once_one_stays(store: DirectoryStore, serve
     assert mine == others[1]
     assert len(server.runs) == 3, "both have created a parent"
     assert [run["name"] for run in alive(server)] == [RUN, STEP]
+
+
+def test_oldest_of_several_unclaimed_runs_stays(store: DirectoryStore, server: FakeMlflow) -> None:
+    experiment = server.experiment("digits")
+    identity = tracking_id(read_record(store, RunLayout(RUN).run_record, RunRecord), "")
+    oldest, *others = [server.create_run(experiment, RUN, {ID_TAG: identity}) for _ in range(3)]
+    assert open_step_run(server, store, RUN, STEP, "digits").parent_id == oldest
+    assert not any(server.run_exists(other) for other in others)
 
 
 def test_steps_with_different_experiments_are_nested_in_one_parent(store: DirectoryStore, server: FakeMlflow) -> None:
@@ -150,6 +161,21 @@ def test_the_id_is_that_of_one_step_of_one_run_even_after_a_deletion(store: Dire
     assert len(ids) == 4
     assert all(len(one) == 32 and set(one) <= set("0123456789abcdef") for one in ids)
     assert tracking_id(read_record(moved, RunLayout(RUN).run_record, RunRecord), STEP) == tracking_id(record, STEP)
+
+
+def test_experiment_that_the_author_names_comes_before_that_of_the_pipeline(
+    store: DirectoryStore, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [experiment] = Irregular().run_names(1)
+    variables = {environment.STORE: store.url, environment.RUN: RUN, environment.STEP: STEP, environment.ATTEMPT: "1"}
+    for name, value in {**variables, MLFLOW_EXPERIMENT_NAME: experiment}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["open"], lambda _: server) == 0
+    assert set(server.experiments) == {experiment}
+    assert main(["close", "1"], lambda _: server) == 0
+    ids = find_step_run(store, RUN, STEP)
+    assert ids is not None
+    assert server.runs[ids.run_id]["status"] == "FAILED"
 
 
 @pytest.mark.parametrize("run_id", ["../../other", "x" * 65, "", "a b", "<b>"])

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 from support.argo_objects import workflow
+from support.irregular import Irregular
 from support.memory import MemoryStore
 from tiphys_controller.alerts.webhook import AlertInbox
-from tiphys_controller.kubernetes.alert_worker import AlertWorker
+from tiphys_controller.kubernetes.alert_worker import AlertSweep, AlertWorker
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_controller.kubernetes.workflow_view import WorkflowView
@@ -42,3 +43,21 @@ def test_an_alert_is_told_beside_the_workflows_of_its_run_only(run: str, told: l
     assert events.workflows == told
     assert [entry["event"] for entry in logs] == ["alert.handled" if run else "alert.unmatched"]
     assert metrics.registry.get_sample_value("tiphys_controller_alerts_handled_total", {"outcome": done.outcome}) == 1
+
+
+def test_waiting_alerts_of_all_tenants_are_counted_once_in_the_middle_of_a_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near, far = Irregular().namespaces(2)
+    store, metrics = MemoryStore(), ControllerMetrics()
+    inbox = AlertInbox(lambda _: store, (near, far))
+    worker = AlertWorker(inbox, {}, None, lambda _: store, WatchCache(), Events(), metrics, (near, far))  # type: ignore[arg-type]
+    found = {near: AlertSweep("a", waiting=2, waited=3), far: AlertSweep("b", waiting=1)}
+
+    def take_turn(namespace: str, sweep: AlertSweep) -> None:
+        vars(sweep).update(vars(found[namespace]))
+
+    monkeypatch.setattr(worker, "_take_turn", take_turn)
+    assert worker.run_round() == 3 + 1
+    assert metrics.registry.get_sample_value("tiphys_controller_alerts_waiting") == 4
+    assert worker.has_backlog

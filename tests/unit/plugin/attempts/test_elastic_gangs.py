@@ -30,7 +30,7 @@ from support.gang_world import JOB, gang_world, objects, pod, put
 from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said
 from tiphys_plugin import PodStatus, Queues
 from tiphys_plugin.attempts import gangs
-from tiphys_plugin.eviction.evict import select_pods_on_nodes
+from tiphys_plugin.eviction.evict import longest_grace_seconds, select_pods_on_nodes, select_pods_to_evict
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.runtime.context import SingleStore
@@ -221,6 +221,29 @@ def test_the_whole_training_goes_where_its_spare_members_do_not_suffice(busy: Wo
     leaving = lease(busy).preemption
     assert leaving is not None
     assert leaving.keeps is None
+
+
+def test_pod_that_watches_a_gang_is_not_evicted_with_the_members(busy: World) -> None:
+    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: "1"}
+    watcher = pod(9, "Running", name="watcher", rank=None, labels=labels)
+    busy.cluster.write_pod(watcher)
+    wants(busy, 6)
+    look(busy)
+    ending = {one.name: one.ending for one in busy.cluster.attempt_pods()}
+    assert ending == {"watcher": False, **{f"job-{rank}": True for rank in range(4)}}
+
+
+def test_gang_that_has_fewer_members_than_a_preemption_keeps_loses_none(busy: World) -> None:
+    wants(busy, 1)
+    look(busy)
+    leaving = lease(busy)
+    assert leaving.preemption is not None and leaving.preemption.keeps == 3
+    assert select_pods_to_evict(leaving, [pod(1, "Running"), pod(2, "Running")]) == []
+
+
+def test_grace_period_of_several_pods_is_the_longest_of_them() -> None:
+    living = [pod(rank, "Running", grace_seconds=seconds) for rank, seconds in enumerate((30.0, 90.0, None, 60.0))]
+    assert longest_grace_seconds(living) == 90.0
 
 
 @pytest.mark.parametrize(

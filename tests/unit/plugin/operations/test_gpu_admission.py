@@ -14,7 +14,8 @@ import json
 
 import pytest
 from support.counting import CountingStore
-from support.ledger import queues
+from support.irregular import Irregular
+from support.ledger import cohort, queues
 from support.world import World, commit, fit, gpus, outputs, phase, prep, records, said, workflow, world
 from tiphys_plugin import PluginCore, SqliteLedger
 
@@ -236,6 +237,26 @@ def test_held_and_waiting_show_in_the_metrics(here):
     assert 'tiphys_gpu_requests_total{answer="Admitted"} 1.0' in text
     assert 'tiphys_gpu_requests_total{answer="WaitingForQuota"}' in text
     assert "tiphys_gpu_decision_seconds_count" in text
+
+
+def test_metrics_of_a_queue_sum_its_leases_and_its_quotas_and_none_of_another_queue(tmp_path):
+    borrower, lender = Irregular().step_names(2)
+    members = {borrower: {"gpus": {"A100": 2, "H100": 4}}, lender: {"gpus": {"A100": 8, "H100": 16}}}
+    here = world(tmp_path, cohort(**members))
+    asked = [(borrower, "A100", 3), (borrower, "H100", 6), (lender, "A100", 1), (borrower, "A100", 2)]
+    for number, (queue, gpu_type, count) in enumerate(asked):
+        step = fit(gpu=gpus(count, gpu_type=gpu_type, queue=queue))
+        flow = here.submit(step, name=f"digits-{number}", uid=f"uid-{number}")
+        assert outputs(flow.admit("fit", 0))["run"] == "true"
+
+    registry = here.core.metrics.registry
+
+    def by_queue(metric: str) -> list[float | None]:
+        return [registry.get_sample_value(metric, {"queue": queue}) for queue in (borrower, lender)]
+
+    assert by_queue("tiphys_gpus_held") == [3 + 6 + 2, 1]
+    assert by_queue("tiphys_gpu_quota") == [2 + 4, 8 + 16]
+    assert by_queue("tiphys_gpus_borrowed") == [3 + 2, 0]
 
 
 def test_who_waits_behind_a_training_with_a_deadline_is_told_when_it_starts(here):

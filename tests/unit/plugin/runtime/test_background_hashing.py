@@ -4,7 +4,9 @@ import threading
 from dataclasses import replace
 
 import pytest
-from support.world import QUICK, outputs, phase, prep, records, said, world
+from support.irregular import Irregular
+from support.world import QUICK, Flow, outputs, phase, prep, records, said, world
+from tiphys_plugin import core
 
 from tiphys.errors import StoreError
 from tiphys.store import DirectoryStore
@@ -84,3 +86,30 @@ def test_call_about_a_step_that_is_being_answered_is_asked_again_later(tmp_path)
         waiting = flow.admit("prep")
     assert phase(waiting) == "Pending"
     assert outputs(flow.admit("prep"))["run"] == "true"
+
+
+def test_call_waits_for_no_other_item_step_or_run_that_is_being_answered(tmp_path, monkeypatch):
+    step, other_step, item, other_item = Irregular().step_names(4)
+    run, other_run = Irregular().run_names(2)
+    here = world(tmp_path, settings=replace(QUICK, lock_timeout_seconds=0.01))
+    specs = [prep(name=name, parameters=(), artifacts=()) for name in (step, other_step)]
+    first, second = (here.submit(*specs, name=name, uid=f"uid-of-{name}") for name in (run, other_run))
+    first.admit(other_step)  # each Workflow is known before: to read one takes a lock of its own
+    second.admit(other_step)
+    answers = []
+    dispatch = core._dispatch
+
+    def dispatch_beside_others(*call):
+        monkeypatch.setattr(core, "_dispatch", dispatch)
+        others: list[tuple[Flow, str, str]] = [
+            (first, step, f"0:{item}"),
+            (first, step, f"1:{other_item}"),
+            (first, other_step, f"0:{item}"),
+            (second, step, f"0:{item}"),
+        ]
+        answers.extend(phase(flow.admit(name, item=value)) for flow, name, value in others)
+        return dispatch(*call)
+
+    monkeypatch.setattr(core, "_dispatch", dispatch_beside_others)
+    assert phase(first.admit(step, item=f"0:{item}")) == "Succeeded"
+    assert answers == ["Pending", "Succeeded", "Succeeded", "Succeeded"]

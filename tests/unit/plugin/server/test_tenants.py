@@ -15,14 +15,17 @@ from functools import partial
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 from support.installation import RELEASE, Site, site
+from support.irregular import Irregular
 from support.polling import until
 from support.world import fit, gpus, outputs, phase, prep, said
 from tiphys_plugin.operations.pending_sweep import StoppedLeaseSweep
 from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger import kubernetes_ledger
 from tiphys_plugin.quota.ledger.status_codec import STATUS_VERSION
+from tiphys_plugin.runtime.metrics import TenantsCollector
 from tiphys_plugin.server import wiring
 from tiphys_plugin.server.ledger_recovery import LedgerRecovery
 from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespaceError, TenantChecks
@@ -478,6 +481,17 @@ def test_metrics_tell_tenants_apart(here):
     assert [one.value for one in seen["tiphys_gpus_held"].samples] == [6.0]
     buckets = [one for one in seen["tiphys_plugin_answer_seconds"].samples if one.name.endswith("_count")]
     assert len(buckets) == 2
+
+
+def test_tenant_of_a_metric_is_the_namespace_of_its_core_whatever_the_core_calls_it():
+    first, second = Irregular().namespaces(2)
+    registries = {first: CollectorRegistry(), second: CollectorRegistry()}
+    for namespace, other, calls in ((first, second, 1), (second, first, 2)):
+        counter = Counter("calls", "Calls.", ("tenant", "op"), registry=registries[namespace])
+        counter.labels(tenant=other, op="admit").inc(calls)
+    [family] = TenantsCollector(lambda: registries).collect()
+    calls_of = {one.labels["tenant"]: one.value for one in family.samples if one.name == "calls_total"}
+    assert calls_of == {first: 1, second: 2}
 
 
 def test_checks_name_the_store_that_is_broken_and_why(here):

@@ -13,11 +13,13 @@
 | the run to resume runs | – | refused for now; resumed once it has ended |
 """
 
+import re
 from itertools import combinations, product
 
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
+from support.irregular import Irregular
 from support.submitter import FakeSubmitter
 from support.triggers import template, version
 from tiphys_controller import start_run
@@ -213,6 +215,14 @@ def test_a_template_that_makes_no_run_is_refused(
     with pytest.raises(UsageError, match=mistake):
         start(store, submitter, document=document)
     assert list(store.list("")) == []
+
+
+def test_first_in_order_of_several_parameters_without_a_value_is_named(store: Store, submitter: FakeSubmitter) -> None:
+    first, *others = sorted(Irregular().parameters(3))
+    document = template(objects="s3://raw/ml/", parameters={})
+    document["spec"]["arguments"]["parameters"] = [{"name": name} for name in (*others, first)]
+    with pytest.raises(UsageError, match=re.escape(f"parameter {first!r} of the WorkflowTemplate has no value")):
+        start(store, submitter, document=document)
 
 
 def test_an_object_resumes_a_run_once_it_has_ended(store: Store, submitter: FakeSubmitter) -> None:

@@ -349,6 +349,22 @@ def test_the_objects_that_wait_for_all_triggers_are_counted_together(
     assert world.metrics.waiting == 3
 
 
+def test_objects_that_wait_are_not_counted_twice_while_the_next_listing_meets_them_again(world: TriggerWorld) -> None:
+    world.buckets.put(version("ml/a"))
+    sweep(world)
+    [run] = world.submitter.names()
+    world.templates = {("ml", "again"): template("again", objects="s3://raw/ml/", resume=run)}
+    world.buckets.page_objects = 1
+    world.buckets.put(*(version(f"ml/{name}") for name in Irregular().run_names(3)))
+    sweep(world, rounds=3)
+    assert world.metrics.waiting == 4
+    counts = []
+    for number in range(3):
+        world.worker.run_round(threading.Event(), begin=number == 0)
+        counts.append(world.metrics.waiting)
+    assert counts == [4, 4, 4]
+
+
 def test_a_pipeline_that_names_its_runs_alike_has_one_run_and_the_next_object_is_refused(world: TriggerWorld) -> None:
     [finalize] = [
         one for one in world.templates["ml", "digits"]["spec"]["templates"] if one["name"].endswith("finalize")
