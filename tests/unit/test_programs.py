@@ -160,6 +160,9 @@ def test_step_beyond_the_last_one_is_no_finding_of_a_program_that_resumes_there(
     extra = {"event": "step", "rank": 0, "step": STEPS + 1, "weights": "w", "ids": [99]}
     cut, over = ended(1, lines_of(0, STEPS)[:-1], TERM, committed=STEPS), ended(2, [*lines_of(STEPS, STEPS), extra])
     assert (judged(cut, over, program=IN_ORDER).findings, judged(cut, over).twice) == ([], 0)
+    again = ended(2, [*lines_of(STEPS, STEPS)[:-1], extra], TERM, committed=STEPS + 1)
+    further = ended(3, [{"event": "resumed", "rank": 0, "step": STEPS + 1, "weights": "w"}, *over.lines[-2:]])
+    assert judged(cut, again, further, program=IN_ORDER).findings == []
 
 
 def test_samples_are_counted_twice_and_never_within_their_epoch():
