@@ -7,31 +7,13 @@ the other: an answer that was given and not seen, a claim without its Workflow.
 from itertools import combinations
 
 import pytest
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import check_starts, ended, version
+from support.story.pipelines import story
 
-from tiphys.records import AttemptEndOutcome
-from tiphys.store import read_submissions
-
-from .world import Workflow, World
+from .outcomes import check_nothing_lost_or_twice
+from .world import World
 
 STEPS = 30
 PARTS = ("WORKFLOW_CONTROLLER", "PLUGIN", "CONTROLLER", "APISERVER", "S3")
-
-
-def check_nothing_lost_or_twice(workflow: Workflow) -> None:
-    """The result is that of an undisturbed run, by one submission, with one finished attempt of each step."""
-    workflow.wait()
-    store = workflow.world.store
-    assert version(store, workflow.run) == expected_version(STEPS)
-    [submission] = read_submissions(store, workflow.run)
-    assert submission.binding is not None
-    assert submission.binding.uid == workflow.uid
-    for step in ("validate", "preprocess", "train", "register"):
-        outcomes = [ended(attempt).outcome for attempt in workflow.attempts(step)]
-        assert outcomes[-1] is AttemptEndOutcome.DONE, step
-        assert outcomes.count(AttemptEndOutcome.DONE) == 1, step
-    check_starts(store, workflow.run)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str.lower)
@@ -40,14 +22,16 @@ def test_a_part_that_dies_is_not_noticed_in_the_result(world_in_each_mode: World
     workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
     workflow.trains()
     world.crash(part)
-    check_nothing_lost_or_twice(workflow)
+    workflow.wait()
+    check_nothing_lost_or_twice(workflow, STEPS)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str.lower)
 def test_a_part_that_dies_while_steps_are_admitted_is_not_noticed(world: World, part: str) -> None:
     workflow = world.submit(story(world.place, steps=STEPS).compile())
     world.crash(part)
-    check_nothing_lost_or_twice(workflow)
+    workflow.wait()
+    check_nothing_lost_or_twice(workflow, STEPS)
 
 
 @pytest.mark.parametrize("parts", list(combinations(PARTS, 2)), ids=lambda two: "+".join(two).lower())
@@ -55,4 +39,5 @@ def test_two_parts_that_die_together_are_not_noticed_in_the_result(world: World,
     workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
     workflow.trains()
     world.crash_together(*parts)
-    check_nothing_lost_or_twice(workflow)
+    workflow.wait()
+    check_nothing_lost_or_twice(workflow, STEPS)

@@ -260,7 +260,7 @@ class BodyBudget:
     """
 
     def __init__(self, max_body_bytes: int, max_tenant_bytes: int, max_bytes: int) -> None:
-        self._limits = (max_body_bytes, max_tenant_bytes, max_bytes)
+        self._max_body_bytes, self._max_tenant_bytes, self._max_bytes = max_body_bytes, max_tenant_bytes, max_bytes
         self._in_flight: Counter[str] = Counter()
         self._waiting: dict[str, deque[_WaitingCall]] = {}
 
@@ -274,12 +274,12 @@ class BodyBudget:
             StoreError: there was no room in time; the caller should repeat the call.
             UsageError: as `read_body`.
         """
-        length, max_body_bytes = body_length(request), self._limits[0]
-        counted = length if length <= max_body_bytes else 0  # a larger one is refused unread
+        length = body_length(request)
+        counted = length if length <= self._max_body_bytes else 0  # a larger one is refused unread
         if counted:
             await self._reserve(tenant, counted)
         try:
-            yield await read_body(request, max_body_bytes)
+            yield await read_body(request, self._max_body_bytes)
         finally:
             self._release(tenant, counted)
 
@@ -304,9 +304,8 @@ class BodyBudget:
             raise
 
     def _has_room(self, tenant: str, length: int) -> bool:
-        _, max_tenant_bytes, max_bytes = self._limits
-        is_within_share = not tenant or self._in_flight[tenant] + length <= max_tenant_bytes
-        return is_within_share and self._in_flight.total() + length <= max_bytes
+        is_within_share = not tenant or self._in_flight[tenant] + length <= self._max_tenant_bytes
+        return is_within_share and self._in_flight.total() + length <= self._max_bytes
 
     def _release(self, tenant: str, length: int) -> None:
         self._in_flight[tenant] -= length

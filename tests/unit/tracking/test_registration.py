@@ -88,7 +88,7 @@ def test_a_model_is_registered_once_however_often_it_is_called(
     assert server.models == {MODEL_NAME: {ALIAS: 1}}
 
 
-def test_one_step_registers_its_model_under_two_names(server: FakeMlflow, store: DirectoryStore, model: Path) -> None:
+def test_step_registers_its_model_under_two_names(server: FakeMlflow, store: DirectoryStore, model: Path) -> None:
     recorded = find_recorded_output(store, RUN, hash_files(model))
     for name in (MODEL_NAME, f"{MODEL_NAME}-2"):
         registration, request = request_registration(

@@ -179,7 +179,7 @@ def test_place_of_a_workflow_is_read_once_however_often_its_steps_ask(here, monk
     assert len(reads) == 1
 
 
-def test_what_is_known_of_a_workflow_answers_no_call_that_differs_in_one_part(here, monkeypatch):
+def test_binding_of_a_workflow_answers_no_call_that_differs_in_one_part(here, monkeypatch):
     """The namespace, the name, the uid, the run or the submission of another one."""
     reads = []
     monkeypatch.setattr("tiphys_plugin.core.bind_workflow", lambda *given: reads.append(given) or bind_workflow(*given))
