@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from hera_pipelines.authoring.best_trial import best
     from hera_pipelines.authoring.containers import Plain, Step, Train
     from hera_pipelines.authoring.cron import CronPipeline
-    from hera_pipelines.authoring.functions import plain, step, train
+    from hera_pipelines.authoring.functions.decorators import plain, step, train
     from hera_pipelines.authoring.loading import load_pipeline
     from hera_pipelines.authoring.pipeline import Pipeline
     from hera_pipelines.authoring.plugins import PluginTemplate
@@ -58,7 +58,7 @@ __all__ = [
 _MODULE_BY_NAME = {
     **dict.fromkeys(("Dvc", "Lakefs", "SharedVolume", "Spot"), "compile.settings"),
     **dict.fromkeys(("Plain", "Step", "Train"), "authoring.containers"),
-    **dict.fromkeys(("plain", "step", "train"), "authoring.functions"),
+    **dict.fromkeys(("plain", "step", "train"), "authoring.functions.decorators"),
     **dict.fromkeys(("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT"), "authoring.step_options"),
     **dict.fromkeys(("AutoResume", "Checkpoints", "Drift", "ObjectTrigger", "Retries"), "authoring.policies"),
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),

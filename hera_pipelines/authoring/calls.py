@@ -18,6 +18,7 @@ from hera.workflows._context import _context
 from hera.workflows.models import Template
 from hera.workflows.protocol import Templatable
 
+from hera_pipelines.authoring.functions.parameter_types import ParameterType, find_parameter_type
 from hera_pipelines.sweeps import search
 from tiphys.errors import UsageError, unknown_name_message
 
@@ -45,6 +46,21 @@ class InputSlot(NamedTuple):
     artifact: bool
     output_name: str
     """The output that a task with several outputs stands for."""
+    kind: ParameterType | None = None
+    """How a function reads its parameter; None: an artifact, or the input of a container."""
+
+    def write(self, step: str, value: Any) -> Any:
+        """The text of a parameter's value.
+
+        Raises:
+            UsageError: the function could not read it.
+        """
+        if self.kind is None:
+            return value
+        try:
+            return self.kind.write(value)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"step {step!r}: input {self.python_name!r}: {error}") from None
 
 
 def create_task(
@@ -72,6 +88,7 @@ def create_task(
     if sweep is not None:
         inputs = {name: (slot.name, slot.artifact) for slot in slots for name in (slot.python_name, slot.name)}
         options["with_items"] = search.build_sweep_items(template.name, sweep, options, inputs)
+    _write_items(template.name, slots, options.get("with_items"))
     arguments = [*_as_list(options.get("arguments")), *_bind_arguments(template.name, slots, args, values)]
     if sweep is not None:
         _check_swept_once(template.name, options["with_items"][0], arguments)
@@ -102,14 +119,17 @@ def require_image(step: str, image: str | None) -> None:
         )
 
 
-def function_input_slots(function: Callable[..., Any]) -> list[InputSlot]:
-    """Inputs of a decorated function."""
+def function_input_slots(function: Callable[..., Any], *, typed: bool = True) -> list[InputSlot]:
+    """Inputs of a decorated function; ``typed``: its script reads them by its annotations, and not Hera."""
     slots = []
     for name, parameter in inspect.signature(function).parameters.items():
         io = construct_io_from_annotation(name, parameter.annotation)
         if not io.output:
             declared = construct_io_from_annotation(name, function.__annotations__.get(name))
-            slots.append(InputSlot(name, str(io.name), isinstance(io, Artifact), str(declared.name)))
+            is_artifact = isinstance(io, Artifact)
+            annotation = function.__annotations__.get(name, Any)
+            kind = find_parameter_type(annotation, parameter.default) if typed and not is_artifact else None
+            slots.append(InputSlot(name, str(io.name), is_artifact, str(declared.name), kind))
     return slots
 
 
@@ -200,7 +220,7 @@ def _argument(step: str, slot: InputSlot, value: Any) -> Parameter | Artifact:
         )
     if isinstance(value, Parameter | Artifact):
         return value.with_name(slot.name)
-    return Parameter(name=slot.name, value=value)
+    return Parameter(name=slot.name, value=slot.write(step, value))
 
 
 class StepTask(Task):
@@ -248,6 +268,16 @@ def _task_output(step: str, slot: InputSlot, task: Task) -> Parameter | Artifact
             f"which are: {', '.join(names) or 'none'}; pass task.get_{kind}('…')"
         )
     return task.get_artifact(name) if slot.artifact else task.get_parameter(name)
+
+
+def _write_items(step: str, slots: list[InputSlot], items: Any) -> None:
+    """Give items the texts of what JSON lacks, and refuse values that the function could not read."""
+    for item in items if isinstance(items, list) else []:
+        for slot in slots if isinstance(item, dict) else []:
+            if slot.name in item:
+                value = slot.write(step, item[slot.name])
+                if not isinstance(item[slot.name], bool | int | float | list | dict):
+                    item[slot.name] = value
 
 
 def _item_arguments(slots: list[InputSlot], items: Any, arguments: list[Any]) -> list[Parameter]:

@@ -20,6 +20,7 @@ from hera.workflows import DAG, Parameter, Workflow, WorkflowsService, models
 from hera.workflows.async_service import AsyncWorkflowsService
 
 from hera_pipelines.authoring.data_versions import read_data_version
+from hera_pipelines.authoring.functions.decorators import check_workflow_parameters
 from hera_pipelines.authoring.plugins import PluginTemplate
 from hera_pipelines.authoring.policies import AutoResume, Drift, ObjectTrigger
 from hera_pipelines.compile import CompileOptions, compile_workflow, read_executor_plugin, to_workflow_yaml
@@ -78,6 +79,16 @@ class PipelineMixin:
         if name not in names:
             raise UsageError(unknown_name_message(f"pipeline {self.pipeline_name!r}", "parameter", name, names))
         return Parameter(name=name, value=f"{{{{workflow.parameters.{name}}}}}")
+
+    def check_parameters(self, values: Mapping[str, str]) -> None:
+        """Refuse values of workflow parameters that a function which gets one as it is could not read.
+
+        Raises:
+            UsageError: names step, input and what is wrong with the value.
+        """
+        tasks = [task for template in self.templates if isinstance(template, DAG) for task in template.tasks]
+        for task in [*tasks, *(self._entry_dag.tasks if self._entry_dag else [])]:
+            check_workflow_parameters(task, values)
 
     @property
     def pipeline_name(self) -> str:

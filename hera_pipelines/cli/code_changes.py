@@ -112,7 +112,7 @@ def _compile_changed(
     manifest = compile_to_workflow(pipeline, store=store.url)
     declared = {parameter["name"] for parameter in declared_parameters(manifest)}
     inherited = {name: value for name, value in author_parameters(before).items() if name in declared}
-    manifest = with_parameters(manifest, {**inherited, **parameters})
+    manifest = with_parameters(manifest, {**inherited, **parameters}, pipeline)
     require_values(manifest)
     record_code_version(manifest, read_git_commit(folder))
     record_code_folder(manifest, folder)

@@ -315,11 +315,12 @@ def parse_parameters(options: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
+def with_parameters(manifest: Manifest, values: Mapping[str, str], pipeline: "AnyPipeline | None" = None) -> Manifest:
     """Return ``manifest`` (a Workflow or CronWorkflow) with these parameter values; other parameters keep theirs.
 
     Raises:
-        UsageError: the workflow does not declare one of the parameters.
+        UsageError: the workflow does not declare one of the parameters, or it cannot have the value; a function of
+            ``pipeline`` could not read a value.
     """
     filled = deepcopy(manifest)
     declared = declared_parameters(filled)
@@ -329,6 +330,12 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
     for parameter in declared:
         if parameter["name"] in values:
             parameter["value"] = values[parameter["name"]]
+            choices = parameter.get("enum")
+            if choices and parameter["value"] not in choices:
+                found = f"parameter {parameter['name']!r} cannot be {parameter['value']!r}"
+                raise UsageError(f"{found}; it is one of {', '.join(map(repr, choices))}")
+    if check := getattr(pipeline, "check_parameters", None):  # which one from YAML lacks
+        check({parameter["name"]: parameter["value"] for parameter in declared if "value" in parameter})
     return filled
 
 

@@ -42,7 +42,7 @@ _WORLD_SIZE_FIELDS = ("gpus", "members")
 
 def comparable_fields(pipeline: CompiledPipeline, name: str) -> Mapping[SpecField, str]:
     """The fields of a task as text, by class and path. Unset fields are left out."""
-    body = next(task for task in pipeline.tasks() if task["name"] == name)
+    body = _fill_in_defaults(pipeline.manifest, next(task for task in pipeline.tasks() if task["name"] == name))
     parameters = {
         f"workflow.parameters.{key}": value for key, value in read_workflow_parameters(pipeline.manifest).items()
     }
@@ -52,6 +52,22 @@ def comparable_fields(pipeline: CompiledPipeline, name: str) -> Mapping[SpecFiel
         fields += _program_fields(template)
     fields += _admit_fields(pipeline, name, parameters)
     return {place: text for place, text in fields if text}
+
+
+def _fill_in_defaults(manifest: Manifest, task: Manifest) -> Manifest:
+    """The task with the parameters, too, that Argo takes from the inputs of its template."""
+    templates = {template["name"]: template for template in manifest["spec"].get("templates", [])}
+    template = templates.get(task.get("template"), {})
+    declared = (template.get("inputs") or {}).get("parameters") or []
+    arguments = task.get("arguments") or {}
+    given = arguments.get("parameters") or []
+    names = {parameter["name"] for parameter in given}
+    defaults = [
+        {"name": parameter["name"], "value": parameter.get("value", parameter.get("default"))}
+        for parameter in declared
+        if parameter["name"] not in names
+    ]
+    return {**task, "arguments": {**arguments, "parameters": [*given, *defaults]}}
 
 
 def code_commit(pipeline: CompiledPipeline) -> str:

@@ -177,9 +177,8 @@ class _ClusterTarget:
 def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions, detachment: Detachment | None) -> None:
     pipeline = load_pipeline_file(request.file, request.pipeline_name)
     run_store = store_for_writing(screen, request.store, pipeline.store)
-    manifest = with_parameters(
-        _compile_pipeline(pipeline, run_store.url, options.queues), parse_parameters(request.parameters)
-    )
+    compiled = _compile_pipeline(pipeline, run_store.url, options.queues)
+    manifest = with_parameters(compiled, parse_parameters(request.parameters), pipeline)
     require_values(manifest)
     record_code_version(manifest, read_git_commit(request.file.parent))
     record_code_folder(manifest, options.code or request.file.parent)
@@ -212,7 +211,7 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
         )
     run_store = store_for_writing(screen, request.store, pipeline.store)
     compiled = _compile_pipeline(pipeline, run_store.url, None, target.executor_plugin)
-    manifest = with_parameters(compiled, parse_parameters(request.parameters))
+    manifest = with_parameters(compiled, parse_parameters(request.parameters), pipeline)
     require_values(manifest)
     record_code_version(manifest, read_git_commit(request.file.parent))
     manifest["spec"].setdefault("serviceAccountName", target.service_account)

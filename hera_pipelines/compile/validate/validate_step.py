@@ -67,6 +67,16 @@ def _check_fan_out(step: GatedStep) -> str | None:
     return None
 
 
+def _check_output_paths(step: GatedStep) -> str | None:
+    outputs = step.program.get("outputs") or {}
+    paths = {artifact["name"]: artifact.get("path") for artifact in outputs.get("artifacts") or []}
+    paths |= {p["name"]: (p.get("valueFrom") or {}).get("path") for p in outputs.get("parameters") or []}
+    for name, path in paths.items():
+        if path and not path.startswith("/"):
+            return f"the path {path!r} of its output {name!r} is relative; write an absolute one, such as /tmp/{path}"
+    return None
+
+
 def _check_retry_strategy(step: GatedStep) -> str | None:
     if "retryStrategy" not in step.program:
         return None
@@ -257,6 +267,7 @@ def _check_volume(step: GatedStep, manifest: Manifest) -> str | None:
 _CHECKS: tuple[Callable[[GatedStep], str | None], ...] = (
     _check_kind,
     _check_fan_out,
+    _check_output_paths,
     _check_retry_strategy,
     _check_budgets,
     _check_escalation,

@@ -100,7 +100,7 @@ Loss = Annotated[float, Parameter(name="loss")]
 
 @train(image="python:3.12")
 def tune(lr: float) -> tuple[Model, Annotated[str, Artifact(name="log")], Loss]:
-    return Path("model"), str(lr), lr
+    return __import__("pathlib").Path("model"), str(lr), lr
 
 
 @step()

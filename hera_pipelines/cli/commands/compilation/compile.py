@@ -112,7 +112,7 @@ def compile_file(
         compiled = cron_workflow(compiled, name or loaded.pipeline_name, cron)
     elif kind in _TEMPLATE_KINDS:
         compiled = workflow_template(compiled, name or loaded.pipeline_name, _TEMPLATE_KINDS[kind])
-    manifest = with_parameters(compiled, parse_parameters(parameter or []))
+    manifest = with_parameters(compiled, parse_parameters(parameter or []), loaded)
     record_code_version(manifest, read_git_commit(file.parent))
     warn_of_size(screen, manifest)
     screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))

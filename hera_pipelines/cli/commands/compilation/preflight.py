@@ -91,7 +91,7 @@ def preflight(
     loaded = load_pipeline_file(file, which)
     url = named_store(screen, store, loaded.store)
     options = {"store": url, "executor_plugin": executor_plugin}
-    manifest = with_parameters(compile_to_workflow(loaded, **options), parse_parameters(parameter or []))
+    manifest = with_parameters(compile_to_workflow(loaded, **options), parse_parameters(parameter or []), loaded)
     rules = load_queues(queues) if queues else None
     api, unasked = _connect(ClusterOptions(kubeconfig, context, namespace))
     if api is not None:

@@ -252,6 +252,31 @@ def test_another_parameter_is_another_experiment(store: Store, submitter: FakeSu
     assert (dry.plan.refusal.exit_code, "another experiment" in dry.plan.refusal.message) == (4, True)
 
 
+@pytest.mark.parametrize("field", ["default", "value"])
+def test_a_changed_default_of_a_template_is_a_changed_parameter(
+    field: str, store: Store, submitter: FakeSubmitter
+) -> None:
+    def with_default(text: str) -> Manifest:
+        manifest = copy.deepcopy(PIPELINE)
+        for template in manifest["spec"]["templates"]:
+            if template["name"] in ("fit", "aside"):  # fit gets lr as an argument, which the default does not change
+                template["inputs"] = {"parameters": [{"name": "lr", field: text}]}
+        return manifest
+
+    start_run(store, submitter, with_default("1.5"), RUN)
+    history = History(store, RUN)
+    for step in ("prep", "fit", "aside"):
+        history.done(step)
+    history.failed("report")
+    submitter.end(RUN)
+
+    dry = resume_run(store, submitter, RUN, change=WorkflowChange(with_default("2.5")), dry_run=True)
+
+    assert words(dry.plan.drift) == ["aside: parameters lr 1.5 → 2.5"]
+    assert set(dry.plan.running) == {"aside", "report"}
+    assert dry.plan.refusal is not None
+
+
 def test_an_action_can_be_overridden(store: Store, submitter: FakeSubmitter, history: History) -> None:
     change = WorkflowChange(with_parameter("0.5"), {"parameters": "warn"})
 

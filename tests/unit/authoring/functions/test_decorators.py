@@ -1,9 +1,14 @@
 """A decorated function runs in its container as it does here: the script is executed."""
 
+import functools
+import inspect
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +17,8 @@ from hera.workflows import Artifact, Parameter, RunnerScriptConstructor
 from hera.workflows.models import ValueFrom
 
 from hera_pipelines import step, train
-from hera_pipelines.authoring.functions import StepFunction
+from hera_pipelines.authoring.functions.decorators import StepFunction
+from hera_pipelines.authoring.loading import load_pipeline
 from hera_pipelines.local.arguments import replace_tags
 from tiphys.errors import UsageError
 
@@ -180,3 +186,132 @@ def test_what_is_not_a_plain_function_is_refused() -> None:
 
     with pytest.raises(UsageError, match="only plain functions"):
         later.script._build_template()
+
+
+Day = Annotated[date, Parameter(name="day")]
+Note = Annotated[str | None, Parameter(name="note")]
+Place = Annotated[Path, Parameter(name="place")]
+Scores = Annotated[set[Decimal], Parameter(name="scores")]
+
+
+@step()
+def note(kind: str | None, days: list[date]) -> tuple[Day, Note, Place, Scores]:
+    import decimal
+    import pathlib
+
+    return days[0], kind, pathlib.Path("data") / "a b", {decimal.Decimal("1.10")}  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["null", "<none>", ""])
+def test_what_json_lacks_is_written_as_the_next_step_reads_it(kind: str, tmp_path: Path) -> None:
+    outputs = {name: name.lower() for name in ("DAY", "NOTE", "PLACE", "SCORES")}
+    environ = {f"TIPHYS_OUTPUT_{name}": file for name, file in outputs.items()}
+
+    run(note, tmp_path, {"kind": kind, "days": '["2026-01-02"]'}, **environ)
+
+    written = {file: (tmp_path / file).read_text() for file in outputs.values()}
+    assert written == {"day": "2026-01-02", "note": kind, "place": "data/a b", "scores": '["1.10"]'}
+
+
+def test_a_value_that_is_none_ends_the_script_with_its_parameter(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run(note, tmp_path, {"kind": "a", "days": "tomorrow"})
+
+    assert caught.value.returncode == 1
+    assert caught.value.stderr == b"parameter days: 'tomorrow' is no JSON list\n"
+
+
+@step()
+def shifting(count: int) -> tuple[Text, Loss]:
+    return [str(count)] * count  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_than_the_declared_number_of_values_is_an_error_of_the_function(count: int, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run(shifting, tmp_path, {"count": str(count)})
+
+    assert f"the function returned {count} values, and its annotation names 2 outputs".encode() in caught.value.stderr
+
+
+SCALE = 2
+
+
+def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return 2 * function(*args)
+
+    return call
+
+
+def test_what_its_script_would_lack_is_refused_with_the_line() -> None:
+    def constant(n: int) -> None:
+        _ = n * SCALE
+
+    def within(n: int) -> None:
+        def inner() -> str:
+            return json.loads(pytest.__name__) * n
+
+        inner()
+
+    enclosed = 3
+
+    def closure(n: int) -> None:
+        _ = n * enclosed
+
+    line = inspect.getsourcelines(constant)[1] + 1
+    for function, name in ((constant, "SCALE"), (within, "pytest"), (closure, "enclosed")):
+        with pytest.raises(UsageError, match=f"the function uses '{name}' of its file.*import or define it in the"):
+            step()(function)
+    with pytest.raises(UsageError, match=f"step 'constant', line {line}: "):
+        step()(constant)
+
+
+def test_names_that_a_script_has_are_accepted() -> None:
+    def fit(n: int = SCALE) -> None:
+        import math
+
+        def scaled(by: float) -> float:
+            return by * n if by else scaled(1)
+
+        for each in range(n):
+            _ = (os.sep, json.dumps(scaled(each)), math.pi, __name__)
+
+    step()(fit)
+
+
+def test_another_decorator_is_refused_under_and_over_ours() -> None:
+    with pytest.raises(UsageError, match=r"has @step.* and @doubled, and its script has no decorators"):
+
+        @step()
+        @doubled
+        def under(n: int) -> None:
+            _ = n
+
+    with pytest.raises(UsageError, match="has @doubled and @step"):
+
+        @doubled
+        @step()
+        def over(n: int) -> None:
+            _ = n
+
+
+@pytest.mark.parametrize("values", ['"a",', '"a", 0.5, 1'])
+def test_a_return_with_another_number_of_values_is_refused(values: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.py"
+    file.write_text(f"""
+from typing import Annotated
+from hera.workflows import Artifact
+from hera_pipelines import step
+@step(image="x:1")
+def fit() -> tuple[Annotated[str, Artifact(name="a")], Annotated[float, Artifact(name="b")]]:
+    return {values}
+""")
+
+    count = 1 if values.endswith(",") else 3
+    with pytest.raises(
+        UsageError,
+        match=f"pipeline.py:5: step 'fit', line 7: the function returns {count} values, and its annotation names 2",
+    ):
+        load_pipeline(file)

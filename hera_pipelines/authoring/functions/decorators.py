@@ -1,163 +1,29 @@
-"""`@step`, `@train` and `@plain`: a decorated function becomes the script of a container, in place of Hera's `@script`.
+"""`@step`, `@train` and `@plain`, in place of Hera's `@script`: a function becomes the script of a container."""
 
-Hera inlines the body of the function, where ``return`` is a syntax error and an
-input artifact has no name. `FunctionSource` sends the whole function and a call
-of it: input artifacts arrive as paths, and each returned value is written to the
-output of its annotation, ``-> Annotated[dict, Artifact(name="data")]``. The
-image needs Python, nothing else.
-"""
-
-import ast
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import update_wrapper
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from hera.shared._type_util import construct_io_from_annotation, get_workflow_annotation
-from hera.workflows import Artifact, InlineScriptConstructor, Script
+from hera.workflows import Script
 from hera.workflows._context import _context
-from hera.workflows.models import Template, ValueFrom
 
-from hera_pipelines.authoring.calls import create_task, function_input_slots, require_image, separate_shared_inputs
+from hera_pipelines.authoring.calls import (
+    InputSlot,
+    create_task,
+    function_input_slots,
+    require_image,
+    separate_shared_inputs,
+)
+from hera_pipelines.authoring.functions.source import FunctionSource, check_travels, returned_outputs, write_defaults
 from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Duration, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
 from tiphys.errors import UsageError
-from tiphys.protocol.environment import input_path_variable, output_path_variable
 from tiphys.protocol.gang import GangBackend
 from tiphys.protocol.step_spec import STEP_ANNOTATION, Proximity
-
-_OUTPUT_FOLDER = "/tmp/tiphys/outputs"  # noqa: S108  a path in the container
-
-# As Hera reads parameters whose type is not str: as JSON if the text is valid JSON, else as text.
-_LOAD_FUNCTION = """
-def _load(text):
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-"""
-
-_SAVE_FUNCTION = """
-def _keep(variable, path, value):
-    target = pathlib.Path(os.environ.get(variable, path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(value, os.PathLike):
-        source = pathlib.Path(value)
-        if source.resolve() != target.resolve():
-            shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
-    elif isinstance(value, bytes):
-        target.write_bytes(value)
-    else:
-        target.write_text(value if isinstance(value, str) else json.dumps(value))
-"""
-
-
-@dataclass(kw_only=True)
-class FunctionSource(InlineScriptConstructor):
-    """The default constructor of `@step`, `@train` and `@plain`."""
-
-    def generate_source(self, instance: Script) -> str:
-        """The script: imports, the function, the call with its inputs, the outputs."""
-        function = instance.source
-        if not callable(function):
-            raise UsageError(f"step {instance.name!r}: its source is not a function; use Step(…) or Train(…)")
-        outputs = returned_outputs(function)
-        parts = [
-            "import json\nimport os\nimport pathlib\nimport shutil\nimport sys\nsys.path.append(os.getcwd())\n",
-            _function_source(function),
-            _SAVE_FUNCTION if outputs else "",
-            _LOAD_FUNCTION,
-            _call_source(function, outputs),
-        ]
-        return "\n".join(part.strip("\n") + "\n" for part in parts if part)
-
-    def transform_template_post_build(self, instance: Script, template: Template) -> Template:
-        """Set the paths of returned outputs to those that the script writes."""
-        for artifact in (template.outputs.artifacts if template.outputs else None) or []:
-            artifact.path = artifact.path or f"{_OUTPUT_FOLDER}/{artifact.name}"
-        for parameter in (template.outputs.parameters if template.outputs else None) or []:
-            parameter.value_from = parameter.value_from or ValueFrom(path=f"{_OUTPUT_FOLDER}/{parameter.name}")
-        return super().transform_template_post_build(instance, template)
-
-
-def _function_source(function: Callable[..., Any]) -> str:
-    """Source of ``function`` without decorators, annotations and defaults: their names exist only in its own file."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
-        raise UsageError(f"step {function.__name__!r}: only plain functions can be steps; write `def`")
-    definition.decorator_list, definition.returns = [], None
-    arguments = definition.args
-    arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
-    for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
-        argument.annotation = None
-    return ast.unparse(tree)
-
-
-def _call_source(function: Callable[..., Any], outputs: list[tuple[str, str]]) -> str:
-    call = f"{function.__name__}({', '.join(_call_arguments(function))})"
-    if not outputs:
-        return call
-    values = [f"result[{index}]" for index in range(len(outputs))] if len(outputs) > 1 else ["result"]
-    writes = [
-        f"_keep({output_path_variable(name)!r}, {path!r}, {value})"
-        for (name, path), value in zip(outputs, values, strict=True)
-    ]
-    return "\n".join([f"result = {call}", *writes])
-
-
-def _call_arguments(function: Callable[..., Any]) -> Iterator[str]:
-    for python_name, parameter in inspect.signature(function).parameters.items():
-        io = construct_io_from_annotation(python_name, parameter.annotation)
-        name = io.name or python_name
-        if io.output:
-            path = _declared_path(io) or f"{_OUTPUT_FOLDER}/{name}"
-            value = f"pathlib.Path(os.environ.get({output_path_variable(name)!r}, {path!r}))"
-        elif isinstance(io, Artifact):
-            path = io.path or io._get_default_inputs_path()
-            value = f"pathlib.Path(os.environ.get({input_path_variable(name)!r}, {path!r}))"
-        else:
-            text = _parameter_placeholder(name)
-            value = text if _is_text(parameter.annotation) else f"_load({text})"
-        yield value if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else f"{python_name}={value}"
-
-
-def _parameter_placeholder(parameter: str) -> str:
-    """An Argo tag that becomes a Python string literal. A JSON string is one, also with quotes in the value."""
-    return f"{{{{=toJson(inputs.parameters['{parameter}'])}}}}"
-
-
-def _is_text(annotation: Any) -> bool:
-    return annotation is str or (get_origin(annotation) is Annotated and get_args(annotation)[0] is str)
-
-
-def returned_outputs(function: Callable[..., Any]) -> list[tuple[str, str]]:
-    """Name and path of each output that the return annotation declares, in its order.
-
-    Raises:
-        UsageError: the annotation leaves out a returned value, or a name.
-    """
-    annotation = inspect.signature(function).return_annotation
-    parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
-    declared = [get_workflow_annotation(part) for part in parts]
-    if not any(declared):
-        return []
-    if not all(io is not None and io.name for io in declared):
-        raise UsageError(
-            f"function {function.__name__!r}: each value that it returns needs a name; write "
-            "-> Annotated[str, Artifact(name=…)], or a tuple of these"
-        )
-    return [(str(io.name), _declared_path(io) or f"{_OUTPUT_FOLDER}/{io.name}") for io in declared if io is not None]
-
-
-def _declared_path(io: Any) -> str | None:
-    path: str | None = io.path if isinstance(io, Artifact) else io.value_from.path if io.value_from else None
-    return path
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -175,7 +41,28 @@ class StepFunction(Generic[P, R]):
         """Return a Task inside ``with Pipeline(…)``, and the result of the function elsewhere."""
         if not _context.active:
             return self.function(*args, **kwargs)
-        return create_task(self.script, function_input_slots(self.function), self.script.__call__, args, kwargs)
+        slots = _typed_slots(self.script) or function_input_slots(self.function, typed=False)
+        return create_task(self.script, slots, self.script.__call__, args, kwargs)
+
+
+def check_workflow_parameters(task: Any, values: Mapping[str, str]) -> None:
+    """Refuse one of ``values``, of workflow parameters, that ``task`` gets as it is and could not read.
+
+    Raises:
+        UsageError: the function of the task could not read it.
+    """
+    slots = {slot.name: slot for slot in _typed_slots(task.template)}
+    by_tag = {f"{{{{workflow.parameters.{name}}}}}": name for name in values}
+    arguments = task._build_arguments() if slots else None
+    for argument in (arguments.parameters if arguments else None) or []:
+        parameter = by_tag.get(str(argument.value))
+        if parameter is not None and argument.name in slots:
+            slots[argument.name].write(task.template.name, values[parameter])
+
+
+def _typed_slots(script: Any) -> list[InputSlot]:
+    is_typed = isinstance(getattr(script, "constructor", None), FunctionSource) and callable(script.source)
+    return function_input_slots(script.source) if is_typed else []
 
 
 StepDecorator = Callable[[Callable[P, R]], StepFunction[P, R]]
@@ -334,6 +221,9 @@ def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> 
         _check_annotations(name, function)
         separate_shared_inputs(function)
         returned_outputs(function)
+        if isinstance(arguments.get("constructor", FunctionSource()), FunctionSource):
+            check_travels(name, function)
+            write_defaults(name, function)
         settings = {STEP_ANNOTATION: options.step_settings(name).model_dump_json()} if options is not None else {}
         annotations = {**(arguments.get("annotations") or {}), **settings} or None
         fixed_arguments = {"name": name, "source": function, "annotations": annotations}
