@@ -11,6 +11,7 @@ The image needs Python, nothing else.
 import ast
 import builtins
 import inspect
+import re
 import symtable
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -90,7 +91,44 @@ def _function_source(function: Callable[..., Any]) -> str:
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         argument.annotation = None
-    return ast.unparse(tree)
+    source = ast.unparse(ast.fix_missing_locations(_WithoutTags().visit(tree)))
+    if "{{" in source:
+        line = next(line.strip() for line in source.splitlines() if "{{" in line)
+        raise UsageError(f"function {function.__name__!r}: Argo would read the braces in `{line}` as a tag; part them")
+    return source
+
+
+class _WithoutTags(ast.NodeTransformer):
+    """Parts two opening braces in texts, which Argo would take for the beginning of a tag."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if not isinstance(node.value, str | bytes):
+            return node
+        text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+        first, *rest = re.split(r"(?<={)(?={)", text)
+        joined: ast.expr = ast.Constant(self._like(node.value, first))
+        for part in rest:
+            joined = ast.BinOp(joined, ast.Add(), ast.Constant(self._like(node.value, part)))
+        return joined
+
+    @staticmethod
+    def _like(value: str | bytes, text: str) -> str | bytes:
+        return text if isinstance(value, str) else text.encode("latin-1")
+
+    def visit_MatchValue(self, node: ast.MatchValue) -> ast.pattern:
+        return node  # a pattern is no expression
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        values: list[ast.expr] = []
+        for value in node.values:
+            if not isinstance(value, ast.Constant):
+                values.append(self.visit(value))
+                continue
+            # A brace in the text of an f-string is written twice.
+            for part in re.split(r"({)", str(value.value)):
+                brace = ast.Call(ast.Name("chr", ast.Load()), [ast.Constant(ord("{"))], [])
+                values.append(ast.FormattedValue(brace, -1, None) if part == "{" else ast.Constant(part))
+        return ast.JoinedStr(values)
 
 
 def check_travels(step: str, function: Callable[..., Any]) -> None:

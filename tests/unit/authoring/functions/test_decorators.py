@@ -315,3 +315,25 @@ def fit() -> tuple[Annotated[str, Artifact(name="a")], Annotated[float, Artifact
         match=f"pipeline.py:5: step 'fit', line 7: the function returns {count} values, and its annotation names 2",
     ):
         load_pipeline(file)
+
+
+@step()
+def brace(name: str, out: str) -> None:
+    """Has {{ in its documentation, and {{=1}} as well."""
+    import pathlib
+
+    width = 4
+    texts = ["{{ name }}", "{{", "{{{", f"{{{name}}}", f"{name:{width}}{{", f"{name!r}{{{{x}}}}", r"\{{", '"""{{\n']
+    pathlib.Path(out).write_text(repr((texts, b"{{\xff", {"a": {"b": 1}}, {(): {}})))
+
+
+def test_braces_in_a_function_are_no_tags_of_argo(tmp_path: Path) -> None:
+    given = {"name": "ü", "out": str(tmp_path / "seen")}
+    run(brace, tmp_path, given)
+    here = tmp_path / "here"
+    brace.function("ü", str(here))
+
+    assert (tmp_path / "seen").read_text() == here.read_text()
+    template = brace.script._build_template()
+    assert template.script
+    assert template.script.source.count("{{") == len(given)
