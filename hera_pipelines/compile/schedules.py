@@ -33,6 +33,7 @@ class _Field(NamedTuple):
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _FIELDS = (
     _Field("minute", 0, 59),
@@ -80,22 +81,31 @@ def _check_times(times: str) -> None:
         if len(values) != len(_FIELDS):
             names = ", ".join(field.name for field in _FIELDS)
             raise ValueError(f"it has {len(values)} fields, and needs five: {names}")
-        for field, text in zip(_FIELDS, values, strict=True):
-            for part in text.split(","):
-                _check_range(field, part)
+        fields = {
+            field.name: {value for part in text.split(",") for value in _read_range(field, part)}
+            for field, text in zip(_FIELDS, values, strict=True)
+        }
+        days = fields["day of the month"]
+        # Beside a day of the week either of the two is enough; a step makes one of "*" (robfig/cron, ``dayMatches``).
+        is_each_weekday = not {"*", "?", "*/1", "?/1"}.isdisjoint(values[-1].split(","))
+        if is_each_weekday and not any(min(days) <= _LONGEST_MONTHS[month - 1] for month in fields["month"]):
+            raise ValueError(f"no month {values[3]} has a day {values[2]}, so it would never run")
 
 
-def _check_range(field: _Field, part: str) -> None:
-    """Check a range of values: ``*``, ``5``, ``1-5``, each also with a step such as ``*/15``."""
+def _read_range(field: _Field, part: str) -> range:
+    """The values of a range: ``*``, ``5``, ``1-5``, each also with a step such as ``*/15``."""
     values, slash, step = part.partition("/")
     if slash and not (_NUMBER.fullmatch(step) and int(step) > 0):
         raise ValueError(f"{field.name} {part!r}: the step after the slash is a number above 0")
+    every = int(step) if slash else 1
     if values in ("*", "?"):
-        return
+        return range(field.low, field.high + 1, every)
     first, hyphen, last = values.partition("-")
     begin = _read_value(field, part, first)
-    if hyphen and _read_value(field, part, last) < begin:
+    end = _read_value(field, part, last) if hyphen else field.high if slash else begin
+    if end < begin:
         raise ValueError(f"{field.name} {part!r} ends before it begins")
+    return range(begin, end + 1, every)
 
 
 def _read_value(field: _Field, part: str, text: str) -> int:

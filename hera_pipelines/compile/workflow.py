@@ -30,7 +30,7 @@ from hera_pipelines.compile.references import ITEM_PARAMETER, add_dependencies
 from hera_pipelines.compile.retries import limit_open_nodes
 from hera_pipelines.compile.settings import CompileOptions
 from hera_pipelines.compile.templates import step_templates
-from hera_pipelines.compile.validate.validate_workflow import check_steps, check_workflow
+from hera_pipelines.compile.validate.validate_workflow import check_order, check_steps, check_workflow
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.compiled_workflow import Manifest, find_template, read_workflow_parameters
@@ -138,6 +138,8 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     check_steps(workflow, steps, options)
     steps = read_data_versions(steps, options.read_data_version)
     add_dependencies(entry["dag"]["tasks"])
+    for template in spec["templates"]:
+        check_order(template)
     steps = link_steps(steps, entry["dag"], bool(spec.get("onExit") or spec.get("hooks")))
     identity = identity_placeholders(options.run_name)
     references.read_results_as_parameters(entry, (step.name for step in steps if step.has_result))

@@ -7,13 +7,14 @@ the field, before anything runs.
 
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, list_declared, settings_annotation
 from hera_pipelines.compile.references import fields_used
 from hera_pipelines.compile.settings import CompileOptions
 from hera_pipelines.compile.validate.validate_step import ARTIFACT_LOCATIONS, check_gated_step
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 
@@ -79,6 +80,27 @@ def check_steps(manifest: Manifest, steps: list[GatedStep], options: CompileOpti
     _check_unavailable_fields(manifest, steps)
     for step in steps:
         check_gated_step(step, manifest, options)
+
+
+def check_order(template: Manifest) -> None:
+    """Check that the tasks of a DAG can follow each other.
+
+    Raises:
+        UsageError: tasks wait for each other in a circle, or one waits for a task that there is not.
+    """
+    waits = {
+        task["name"]: references.task_dependencies(task) for task in (template.get("dag") or {}).get("tasks") or []
+    }
+    for name, before in waits.items():
+        if unknown := sorted(before - waits.keys()):
+            raise UsageError(unknown_name_message(f"the DAG of task {name!r}", "task", unknown[0], waits))
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        circle = " → ".join(reversed(error.args[1]))
+        raise UsageError(
+            f"these tasks of DAG {template['name']!r} wait for each other, so none starts: {circle}"
+        ) from None
 
 
 def _check_spec(spec: Manifest) -> None:

@@ -510,3 +510,33 @@ def test_standard_output_that_no_record_can_hold_is_refused(prep: Manifest, fiel
     after = task("after", arguments={"parameters": [{"name": "x", "value": "{{tasks.prep.outputs.result}}"}]})
     message = refusal(workflow(prep, plain("after", inputs=parameters("x")), tasks=[task("prep", **fields), after]))
     assert words in message
+
+
+@pytest.mark.parametrize(
+    ("waits", "words"),
+    [
+        ({"a": "b", "b": "a"}, ["these tasks of DAG 'main' wait for each other, so none starts: ", " → b → "]),
+        ({"a": "a.Failed"}, ["so none starts: a → a"]),
+        ({"a": "", "b": "a && d", "c": "b", "d": "!c.Succeeded"}, ["so none starts: ", "b → d", "d → c", "c → b"]),
+        ({"a": "", "b": "A"}, ["the DAG of task 'b' has no task 'A'"]),
+    ],
+)
+def test_tasks_that_cannot_follow_each_other_are_refused(waits: dict[str, str], words: list[str]) -> None:
+    tasks = [task(name, "prep", **({"depends": depends} if depends else {})) for name, depends in waits.items()]
+    found = refusal(workflow(step(), tasks=tasks))
+    circle = found + found.partition("starts: ")[2][1:]  # it may begin with any of its tasks
+    assert [word for word in words if word not in circle] == []
+
+
+def test_a_circle_by_the_use_of_outputs_and_one_in_a_dag_below_are_refused() -> None:
+    used = {"parameters": [{"name": "n", "value": "{{tasks.second.outputs.parameters.n}}"}]}
+    prep = step(inputs=parameters("n"), outputs={"parameters": [output_parameter("n")]})
+    first, second = task("first", "prep", arguments=used), task("second", "prep", depends="first", **_given("n"))
+    assert "wait for each other" in refusal(workflow(prep, tasks=[first, second]))
+    below = {"name": "below", "dag": {"tasks": [task("x", "log", depends="y"), task("y", "log", depends="x")]}}
+    tasks = [task("prep", **_given("n")), task("below")]
+    assert "these tasks of DAG 'below' wait" in refusal(workflow(prep, plain("log"), below, tasks=tasks))
+
+
+def _given(name: str) -> Manifest:
+    return {"arguments": {"parameters": [{"name": name, "value": "1"}]}}
