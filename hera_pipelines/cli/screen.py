@@ -39,6 +39,13 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
+class ManifestFormat(StrEnum):
+    """Values of ``-o`` for a manifest, which has no table form."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
 class GuardedStream(io.TextIOBase):
     """A text stream that shows control characters as symbols. It has no ``buffer`` that would lead past it."""
 

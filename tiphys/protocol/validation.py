@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from tiphys.errors import unknown_name_message
 
@@ -19,13 +20,22 @@ def describe_mistake(error: ValidationError, model: type[BaseModel], document: s
         model: Model of the document.
         document: Words for the document itself, which has no path.
     """
-    mistakes = error.errors(include_url=False)
-    mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
+    mistake = _first_mistake(error)
     *parents, key = mistake["loc"] or (document,)
     if mistake["type"] == "extra_forbidden":
         owner = ".".join(map(str, parents)) or document
         return unknown_name_message(owner, "key", str(key), _model_at(model, parents).model_fields)
     return f"{'.'.join(map(str, (*parents, key)))}: {mistake['msg'].removeprefix('Value error, ')}"
+
+
+def locate_mistake(error: ValidationError) -> tuple[int | str, ...]:
+    """Path of the mistake that `describe_mistake` names."""
+    return _first_mistake(error)["loc"]
+
+
+def _first_mistake(error: ValidationError) -> ErrorDetails:
+    mistakes = error.errors(include_url=False)
+    return next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
 
 
 def _model_at(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:

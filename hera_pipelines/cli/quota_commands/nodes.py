@@ -125,6 +125,12 @@ def nodes(
     settings, flavors = read_node_settings(rules)
     slow = observe_slow_gangs(store, ledger_state.leases, utc_now())
     observed, held = observe_cluster_nodes(api, settings, flavors, slow), count_held_gpus(ledger_state)
+    for node in observed:
+        if node.unreadable_memory:
+            screen.note(
+                f"warning: the label {settings.memory_label} of node {node.object_name} is "
+                f"{node.unreadable_memory!r} and no number of MB, so its memory counts as enough; correct the label"
+            )
     if output is not Format.TABLE:
         documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)

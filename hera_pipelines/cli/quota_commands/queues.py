@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -18,7 +18,7 @@ from tiphys_plugin.quota.queue import ANY_TYPE, Queue
 from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
 
 from hera_pipelines.cli.quota_commands.kueue import find_kueue, show_kueue_queues
-from hera_pipelines.cli.screen import Format, Screen, format_local_time
+from hera_pipelines.cli.screen import Format, ManifestFormat, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
     ContextOption,
     FormatOption,
@@ -36,6 +36,7 @@ APPLY_EXAMPLES = """\b
 Examples:
   tiphys queues apply -f queues.yaml -n tiphys --dry-run
   tiphys queues apply -f queues.yaml -n tiphys
+  tiphys queues apply -f queues.yaml -n tiphys --dry-run -o yaml | kubectl apply -f -
 
 \b
 A queue file:
@@ -77,6 +78,10 @@ def apply(
     file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Queue file; - reads stdin.")],
     name: LedgerNameOption = "default",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    output: Annotated[
+        ManifestFormat | None,
+        typer.Option("-o", "--format", help="With --dry-run: write the GPULedger as a manifest, for Git."),
+    ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -86,9 +91,17 @@ def apply(
     The file replaces all queues, and applies from the next decision on. Leases stay:
     a queue that holds more than its new quota is granted no GPUs until enough are
     released. The namespace is the one that Tiphys is installed in.
+
+    With --dry-run -o yaml it writes the manifest that `kubectl apply`, Helm or Argo CD
+    apply in its place, and asks no cluster.
     """
     screen: Screen = command.obj
+    if output is not None and not dry_run:
+        raise UsageError("-o is for --dry-run, which writes the manifest; leave it out, or add --dry-run")
     declared = load_queues(Path("/dev/stdin") if str(file) == "-" else file)
+    if output is not None:
+        screen.document(_ledger_manifest(name, namespace, declared), Format(output.value))
+        return
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
     ledger = find_ledger(api, name)
@@ -201,11 +214,23 @@ def describe_used_shares(rules: QueueRules, ledger_state: LedgerState) -> Iterat
             )
 
 
+def _ledger_manifest(name: str, namespace: str | None, declared: Queues) -> "Object":
+    from tiphys.kube.resources import GPU_LEDGERS
+
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    kind = {"apiVersion": GPU_LEDGERS.api_version, "kind": GPU_LEDGERS.kind}
+    return {**kind, "metadata": metadata, "spec": _spec_of(declared)}
+
+
+def _spec_of(declared: Queues) -> dict[str, Any]:
+    return declared.model_dump(mode="json", exclude_defaults=True)
+
+
 def _write_ledger(api: "KubeApi", name: str, declared: Queues, existing: "Object | None") -> None:
     from tiphys.kube import PatchType
     from tiphys.kube.resources import GPU_LEDGERS
 
-    spec = declared.model_dump(mode="json", exclude_defaults=True)
+    spec = _spec_of(declared)
     if existing:
         # A patch of the whole spec does not conflict with the service's writes to the status.
         change = [{"op": "add", "path": "/spec", "value": spec}]

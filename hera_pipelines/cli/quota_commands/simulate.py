@@ -4,7 +4,7 @@ Shows one replay as a table, or compares the replays of two queue files.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
@@ -23,7 +23,9 @@ from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, T
 from tiphys_plugin.quota.simulation.prepare import (
     assign_by_quota,
     assign_to_queue,
+    check_queue_names,
     declare_job_durations,
+    select_common_jobs,
     spread_over_nodes,
 )
 from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
@@ -227,7 +229,10 @@ def simulate(
     screen: Screen = context.obj
     files = {path: load_queues(path) for path in (queues, against) if path is not None}
     job_trace = read_trace(trace)
-    jobs = _prepare_jobs(job_trace, list(files.values()), queue, declare_durations, seed)
+    prepared = _prepare_jobs(job_trace, files, queue, declare_durations, seed)
+    jobs = select_common_jobs(prepared, list(files.values()))
+    if not jobs and prepared:
+        raise UsageError(f"{queues} and {against} admit no job of {trace} both; make the quotas of one of them larger")
     costs = PreemptionCosts(_parse_checkpoint_interval(checkpoint_every), save_seconds, restart_seconds)
 
     def replay(rules: Queues, policy: PolicyName, text: str) -> ReplayResult:
@@ -257,6 +262,8 @@ def simulate(
             "losses": [{**_to_json_types(asdict(loss)), "factor": loss.factor} for loss in losses],
         }
         screen.document(_simulation_document(about, outcomes), output)
+    if left_out := len(prepared) - len(jobs):
+        screen.note(f"left out: {_format_count(left_out, 'job')} that only one of the files admits")
     for note in _notes(job_trace, jobs, outcomes, drawn=queue is None, seed=seed):
         screen.note(note)
     for loss in losses:
@@ -275,14 +282,17 @@ def _parse_checkpoint_interval(checkpoint_every: str) -> float:
 
 
 def _prepare_jobs(
-    trace: Trace, rules: Sequence[Queues], queue: str | None, declare_durations: bool, seed: int
+    trace: Trace, files: Mapping[Path, Queues], queue: str | None, declare_durations: bool, seed: int
 ) -> tuple[TraceJob, ...]:
+    rules = list(files.values())
     if queue is None:
         jobs = assign_by_quota(trace.jobs, rules[0], seed)
     else:
         jobs = trace.jobs
         for queues in rules:  # raises if one of the files does not have the queue
             jobs = assign_to_queue(jobs, queues, queue)
+    for path, queues in files.items():
+        check_queue_names(jobs, queues, f"queue file {path}")
     return declare_job_durations(jobs) if declare_durations else jobs
 
 
@@ -305,10 +315,9 @@ def _show_outcomes(screen: Screen, outcomes: dict[Path, SimulationOutcome]) -> N
         return
     screen.table(("QUEUE", "MEASURE", *map(str, outcomes), "CHANGE"), comparison_rows(first, others[0]))
     for path, outcome in outcomes.items():
-        screen.note(
-            f"{path}: "
-            + ", ".join(f"{name} {format_measure(unit, value)}" for name, unit, value in summary_facts(outcome))
-        )
+        facts = (f"{name} {format_measure(unit, value)}" for name, unit, value in summary_facts(outcome))
+        ran = f"ran {outcome.total.started} of {_format_count(outcome.total.jobs, 'job')}"
+        screen.note(f"{path}: {', '.join((ran, *facts))}")
 
 
 def _notes(

@@ -165,6 +165,8 @@ class ObservedNode:
     """Name of the Node object, as in the pods' ``spec.nodeName``; ``node`` is named by its host name label."""
     unschedulable: bool
     verdict: NodeHealthVerdict
+    unreadable_memory: str = ""
+    """Value of its memory label, if that is no number of MB; the memory then counts as enough."""
 
 
 def relevant_node_fields(node: Object) -> Object:
@@ -211,11 +213,12 @@ def parse_node(
         timedelta(hours=settings.suspect_hours),
     )
     memory = labels.get(settings.memory_label, "")
+    memory_mb = int(memory) if memory.isdecimal() and int(memory) else None
     gpu_node = GpuNode(
         name=host,
         gpu_type=labels.get(GPU_TYPE_LABEL) or UNKNOWN_GPU_TYPE,
         gpus=status["gpus"],
-        memory_mb=int(memory) if memory.isdecimal() and int(memory) else None,
+        memory_mb=memory_mb,
         block=labels.get(settings.block_label, ""),
         rack=labels.get(settings.rack_label, ""),
         nvlink_domain=labels.get(settings.nvlink_label, ""),
@@ -223,7 +226,8 @@ def parse_node(
         cordoned=node["spec"]["unschedulable"] or verdict.state is not NodeHealth.HEALTHY,
         foreign_gpus=foreign_gpus,
     )
-    return ObservedNode(gpu_node, node["metadata"]["name"], node["spec"]["unschedulable"], verdict)
+    unreadable_memory = memory if memory_mb is None else ""
+    return ObservedNode(gpu_node, node["metadata"]["name"], node["spec"]["unschedulable"], verdict, unreadable_memory)
 
 
 def observe_nodes(

@@ -37,11 +37,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tiphys.protocol.step_spec import SpotUse, is_label_value
-from tiphys_plugin.quota.placement.model import GpuNode
+from tiphys_plugin.quota.placement.model import GpuNode, LabelKey, LabelValue, Name
 
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
-
-_Name = Annotated[str, Field(min_length=1)]
 
 
 class HealthSignal(BaseModel):
@@ -59,7 +57,7 @@ class HealthSignal(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["condition", "label", "taint"]
-    name: _Name
+    name: Name
     values: tuple[str, ...] = ()
     means: Literal["cordon", "fault", "notice", "hint", "nothing"] = "cordon"
 
@@ -69,13 +67,13 @@ class ClusterNodes(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    selector: dict[str, str] = {}
+    selector: dict[LabelKey, LabelValue] = {}
     """Only nodes with these labels; those without GPUs are never counted."""
-    memory_label: _Name = "nvidia.com/gpu.memory"
+    memory_label: LabelKey = "nvidia.com/gpu.memory"
     """Memory of each GPU in MB, as GPU feature discovery writes it."""
-    block_label: _Name = "topology.kubernetes.io/zone"
-    rack_label: _Name = "topology.kubernetes.io/rack"
-    nvlink_label: _Name = "nvidia.com/gpu.clique"
+    block_label: LabelKey = "topology.kubernetes.io/zone"
+    rack_label: LabelKey = "topology.kubernetes.io/rack"
+    nvlink_label: LabelKey = "nvidia.com/gpu.clique"
     """Nodes with the same value reach each other over NVLink (GPU feature discovery, multi-node NVLink)."""
     signs: tuple[HealthSignal, ...] = ()
     """Take precedence over the default signals: the first that names a condition, label or taint applies."""
@@ -88,7 +86,7 @@ class Toleration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    key: _Name
+    key: Name
     operator: Literal["Equal", "Exists"] = "Equal"
     value: str = ""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -110,11 +108,11 @@ class Flavor(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: _Name
-    gpu_type: _Name
+    name: Name
+    gpu_type: Name
     memory_mb: PositiveInt | None = None
     """Memory of each GPU; None: nodes or inventory give it, otherwise it counts as enough."""
-    node_labels: dict[str, str] = {}
+    node_labels: dict[LabelKey, LabelValue] = {}
     tolerations: tuple[Toleration, ...] = ()
     spot: bool = False
     """Whether the provider may reclaim the nodes; then only steps that allow spot nodes run there."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 from tiphys.protocol.step_spec import Priority
+from tiphys_plugin.quota.placement.model import Name
 
 ANY_TYPE = "*"
 """Pool of all GPU types that the queue does not name."""
@@ -26,6 +27,8 @@ DEFAULT_BACKFILL_HOURS = 48.0
 """On two public traces the mean completion is less than 1.4 times that of a queue that passes over blocked requests."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+StrictCount = Annotated[int, Field(strict=True, ge=0)]
+"""A number of GPUs, and no text or truth value that could be read as one."""
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 """A name and never a pattern: an account that can create namespaces could create one that matches."""
 
@@ -75,13 +78,13 @@ class Queue(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    gpus: dict[str, NonNegativeInt]
+    name: Name
+    gpus: dict[str, StrictCount]
     namespaces: tuple[_Namespace, ...] | None = Field(default=None, min_length=1)
     max_priority: Priority | None = None
-    cohort: str | None = None
-    borrowing_limit: dict[str, NonNegativeInt] = {}
-    lending_limit: dict[str, NonNegativeInt] = {}
+    cohort: Name | None = None
+    borrowing_limit: dict[str, StrictCount] = {}
+    lending_limit: dict[str, StrictCount] = {}
     flavor_order: tuple[str, ...] = ()
     weight: Positive = 1.0
     stopped: bool = False

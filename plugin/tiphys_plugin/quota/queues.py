@@ -19,7 +19,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveInt,
     PrivateAttr,
     ValidationError,
@@ -29,13 +28,13 @@ from pydantic import (
 
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import is_label_value
-from tiphys.protocol.validation import describe_mistake
-from tiphys.service.yaml_documents import parse_yaml
+from tiphys.protocol.validation import describe_mistake, locate_mistake
+from tiphys.service.yaml_documents import UniqueKeyLoader, find_yaml_line, parse_yaml
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GpuNode
 from tiphys_plugin.quota.placement.scoring import PlacementPolicy, TypicalGpus, build_placement_policy
-from tiphys_plugin.quota.queue import ANY_TYPE, Positive, Queue
+from tiphys_plugin.quota.queue import ANY_TYPE, Positive, Queue, StrictCount
 
 DEFAULT_LEDGER_SHARE = 0.25
 
@@ -45,7 +44,7 @@ class InventoryEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    count: NonNegativeInt
+    count: StrictCount
     memory_mb: PositiveInt | None = None
 
 
@@ -312,8 +311,8 @@ def format_gpus(gpus: int, gpu_type: str | None) -> str:
     return f"{gpus} {gpu_type or ('GPU' if gpus == 1 else 'GPUs')}"
 
 
-def parse_queues(document: object, source: str) -> Queues:
-    """Parse the content of a queue file; ``source`` names the file in errors.
+def parse_queues(document: object, source: str, text: str | None = None) -> Queues:
+    """Parse the content of a queue file; ``source`` names the file in errors, and ``text`` has its lines.
 
     Raises:
         UsageError: a field is wrong; the message names it.
@@ -321,6 +320,8 @@ def parse_queues(document: object, source: str) -> Queues:
     try:
         return Queues.model_validate(document)
     except ValidationError as error:
+        if text is not None and (path := locate_mistake(error)):
+            source = f"{source}, line {find_yaml_line(text, path)}"
         mistake = describe_mistake(error, Queues, "the file")
         raise UsageError(f"{source}: {mistake}; expected `queues: [{{name: research, gpus: {{A100: 8}}}}]`") from error
 
@@ -338,4 +339,4 @@ def load_queues(path: Path) -> Queues:
     except UnicodeDecodeError as error:
         raise UsageError(f"queue file {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     source = f"queue file {path}"
-    return parse_queues(parse_yaml(text, source), source)
+    return parse_queues(parse_yaml(text, source, UniqueKeyLoader), source, text)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import ManifestFormat, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
     ExecutorPluginOption,
@@ -56,13 +56,6 @@ _TEMPLATE_KINDS = {
 
 _WORKFLOW_FIELDS = ("workflowSpec", "workflowMetadata")
 """Fields of a CronWorkflow that describe its Workflows."""
-
-
-class ManifestFormat(StrEnum):
-    """Values of ``-o`` for a manifest, which has no table form."""
-
-    YAML = "yaml"
-    JSON = "json"
 
 
 def compile_file(

@@ -12,10 +12,23 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from tiphys.protocol.step_spec import Proximity
 
+
+def _check_name(name: str) -> str:
+    if not name.isprintable() or name != name.strip() or not 0 < len(name) <= 253:
+        raise ValueError(f"{name!r} is no name; give 1 to 253 characters with no space around them")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+LabelKey = Annotated[
+    str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+"""Key and value of a label that the API server takes: it refuses pods with another node selector."""
 WHOLE_GPU = 1000
 """Thousandths of one GPU; GPU shares are requested in this unit."""
 
@@ -117,7 +130,7 @@ class GpuNode(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     gpu_type: str = ""
     gpus: Annotated[int, Field(ge=0, le=_MAX_GPUS)]
     memory_mb: PositiveInt | None = None

@@ -39,6 +39,11 @@ class TraceJob:
     """How fast the job runs on each type of ``gpu_type``; ``duration_seconds`` is that at speed 1. Empty: 1 on all."""
 
     @property
+    def shape(self) -> tuple[object, ...]:
+        """The fields that decide whether a queue file rejects the job for good."""
+        return self.queue, self.gpu_type, self.gpus, self.members, self.spot, self.namespace, self.priority
+
+    @property
     def gpu_types(self) -> tuple[str, ...]:
         """The types that may serve the job, in order of preference; empty for any."""
         return tuple(dict.fromkeys(self.gpu_type.split("|"))) if self.gpu_type else ()

@@ -6,7 +6,8 @@ of the cluster.
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tiphys.errors import UsageError
@@ -25,6 +26,35 @@ def find_permanent_rejection(queues: Queues, job: TraceJob) -> AdmissionReason |
         job = replace(job, namespace=queue.namespaces[0])
     answer = decide_admission(SchedulingState(queues), build_lease_request(job, 0), 1, TRACE_EPOCH)
     return answer.reason if isinstance(answer, Rejected) else None
+
+
+def check_queue_names(jobs: Iterable[TraceJob], queues: Queues, source: str) -> None:
+    """Check that ``queues``, those of the file ``source``, have the queue of each job.
+
+    Raises:
+        UsageError: a queue is unknown; the message names it and the known ones.
+    """
+    unknown = Counter(job.queue for job in jobs if queues.find(job.queue or "") is None)
+    for name, count in unknown.most_common(1):
+        jobs_ask = "1 job of the trace asks" if count == 1 else f"{count} jobs of the trace ask"
+        raise UsageError(
+            f"{source} has no queue {name!r}, for which {jobs_ask}; it has: {', '.join(queues.names) or 'none'}. "
+            "Declare the queue there, or change the name in the trace"
+        )
+
+
+def select_common_jobs(jobs: Sequence[TraceJob], queue_files: Sequence[Queues]) -> tuple[TraceJob, ...]:
+    """The jobs that all the queue files admit, or none of them."""
+
+    def are_admitted(queues: Queues) -> Iterator[bool]:
+        by_shape: dict[tuple[object, ...], bool] = {}
+        for job in spread_over_nodes(jobs, queues):
+            if job.shape not in by_shape:
+                by_shape[job.shape] = find_permanent_rejection(queues, job) is None
+            yield by_shape[job.shape]
+
+    verdicts = zip(*map(are_admitted, queue_files), strict=True)
+    return tuple(job for job, admitted in zip(jobs, verdicts, strict=True) if len(set(admitted)) == 1)
 
 
 def declare_job_durations(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:

@@ -148,10 +148,9 @@ class _Simulation:
             self._pending.add(next_attempt)
 
     def submit_job(self, number: int, job: TraceJob, now: datetime) -> None:
-        shape = (job.queue, job.gpu_type, job.gpus, job.members, job.spot, job.namespace, job.priority)
-        if shape not in self._rejections:
-            self._rejections[shape] = find_permanent_rejection(self._queues, job)
-        if (reason := self._rejections[shape]) is not None:
+        if job.shape not in self._rejections:
+            self._rejections[job.shape] = find_permanent_rejection(self._queues, job)
+        if (reason := self._rejections[job.shape]) is not None:
             self._rejected.append((job, reason))
             self._advance(1)
         else:

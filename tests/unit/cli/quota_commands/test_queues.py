@@ -96,6 +96,35 @@ def test_dry_run_writes_nothing(desk):
     assert desk.server.count(verb="get", plural="gpuledgers") == desk.server.count(plural="gpuledgers") == 1
 
 
+@pytest.mark.parametrize(("option", "read"), [("yaml", yaml.safe_load), ("json", json.loads)])
+def test_manifest_for_a_synchroniser_is_what_the_command_would_store(desk, option, read):
+    code, out, _ = desk.queues("apply", "--dry-run", "-o", option, "-n", "ml")
+    assert (code, desk.server.requests) == (0, [])
+    manifest = read(out)
+    assert manifest["metadata"] == {"name": "default", "namespace": "ml"}
+    desk.api.create(GPU_LEDGERS, "ml", manifest)
+    assert desk.queues("apply")[0] == 0
+    assert desk.spec() == manifest["spec"] == yaml.safe_load(QUEUES)
+
+
+def test_services_leave_a_manifest_as_it_was_applied(desk):
+    manifest = yaml.safe_load(desk.queues("apply", "--dry-run", "-o", "yaml")[1])
+    labelled = {**manifest, "metadata": {"name": "default", "annotations": {"applied-by": "git"}}}
+    desk.api.create(GPU_LEDGERS, "ml", labelled)
+    for number in range(3):
+        desk.ledger().request(ask(4, f"u{number}"))
+    stored = desk.api.get(GPU_LEDGERS, "ml", "default")
+    assert stored["spec"] == manifest["spec"]
+    assert stored["metadata"]["annotations"] == {"applied-by": "git"}
+    assert stored["status"]["summary"] == {"leases": 2, "gpus": 8, "held": "research 8", "waiting": 1}
+
+
+def test_manifest_without_a_dry_run_is_refused(desk):
+    code, out, err = desk.queues("apply", "-o", "yaml")
+    assert (code, out, desk.server.requests) == (2, "", [])
+    assert "-o is for --dry-run" in err
+
+
 def test_first_queues_of_a_ledger_that_limits_nothing(desk):
     desk.ledger().request(ask(4))
     _, out, err = desk.queues("apply")

@@ -13,7 +13,10 @@ from hera_pipelines.cli import main
 QUEUES = (
     'queues:\n  - {name: research, gpus: {"*": 4}, cohort: lab}\n  - {name: nightly, gpus: {"*": 0}, cohort: lab}\n'
 )
-LARGER = 'queues:\n  - {name: research, gpus: {"*": 8}}\n  - {name: guests, gpus: {"*": 1}}\n'
+LARGER = (
+    'queues:\n  - {name: research, gpus: {"*": 8}}\n  - {name: nightly, gpus: {"*": 2}}\n'
+    '  - {name: guests, gpus: {"*": 1}}\n'
+)
 TRACE = (
     "submit_seconds,duration_seconds,gpus,queue\n"
     "0,3600,4,research\n"
@@ -97,7 +100,33 @@ def test_two_queue_files_are_shown_side_by_side(desk):
     assert ["mean wait", "30m", "0s", "-100%"] in lines
     assert ["of quota", "80.0%", "100.0%", "+20.0 points"] in lines
     assert [line[0] for line in lines if line[1] == "jobs"] == ["research", "nightly", "guests", "all"]
-    assert "larger.yaml: 1 job rejected: QueueUnknown" in err
+    assert "queues.yaml: ran 3 of 4 jobs, from first submission" in err
+    assert "larger.yaml: ran 3 of 4 jobs, from first submission" in err
+
+
+@pytest.mark.parametrize(("file", "arguments"), [("queues.yaml", ()), ("larger.yaml", ("--against", "larger.yaml"))])
+def test_queue_that_a_file_does_not_have_is_refused_with_those_that_it_has(desk, file, arguments):
+    desk.write(file, 'queues: [{name: nightly, gpus: {"*": 4}}, {name: guests, gpus: {"*": 4}}]')
+    code, out, err = desk.simulate(*arguments)
+    assert (code, out) == (2, "")
+    assert f"queue file {file} has no queue 'research', for which 3 jobs of the trace ask" in err
+    assert "it has: nightly, guests" in err
+
+
+def test_files_are_compared_over_the_jobs_that_both_admit(desk):
+    desk.write("larger.yaml", LARGER.replace("8", "16"))
+    code, out, err = desk.simulate("--against", "larger.yaml")
+    assert code == 0
+    assert ["research", "jobs", "2", "2"] in [cells(line) for line in out.splitlines()]
+    assert "left out: 1 job that only one of the files admits" in err
+    assert err.count("ran 3 of 3 jobs") == 2
+
+
+def test_files_without_a_common_job_are_refused(desk):
+    desk.write("jobs.csv", "submit_seconds,duration_seconds,gpus,queue\n0,60,5,research\n")
+    code, out, err = desk.simulate("--against", "larger.yaml")
+    assert (code, out) == (2, "")
+    assert "queues.yaml and larger.yaml admit no job of jobs.csv both" in err
 
 
 def test_programs_get_a_document(desk):
@@ -164,7 +193,7 @@ def test_the_picture_is_written(desk):
     ("arguments", "words"),
     [
         (["--queue", "nobody"], "there is no queue 'nobody' for the jobs of the trace"),
-        (["--against", "larger.yaml", "--queue", "nightly"], "there is no queue 'nightly'"),
+        (["--queue", "guests"], "there is no queue 'guests'"),
         (["--against", "none.yaml"], "queue file none.yaml cannot be read"),
         (["--policy", "random"], "random"),
     ],

@@ -48,6 +48,23 @@ def test_file_that_is_no_text_is_named(tmp_path):
         ("", "the file: Input should be"),
         ("[1, 2]", "the file: Input should be"),
         ("queues: [", "not valid YAML"),
+        ("queues:\n  - {name: a, gpus: {A100: 8, A100: 1}}", "line 2, column 31, is not valid YAML: the key 'A100' is"),
+        ("queues: []\nplacement: best-fit\nqueues: []", "line 3, column 1, is not valid YAML: the key 'queues' is"),
+        ("queues: [{name: a, gpus: {}, cohort: c}]\nflavors: &f []\nflavors: *f", "the key 'flavors' is there twice"),
+        ("queues:\n  - name: a\n    gpus: {}\n    cohort: ''", "line 4: queues.0.cohort: '' is no name; give 1 to 253"),
+        ("queues:\n  - {name: a, gpus: {}}\n  - {name: ' ', gpus: {}}", "line 3: queues.1.name: ' ' is no name"),
+        ("queues: [{name: 'a\\nb', gpus: {}}]".replace("'", '"'), "is no name"),
+        ("queues: [{name: a, gpus: {'': 4}}]", "names the GPU type ''"),
+        ("queues: [{name: a, gpus: {A100: '8'}}]", "queues.0.gpus.A100: Input should be a valid integer"),
+        ("queues: [{name: a, gpus: {A100: yes}}]", "queues.0.gpus.A100: Input should be a valid integer"),
+        ("queues: []\nnodes: [{name: '', gpus: 0}]", "nodes.0.name: '' is no name"),
+        (
+            "queues: []\nnodes: [{name: n, gpus: 0, memory_mb: 80GB}]",
+            "nodes.0.memory_mb: Input should be a valid integer",
+        ),
+        ("queues: []\ncluster_nodes: {memory_label: a b}", "cluster_nodes.memory_label: String should match"),
+        ("queues: []\ncluster_nodes: {selector: {pool: a b}}", "cluster_nodes.selector.pool: String should match"),
+        ("queues: []\nflavors: [{name: f, gpu_type: T4, node_labels: {/x: y}}]", "flavors.0.node_labels./x"),
         ("queues: [{name: a, gpus: {A100: -1}}]", "queues.0.gpus.A100: Input should be greater than or equal to 0"),
         ("queues: [{name: a}]", "queues.0.gpus: Field required"),
         ("queues: [{name: a, gpu: {A100: 8}}]", "queues.0 has no key 'gpu'; did you mean 'gpus'?"),
@@ -88,6 +105,17 @@ def test_mistake_is_named_with_its_field_and_an_example(tmp_path, text, says):
         load_queues(path)
     assert says in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_merged_keys_are_no_repeated_keys(tmp_path):
+    path = tmp_path / "queues.yaml"
+    path.write_text(
+        "queues:\n"
+        "  - &a {name: a, gpus: {A100: 8}, weight: 2}\n"
+        "  - &b {<<: *a, name: b, weight: 3}\n"
+        "  - {<<: *b, name: c}\n"
+    )
+    assert [(one.name, one.weight) for one in load_queues(path).queues] == [("a", 2), ("b", 3), ("c", 3)]
 
 
 def test_missing_file_is_named(tmp_path):

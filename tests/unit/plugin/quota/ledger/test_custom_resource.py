@@ -1,10 +1,13 @@
 """The kind `GPULedger` that the chart brings declares what the service writes and what a queue file may say."""
 
+import re
 from pathlib import Path
 
+import pytest
 import yaml
+from pydantic import ValidationError
 from support.ledger import NOW, lease, waiting
-from tiphys_plugin.quota.flavors import Flavor, Toleration
+from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, Toleration
 from tiphys_plugin.quota.lease import EndedUsage
 from tiphys_plugin.quota.ledger.ledger_object import MAX_ENTRY_BYTES
 from tiphys_plugin.quota.ledger.state import LedgerState
@@ -44,6 +47,30 @@ def test_spec_declares_every_field_of_a_queue_file():
     assert flavor.keys() == Flavor.model_fields.keys()
     assert flavor["tolerations"]["items"]["properties"].keys() == Toleration.model_fields.keys()
     assert SPEC["inventory"]["additionalProperties"]["properties"].keys() == InventoryEntry.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", ["", " ", " a", "a ", "a\nb"])
+def test_names_that_a_queue_file_must_not_have_are_refused_by_the_kind(name):
+    queue, flavor = SPEC["queues"]["items"]["properties"], SPEC["flavors"]["items"]["properties"]
+    for schema in (queue["name"], queue["cohort"], flavor["name"], SPEC["nodes"]["items"]["properties"]["name"]):
+        assert len(name) < schema["minLength"] or not re.search(schema["pattern"], name)
+    with pytest.raises(ValidationError, match="is no name"):
+        Queue(name="a", gpus={}, cohort=name)
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"), [("a", True), ("a.B_c-1", True), ("", True), ("a b", False), ("-a", False)]
+)
+def test_label_values_are_those_of_a_queue_file(value, accepted):
+    flavor, nodes = SPEC["flavors"]["items"]["properties"], SPEC["cluster_nodes"]["properties"]
+    for schema in (flavor["node_labels"], nodes["selector"]):
+        assert bool(re.search(schema["additionalProperties"]["pattern"], value)) == accepted
+    try:
+        ClusterNodes(selector={"pool": value})
+    except ValidationError:
+        assert not accepted
+    else:
+        assert accepted
 
 
 def test_what_the_status_requires_is_written():
