@@ -5,12 +5,13 @@ dependencies that Argo requires.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiphys.protocol.compiled_workflow import Manifest, find_placeholders, replace_tags
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import RESULT_PARAMETER
+from tiphys.protocol.variables import Variable, find_variables, map_variables
 
 RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
@@ -61,20 +62,14 @@ class TemplateNames:
         return f"{self.step}-conclude"
 
 
-_WORKFLOW_PARAMETER = re.compile(r"""workflow\.parameters(?:\.([-\w]+)|\[\s*['"]([-\w]+)['"]\s*\])""")
-_TASK = re.compile(r"""\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*['"]([^'"]+)['"]\s*\])""")
 RESULT_FIELD = "outputs.result"
-_RESULT = re.compile(rf"({_TASK.pattern}\.outputs\.)result\b")
-_EXPRESSION_FIELDS = ("expression", "fromExpression")
 _DEPENDENCY_FIELDS = ("depends", "dependencies")
 
 
 def workflow_parameters_used(part: Any) -> list[str]:
     """Names of the workflow parameters that ``part`` uses directly, sorted."""
-    names = {
-        dotted or quoted for tag, _ in find_placeholders(part) for dotted, quoted in _WORKFLOW_PARAMETER.findall(tag)
-    }
-    return sorted(names)
+    names = [variable.names for variable in find_variables(part)]
+    return sorted({found[2] for found in names if found[:2] == ("workflow", "parameters") and len(found) > 2})
 
 
 def only_dependency(task: Manifest) -> str:
@@ -85,46 +80,33 @@ def only_dependency(task: Manifest) -> str:
 
 def tasks_used(part: Any) -> set[str]:
     """Names of the tasks that placeholders in ``part`` refer to."""
-    return {dotted or quoted for tag, _ in find_placeholders(part) for dotted, quoted in _TASK.findall(tag)}
+    return {variable.task for variable in find_variables(part) if variable.task}
 
 
 def fields_used(part: Any, fields: Iterable[str]) -> set[tuple[str, str]]:
     """Return (task, field) for each reference in ``part`` to one of ``fields`` of a task, in a tag or an expression."""
-    pattern = re.compile(rf"{_TASK.pattern}\.({'|'.join(map(re.escape, fields))})\b")
+    wanted = {field: tuple(field.split(".")) for field in fields}
     return {
-        (dotted or quoted, field)
-        for tag, _ in find_placeholders(part)
-        for dotted, quoted, field in pattern.findall(tag)
+        (variable.task, field)
+        for variable in find_variables(part)
+        for field, names in wanted.items()
+        if variable.task and variable.names[2 : 2 + len(names)] == names
     }
-
-
-def map_references(part: Any, change: Callable[[str], str], field: str = "") -> Any:
-    """``part`` with ``change`` applied within each placeholder and expression."""
-    if isinstance(part, dict):
-        return {name: map_references(value, change, str(name)) for name, value in part.items()}
-    if isinstance(part, list):
-        return [map_references(value, change, field) for value in part]
-    if not isinstance(part, str):
-        return part
-    if field in _EXPRESSION_FIELDS:
-        return change(part)
-    return replace_tags(part, lambda tag: change(f"{{{{{tag}}}}}"))
 
 
 def read_results_as_parameters(entry: Manifest, steps: Iterable[str]) -> None:
     """Turn ``outputs.result`` of these steps into their output parameter `RESULT_PARAMETER`."""
     names = set(steps)
 
-    def change(expression: str) -> str:
-        return _RESULT.sub(
-            lambda found: f"{found[1]}parameters.{RESULT_PARAMETER}" if {found[2], found[3]} & names else found[0],
-            expression,
-        )
+    def change(variable: Variable) -> Sequence[str]:
+        if variable.task not in names or variable.names[2:4] != ("outputs", "result"):
+            return variable.names
+        return (*variable.names[:3], "parameters", RESULT_PARAMETER, *variable.names[4:])
 
     for task in entry["dag"].get("tasks") or []:
-        task.update(map_references(task, change))
+        task.update(map_variables(task, change))
     if "outputs" in entry:
-        entry["outputs"] = map_references(entry["outputs"], change)
+        entry["outputs"] = map_variables(entry["outputs"], change)
 
 
 def add_dependencies(tasks: list[Manifest]) -> None:
@@ -138,8 +120,8 @@ def add_dependencies(tasks: list[Manifest]) -> None:
     waits = {task["name"]: task_dependencies(task) for task in tasks}
     for task in tasks:
         body = {field: value for field, value in task.items() if field not in _DEPENDENCY_FIELDS}
-        used = tasks_used(body) & waits.keys() - {task["name"]}
-        if missing := sorted(used - task_ancestors(task["name"], waits)):
+        used = tasks_used(body) & waits.keys() - {task["name"]} - waits[task["name"]]
+        if missing := sorted(used - task_ancestors(task["name"], waits)) if used else []:
             _add_task_dependencies(task, missing, lists)
             waits[task["name"]] |= set(missing)
 

@@ -23,6 +23,7 @@ from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, split_tags
 from tiphys.protocol.compiled_workflow import replace_tags as replace_each_tag
 from tiphys.protocol.fan_out import aggregate_outputs, compact_json, go_json
+from tiphys.protocol.variables import find_expression_variables
 
 Variables = Mapping[str, str | None]
 
@@ -221,7 +222,8 @@ def _unresolved_message(name: str) -> str:
 
 def _replace_expression(text: str, variables: Variables, strict: Collection[str]) -> str:
     literal = "{{=" + text + "}}"
-    if any(late in text and late not in variables for late in _EXIT_HANDLER_VARIABLES):
+    used = {".".join(variable.names[:2]) for variable in find_expression_variables(text)}
+    if any(late in used and late not in variables for late in _EXIT_HANDLER_VARIABLES):
         return literal
     try:
         value = evaluate_expression(text, nest_variables(dict(variables)))

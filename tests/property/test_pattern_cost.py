@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 from support.patterns import FoundPattern, attack_texts, find_patterns
 
-from tiphys.protocol.compiled_workflow import find_placeholders, replace_tags, split_tags, substitute_tags
+from tiphys.protocol.compiled_workflow import replace_tags, split_tags, substitute_tags
+from tiphys.protocol.variables import find_variables, map_variables
 
 SHORT, LONG = 500, 4_000
 MAX_RATIO = 30.0
@@ -101,16 +102,19 @@ def test_bad_pattern_is_noticed(pattern: str, method: str) -> None:
     assert find_bad_text(found) != ""
 
 
-@pytest.mark.parametrize("pump", ["{{", "{", "{{a", "}}", "{{}}", "{{ü}", "{{{"])
+@pytest.mark.parametrize(
+    "pump", ["{{", "{", "{{a", "}}", "{{}}", "{{ü}", "{{{", "{{=a.b['c']}}", "'\\", "/*", "a.", "{{a.b}}"]
+)
 @pytest.mark.parametrize(
     "measured",
     [
         lambda text: list(split_tags(text)),
         lambda text: replace_tags(text, str.upper),
         lambda text: substitute_tags({"a": [text]}, {"ü": "x"}.get),
-        lambda text: list(find_placeholders({"a": [text]})),
+        lambda text: list(find_variables({"a": [text], "expression": text})),
+        lambda text: map_variables({"a": [text], "expression": text}, lambda variable: ("new", *variable.names)),
     ],
-    ids=["split", "replace", "substitute", "find"],
+    ids=["split", "replace", "substitute", "find", "map"],
 )
 def test_placeholders_take_linear_time(measured: Measured, pump: str) -> None:
     assert not is_superlinear(measured, lambda length: pump * length)

@@ -146,9 +146,7 @@ RUN_TIME = {
     "tiphys.checkpoint.exec.options: text": "an option of the author, in the author's own pod",
     "tiphys_plugin.attempts.gangs: f-string": "a fixed text and one number",
     "tiphys_controller.submit.triggers.catalog: own + '/.*'": "written by the administrator, names between slashes",
-    "hera_pipelines.authoring.adoption.translation: f-string": "a fixed text",
     "hera_pipelines.cli.progress.table: f-string": "a fixed text, matched at one place",
-    "hera_pipelines.compile.references: f-string": "as `_TASK`, on the author's machine",
     "hera_pipelines.local.expressions.evaluate: _require_text(pattern)": "the author's own, on the author's machine",
     "hera_pipelines.local.pods.pod_paths: f-string": "fixed paths, on the author's machine",
 }

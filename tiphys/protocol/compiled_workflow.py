@@ -1,9 +1,7 @@
-"""Reader of a compiled Workflow: its gated steps, tasks, parameters, annotations and placeholders.
+"""Reader of a compiled Workflow: its gated steps, tasks, parameters, annotations and tags.
 
 Compiler, plugin, controller and local engine share this reader, so that they
-agree on the content of a Workflow. `find_placeholders` in particular is the one
-search for Argo's placeholders: a missed placeholder would make a Workflow wait
-for a value that no task produces.
+agree on the content of a Workflow.
 
 `is_shutdown_message` recognizes both forms in which Argo reports ``spec.shutdown``
 (Argo Workflows, ``workflow/controller/exec_control.go`` for pods: ``workflow
@@ -14,7 +12,7 @@ Workflow itself: ``Stopped with strategy 'Stop'``).
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -186,31 +184,13 @@ def replace_tags(text: str, change: Callable[[str], str], opening: str = "{{") -
     return "".join(parts)
 
 
-_EXPRESSION_FIELDS = ("expression", "fromExpression")
-
-
-class Placeholder(NamedTuple):
-    """Text that Argo evaluates: the inside of a ``{{…}}`` tag, or a whole expression field."""
-
-    text: str
-    is_expression: bool
-    """Whether it is an expression of expr-lang; otherwise it is the name of a variable."""
-
-
-def find_placeholders(fragment: Any, field: str = "") -> Iterator[Placeholder]:
-    """Every placeholder in ``fragment``, a part of a manifest that the field ``field`` holds."""
-    if isinstance(fragment, dict):
-        for name, value in fragment.items():
-            yield from find_placeholders(value, name)
-    elif isinstance(fragment, list):
-        for value in fragment:
-            yield from find_placeholders(value, field)
-    elif isinstance(fragment, str) and field in _EXPRESSION_FIELDS:
-        yield Placeholder(fragment, is_expression=True)
-    elif isinstance(fragment, str):
-        for _, tag in split_tags(fragment):
-            if tag is not None:
-                yield Placeholder(tag, is_expression=tag.startswith("="))
+def contains_tags(part: Any) -> bool:
+    """Whether a part of a manifest holds tags that Argo would substitute."""
+    if isinstance(part, dict):
+        return any(contains_tags(value) for value in part.values())
+    if isinstance(part, list):
+        return any(contains_tags(value) for value in part)
+    return isinstance(part, str) and "{{" in part
 
 
 def substitute_tags(part: Any, value_of: Callable[[str], str | None]) -> Any:

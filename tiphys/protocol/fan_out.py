@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
+from tiphys.protocol.compiled_workflow import Manifest, contains_tags
 from tiphys.records import check_step_id, item_hash, task_name
 
 FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
@@ -74,7 +74,7 @@ def item_documents(task: Manifest) -> list[str]:
 def static_items(task: Manifest) -> list[FanOutItem] | None:
     """The items of a fanned-out task, in their order; None if they are only known at run time, or not valid."""
     source = [task[field] for field in FAN_OUT_FIELDS if task.get(field)]
-    if not source or any(find_placeholders(source)):
+    if not source or contains_tags(source):
         return None
     try:
         return assign_item_ids(task["name"], item_values(task))

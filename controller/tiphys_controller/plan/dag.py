@@ -16,16 +16,16 @@ from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
     Manifest,
-    find_placeholders,
+    contains_tags,
     find_template,
     split_tags,
 )
 from tiphys.protocol.depends import parse_depends, tasks_in
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import StepSpec
+from tiphys.protocol.variables import find_variables
 
 _PLAIN = re.compile(r"tasks\.([A-Za-z0-9][-A-Za-z0-9]*)\.(.+)", re.DOTALL)
-_IN_EXPRESSION = re.compile(r"""\btasks(?:\.([A-Za-z0-9_]+)|\[\s*['"]([^'"]+)['"]\s*\])""")
 
 
 class Reference(NamedTuple):
@@ -44,10 +44,10 @@ class Reference(NamedTuple):
 
 def find_references(part: Any) -> Iterator[Reference]:
     """Every mention of a task in a part of a manifest."""
-    for text, is_expression in find_placeholders(part):
-        if is_expression:
-            yield from _find_in_expression(text)
-        elif reference := parse_reference(text):
+    for variable in find_variables(part):
+        if variable.is_expression and variable.task:
+            yield Reference(variable.task, "")
+        elif not variable.is_expression and (reference := parse_reference(".".join(variable.names))):
             yield reference
 
 
@@ -57,24 +57,10 @@ def parse_artifact_reference(text: str) -> Reference | None:
     return parse_reference(tag) if tag is not None and not before and rest == [("", None)] else None
 
 
-def contains_tags(part: Any) -> bool:
-    """Whether a part of a manifest holds tags that Argo would substitute."""
-    if isinstance(part, dict):
-        return any(contains_tags(value) for value in part.values())
-    if isinstance(part, list):
-        return any(contains_tags(value) for value in part)
-    return isinstance(part, str) and "{{" in part
-
-
 def parse_reference(tag: str) -> Reference | None:
     """The reference inside a plain tag; None for a tag that names no task."""
     match = _PLAIN.fullmatch(tag.strip())
     return Reference(match[1], match[2]) if match else None
-
-
-def _find_in_expression(text: str) -> Iterator[Reference]:
-    for dotted, quoted in _IN_EXPRESSION.findall(text):
-        yield Reference(dotted or quoted, "")
 
 
 @dataclass(frozen=True)

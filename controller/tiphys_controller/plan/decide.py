@@ -10,7 +10,6 @@ that reads a plain one. So `decide_tasks` repeats the pass over the DAG until no
 new demand appears; demands only grow, so the loop ends.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +26,7 @@ from tiphys.protocol.depends import (
     parse_depends,
     simplify,
 )
+from tiphys.protocol.variables import find_variables
 from tiphys.records import task_name
 from tiphys_controller.plan.bindings import (
     OMITTED_OUTPUTS,
@@ -59,7 +59,7 @@ def find_exporting_tasks(pipeline: CompiledPipeline, graph: TaskGraph) -> Iterat
     spec = pipeline.manifest["spec"]
     for reference in find_references(find_template(pipeline.manifest, spec["entrypoint"]).get("outputs") or {}):
         yield reference.task, "the workflow's own outputs read it"
-    if "workflow.outputs." not in json.dumps(spec):
+    if not any(variable.names[:2] == ("workflow", "outputs") for variable in find_variables(spec)):
         return
     for name, task in graph.tasks.items():
         used = find_reachable_templates(pipeline.manifest, find_template_names(task.body))

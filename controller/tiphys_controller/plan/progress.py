@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, substitute_tags
+from tiphys.protocol.compiled_workflow import Manifest, contains_tags, substitute_tags
 from tiphys.protocol.fan_out import (
     FAN_OUT_FIELDS,
     FanOutItem,
@@ -20,7 +20,7 @@ from tiphys.protocol.fan_out import (
     step_display_name,
 )
 from tiphys_controller.plan.bindings import TaskOutputs, bind_references
-from tiphys_controller.plan.dag import Task, contains_tags
+from tiphys_controller.plan.dag import Task
 from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus, describe_check
 
 

@@ -9,12 +9,17 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.faults import failpoint
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters, substitute_tags
+from tiphys.protocol.compiled_workflow import (
+    CompiledPipeline,
+    Manifest,
+    contains_tags,
+    read_workflow_parameters,
+    substitute_tags,
+)
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest, make_run_name
 from tiphys.store import RunLayout, Store, claim_record, claim_run
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
-from tiphys_controller.plan.dag import contains_tags
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, workflow_name
 from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind
 from tiphys_controller.submit.submitter import Submitter

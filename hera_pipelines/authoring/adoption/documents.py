@@ -1,22 +1,60 @@
 """Reads files with Argo's Workflows, and writes marks into them without a change of anything else.
 
-The marks are inserted as lines of text, so that comments and layout stay.
+The marks are inserted into the text, so that comments and layout stay. What the
+text means is read again: a mark that reached another template, by way of an anchor
+or a merge key, or that hid what such a one brings, is refused.
 """
 
+import json
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from hera_pipelines.authoring.adoption.marks import inline_name
 from hera_pipelines.authoring.adoption.shape import KINDS, check_shape
+from hera_pipelines.authoring.adoption.translation import list_tasks
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 
+STANDARD_INPUT = Path("-")
 _MAX_BYTES = 16 << 20
+_MAX_LEVELS = 200
+_MAX_VALUES = 2_000_000  # aliases in aliases can stand for any number
+_MAX_INTEGER_BITS = 1024  # a larger one is no number of JSON
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+_ALIAS = re.compile(r"\s*:\s*(\*[^\s,\[\]{}]+)")
+
+
+class _ArgoLoader(_Loader):  # type: ignore[misc, valid-type]
+    """Names the line of a number that Python cannot print again."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        try:
+            number: int = super().construct_yaml_int(node)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+        if number.bit_length() > _MAX_INTEGER_BITS:
+            problem = f"an integer of {number.bit_length()} bits; write it in quotes, as text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return number
+
+
+_ArgoLoader.add_constructor("tag:yaml.org,2002:int", _ArgoLoader.construct_yaml_int)
+
+
+class LocatedTemplate(NamedTuple):
+    """A template, and where it stands in its file."""
+
+    line: int
+    manifest: Manifest
+    node: yaml.Node
 
 
 @dataclass(frozen=True)
@@ -25,16 +63,20 @@ class ArgoDocument:
 
     Attributes:
         path: The file.
+        text: All of the file.
         manifest: The document.
-        lines: Line of each template in the file, by its name or `marks.inline_name`, counted from 1.
-        anchors: Where the marks of a template go, by the same: the line before which, and the lines that come before
-            the first mark, indented; None where the template is written on one line.
+        templates: Its templates, by name or `marks.inline_name`.
     """
 
     path: Path
+    text: str
     manifest: Manifest
-    lines: Mapping[str, int]
-    anchors: Mapping[str, tuple[int, tuple[str, ...], int] | None]
+    templates: Mapping[str, LocatedTemplate]
+
+    @cached_property
+    def lines(self) -> dict[str, int]:
+        """Line of each template in the file, counted from 1."""
+        return {name: template.line for name, template in self.templates.items()}
 
     @property
     def kind(self) -> str:
@@ -69,14 +111,11 @@ def read_argo_documents(path: Path) -> list[ArgoDocument]:
     Raises:
         UsageError: the file cannot be read, is no YAML, or has none.
     """
-    documents, nodes = read_yaml_documents(path), list(yaml.compose_all(_read_text(path), Loader=yaml.SafeLoader))
-    found = [
-        _build_document(path, document, node)
-        for document, node in zip(documents, nodes, strict=True)
-        if isinstance(document, dict) and document.get("kind") in KINDS and _is_argo(document)
-    ]
+    text = _read_text(path)
+    documents = _parse(path, text)
+    found = [_build_document(path, text, document, node) for document, node in documents if _is_argo(document)]
     if not found:
-        kinds = sorted({str(one["kind"]) for one in documents if isinstance(one, dict) and one.get("kind")})
+        kinds = sorted({str(one["kind"]) for one, _ in documents if isinstance(one, dict) and one.get("kind")})
         raise UsageError(
             f"{path}: it has no Workflow, template or schedule of Argo, but {', '.join(kinds) or 'nothing'}"
         )
@@ -84,97 +123,124 @@ def read_argo_documents(path: Path) -> list[ArgoDocument]:
 
 
 def read_yaml_documents(path: Path) -> list[Any]:
-    """The documents of a YAML file.
+    """The documents of a YAML file, or of standard input for `STANDARD_INPUT`.
 
     Raises:
         UsageError: the file cannot be read, or is no YAML.
     """
+    return [document for document, _ in _parse(path, _read_text(path))]
+
+
+def _parse(path: Path, text: str) -> list[tuple[Any, yaml.Node]]:
+    """Each document and its node. No two parts of a document are one object, whatever anchors it has."""
     try:
-        return list(yaml.safe_load_all(_read_text(path)))
+        _check_levels(text)
+        loader, parsed = _ArgoLoader(text), []
+        while loader.check_node():
+            node = loader.get_node()
+            _count_values(node, {})
+            parsed.append((_unshare(loader.construct_document(node)), node))
+        return parsed
     except RecursionError:
         raise UsageError(f"{path}: its parts are nested too deeply") from None
     except UNREADABLE_YAML as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        place = f"{path}:{min(mark.line, text.count(chr(10))) + 1}" if mark else str(path)  # libyaml ends a line more
         raise UsageError(f"{place}: this is not YAML: {getattr(error, 'problem', None) or error}") from error
+
+
+def _check_levels(text: str) -> None:
+    """Libyaml builds nodes on the stack of the process, and would end it."""
+    level = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > _MAX_LEVELS:
+            raise RecursionError
+
+
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Values below ``node`` with every alias written out; ``counts`` has those of the nodes before, 0 while it counts.
+
+    Raises:
+        MarkedYAMLError: there are too many, or a part contains itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = 0
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
+        counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
+    count = counts[id(node)]
+    if not 0 < count <= _MAX_VALUES:
+        problem = f"its aliases stand for {count} values" if count else "an anchor contains its own alias"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return count
+
+
+def _unshare(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {key: _unshare(value) for key, value in part.items()}
+    return [_unshare(value) for value in part] if isinstance(part, list) else part
 
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        if path == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(_MAX_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
             raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
-        return path.read_text()
+        return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-def _is_argo(document: Mapping[str, Any]) -> bool:
-    return str(document.get("apiVersion", "")).startswith("argoproj.io/")
+def _is_argo(document: Any) -> bool:
+    """Whether a document is one that can be adopted."""
+    is_kind = isinstance(document, dict) and isinstance(kind := document.get("kind"), str) and kind in KINDS
+    return is_kind and str(document.get("apiVersion", "")).startswith("argoproj.io/")
 
 
-def _build_document(path: Path, document: Manifest, node: yaml.Node) -> ArgoDocument:
+def _build_document(path: Path, text: str, document: Manifest, node: yaml.Node) -> ArgoDocument:
     try:
         check_shape(document)
     except UsageError as error:
         raise UsageError(f"{path}:{node.start_mark.line + 1}: {error}") from error
-    spec = _child(node, "spec")
-    templates = _child(spec, "templates") or _child(_child(spec, "workflowSpec"), "templates")
-    lines: dict[str, int] = {}
-    anchors: dict[str, tuple[int, tuple[str, ...], int] | None] = {}
-    for template in _items(templates):
-        name = _text(_child(template, "name"))
-        lines[name] = template.start_mark.line + 1
-        anchors[name] = _find_anchor(template)
-        for task in _tasks(template):
-            if inline := _child(task, "inline"):
-                key = inline_name(name, _text(_child(task, "name")))
-                lines[key] = task.start_mark.line + 1
-                anchors[key] = _find_anchor(inline)
-    return ArgoDocument(path, document, lines, anchors)
+    return ArgoDocument(path, text, document, dict(_locate_templates(document, node)))
 
 
-def _tasks(template: yaml.Node) -> Iterator[yaml.Node]:
-    yield from _items(_child(_child(template, "dag"), "tasks"))
-    for group in _items(_child(template, "steps")):
-        yield from _items(group) if isinstance(group, yaml.SequenceNode) else [group]
+def _locate_templates(document: Manifest, node: yaml.Node) -> Iterator[tuple[str, LocatedTemplate]]:
+    spec, spec_node = document["spec"], _child(node, "spec")
+    if "workflowSpec" in spec and document["kind"] == "CronWorkflow":
+        spec, spec_node = spec["workflowSpec"], _child(spec_node, "workflowSpec")
+    for template, template_node in zip(
+        spec.get("templates") or [], _items(_child(spec_node, "templates")), strict=True
+    ):
+        name = template["name"]
+        yield name, LocatedTemplate(template_node.start_mark.line + 1, template, template_node)
+        for task, task_node in zip(list_tasks(template), _tasks(template_node), strict=True):
+            inline = _child(task_node, "inline")
+            if task.get("inline") and inline:
+                line = task_node.start_mark.line + 1
+                yield inline_name(name, task["name"]), LocatedTemplate(line, task["inline"], inline)
+
+
+def _tasks(template: yaml.Node) -> list[yaml.Node]:
+    steps = _items(_child(template, "steps"))
+    groups = [group.value if isinstance(group, yaml.SequenceNode) else [group] for group in steps]
+    return _items(_child(_child(template, "dag"), "tasks")) or [task for group in groups for task in group]
 
 
 def _items(node: yaml.Node | None) -> list[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
-def _text(node: yaml.Node | None) -> str:
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
-
-
-def _find_anchor(template: yaml.Node) -> tuple[int, tuple[str, ...], int] | None:
-    """Line before which marks go, what must come before them, and their indentation."""
-    if not isinstance(template, yaml.MappingNode) or template.flow_style:
-        return None
-    column = template.start_mark.column
-    metadata, name = _child(template, "metadata"), _child(template, "name")
-    if metadata is None:
-        # A template that is an item of a list begins behind the dash, so its first line cannot be moved down.
-        line = name.end_mark.line + 1 if name else template.start_mark.line
-        return line, (f"{' ' * column}metadata:", f"{' ' * (column + 2)}annotations:"), column + 4
-    if not isinstance(metadata, yaml.MappingNode) or metadata.flow_style or not metadata.value:
-        return None
-    inner = metadata.start_mark.column
-    annotations = _child(metadata, "annotations")
-    if annotations is None:
-        return metadata.start_mark.line, (f"{' ' * inner}annotations:",), inner + 2
-    if not isinstance(annotations, yaml.MappingNode) or annotations.flow_style or not annotations.value:
-        return None
-    return annotations.start_mark.line, (), annotations.start_mark.column
-
-
-def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.value == key:
-                child: yaml.Node = value
-                return child
-    return None
+def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    """The value of a mapping; PyYAML has put those of merge keys before its own, which win."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for key, value in reversed(pairs) if key.value == name), None)
 
 
 def write_marks(documents: Iterable[ArgoDocument], marks: Iterable[Mapping[str, Mapping[str, str]]]) -> str:
@@ -185,28 +251,98 @@ def write_marks(documents: Iterable[ArgoDocument], marks: Iterable[Mapping[str, 
         marks: For each document, annotations by the name of a template.
 
     Raises:
-        UsageError: a template is written on one line, where no lines can be added.
+        UsageError: the text would then mean something else, because templates share a part.
     """
-    inserted: list[tuple[int, list[str]]] = []
-    path = None
-    for document, wanted in zip(documents, marks, strict=True):
-        path = document.path
-        for name, annotations in wanted.items():
-            anchor = document.anchors[name]
-            if anchor is None:
+    marked = list(zip(documents, marks, strict=True))
+    path, text = marked[0][0].path, marked[0][0].text
+    edits = [
+        _insert_annotations(text, document.templates[name], added)
+        for document, wanted in marked
+        for name, added in wanted.items()
+    ]
+    pieces, position = [], 0
+    for start, end, written in sorted(edits):
+        pieces += [text[position:start], written]
+        position = end
+    marked_text = "".join([*pieces, text[position:]])
+    if edits:
+        _check_meaning(path, marked_text, marked)
+    return marked_text
+
+
+def _insert_annotations(text: str, template: LocatedTemplate, added: Mapping[str, str]) -> tuple[int, int, str]:
+    """Beginning and end of what changes in ``text``, and what comes in its place."""
+    metadata = _marked_metadata(template.manifest, added)
+    owner = template.node
+    for field, content in (("metadata", metadata), ("annotations", metadata["annotations"])):
+        own = [pair for pair in _own_pairs(owner) if pair[0].value == field]
+        if not own:  # it is written here with what a merge key brings
+            return _insert_fields(text, owner, {field: content})
+        key, value = own[-1]
+        if alias := _ALIAS.match(text, key.end_mark.index):
+            return (*alias.span(1), _flow(content))
+        start, end = value.start_mark.index, value.end_mark.index
+        if not isinstance(value, yaml.MappingNode) or not value.value:
+            return start, end, " " * (start == end) + _flow(content)
+        owner = value
+    return _insert_fields(text, owner, added)
+
+
+def _marked_metadata(template: Manifest, added: Mapping[str, str]) -> Manifest:
+    metadata = template.get("metadata") or {}
+    return {**metadata, "annotations": {**(metadata.get("annotations") or {}), **added}}
+
+
+def _flow(content: Mapping[str, Any]) -> str:
+    """The short form, which is JSON."""
+    return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _own_pairs(mapping: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Keys and values of a mapping without those that a merge key brought."""
+    inside = range(mapping.start_mark.index, mapping.end_mark.index)
+    return [pair for pair in mapping.value if pair[0].start_mark.index in inside]
+
+
+def _insert_fields(text: str, owner: yaml.Node, fields: Mapping[str, Any]) -> tuple[int, int, str]:
+    start, own = owner.start_mark.index, _own_pairs(owner)
+    if isinstance(owner, yaml.CollectionNode) and owner.flow_style:
+        start = text.index("{", start) + 1
+        return start, start, f"{_flow(fields)[1:-1]}, "
+    newline = "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
+    first = min((key.start_mark for key, _ in own), key=lambda mark: mark.index, default=owner.start_mark)
+    indent = " " * first.column
+    block = yaml.safe_dump(dict(fields), allow_unicode=True, sort_keys=False, width=_MAX_BYTES)
+    lines = block.removesuffix("\n").split("\n")
+    for key, value in own:
+        if key.value == "name" and "metadata" in fields:  # the name of a template comes first
+            last = max(key.end_mark.index, value.end_mark.index)
+            end = text.find("\n", last)
+            end = len(text) if end < 0 else end - (text[end - 1] == "\r")
+            return end, end, "".join(f"{newline}{indent}{line}" for line in lines)
+    return first.index, first.index, "".join(f"{line}{newline}{indent}" for line in lines)
+
+
+def _check_meaning(
+    path: Path, marked_text: str, marked: Iterable[tuple[ArgoDocument, Mapping[str, Mapping[str, str]]]]
+) -> None:
+    """Compare what a file meant with what it means now, without what was added."""
+    try:
+        parsed = [(one, dict(_locate_templates(one, node))) for one, node in _parse(path, marked_text) if _is_argo(one)]
+    except (UsageError, ValueError):  # no YAML any more, or other templates
+        parsed = []
+    for index, (document, wanted) in enumerate(marked):
+        manifest, found = parsed[index] if parsed else ({}, {})
+        for name in wanted.keys() & found.keys():
+            before, after = document.templates[name].manifest, found[name].manifest
+            if after.get("metadata") == _marked_metadata(before, wanted[name]):
+                del after["metadata"]
+                after |= {field: value for field, value in before.items() if field == "metadata"}
+        if manifest == document.manifest:
+            continue
+        for name, template in document.templates.items():
+            if name not in found or found[name].manifest != template.manifest:
                 raise UsageError(
-                    f"{document.path}:{document.lines[name]}: template {name!r}, or its metadata, is in the short form "
-                    "{…}, where no annotation can be added; write it on several lines"
+                    f"{path}:{template.line}: template {name!r}: marks would change more than annotations, because it "
+                    "shares a part with others by an anchor or a merge key; write that part out"
                 )
-            line, before, column = anchor
-            added = [f"{' ' * column}{key}: {_quote(value)}" for key, value in annotations.items()]
-            inserted.append((line, [*before, *added]))
-    assert path is not None
-    text = _read_text(path).splitlines()
-    for line, added in sorted(inserted, reverse=True):
-        text[line:line] = added
-    return "\n".join(text) + "\n"
-
-
-def _quote(value: str) -> str:
-    return value if value.isalpha() else f"'{value}'"

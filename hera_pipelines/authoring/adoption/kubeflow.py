@@ -6,6 +6,7 @@ what it returns in ``executor_output.json`` becomes its outputs afterwards. Sour
 kubeflow/pipelines, ``api/v2alpha1/pipeline_spec.proto`` and ``kfp/dsl/executor.py``.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,10 @@ from typing import Any
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.documents import read_yaml_documents
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
+from hera_pipelines.authoring.adoption.translation import translate_workflow
+from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, replace_tags
+from tiphys.protocol.compiled_workflow import Manifest, replace_tags, split_tags
 
 _FOLDER = "/tmp/kfp"  # noqa: S108  a path in the container
 _EXECUTOR_OUTPUT = f"{_FOLDER}/executor_output.json"
@@ -25,6 +28,10 @@ _EXECUTOR_ARTIFACT = "executor-output"
 _METADATA_SUFFIX = "-metadata"
 _RAW_TYPES = ("NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")
 """Types whose values as text are JSON already."""
+_ABSENT_TEXT = "<none>"
+"""Value of an optional text that nothing gives; that of JSON is null."""
+_MAX_NAME = 50
+_CHANNEL = "pipelinechannel--"
 _PLACEHOLDER = "{{$"
 _VALUE = re.compile(r"\.(inputs|outputs)\.(parameters|artifacts)\[['\"]([^'\"]+)['\"]\](?:\.(\w+))?")
 _JOB_PLACEHOLDERS = {
@@ -94,9 +101,10 @@ def translate_pipeline(document: Manifest, platforms: Manifest | None = None) ->
     try:
         name = re.sub(r"[^-a-z0-9]+", "-", document["pipelineInfo"]["name"].lower()).strip("-") or "pipeline"
         _refuse_platform_settings(platforms)
-        tasks = [_Task.read(key, task, document) for key, task in document["root"]["dag"]["tasks"].items()]
+        tasks = list(_read_tasks(document))
         by_key = {task.key: task for task in tasks}
-        parameters = [_pipeline_parameter(*one) for one in _definitions(document["root"], "inputDefinitions").items()]
+        definitions = _definitions(document["root"], "inputDefinitions")
+        parameters = [_pipeline_parameter(name, one, tasks) for name, one in definitions.items()]
         dag = {"name": "main", "dag": {"tasks": [_build_task(task, by_key) for task in tasks]}}
         templates = [dag, *(_build_template(task) for task in tasks)]
     except (KeyError, TypeError, AttributeError) as error:
@@ -104,12 +112,16 @@ def translate_pipeline(document: Manifest, platforms: Manifest | None = None) ->
     spec: Manifest = {"entrypoint": "main", "templates": templates}
     if parameters:
         spec["arguments"] = {"parameters": parameters}
-    return {
+    workflow: Manifest = {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": {"generateName": f"{name}-"},
         "spec": spec,
     }
+    if left := json.dumps(workflow, ensure_ascii=False).partition(_PLACEHOLDER)[2]:
+        raise UsageError(f"it uses {_PLACEHOLDER}{left.partition('}}')[0]}}}}}, which is not translated")
+    compile_workflow(translate_workflow(workflow), CompileOptions(pipeline=name, store="s3://bucket/prefix"))
+    return workflow
 
 
 def _refuse_platform_settings(platforms: Manifest | None) -> None:
@@ -133,7 +145,7 @@ class _Task:
     container: Manifest
 
     @classmethod
-    def read(cls, key: str, task: Manifest, pipeline: Manifest) -> "_Task":
+    def read(cls, key: str, name: str, task: Manifest, pipeline: Manifest) -> "_Task":
         if field := next((field for field in _UNSUPPORTED_TASK_FIELDS if task.get(field)), None):
             raise UsageError(
                 f"task {key!r} is in {_UNSUPPORTED_TASK_FIELDS[field]}, which is not translated; write that part with "
@@ -149,7 +161,6 @@ class _Task:
         if "container" not in executor:
             kinds = ", ".join(sorted(executor))
             raise UsageError(f"task {key!r} is run by {kinds} and not by a container; hand its data on as a parameter")
-        name = re.sub(r"[^-a-z0-9]+", "-", key.lower()).strip("-")[:50]
         return cls(key, name, task, component, executor["container"])
 
     @property
@@ -160,6 +171,21 @@ class _Task:
     def _program(self) -> list[str]:
         return [*(self.container.get("command") or []), *(self.container.get("args") or [])]
 
+    @property
+    def given(self) -> Mapping[str, Manifest]:
+        """Where its parameters come from."""
+        found: Mapping[str, Manifest] = (self.document.get("inputs") or {}).get("parameters") or {}
+        return found
+
+    def channels(self) -> list[str]:
+        """Values of the pipeline that its container uses, and that are no inputs of its component."""
+        texts = [self.container["image"], *self._program(), *_environment(self).values()]
+        tags = [tag for text in texts if isinstance(text, str) for _, tag in split_tags(text, _PLACEHOLDER) if tag]
+        found = {
+            value[3] for value in map(_VALUE.fullmatch, tags) if value and value.group(1, 2) == ("inputs", "parameters")
+        }
+        return sorted(found - self.inputs("parameters").keys())
+
     def inputs(self, kind: str) -> dict[str, Manifest]:
         return _definitions(self.component, "inputDefinitions", kind)
 
@@ -167,15 +193,44 @@ class _Task:
         return _definitions(self.component, "outputDefinitions", kind)
 
 
+def _read_tasks(document: Manifest) -> Iterator[_Task]:
+    taken: set[str] = set()
+    for key, task in document["root"]["dag"]["tasks"].items():
+        name = re.sub(r"[^-a-z0-9]+", "-", key.lower()).strip("-") or "task"
+        numbered = (f"{name[: _MAX_NAME - 5]}-{number}" for number in itertools.count(2))
+        short = next(one for one in itertools.chain([name[:_MAX_NAME].strip("-")], numbered) if one not in taken)
+        taken.add(short)
+        yield _Task.read(key, short, task, document)
+
+
+def _environment(task: _Task) -> dict[str, str]:
+    return {one["name"]: one.get("value", "") for one in task.container.get("env") or []}
+
+
 def _definitions(owner: Manifest, side: str, kind: str = "parameters") -> dict[str, Manifest]:
     found: dict[str, Manifest] = (owner.get(side) or {}).get(kind) or {}
     return found
 
 
-def _pipeline_parameter(name: str, definition: Manifest) -> Manifest:
-    if "defaultValue" not in definition:
-        return {"name": name}
-    return {"name": name, "value": _text(definition["defaultValue"], definition)}
+def _pipeline_parameter(name: str, definition: Manifest, tasks: list[_Task]) -> Manifest:
+    if "defaultValue" in definition:
+        return {"name": name, "value": _text(definition["defaultValue"], definition)}
+    uses = [
+        (task, key) for task in tasks for key, one in task.given.items() if one.get("componentInputParameter") == name
+    ]
+    if definition.get("isOptional") and all(_may_be_absent(*use, definition) for use in uses):
+        return {"name": name, "value": _absent_value(definition)}
+    return {"name": name}
+
+
+def _may_be_absent(task: _Task, name: str, definition: Manifest) -> bool:
+    """Whether a task runs without an input, which a value of the pipeline with this definition fills in."""
+    own = task.inputs("parameters").get(name, {})
+    return task.is_python and bool(own.get("isOptional")) and _absent_value(own) == _absent_value(definition)
+
+
+def _absent_value(definition: Manifest) -> str:
+    return "null" if definition.get("parameterType") in _RAW_TYPES else _ABSENT_TEXT
 
 
 def _text(value: Any, definition: Manifest) -> str:
@@ -189,8 +244,8 @@ def _text(value: Any, definition: Manifest) -> str:
 
 def _build_task(task: _Task, tasks: Mapping[str, _Task]) -> Manifest:
     """The task of the DAG that runs ``task``, with its arguments."""
-    given = (task.document.get("inputs") or {}).get("parameters") or {}
-    values = {name: _argument(task, name, given, tasks) for name in task.inputs("parameters")}
+    values = {name: _argument(task, name, tasks) for name in task.inputs("parameters")}
+    values |= {_input_name(name): _argument(task, name, tasks) for name in task.channels()}
     parameters = [{"name": name, "value": value} for name, value in values.items() if value is not None]
     artifacts = []
     for name, source in ((task.document.get("inputs") or {}).get("artifacts") or {}).items():
@@ -215,13 +270,17 @@ def _producer(task: _Task, name: str, source: Manifest, field: str, tasks: Mappi
     return tasks[source["producerTask"]], source[field]
 
 
-def _argument(task: _Task, name: str, given: Mapping[str, Manifest], tasks: Mapping[str, _Task]) -> str | None:
+def _input_name(name: str) -> str:
+    return f"pipeline-{name.removeprefix(_CHANNEL)}" if name.startswith(_CHANNEL) else name
+
+
+def _argument(task: _Task, name: str, tasks: Mapping[str, _Task]) -> str | None:
     """The value of an input parameter in the DAG; None for one that the task may leave out and does."""
     definition = task.inputs("parameters").get(name, {})  # that of a value within another has none
-    source = given.get(name)
+    source = task.given.get(name)
+    if source is None and "defaultValue" in definition:
+        source = {"runtimeValue": {"constant": definition["defaultValue"]}}
     if source is None:
-        if "defaultValue" in definition:
-            return _text(definition["defaultValue"], definition)
         if definition.get("isOptional"):
             return None
         raise UsageError(f"task {task.key!r}: its input {name!r} has no value")
@@ -240,10 +299,17 @@ def _argument(task: _Task, name: str, given: Mapping[str, Manifest], tasks: Mapp
     def resolve(inner: str) -> str:
         value = _VALUE.fullmatch(inner)
         if value and value[1] == "inputs" and value[2] == "parameters" and value[3] != name:
-            return _argument(task, value[3], given, tasks) or ""
+            return _argument(task, value[3], tasks) or ""
         return _job_value(task, _placeholder(inner), inner)
 
-    return replace_tags(_text(source["runtimeValue"]["constant"], definition), resolve, _PLACEHOLDER)
+    text = _text(source["runtimeValue"]["constant"], definition)
+    _refuse_braces(task, f"its input {name!r}", text)
+    return replace_tags(text, resolve, _PLACEHOLDER)
+
+
+def _refuse_braces(task: _Task, part: str, text: str) -> None:
+    if "{{" in replace_tags(text, lambda _: "", _PLACEHOLDER):
+        raise UsageError(f"task {task.key!r}: {part} contains '{{{{', which Argo would take for a placeholder")
 
 
 def _job_value(task: _Task, placeholder: str, inner: str) -> str:
@@ -255,7 +321,7 @@ def _job_value(task: _Task, placeholder: str, inner: str) -> str:
 
 
 def _build_template(task: _Task) -> Manifest:
-    container: Manifest = {"image": task.container["image"]}
+    container: Manifest = {"image": _translate_word(task, task.container["image"], "its image")}
     for field in ("command", "args"):
         container[field] = [_translate_word(task, word) for word in task.container.get(field) or []]
     if task.is_python:
@@ -268,9 +334,11 @@ def _build_template(task: _Task) -> Manifest:
             },
         )
         container["command"] = ["sh", "-ec", '"$@"; exec python3 -c "$0"', script, *container["command"]]
-    if env := task.container.get("env"):
-        container["env"] = [{"name": one["name"], "value": one.get("value", "")} for one in env]
-    resources, has_gpus = _translate_resources(task.container.get("resources") or {})
+    if env := _environment(task):
+        container["env"] = [
+            {"name": name, "value": _translate_word(task, value, f"its variable {name}")} for name, value in env.items()
+        ]
+    resources, has_gpus = _translate_resources(task)
     if resources:
         container["resources"] = resources
     kind = AdoptedKind.TRAIN if has_gpus else AdoptedKind.STEP
@@ -288,6 +356,7 @@ def _build_template(task: _Task) -> Manifest:
 
 def _template_inputs(task: _Task) -> Manifest:
     names = [name for name, one in task.inputs("parameters").items() if _is_passed(task, name, one)]
+    names += map(_input_name, task.channels())
     if task.is_python:
         names += [f"{name}{_METADATA_SUFFIX}" for name in task.inputs("artifacts")]
     artifacts = [{"name": name, "path": f"{_FOLDER}/inputs/{name}"} for name in task.inputs("artifacts")]
@@ -296,8 +365,7 @@ def _template_inputs(task: _Task) -> Manifest:
 
 
 def _is_passed(task: _Task, name: str, definition: Manifest) -> bool:
-    given = (task.document.get("inputs") or {}).get("parameters") or {}
-    return name in given or "defaultValue" in definition
+    return name in task.given or "defaultValue" in definition
 
 
 def _template_outputs(task: _Task) -> Manifest:
@@ -318,12 +386,11 @@ def _parameter_path(name: str) -> str:
     return f"{_FOLDER}/outputs/{name}"
 
 
-def _translate_word(task: _Task, word: str) -> str:
-    """A word of the program with Argo's placeholders in the place of Kubeflow's."""
+def _translate_word(task: _Task, word: str, part: str = "its program") -> str:
+    """A text of the container with Argo's placeholders in the place of Kubeflow's."""
     if not isinstance(word, str) or word.startswith(('{"IfPresent"', '{"Concat"')):
         raise UsageError(f"task {task.key!r} builds its command from optional parts, which is not translated")
-    if "{{" in replace_tags(word, lambda _: "", _PLACEHOLDER):
-        raise UsageError(f"task {task.key!r}: its program contains '{{{{', which Argo would take for a placeholder")
+    _refuse_braces(task, part, word)
 
     def translate(inner: str) -> str:
         if not inner:
@@ -341,7 +408,7 @@ def _placeholder(inner: str) -> str:
 
 def _translate_value(task: _Task, placeholder: str, side: str, kind: str, name: str, field: str | None) -> str:
     if (side, kind, field) == ("inputs", "parameters", None):
-        return f"{{{{inputs.parameters.{name}}}}}"
+        return f"{{{{inputs.parameters.{_input_name(name)}}}}}"
     if (kind, side) == ("artifacts", "inputs") and field in ("path", "uri"):
         return f"{_FOLDER}/inputs/{name}"
     if (kind, side) == ("artifacts", "outputs") and field in ("path", "uri"):
@@ -354,7 +421,7 @@ def _translate_value(task: _Task, placeholder: str, side: str, kind: str, name: 
 def _executor_input(task: _Task) -> str:
     """The JSON that Kubeflow's launcher passes to a Python component, with Argo's placeholders for the values."""
     values = ",".join(
-        f"{json.dumps(name)}:{_json_placeholder(name, definition)}"
+        f"{json.dumps(name)}:{_json_placeholder(task, name, definition)}"
         for name, definition in task.inputs("parameters").items()
         if _is_passed(task, name, definition)
     )
@@ -374,10 +441,14 @@ def _executor_input(task: _Task) -> str:
     )
 
 
-def _json_placeholder(name: str, definition: Manifest) -> str:
+def _json_placeholder(task: _Task, name: str, definition: Manifest) -> str:
+    """Kubeflow's executor takes null for a parameter without a value."""
     if definition.get("parameterType") in _RAW_TYPES:
         return f"{{{{inputs.parameters.{name}}}}}"
-    return f"{{{{=toJson(inputs.parameters['{name}'])}}}}"
+    value = f"inputs.parameters['{name}']"
+    if definition.get("isOptional") and "componentInputParameter" in task.given.get(name, {}):
+        return f"{{{{={value} == '{_ABSENT_TEXT}' ? 'null' : toJson({value})}}}}"
+    return f"{{{{=toJson({value})}}}}"
 
 
 def _metadata_placeholder(name: str) -> str:
@@ -392,8 +463,9 @@ def _artifact_list(name: str, definition: Manifest, uri: str, metadata: str) -> 
     return f'{{"artifacts":[{fields[:-1]}, "metadata":{metadata}}}]}}'
 
 
-def _translate_resources(resources: Manifest) -> tuple[Manifest, bool]:
+def _translate_resources(task: _Task) -> tuple[Manifest, bool]:
     """Resources as Kubernetes has them, and whether GPUs are among them."""
+    resources = task.container.get("resources") or {}
     sides: dict[str, Manifest] = {"requests": {}, "limits": {}}
     for side, name, value in _amounts(resources):
         sides[side][name] = value
@@ -401,6 +473,12 @@ def _translate_resources(resources: Manifest) -> tuple[Manifest, bool]:
     kind = accelerator.get("resourceType") or accelerator.get("type")
     if kind:
         sides["limits"][kind] = str(accelerator.get("resourceCount") or accelerator.get("count") or 1)
+    for name, value in itertools.chain(*(amounts.items() for amounts in sides.values())):
+        if "{{" in f"{name}{value}":
+            raise UsageError(
+                f"task {task.key!r}: its resource {name} of {value} is known only when the pipeline runs, which Argo "
+                "and the queues of GPUs do not take; write the name and the number into the pipeline"
+            )
     return {side: amounts for side, amounts in sides.items() if amounts}, bool(kind)
 
 

@@ -5,6 +5,7 @@ it asks for GPUs, unless compile refuses it; then its reason is that of compile.
 """
 
 import copy
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from hera_pipelines.authoring.adoption import marks
@@ -82,15 +83,18 @@ def propose_adoption(document: ArgoDocument) -> Adoption:
     inline = inline_templates(spec)
     users = _entry_tasks(spec) | {name: [task["name"]] for name, task in inline.items()}
     templates = [*spec["templates"], *({**task["inline"], "name": name} for name, task in inline.items())]
+    preferred = {one["name"]: kind for one in templates if users.get(one["name"]) and (kind := _preferred_kind(one))}
+    compiled = list(_compile_groups(workflow, preferred))
+    accepted = {name for group in compiled for name in group}
     chosen: dict[str, AdoptedKind] = {}
     proposals = []
     for template in templates:
-        proposal = _propose(document, workflow, template, tuple(users.get(template["name"], ())))
+        proposal = _propose(document, workflow, template, tuple(users.get(template["name"], ())), accepted)
         proposals.append(proposal)
         if proposal.kind is not AdoptedKind.PLAIN:
             chosen[proposal.template] = proposal.kind
     refusal = "" if chosen else "no container of its entry point can become a step"
-    if chosen:
+    if chosen and chosen not in compiled:
         try:
             compile_workflow(translate_workflow(_mark(workflow, chosen)), _OPTIONS)
         except UsageError as error:
@@ -98,7 +102,27 @@ def propose_adoption(document: ArgoDocument) -> Adoption:
     return Adoption(document, tuple(proposals), refusal)
 
 
-def _propose(document: ArgoDocument, workflow: Manifest, template: Manifest, tasks: tuple[str, ...]) -> Proposal:
+def _preferred_kind(template: Manifest) -> AdoptedKind | None:
+    declared = marks.adopted_kind(template)
+    if not is_leaf(template) or declared is AdoptedKind.PLAIN:
+        return None
+    return declared or (AdoptedKind.TRAIN if marks.requested_gpus(template) else AdoptedKind.STEP)
+
+
+def _compile_groups(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Iterator[dict[str, AdoptedKind]]:
+    """Groups of templates that compile accepts in these kinds: all at once, or halves where that fails."""
+    try:
+        compile_workflow(translate_workflow(_mark(workflow, kinds)), _OPTIONS)
+        yield kinds
+    except UsageError:
+        names, middle = list(kinds), len(kinds) // 2
+        for half in (names[:middle], names[middle:]) if middle else ():
+            yield from _compile_groups(workflow, {name: kinds[name] for name in half})
+
+
+def _propose(
+    document: ArgoDocument, workflow: Manifest, template: Manifest, tasks: tuple[str, ...], accepted: Collection[str]
+) -> Proposal:
     name, declared = template["name"], marks.adopted_kind(template)
 
     def build(kind: AdoptedKind, reason: str) -> Proposal:
@@ -112,12 +136,13 @@ def _propose(document: ArgoDocument, workflow: Manifest, template: Manifest, tas
         return build(AdoptedKind.PLAIN, "is run by no task of the entry point itself")
     if declared is AdoptedKind.PLAIN:
         return build(AdoptedKind.PLAIN, "is marked so")
-    gpus = marks.requested_gpus(template)
-    kind = declared or (AdoptedKind.TRAIN if gpus else AdoptedKind.STEP)
-    refusals = []
+    gpus, kind = marks.requested_gpus(template), _preferred_kind(template)
+    assert kind is not None
+    refusals: list[str] = []
     for candidate in dict.fromkeys((kind, AdoptedKind.STEP)):
         try:
-            compile_workflow(translate_workflow(_mark(workflow, {name: candidate})), _OPTIONS)
+            if candidate is not kind or name not in accepted:
+                compile_workflow(translate_workflow(_mark(workflow, {name: candidate})), _OPTIONS)
         except UsageError as error:
             refusals.append(str(error))
             continue
@@ -142,7 +167,7 @@ def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:
     named = {one.get("name", ""): one for one in marked["spec"].get("templates") or []}
     inline = {name: task["inline"] for name, task in inline_templates(marked["spec"]).items()}
     for name, template in (named | inline).items():
-        metadata = template.setdefault("metadata", {})
+        metadata = template["metadata"] = template.get("metadata") or {}
         annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k != marks.ADOPT}
         if kind := kinds.get(name):
             annotations[marks.ADOPT] = kind.value

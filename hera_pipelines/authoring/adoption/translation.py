@@ -9,23 +9,24 @@ Argo does with the author's programs stays the same.
 
 import copy
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
 from hera_pipelines.compile.container import EXEC_PROGRAM
-from hera_pipelines.compile.references import RESERVED_PREFIX, map_references
+from hera_pipelines.compile.references import RESERVED_PREFIX
 from hera_pipelines.compile.validate.validate_workflow import PLACEMENT_FIELDS
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import STEP_ANNOTATION
+from tiphys.protocol.variables import Variable, map_variables
 
 ENTRY_DAG = "adopted"
 _LEAF_FIELDS = ("container", "script")
 _POD_FIELDS = (*_LEAF_FIELDS, "containerSet", "resource", "data")
-_TASK_REFERENCE = re.compile(r"\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*(['\"])([^'\"]+)\2\s*\])")
 _COMPOSITE_DEFAULTS = ("retryStrategy", "memoize", "synchronization", "parallelism", "failFast", "metrics")
 """Fields of templateDefaults that Argo also applies to steps and DAGs."""
 
@@ -48,10 +49,12 @@ def translate_workflow(manifest: Manifest) -> Manifest:
     called_by_steps = any("steps" in one for one in spec["templates"] if one["name"] == spec["entrypoint"])
     entry = _make_entry_dag(spec)
     original_names = {new: old for old, new in _rename_tasks(entry).items()}
+    templates = {template["name"]: template for template in spec["templates"]}
     for task in entry["dag"].get("tasks") or []:
         original_name = original_names.get(task["name"], task["name"])
-        _keep_task_name(spec, task, original_name, "steps" if called_by_steps else "tasks")
-        _mark_step(spec, task)
+        _keep_task_name(templates, task, original_name, "steps" if called_by_steps else "tasks")
+        _mark_step(spec, templates, task)
+    spec["templates"] = list(templates.values())
     _drop_unused(spec)
     _free_names(spec, entry)
     spec["templates"] = [marks.without_marks(template) for template in spec["templates"]]
@@ -93,7 +96,7 @@ def _check_spec(spec: Manifest) -> None:
     if not any(template.get("name") == spec["entrypoint"] for template in templates):
         raise UsageError(f"its entry point {spec['entrypoint']!r} is no template of it")
     names = [template.get("name") for template in templates]
-    if duplicates := [name for name in names if names.count(name) > 1]:
+    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
         raise UsageError(f"two of its templates are called {duplicates[0]!r}")
     strategy = (spec.get("artifactGC") or {}).get("strategy", "Never")
     if strategy != "Never":
@@ -163,7 +166,8 @@ def _make_entry_dag(spec: Manifest) -> Manifest:
         "parameters": copy.deepcopy(parameters),
         "artifacts": [{"name": artifact["name"]} for artifact in _passed_artifacts(inputs, spec)],
     }
-    dag: Manifest = {"name": _free_name(ENTRY_DAG, spec), "inputs": {k: v for k, v in dag_inputs.items() if v}}
+    names = {template["name"] for template in spec["templates"]}
+    dag: Manifest = {"name": _free_name(ENTRY_DAG, names), "inputs": {k: v for k, v in dag_inputs.items() if v}}
     dag["dag"] = {"tasks": [task]}
     spec["templates"].append(dag)
     spec["entrypoint"] = dag["name"]
@@ -186,17 +190,17 @@ def _turn_steps_into_dag(entry: Manifest) -> None:
         before = [step["name"] for step in group]
     # A group goes on to its end when one of its steps fails.
     dag: Manifest = {"tasks": tasks, "failFast": False}
-    entry["dag"] = map_references(dag, _refer_to_tasks)
+    entry["dag"] = map_variables(dag, _refer_to_tasks)
     if "outputs" in entry:
-        entry["outputs"] = map_references(entry["outputs"], _refer_to_tasks)
+        entry["outputs"] = map_variables(entry["outputs"], _refer_to_tasks)
 
 
 def _step_groups(template: Manifest) -> list[list[Manifest]]:
     return [group if isinstance(group, list) else [group] for group in template.get("steps") or []]
 
 
-def _refer_to_tasks(expression: str) -> str:
-    return re.sub(r"\bsteps(?=\s*[.\[])", "tasks", expression)
+def _refer_to_tasks(variable: Variable) -> Sequence[str]:
+    return ("tasks", *variable.names[1:]) if variable.names[0] == "steps" else variable.names
 
 
 def _rename_tasks(entry: Manifest) -> dict[str, str]:
@@ -217,31 +221,32 @@ def _rename_tasks(entry: Manifest) -> dict[str, str]:
             )
     if target := dag.get("target"):
         dag["target"] = " ".join(names.get(name, name) for name in target.split())
-
-    def rename(expression: str) -> str:
-        return _TASK_REFERENCE.sub(lambda found: _renamed_reference(found, names), expression)
-
     for field in ("dag", "outputs"):
         if field in entry:
-            entry[field] = map_references(entry[field], rename)
+            entry[field] = map_variables(entry[field], lambda variable: _renamed_variable(variable, names))
     return names
 
 
-def _keep_task_name(spec: Manifest, task: Manifest, original_name: str, called_by: str) -> None:
+def _renamed_variable(variable: Variable, names: Mapping[str, str]) -> Sequence[str]:
+    if variable.names == ("tasks",):
+        raise UsageError(f"an expression chooses a task, so none can have another name: write {min(names)!r} small")
+    task = variable.task
+    return ("tasks", names.get(task, task), *variable.names[2:]) if task else variable.names
+
+
+def _keep_task_name(templates: dict[str, Manifest], task: Manifest, original_name: str, called_by: str) -> None:
     """Write the name of a task in the place of ``{{tasks.name}}`` or ``{{steps.name}}`` where the variable changes.
 
     Argo resolves it within the template that the task runs, also in its arguments. The program of a step is run by
     another task than the author's, a DAG has no ``steps.name``, and a task may have a new name.
 
     Args:
-        spec: The Workflow; gets a copy of the template that has the name in it.
+        templates: Those of the Workflow, by name; get a copy of the template that has the name in it.
         task: Task of the entry DAG.
         original_name: Its name as the author wrote it.
         called_by: ``steps`` or ``tasks``: what the entry point was.
     """
-    template: Manifest = task.get("inline") or next(
-        (one for one in spec["templates"] if one["name"] == task.get("template")), {}
-    )
+    template: Manifest = task.get("inline") or templates.get(task.get("template") or "", {})
     is_step = marks.adopted_kind(template) in (AdoptedKind.STEP, AdoptedKind.TRAIN)
     if not is_step and called_by == "tasks" and task["name"] == original_name:
         return
@@ -259,19 +264,13 @@ def _keep_task_name(spec: Manifest, task: Manifest, original_name: str, called_b
     if arguments:
         task["arguments"] = arguments
     if program != template:
-        program["name"] = _free_name(f"{task['name']}-template", spec)
-        spec["templates"].append(program)
-        task["template"] = program["name"]
+        program["name"] = task["template"] = _free_name(f"{task['name']}-template", templates)
+        templates[program["name"]] = program
 
 
 def _write_task_name(part: Any, called_by: str, name: str) -> Any:
     """``part`` with ``name`` in the place of ``{{steps.name}}`` or ``{{tasks.name}}``, also within an expression."""
-
-    def write(expression: str) -> str:
-        alone = re.fullmatch(rf"\{{\{{\s*{called_by}\.name\s*\}}\}}", expression)
-        return name if alone else re.sub(rf"\b{called_by}\.name(?![.\w-])", f"'{name}'", expression)
-
-    return map_references(part, write)
+    return map_variables(part, lambda found: name if found.names == (called_by, "name") else found.names)
 
 
 def _storable_names(tasks: list[str]) -> dict[str, str]:
@@ -287,16 +286,10 @@ def _storable_names(tasks: list[str]) -> dict[str, str]:
     return names
 
 
-def _renamed_reference(found: re.Match[str], names: dict[str, str]) -> str:
-    if found[1]:
-        return f"tasks.{names.get(found[1], found[1])}"
-    return f"tasks[{found[2]}{names.get(found[3], found[3])}{found[2]}]"
-
-
-def _mark_step(spec: Manifest, task: Manifest) -> None:
+def _mark_step(spec: Manifest, templates: dict[str, Manifest], task: Manifest) -> None:
     """Write the settings of a task whose template is marked; a template that others use, too, is copied for it."""
     inline = task.get("inline")
-    template = inline or next((one for one in spec["templates"] if one["name"] == task.get("template")), None)
+    template = inline or templates.get(task.get("template") or "")
     kind = None if template is None else marks.adopted_kind(template)
     if template is None or kind in (None, AdoptedKind.PLAIN):
         return
@@ -311,7 +304,7 @@ def _mark_step(spec: Manifest, task: Manifest) -> None:
             "drop it, or leave the template plain"
         )
     step = copy.deepcopy(marks.without_marks(template))
-    step["name"] = _free_name(f"{task['name']}-program", spec)
+    step["name"] = _free_name(f"{task['name']}-program", templates)
     settings = marks.read_settings({**template, "name": name}, kind)
     if mounts_workflow_volume(template, spec):
         settings = settings.model_copy(update={"cache": False})
@@ -323,7 +316,7 @@ def _mark_step(spec: Manifest, task: Manifest) -> None:
     if kind is AdoptedKind.TRAIN:
         step.pop("retryStrategy", None)
         _wrap_program(step, template, name)
-    spec["templates"].append(step)
+    templates[step["name"]] = step
     task.pop("inline", None)
     task["template"] = step["name"]
 
@@ -410,8 +403,7 @@ def _rename_template(spec: Manifest, name: str, fresh: str) -> None:
                 hook["template"] = fresh
 
 
-def _free_name(wanted: str, spec: Manifest) -> str:
-    taken = {template["name"] for template in spec["templates"]}
+def _free_name(wanted: str, taken: Collection[str]) -> str:
     name = wanted.removeprefix(RESERVED_PREFIX)
     while name in taken:
         name += "-x"

@@ -1,5 +1,6 @@
 """``tiphys adopt``: a Workflow that knows nothing of Tiphys, marked, run, killed by an error and resumed."""
 
+import io
 import json
 import re
 import shlex
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import invoke
+from .conftest import Command, invoke
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = """\
@@ -154,6 +155,24 @@ def test_a_folder_is_told_in_one_line_for_each_workflow(tmp_path: Path) -> None:
         "make": "step",
         "check": "step",
     }
+
+
+def test_a_workflow_of_standard_input_goes_marked_to_standard_output(
+    tiphys: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TEXT.replace("hello", "grüße").replace("\n", "\r\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "ascii"))
+    adopted = tiphys("adopt", "-", "--output", "-")
+    assert adopted.code == 0, adopted.err
+    assert adopted.out.replace("    metadata:\n      annotations:\n        tiphys.dev/adopt: step\n", "") == (
+        TEXT.replace("hello", "grüße")
+    )
+    assert adopted.out.count("tiphys.dev/adopt: step") == 2
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a: &a [*a]"), "ascii"))
+    refused = tiphys("adopt", "-")
+    assert refused.code == 2
+    assert "-:1: this is not YAML: an anchor contains its own alias" in refused.err
 
 
 @pytest.mark.parametrize(

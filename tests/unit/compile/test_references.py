@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.compile.references import add_dependencies, fields_used, workflow_parameters_used
+from hera_pipelines.compile.references import (
+    add_dependencies,
+    fields_used,
+    read_results_as_parameters,
+    workflow_parameters_used,
+)
 
 
 def taking(name: str, value: str, **fields: Any) -> dict[str, Any]:
@@ -87,7 +92,16 @@ def test_a_dag_written_with_lists_keeps_them(other: dict[str, Any]) -> None:
     assert "depends" not in tasks[2]
 
 
-@pytest.mark.parametrize("value", ["tasks.a is text", "{{tasks.unknown.outputs.parameters.x}}", "{{item}}"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "tasks.a is text",
+        "{{tasks.unknown.outputs.parameters.x}}",
+        "{{item}}",
+        "{{=jsonpath(workflow.parameters.x, '$.tasks.a')}}",
+        "{{=item.tasks.a + `tasks['a']`}}",
+    ],
+)
 def test_what_is_no_reference_adds_nothing(value: str) -> None:
     task = taking("d", value)
 
@@ -113,6 +127,7 @@ def test_a_task_that_is_awaited_by_way_of_others_is_not_named_again() -> None:
 
 def test_workflow_parameters_are_found_in_any_spelling() -> None:
     part = ["{{workflow.parameters.a-b}}", {"x": "{{=asInt(workflow.parameters['c'])}}"}, "workflow.parameters.text"]
+    part.append("""{{=jsonpath('$.workflow.parameters.d', "workflow.parameters['e']")}}""")
 
     assert workflow_parameters_used(part) == ["a-b", "c"]
 
@@ -122,3 +137,18 @@ def test_uses_do_not_confuse_tasks_of_similar_names() -> None:
     assert fields_used("{{tasks.fit-2.exitCode}}", ["exitCode"]) == {("fit-2", "exitCode")}
     assert fields_used("{{=tasks['fit-2'].outputs.result}}", ["outputs.result"]) == {("fit-2", "outputs.result")}
     assert fields_used("{{tasks.fit.exitCodes}} tasks.fit.exitCode", ["exitCode"]) == set()
+
+
+def test_what_a_step_prints_is_read_as_a_parameter_in_any_spelling_and_texts_stay() -> None:
+    value = (
+        "{{tasks.a.outputs.result}} "
+        "{{=tasks['a'].outputs['result'] + 'tasks.a.outputs.result' + tasks.b.outputs.result}}"
+    )
+    entry = {"dag": {"tasks": [taking("d", value)]}}
+
+    read_results_as_parameters(entry, ["a"])
+
+    assert entry["dag"]["tasks"][0]["arguments"]["parameters"][0]["value"] == (
+        "{{tasks.a.outputs.parameters.result}} "
+        "{{=tasks['a'].outputs['parameters'].result + 'tasks.a.outputs.result' + tasks.b.outputs.result}}"
+    )

@@ -19,6 +19,7 @@ Examples:
   tiphys adopt workflow.yaml
   tiphys adopt workflow.yaml --output adopted.yaml
   tiphys compile adopted.yaml --store s3://ml-runs/tiphys | argo submit -
+  helm template chart/ | tiphys adopt - --output -
   tiphys adopt workflows/
   tiphys adopt workflow.yaml -o json | jq '.items[].templates[] | select(.becomes == "plain")'
 """
@@ -28,7 +29,8 @@ API_VERSION = "tiphys.dev/adoption/v1"
 def adopt(
     context: typer.Context,
     files: Annotated[
-        list[Path], typer.Argument(help="YAML files with Workflows, templates or schedules, or folders of these.")
+        list[Path],
+        typer.Argument(help="YAML files with Workflows, templates or schedules, folders of these, or - for stdin."),
     ],
     target: Annotated[
         Path | None,
@@ -97,10 +99,10 @@ def _write(screen: Screen, adoptions: "Sequence[Adoption]", target: Path) -> Non
 
     text = write_marks([adoption.document for adoption in adoptions], [adoption.marks for adoption in adoptions])
     if str(target) == "-":
-        screen.write(text.rstrip("\n"))
+        screen.write(text.replace("\r\n", "\n").rstrip("\n"))
         return
     try:
-        target.write_text(text)
+        target.write_text(text, newline="")
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error}") from error
     screen.note(f"wrote {target}; compile it with `tiphys compile {target}`")

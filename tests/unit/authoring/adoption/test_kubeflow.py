@@ -21,6 +21,7 @@ import pytest
 from hera_pipelines.authoring.adoption.kubeflow import read_kubeflow_pipeline, translate_pipeline
 from hera_pipelines.authoring.adoption.translation import translate_workflow
 from hera_pipelines.compile import CompileOptions, compile_workflow
+from hera_pipelines.local.arguments import replace_tags
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
 from tiphys.protocol.step_spec import StepKind
@@ -123,6 +124,9 @@ IR: Manifest = {
 }
 
 
+FIT = ("deploymentSpec", "executors", "exec-fit", "container")
+
+
 def changed(*path: str, **values: Any) -> Manifest:
     document = copy.deepcopy(IR)
     part: Any = document
@@ -206,8 +210,75 @@ def test_accelerators_make_a_training_with_the_retries_of_the_task() -> None:
     assert (steps["fit"].gpu.gpus, steps["fit"].retry.user_error) == (2, 2)
 
 
+def test_image_and_variables_get_values_of_the_pipeline_and_of_tasks() -> None:
+    document = changed(
+        *FIT,
+        image="python:{{$.inputs.parameters['pipelinechannel--who']}}",
+        env=[
+            {"name": "JOB", "value": "{{$.pipeline_job_name}}/{{$.pipeline_task_name}}"},
+            {"name": "ROWS", "value": "größe {{$.inputs.parameters['rows']}}"},
+            {"name": "EMPTY"},
+        ],
+    )
+    workflow = translate_pipeline(document)
+    fit = find_template(workflow, "fit-component")
+    assert fit["container"]["image"] == "python:{{inputs.parameters.pipeline-who}}"
+    assert fit["container"]["env"] == [
+        {"name": "JOB", "value": "{{workflow.name}}/fit"},
+        {"name": "ROWS", "value": "größe {{inputs.parameters.rows}}"},
+        {"name": "EMPTY", "value": ""},
+    ]
+    assert {"name": "pipeline-who"} in fit["inputs"]["parameters"]
+    arguments = find_template(workflow, "main")["dag"]["tasks"][0]["arguments"]["parameters"]
+    assert {"name": "pipeline-who", "value": "{{workflow.parameters.who}}"} in arguments
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent", "given"),
+    [
+        ("NUMBER_INTEGER", "null", "7"),
+        ("STRUCT", "null", '{"a": "größe"}'),
+        ("STRING", "<none>", 'a "größe"'),
+        ("STRING", "<none>", "null"),
+        ("STRING", "<none>", ""),
+    ],
+)
+def test_an_optional_input_without_a_value_is_null_for_a_python_component(kind: str, absent: str, given: str) -> None:
+    optional = {"parameterType": kind, "isOptional": True}
+    document = changed("components", "comp-fit", "inputDefinitions", "parameters", k=optional)
+    document["root"]["inputDefinitions"]["parameters"]["k"] = optional
+    document["root"]["dag"]["tasks"]["fit"]["inputs"]["parameters"]["k"] = {"componentInputParameter": "k"}
+    workflow = translate_pipeline(document)
+    assert {"name": "k", "value": absent} in workflow["spec"]["arguments"]["parameters"]
+    text = find_template(workflow, "fit-component")["container"]["args"][1]
+    variables = {"inputs.parameters.rows": "7", "inputs.parameters.tags": "[]", "inputs.parameters.note": "n"}
+    for value in (absent, given):
+        filled = replace_tags(text, {**variables, "inputs.parameters.k": value})
+        expected = None if value == absent else given if kind == "STRING" else json.loads(given)
+        assert json.loads(filled)["inputs"]["parameterValues"]["k"] == expected
+
+
+def test_an_optional_value_that_a_task_must_have_is_asked_for() -> None:
+    optional = {"parameterType": "STRING", "isOptional": True}
+    document = changed("root", "inputDefinitions", "parameters", who=optional)
+    assert {"name": "who"} in translate_pipeline(document)["spec"]["arguments"]["parameters"]
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    long = "lade_und_bereinige_alle_transaktionen_einer_region_und_eines_jahres"
+    document = changed("root", "dag", tasks={})
+    tasks = document["root"]["dag"]["tasks"]
+    tasks |= {f"{long}{end}": copy.deepcopy(IR["root"]["dag"]["tasks"]["fit"]) for end in ("", "_2", "-2", "_3")}
+    tasks[f"{long}_3"]["dependentTasks"] = [f"{long}-2"]
+    names = [task["name"] for task in find_template(translate_pipeline(document), "main")["dag"]["tasks"]]
+    assert len(set(names)) == 4
+    assert max(map(len, names)) <= 50
+    *_, last = find_template(translate_pipeline(document), "main")["dag"]["tasks"]
+    assert last["dependencies"] == [names[2]]
+
+
 TASKS = ("root", "dag", "tasks")
-FIT = ("deploymentSpec", "executors", "exec-fit", "container")
+CHANNEL = "{{$.inputs.parameters['pipelinechannel--who']}}"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +292,24 @@ FIT = ("deploymentSpec", "executors", "exec-fit", "container")
         (changed(*FIT, args=['{"IfPresent": {"InputName": "x"}}']), "builds its command from optional parts"),
         (changed(*FIT, args=["print('{{ x }}')"]), "which Argo would take for a placeholder"),
         (changed(*FIT, args=["{{$.pipeline_root}}"]), "task 'fit' uses {{$.pipeline_root}}"),
+        (changed(*FIT, image="x:{{$.pipeline_root}}"), "task 'fit' uses {{$.pipeline_root}}"),
+        (changed(*FIT, image="x:{{y}}"), "task 'fit': its image contains '{{', which Argo would take"),
+        (changed(*FIT, env=[{"name": "A", "value": "{{$.json_escape[1]}}"}]), "task 'fit' uses {{$.json_escape[1]}}"),
+        (changed(*FIT, env=[{"name": "A", "value": "ü {{"}]), "its variable A contains '{{'"),
+        (
+            changed(*FIT, resources={"accelerator": {"resourceType": "nvidia.com/gpu", "resourceCount": CHANNEL}}),
+            f"task 'fit': its resource nvidia.com/gpu of {CHANNEL} is known only when the pipeline runs",
+        ),
+        (changed(*FIT, resources={"accelerator": {"type": CHANNEL}}), f"its resource {CHANNEL} of 1 is known only"),
+        (changed(*FIT, resources={"resourceCpuLimit": CHANNEL}), f"its resource cpu of {CHANNEL} is known only"),
+        (
+            changed("root", "inputDefinitions", "parameters", who={"defaultValue": "{{$.pipeline_job_name}}"}),
+            "it uses {{$.pipeline_job_name}}, which is not translated",
+        ),
+        (
+            changed(*TASKS, "fit", "inputs", "parameters", note={"runtimeValue": {"constant": "{{ x }}"}}),
+            "task 'fit': its input 'note' contains '{{'",
+        ),
         (changed(*TASKS, "fit", "inputs", "parameters", rows={"taskFinalStatus": {}}), "comes from taskFinalStatus"),
         (
             changed(*TASKS, "fit", "inputs", "parameters", rows={"parameterExpressionSelector": "x"}),
@@ -250,6 +339,14 @@ def test_settings_of_kubernetes_are_refused() -> None:
     executors["exec-fit"] = {"secretAsEnv": [{"secretName": "s"}]}  # type: ignore[dict-item]
     with pytest.raises(UsageError, match=r"'exec-fit' has settings of kfp-kubernetes \(secretAsEnv\)"):
         translate_pipeline(IR, {"platforms": {"kubernetes": {"deploymentSpec": {"executors": executors}}}})
+
+
+def test_a_pipeline_that_compile_would_refuse_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    document = changed("root", "inputDefinitions", "parameters", **{"tiphys-größe": {"parameterType": "STRING"}})
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=r"p\.yaml: workflow parameter 'tiphys-größe': .* rename it"):
+        read_kubeflow_pipeline(path)
 
 
 def test_a_file_that_is_no_pipeline_is_named(tmp_path: Path) -> None:

@@ -2,15 +2,23 @@
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from hera_pipelines.authoring.adoption import Adoption, YamlPipeline, propose_adoption, read_argo_documents
+from hera_pipelines.authoring.adoption import (
+    Adoption,
+    YamlPipeline,
+    proposals,
+    propose_adoption,
+    read_argo_documents,
+)
 from hera_pipelines.authoring.adoption.documents import write_marks
 from hera_pipelines.authoring.loading import load_pipeline
+from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import find_template
+from tiphys.protocol.compiled_workflow import Manifest, find_template
 
 TEXT = """\
 # trains every night
@@ -254,11 +262,113 @@ def test_several_documents_are_chosen_by_name(tmp_path: Path) -> None:
         load_pipeline(path)
 
 
-def test_a_short_form_cannot_take_a_mark(tmp_path: Path) -> None:
-    text = LIBRARY.replace("metadata: {annotations: {tiphys.dev/adopt: step}}", "metadata: {labels: {a: b}}")
+PARTS = """\
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: parts-}
+spec:
+  entrypoint: main
+  templates:
+    - name: main
+      dag: {tasks: [{name: a-1, template: a-1}, {name: größe, template: größe}]}
+"""
+LABELS = 'labels: {team: größe}, annotations: {inject: "false"}'
+
+
+def marked_metadata(path: Path, text: str) -> tuple[str, dict[str, Any]]:
+    """The text with marks, and the metadata of each template that compile would see."""
+    path.write_text(text, newline="")
+    [adoption] = adopt(path)
+    assert adoption.refusal == ""
+    written = write_marks([adoption.document], [adoption.marks])
+    templates = yaml.safe_load(written)["spec"]["templates"]
+    return written, {one["name"]: one.get("metadata") for one in templates if one["name"] != "main"}
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        # merged into the template, also without a key of its own at the beginning
+        ("name: a-1\n      <<: *base\n      CONTAINER", "<<: *base\n      name: größe # ü\n      CONTAINER"),
+        # shared between templates
+        (
+            "name: a-1\n      metadata: &m {LABELS}\n      CONTAINER",
+            "name: größe\n      metadata: *m  # ü\n      CONTAINER",
+        ),
+        ("name: a-1\n      metadata: *base-m\n      CONTAINER", "{name: größe, metadata: *base-m, CONTAINER}"),
+        # merged into the metadata, or into the annotations
+        (
+            "name: a-1\n      metadata:\n        <<: *base-m\n        labels: {team: größe}\n      CONTAINER",
+            "name: größe\n      CONTAINER\n      metadata:\n        annotations: {<<: *base-a}\n        TEAM",
+        ),
+        # all of the other template
+        ("&t\n      name: a-1\n      metadata: {LABELS}\n      CONTAINER", "<<: *t\n      name: größe"),
+    ],
+    ids=["template", "shared", "alias", "metadata", "whole"],
+)
+def test_what_anchors_and_merge_keys_bring_stays_beside_the_mark(
+    tmp_path: Path, first: str, second: str, line_end: str
+) -> None:
+    base = "metadata: &base-m {labels: {team: größe}, annotations: &base-a {inject: 'false'}}"
+    text = f"x-base: &base {{{base}}}\n{PARTS}    - {first}\n    - {second}".replace("LABELS", LABELS).replace(
+        "TEAM", "labels: {team: größe}"
+    )
+    text = text.replace("CONTAINER", "container: {image: busybox, command: [echo]}").replace("\n", line_end)
+    written, metadata = marked_metadata(tmp_path / "old.yaml", text)
+    expected = {
+        "labels": {"team": "größe"},
+        "annotations": {"inject": "false", "tiphys.dev/adopt": "step"},
+    }
+    assert metadata == {"a-1": expected, "größe": expected}
+    assert written.count("\n") == written.count(line_end)
+    assert ("# ü" in written) == ("# ü" in text)
+
+
+@pytest.mark.parametrize("metadata", ["metadata:", "metadata: ~", "metadata: {}", "metadata: {annotations: }"])
+def test_an_empty_metadata_takes_the_mark(tmp_path: Path, metadata: str) -> None:
+    rest = "container: {image: busybox, command: [echo]}"
+    text = f"{PARTS}    - name: a-1\n      {metadata}\n      {rest}\n    - {{name: größe, {rest}}}\n"
+    marked = {"annotations": {"tiphys.dev/adopt": "step"}}
+    assert marked_metadata(tmp_path / "old.yaml", text)[1] == {"a-1": marked, "größe": marked}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "    - name: a-1\n      metadata: &m\n        labels: {a: b}\n      CONTAINER\n"
+        "    - {name: größe, metadata: *m, suspend: {}}\n",
+        "    - &t {name: a-1, CONTAINER}\n    - {name: größe, suspend: {x: *t}}\n",
+    ],
+    ids=["metadata", "template"],
+)
+def test_a_mark_that_would_reach_another_template_is_refused_with_its_line(tmp_path: Path, parts: str) -> None:
+    parts = parts.replace("CONTAINER", "container: {image: busybox, command: [echo]}")
+    with pytest.raises(UsageError, match=r"old\.yaml:1\d: template 'größe': .*by an anchor or a merge key; write that"):
+        marked_metadata(tmp_path / "old.yaml", PARTS + parts)
+
+
+def test_templates_are_compiled_together_and_only_those_that_are_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def count_and_compile(manifest: Manifest, options: CompileOptions) -> Manifest:
+        calls.append(options)
+        return compile_workflow(manifest, options)
+
+    monkeypatch.setattr(proposals, "compile_workflow", count_and_compile)
+    names = [f"t-{number}" for number in range(64)]
+    steps = "".join(f"      - - {{name: {name}, template: {name}}}\n" for name in names)
+    templates = "".join(f"    - {{name: {name}, container: {{image: busybox, command: [echo]}}}}\n" for name in names)
+    text = f"{PARTS.partition('      dag')[0]}      steps:\n{steps}{templates}"
     [adoption] = adopt(write(tmp_path, text))
-    with pytest.raises(UsageError, match=r"old\.yaml:9: template 'say'.*write it on several lines"):
-        write_marks([adoption.document], [adoption.marks])
+    assert (len(adoption.marks), len(calls)) == (64, 1)
+    [adoption] = adopt(
+        write(tmp_path, text.replace("{name: t-7, container", "{name: t-7, memoize: {key: k}, container"))
+    )
+    assert set(names) - adoption.marks.keys() == {"t-7"}
+    assert len(calls) < 24
 
 
 @pytest.mark.parametrize(
@@ -270,7 +380,12 @@ def test_a_short_form_cannot_take_a_mark(tmp_path: Path) -> None:
         ("kind: Workflow\napiVersion: v1\n", "but Workflow"),
         ("kind: Service\napiVersion: v1\n", "but Service"),
         ("[" * 5000, "nested too deeply"),
-        ("a: &a [*a]", "but nothing"),
+        ("[" * 400_000, "nested too deeply"),
+        ("b: 1\na: &a [*a]", r"old\.yaml:2: .*an anchor contains its own alias"),
+        ("a: &u-1 {b: {<<: [{c: *u-1}]}}", r"old\.yaml:1: .*an anchor contains its own alias"),
+        ("a:\n  b: 1" + "0" * 5000, r"old\.yaml:2: .*5001 digits"),
+        ("a: -0x1" + "0" * 5000, r"old\.yaml:1: .*an integer of 20001 bits; write it in quotes"),
+        ("a0: &a0 1\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9)), "aliases stand for"),
     ],
 )
 def test_what_is_no_workflow_is_refused(tmp_path: Path, text: str, words: str) -> None:

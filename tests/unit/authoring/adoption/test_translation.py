@@ -77,6 +77,26 @@ def test_groups_of_steps_wait_for_all_of_the_group_before() -> None:
     assert argument["value"] == "{{= tasks['left'].outputs.parameters.y ?? '' }}, not steps.left"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{=jsonpath(workflow.parameters.c, '$.steps.a-b')}}", None),
+        ("""{{=toJson({"steps": "steps['a-b']", 'n': "it's steps.a-b"})}}""", None),
+        ("{{=`steps.one` /* steps.one */ + inputs.parameters.steps.one}}", None),
+        ("{{inputs.parameters.steps.größe}} {{item.steps.one}} steps.one", None),
+        ("{{=item.steps.one + item['steps'].one}}", None),
+        ("{{=steps.one.id + '$.steps.one'}}", "{{=tasks.one.id + '$.steps.one'}}"),
+        ('{{=steps [ "a-b" ] . id}}{{ steps.a-b.id }}', '{{=tasks [ "a-b" ] . id}}{{ tasks.a-b.id }}'),
+        ("{{=filter(keys(steps), {# != 'steps'})}}", "{{=filter(keys(tasks), {# != 'steps'})}}"),
+    ],
+)
+def test_only_the_variable_steps_becomes_that_of_a_dag(text: str, expected: str | None) -> None:
+    last = {"name": "last", "template": "echo", "arguments": {"parameters": [{"name": "x", "value": text}]}}
+    steps = [[{"name": "one", "template": "echo"}, {"name": "a-b", "template": "echo"}], [last]]
+    entry = entry_of(translate_workflow(workflow({"name": "main", "steps": steps}, marked("echo"))))
+    assert entry["dag"]["tasks"][2]["arguments"]["parameters"][0]["value"] == (expected or text)
+
+
 def test_outputs_of_an_entry_point_of_steps_follow() -> None:
     outputs = {
         "parameters": [{"name": "a", "valueFrom": {"parameter": "{{steps.one.outputs.parameters.a}}"}}],
@@ -126,6 +146,28 @@ def test_names_that_cannot_name_results_become_small_wherever_they_are_used() ->
         "{{tasks.make-all.outputs.parameters.x}} {{=tasks['a-x'].status}} A"
     )
     assert entry["dag"]["target"] == "last make-all"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{=tasks.Make_All.id + tasks?.A.id}}", "{{=tasks['make-all'].id + tasks?.a.id}}"),
+        ("{{=f(tasks[`A`].id, '$.tasks.A')}}", "{{=f(tasks[`a`].id, '$.tasks.A')}}"),
+        ("{{item.tasks.A}} {{=item.tasks.A + 'tasks.A'}}", "{{item.tasks.A}} {{=item.tasks.A + 'tasks.A'}}"),
+    ],
+)
+def test_a_new_name_is_written_so_that_the_expression_means_the_same(text: str, expected: str) -> None:
+    tasks = [{"name": "A", "template": "echo"}, {"name": "Make_All", "template": "echo"}]
+    last = {"name": "last", "template": "echo", "arguments": {"parameters": [{"name": "x", "value": text}]}}
+    entry = entry_of(translate_workflow(workflow({"name": "main", "dag": {"tasks": [*tasks, last]}}, marked("echo"))))
+    assert entry["dag"]["tasks"][2]["arguments"]["parameters"][0]["value"] == expected
+
+
+def test_a_task_that_an_expression_chooses_cannot_have_another_name() -> None:
+    chosen = {"parameters": [{"name": "x", "value": "{{=tasks[inputs.parameters.which].id}}"}]}
+    tasks = [{"name": "Größe", "template": "echo"}, {"name": "last", "template": "echo", "arguments": chosen}]
+    with pytest.raises(UsageError, match=r"an expression chooses a task, .* write 'Größe' small"):
+        translate_workflow(workflow({"name": "main", "dag": {"tasks": tasks}}, marked("echo")))
 
 
 def test_a_template_that_an_exit_handler_uses_stays_beside_its_step() -> None:

@@ -106,10 +106,16 @@ def test_an_expression_for_an_artifact_is_reported() -> None:
     assert find_unbound_references(body, DONE) == [Reference("prep", "")]
 
 
-def test_what_looks_like_a_task_but_is_none_is_left_alone() -> None:
-    assert (
-        list(find_references({"value": "{{inputs.parameters.tasks.prep}} tasks.prep.outputs {{mytasks.prep.x}}"})) == []
-    )
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{{inputs.parameters.tasks.prep}} tasks.prep.outputs {{mytasks.prep.x}}",
+        "{{=jsonpath(workflow.parameters.x, '$.tasks.prep')}}",
+        "{{=item.tasks.prep + item['tasks'].prep + tasks.name}}",
+    ],
+)
+def test_what_looks_like_a_task_but_is_none_is_left_alone(value: str) -> None:
+    assert list(find_references({"value": value})) == []
 
 
 def test_a_reference_that_nobody_can_answer_is_refused_by_name() -> None:
