@@ -88,7 +88,10 @@ def create_task(
     if sweep is not None:
         inputs = {name: (slot.name, slot.artifact) for slot in slots for name in (slot.python_name, slot.name)}
         options["with_items"] = search.build_sweep_items(template.name, sweep, options, inputs)
-    _write_items(template.name, slots, options.get("with_items"))
+    if isinstance(options.get("with_items"), list):
+        options["with_items"] = _write_items(template.name, slots, options["with_items"])
+    if isinstance(task := options.get("with_param"), Task):
+        options["with_param"] = _task_output(template.name, InputSlot("with_param", "", False, ""), task)
     arguments = [*_as_list(options.get("arguments")), *_bind_arguments(template.name, slots, args, values)]
     if sweep is not None:
         _check_swept_once(template.name, options["with_items"][0], arguments)
@@ -270,14 +273,22 @@ def _task_output(step: str, slot: InputSlot, task: Task) -> Parameter | Artifact
     return task.get_artifact(name) if slot.artifact else task.get_parameter(name)
 
 
-def _write_items(step: str, slots: list[InputSlot], items: Any) -> None:
-    """Give items the texts of what JSON lacks, and refuse values that the function could not read."""
-    for item in items if isinstance(items, list) else []:
-        for slot in slots if isinstance(item, dict) else []:
-            if slot.name in item:
-                value = slot.write(step, item[slot.name])
-                if not isinstance(item[slot.name], bool | int | float | list | dict):
-                    item[slot.name] = value
+def _write_items(step: str, slots: list[InputSlot], items: list[Any]) -> list[Any]:
+    """The items with the texts of what JSON lacks.
+
+    Raises:
+        UsageError: the function could not read a value.
+    """
+    by_name = {slot.name: slot for slot in slots}
+    return [_write_item(step, by_name, item) if isinstance(item, dict) else item for item in items]
+
+
+def _write_item(step: str, slots: Mapping[str, InputSlot], item: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: slots[name].write(step, value) for name, value in item.items() if name in slots}
+    return {
+        name: value if isinstance(value, bool | int | float | list | dict) else texts.get(name, value)
+        for name, value in item.items()
+    }
 
 
 def _item_arguments(slots: list[InputSlot], items: Any, arguments: list[Any]) -> list[Parameter]:

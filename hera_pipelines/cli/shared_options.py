@@ -335,7 +335,8 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str], pipeline: "An
                 found = f"parameter {parameter['name']!r} cannot be {parameter['value']!r}"
                 raise UsageError(f"{found}; it is one of {', '.join(map(repr, choices))}")
     if check := getattr(pipeline, "check_parameters", None):  # which one from YAML lacks
-        check({parameter["name"]: parameter["value"] for parameter in declared if "value" in parameter})
+        final = {parameter["name"]: parameter.get("value") or "" for parameter in declared}
+        check({name: value for name, value in final.items() if value or name in values})  # "" is to be filled in
     return filled
 
 

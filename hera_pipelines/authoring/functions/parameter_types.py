@@ -145,7 +145,11 @@ def _find_container(annotation: Any, kind: Any, arguments: tuple[Any, ...]) -> P
 
 
 def _find_inner(annotation: Any) -> ParameterType:
-    """As `_find`, for a value within JSON, where a text is no longer read as JSON."""
+    """As `_find`, for a value within JSON, where a text is no longer read as JSON or as another type."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = sorted(get_args(annotation), key=lambda part: part is not str)
+        found = _union_of([_find_inner(part) for part in parts if part is not types.NoneType])
+        return _or_none(found) if types.NoneType in parts else found
     found = _find(annotation)
     return _SAME if found is _ANY else found
 

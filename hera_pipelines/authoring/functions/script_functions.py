@@ -24,7 +24,7 @@ def _read(name, read, text):
 def _any(text):
     # As Hera reads what has no annotation: as JSON if the text is valid JSON, else as text.
     try:
-        return json.loads(text)
+        return None if text == "<none>" else json.loads(text) if isinstance(text, str) else text
     except ValueError:
         return text
 
@@ -97,14 +97,27 @@ def _optional(read_one, none):
 
 
 def _union(*readers):
+    # A value of JSON keeps its type, and so does the text of a number or truth value; else the first that takes it.
     def read(value):
+        is_text = isinstance(value, str)
+        taken: list[object] = []
         reasons = []
         for each in readers:
             try:
-                return each(value)
+                one = each(value)
             except ValueError as error:
                 reasons.append(str(error))
-        raise ValueError("; ".join(reasons))
+                continue
+            if (
+                json.dumps(one) == value
+                if is_text and isinstance(one, (bool, int, float))
+                else type(one) is type(value)
+            ):
+                return (taken or [one])[0] if is_text and isinstance(one, str) else one
+            taken.append(one)
+        if not taken:
+            raise ValueError("; ".join(reasons))
+        return taken[0]
 
     return read
 

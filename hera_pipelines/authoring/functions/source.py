@@ -13,7 +13,6 @@ import builtins
 import inspect
 import re
 import symtable
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from hera.workflows import Artifact, InlineScriptConstructor, Script
 from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import function_input_slots
+from hera_pipelines.authoring.functions import script_functions
 from hera_pipelines.authoring.functions.parameter_types import (
     NO_TEXT,
     ParameterType,
@@ -35,7 +35,8 @@ from tiphys.protocol.environment import input_path_variable, output_path_variabl
 
 _OUTPUT_FOLDER = "/tmp/tiphys/outputs"  # noqa: S108  a path in the container
 
-_SCRIPT_NAMES = frozenset((*dir(builtins), "json", "os", "pathlib", "shutil", "sys", "__name__", "__file__"))
+_SCRIPT_IMPORTS = ("json", "os", "pathlib", "shutil", "sys")
+_SCRIPT_NAMES = frozenset((*dir(builtins), *_SCRIPT_IMPORTS, "__name__", "__file__"))
 """Names that a function of a script can use without an import."""
 
 _WRITING = ("_keep", "_plain", "_written")
@@ -82,8 +83,7 @@ class FunctionSource(InlineScriptConstructor):
 
 def _function_source(function: Callable[..., Any]) -> str:
     """Source of ``function`` without decorators, annotations and defaults: their names exist only in its own file."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    definition = tree.body[0]
+    definition = _parse_function(function)
     if not isinstance(definition, ast.FunctionDef):
         raise UsageError(f"step {function.__name__!r}: only plain functions can be steps; write `def`")
     definition.decorator_list, definition.returns = [], None
@@ -91,15 +91,49 @@ def _function_source(function: Callable[..., Any]) -> str:
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         argument.annotation = None
-    source = ast.unparse(ast.fix_missing_locations(_WithoutTags().visit(tree)))
+    source = ast.unparse(ast.fix_missing_locations(_ScriptForm().visit(definition)))
     if "{{" in source:
         line = next(line.strip() for line in source.splitlines() if "{{" in line)
         raise UsageError(f"function {function.__name__!r}: Argo would read the braces in `{line}` as a tag; part them")
     return source
 
 
-class _WithoutTags(ast.NodeTransformer):
-    """Parts two opening braces in texts, which Argo would take for the beginning of a tag."""
+def _parse_function(function: Callable[..., Any]) -> ast.stmt:
+    """The definition of ``function``, with the lines of its file. An indented one keeps its texts of several lines."""
+    lines, first_line = inspect.getsourcelines(function)
+    is_indented = lines[0][:1].isspace()
+    statement = ast.parse("".join(["if 1:\n", *lines] if is_indented else lines)).body[0]
+    definition = statement.body[0] if is_indented and isinstance(statement, ast.If) else statement
+    return ast.increment_lineno(definition, first_line - 1 - is_indented)
+
+
+class _ScriptForm(ast.NodeTransformer):
+    """Parts two opening braces in texts, which Argo would take for the beginning of a tag.
+
+    It also drops the annotations of local variables, which Python never evaluates; those of a class it does.
+    """
+
+    _is_in_class = False
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return self._visit_scope(node, is_class=True)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._visit_scope(node, is_class=False)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._visit_scope(node, is_class=False)
+
+    def _visit_scope(self, node: ast.AST, *, is_class: bool) -> ast.AST:
+        outer, self._is_in_class = self._is_in_class, is_class
+        visited = self.generic_visit(node)
+        self._is_in_class = outer
+        return visited
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if not self._is_in_class:
+            node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if not isinstance(node.value, str | bytes):
@@ -138,17 +172,17 @@ def check_travels(step: str, function: Callable[..., Any]) -> None:
         UsageError: names the line and the name, decorator or ``return`` that would be missing or wrong.
     """
     try:
-        source, first_line = inspect.getsourcelines(function)
+        definition = _parse_function(function)
     except OSError:
         return  # it was typed into a shell; compile says so
-    definition = ast.parse(textwrap.dedent("".join(source))).body[0]
     if not isinstance(definition, ast.FunctionDef):
         return  # `_function_source` refuses it
 
-    def refuse(node: ast.AST, sentence: str) -> NoReturn:
-        line = first_line + node.lineno - 1  # type: ignore[attr-defined]
-        raise UsageError(f"step {step!r}, line {line}: the function {sentence}")
+    def refuse(node: ast.stmt | ast.expr, sentence: str) -> NoReturn:
+        raise UsageError(f"step {step!r}, line {node.lineno}: the function {sentence}")
 
+    if definition.name in _SCRIPT_IMPORTS or hasattr(script_functions, definition.name):
+        refuse(definition, "has a name that its script uses itself; give it another one")
     if len(definition.decorator_list) > 1:
         names = " and ".join(f"@{ast.unparse(decorator)}" for decorator in definition.decorator_list)
         refuse(definition, f"has {names}, and its script has no decorators; call the other one in the function")
@@ -170,13 +204,14 @@ def check_travels(step: str, function: Callable[..., Any]) -> None:
 
 def _global_names(source: str) -> set[str]:
     """Names that ``source`` reads of its module, in all of its scopes."""
-    pending, names = [symtable.symtable(source, "step", "exec")], set()
+    pending, names, own = [symtable.symtable(source, "step", "exec")], set(), set()
     while pending:
         scope = pending.pop()
         pending += scope.get_children()
         if scope.get_type() != "module":
             names |= {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
-    return names
+            own |= {s.get_name() for s in scope.get_symbols() if s.is_declared_global() and s.is_assigned()}
+    return names - own
 
 
 def _names_of_body(definition: ast.FunctionDef) -> set[str]:
@@ -205,7 +240,7 @@ def _call_source(
     lines = [f"result = _parts({call}, {len(outputs)})" if several else f"result = {call}"]
     for index, output in enumerate(outputs):
         value = f"result[{index}]" if several else "result"
-        value = f"os.fspath({value})" if output.is_path else value
+        value = f"{value} and str({value})" if output.is_path else value
         none = "" if output.none is None else f", {output.none!r}"
         lines.append(f"_keep({output_path_variable(output.name)!r}, {output.path!r}, {value}{none})")
     return "\n".join(lines)
@@ -304,7 +339,7 @@ def write_defaults(step: str, function: Callable[..., Any]) -> None:
     parameters = dict(signature.parameters)
     for name, kind in parameter_types(step, function).items():
         default = parameters[name].default
-        if default is inspect.Parameter.empty and kind.none is not None:
+        if default is not None and kind.none is not None:
             io = construct_io_from_annotation(name, parameters[name].annotation)
             parameters[name] = parameters[name].replace(annotation=Annotated[str, io])
         if default is inspect.Parameter.empty or default is None:
@@ -313,6 +348,6 @@ def write_defaults(step: str, function: Callable[..., Any]) -> None:
             text = kind.write(default)
         except (ValueError, TypeError) as error:
             raise UsageError(f"step {step!r}: the default of {name!r}: {error}") from None
-        if not isinstance(default, str | bool | int | float):
+        if kind.none is not None or not isinstance(default, str | bool | int | float):
             parameters[name] = parameters[name].replace(default=text)
     function.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ def _check_output_paths(step: GatedStep) -> str | None:
     paths = {artifact["name"]: artifact.get("path") for artifact in outputs.get("artifacts") or []}
     paths |= {p["name"]: (p.get("valueFrom") or {}).get("path") for p in outputs.get("parameters") or []}
     for name, path in paths.items():
-        if path and not path.startswith("/"):
+        if path and not path.startswith(("/", "{{")):
             return f"the path {path!r} of its output {name!r} is relative; write an absolute one, such as /tmp/{path}"
     return None
 

@@ -268,9 +268,25 @@ def test_what_its_script_would_lack_is_refused_with_the_line() -> None:
         step()(constant)
 
 
-def test_names_that_a_script_has_are_accepted() -> None:
+def test_names_that_a_script_has_are_accepted(tmp_path: Path) -> None:
     def fit(n: int = SCALE) -> None:
         import math
+
+        local: Callable[..., Any] = print
+        text = """one
+      two
+zero"""
+
+        def share(value: str) -> None:
+            global _shared
+            _shared = value  # type: ignore[name-defined]
+
+        class Row:
+            n: int = 3
+
+        share(text)
+        assert globals()["_shared"] == "one\n      two\nzero"
+        assert (local, Row.__annotations__["n"]) == (print, int)
 
         def scaled(by: float) -> float:
             return by * n if by else scaled(1)
@@ -278,7 +294,30 @@ def test_names_that_a_script_has_are_accepted() -> None:
         for each in range(n):
             _ = (os.sep, json.dumps(scaled(each)), math.pi, __name__)
 
-    step()(fit)
+    run(step()(fit), tmp_path, {"n": "2"})
+
+
+@pytest.mark.parametrize("name", ["json", "_read"])
+def test_a_function_with_a_name_of_its_script_is_refused(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.py"
+    file.write_text(f"from hera_pipelines import step\n@step(image='x:1')\ndef {name}(n: int) -> None: ...\n")
+
+    with pytest.raises(UsageError, match="line 3: the function has a name that its script uses itself"):
+        load_pipeline(file)
+
+
+Where = Annotated[Path | None, Parameter(name="where")]
+
+
+@step()
+def nowhere() -> Where:
+    return None
+
+
+def test_no_path_is_an_output_too(tmp_path: Path) -> None:
+    run(nowhere, tmp_path, TIPHYS_OUTPUT_WHERE="where")
+
+    assert (tmp_path / "where").read_text() == "<none>"
 
 
 def test_another_decorator_is_refused_under_and_over_ours() -> None:

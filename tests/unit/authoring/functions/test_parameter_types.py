@@ -75,6 +75,15 @@ READ = [
     (int | str, "7", 7),
     (int | str, "seven", "seven"),
     (Union[str, int], "7", "7"),  # noqa: UP007  what people write
+    (bool | int, "1", 1),
+    (bool | int, "true", True),
+    (float | int, "5", 5),
+    (int | float, "2.0", 2.0),
+    (float | str, "1e-3", 0.001),
+    (dict[str, bool | int | float | str], '{"a": 1, "b": 1.0, "c": "1.10"}', {"a": 1, "b": 1.0, "c": "1.10"}),
+    (list[int | str | None], '["5", 5, null]', ["5", 5, None]),
+    (dict[str, Any | None], '{"a": "1", "b": null}', {"a": "1", "b": None}),
+    (Any, "<none>", None),
     (list[int], "[1, 2.0]", [1, 2]),
     (list[str], '["1", "ü"]', ["1", "ü"]),
     (list[str | None], '[null, "null"]', [None, "null"]),
@@ -213,6 +222,46 @@ def test_compile_writes_values_and_defaults_as_they_are_read() -> None:
 def test_compile_refuses_a_value_that_the_program_could_not_read(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arguments_of(**values)
+
+
+def test_a_default_beside_none_is_a_default() -> None:
+    def late(
+        seed: int | None = 42, tags: list[str] | None = None, name: str | None = "ü", on: bool | None = True
+    ) -> None:
+        _ = seed, tags, name, on
+
+    template = step(image="x:1")(late).script._build_template()
+
+    assert template.inputs
+    assert {p.name: p.default for p in template.inputs.parameters or []} == {
+        "seed": "42",
+        "tags": "null",
+        "name": "ü",
+        "on": "true",
+    }
+
+
+def test_items_stay_as_their_author_has_them() -> None:
+    items = [{"lr": 0.1, "label": None}]
+    with Pipeline("digits"):
+        fit(with_items=items)
+
+    assert items == [{"lr": 0.1, "label": None}]
+
+
+def test_a_task_stands_for_its_output_in_with_param_too() -> None:
+    @step(image="x:1")
+    def rates() -> Annotated[list[float], Parameter(name="rates")]:
+        return [0.1]
+
+    with Pipeline("digits") as pipeline:
+        fit("{{item}}", with_param=rates())
+    tasks = next(t for t in pipeline.compile(store="s3://b/r")["spec"]["templates"] if t["name"] == "main")["dag"][
+        "tasks"
+    ]
+
+    [fanned] = [task for task in tasks if task["name"] == "fit"]
+    assert fanned["withParam"] == "{{tasks.rates.outputs.parameters.rates}}"
 
 
 def test_items_without_a_value_are_none_and_not_the_text_null() -> None:
