@@ -123,17 +123,27 @@ def require_image(step: str, image: str | None) -> None:
 
 
 def function_input_slots(function: Callable[..., Any], *, typed: bool = True) -> list[InputSlot]:
-    """Inputs of a decorated function; ``typed``: its script reads them by its annotations, and not Hera."""
+    """Inputs of a decorated function; ``typed``: its script reads them by its annotations, and not Hera.
+
+    Raises:
+        UsageError: a script cannot make what an annotation says.
+    """
     slots = []
     for name, parameter in inspect.signature(function).parameters.items():
         io = construct_io_from_annotation(name, parameter.annotation)
         if not io.output:
             declared = construct_io_from_annotation(name, function.__annotations__.get(name))
             is_artifact = isinstance(io, Artifact)
-            annotation = function.__annotations__.get(name, Any)
-            kind = find_parameter_type(annotation, parameter.default) if typed and not is_artifact else None
+            kind = _parameter_type(function, name, parameter) if typed and not is_artifact else None
             slots.append(InputSlot(name, str(io.name), is_artifact, str(declared.name), kind))
     return slots
+
+
+def _parameter_type(function: Callable[..., Any], name: str, parameter: inspect.Parameter) -> ParameterType:
+    try:
+        return find_parameter_type(function.__annotations__.get(name, Any), parameter.default)
+    except UsageError as error:
+        raise UsageError(f"input {name!r}: {error}") from None
 
 
 def separate_shared_inputs(function: Callable[..., Any]) -> None:

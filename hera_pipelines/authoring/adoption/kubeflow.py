@@ -18,6 +18,7 @@ from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.documents import read_yaml_documents
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
 from hera_pipelines.authoring.adoption.translation import translate_workflow
+from hera_pipelines.authoring.functions.parameter_types import NO_TEXT
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, replace_tags, split_tags
@@ -28,8 +29,6 @@ _EXECUTOR_ARTIFACT = "executor-output"
 _METADATA_SUFFIX = "-metadata"
 _RAW_TYPES = ("NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")
 """Types whose values as text are JSON already."""
-_ABSENT_TEXT = "<none>"
-"""Value of an optional text that nothing gives; that of JSON is null."""
 _MAX_NAME = 50
 _CHANNEL = "pipelinechannel--"
 _PLACEHOLDER = "{{$"
@@ -230,7 +229,7 @@ def _may_be_absent(task: _Task, name: str, definition: Manifest) -> bool:
 
 
 def _absent_value(definition: Manifest) -> str:
-    return "null" if definition.get("parameterType") in _RAW_TYPES else _ABSENT_TEXT
+    return "null" if definition.get("parameterType") in _RAW_TYPES else NO_TEXT
 
 
 def _text(value: Any, definition: Manifest) -> str:
@@ -447,7 +446,7 @@ def _json_placeholder(task: _Task, name: str, definition: Manifest) -> str:
         return f"{{{{inputs.parameters.{name}}}}}"
     value = f"inputs.parameters['{name}']"
     if definition.get("isOptional") and "componentInputParameter" in task.given.get(name, {}):
-        return f"{{{{={value} == '{_ABSENT_TEXT}' ? 'null' : toJson({value})}}}}"
+        return f"{{{{={value} == '{NO_TEXT}' ? 'null' : toJson({value})}}}}"
     return f"{{{{=toJson({value})}}}}"
 
 

@@ -1,8 +1,8 @@
 """What the text of a parameter means, by the annotation: ``flag: bool`` reads "False", ``tag: str | None`` keeps "1e5".
 
 The functions of `script_functions` read it in the container, and compile calls the same ones to refuse a value before
-the Workflow exists. A text that can be None has `NO_TEXT` for it, because
-every other text may be meant as it is; all else has JSON's ``null``.
+the Workflow exists. A text that can be None has `NO_TEXT` for it, because every other text may be meant as it is; all
+else has JSON's ``null``.
 """
 
 import datetime

@@ -1,7 +1,7 @@
 """Functions that the script of a step contains, as far as it calls them: how it reads parameters and writes outputs.
 
-They use the standard library of Python 3.8 and `json`, `os`, `pathlib` and `shutil`, which each script imports. They
-have no annotations, and begin with an underscore, as the author's function may have any other name.
+They use the standard library of Python 3.8 and `json`, `os`, `pathlib` and `shutil`, which each script imports. Their
+parameters have no annotations, because a script does not have the names in these.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls

@@ -24,11 +24,7 @@ from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import function_input_slots
 from hera_pipelines.authoring.functions import script_functions
-from hera_pipelines.authoring.functions.parameter_types import (
-    NO_TEXT,
-    ParameterType,
-    find_parameter_type,
-)
+from hera_pipelines.authoring.functions.parameter_types import NO_TEXT, ParameterType, find_parameter_type
 from hera_pipelines.authoring.functions.script_functions import function_sources
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
@@ -69,8 +65,7 @@ class FunctionSource(InlineScriptConstructor):
     def transform_template_post_build(self, instance: Script, template: Template) -> Template:
         """Set the paths of returned outputs to those that the script writes, and a default of None to its text."""
         assert callable(instance.source)  # `generate_source` has refused the others
-        kinds = parameter_types(instance.name or "", instance.source)
-        texts = {slot.name: kinds[slot.python_name].none for slot in function_input_slots(instance.source) if slot.kind}
+        texts = {slot.name: slot.kind.none for slot in function_input_slots(instance.source) if slot.kind}
         for parameter in (template.inputs.parameters if template.inputs else None) or []:
             if parameter.default == "null" and texts.get(parameter.name):
                 parameter.default = texts[parameter.name]
@@ -184,22 +179,23 @@ def check_travels(step: str, function: Callable[..., Any]) -> None:
     if definition.name in _SCRIPT_IMPORTS or hasattr(script_functions, definition.name):
         refuse(definition, "has a name that its script uses itself; give it another one")
     if len(definition.decorator_list) > 1:
-        names = " and ".join(f"@{ast.unparse(decorator)}" for decorator in definition.decorator_list)
-        refuse(definition, f"has {names}, and its script has no decorators; call the other one in the function")
-    text = _function_source(function)
-    missing = {name for name in _global_names(text) if name not in _SCRIPT_NAMES and name != definition.name}
-    for node in sorted(ast.walk(definition), key=lambda node: getattr(node, "lineno", 0)):
-        if isinstance(node, ast.Name) and node.id in missing and node.id in _names_of_body(definition):
+        decorators = " and ".join(f"@{ast.unparse(decorator)}" for decorator in definition.decorator_list)
+        refuse(definition, f"has {decorators}, and its script has no decorators; call the other one in the function")
+    missing = _global_names(_function_source(function)) - _SCRIPT_NAMES - {definition.name}
+    # In the body alone: annotations, decorators and defaults stay behind.
+    names = [node for part in definition.body for node in ast.walk(part) if isinstance(node, ast.Name)]
+    for node in sorted(names, key=lambda name: name.lineno):
+        if node.id in missing:
             refuse(
                 node,
                 f"uses {node.id!r} of its file, which the container of the step does not have; import or define it "
                 "in the function, or make it an input",
             )
     count = len(returned_outputs(function))
-    for node in _returns(definition):
-        values = node.value.elts if isinstance(node.value, ast.Tuple) else ()
+    for statement in _returns(definition):
+        values = statement.value.elts if isinstance(statement.value, ast.Tuple) else ()
         if count > 1 and values and len(values) != count and not any(isinstance(v, ast.Starred) for v in values):
-            refuse(node, f"returns {len(values)} values, and its annotation names {count} outputs")
+            refuse(statement, f"returns {len(values)} values, and its annotation names {count} outputs")
 
 
 def _global_names(source: str) -> set[str]:
@@ -212,11 +208,6 @@ def _global_names(source: str) -> set[str]:
             names |= {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
             own |= {s.get_name() for s in scope.get_symbols() if s.is_declared_global() and s.is_assigned()}
     return names - own
-
-
-def _names_of_body(definition: ast.FunctionDef) -> set[str]:
-    """Names in the body: not in annotations, decorators or defaults, which stay behind."""
-    return {node.id for part in definition.body for node in ast.walk(part) if isinstance(node, ast.Name)}
 
 
 def _returns(definition: ast.FunctionDef) -> Iterator[ast.Return]:
@@ -311,18 +302,12 @@ def parameter_types(step: str, function: Callable[..., Any]) -> dict[str, Parame
     """How the script reads each input parameter of ``function``, by its name in Python.
 
     Raises:
-        UsageError: a script cannot make what an annotation says, or what it makes cannot be the default.
+        UsageError: a script cannot make what an annotation says.
     """
-    kinds = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        io = construct_io_from_annotation(name, parameter.annotation)
-        if io.output or isinstance(io, Artifact):
-            continue
-        try:
-            kinds[name] = find_parameter_type(function.__annotations__.get(name, Any), parameter.default)
-        except UsageError as error:
-            raise UsageError(f"step {step!r}: input {name!r}: {error}") from None
-    return kinds
+    try:
+        return {slot.python_name: slot.kind for slot in function_input_slots(function) if slot.kind}
+    except UsageError as error:
+        raise UsageError(f"step {step!r}: {error}") from None
 
 
 def _declared_path(io: Any) -> str | None:
