@@ -14,6 +14,7 @@ flavors have come or gone since, that is any of its type.
 """
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ class Flavored(RuleBasedStateMachine):
             assert answer.flavor.name == answer.pool
             assert len(answer.nodes) == (request.members if self.on_nodes else 0)
             assert all(NODES[name][0] == answer.pool for name in answer.nodes), "outside of its flavor"
-            self.holders[request.uid] = (answer.lease, request, answer.pool, answer.nodes)
+            granted = replace(request, cohort="")
+            self.holders[request.uid] = (answer.lease, granted, answer.pool, answer.nodes)
             self.line.pop(request.uid, None)
         elif isinstance(answer, Deferred):
             assert self.line.keys() - {request.uid} or not fitting, answer

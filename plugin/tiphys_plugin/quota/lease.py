@@ -117,6 +117,8 @@ class LeaseRequest:
     """Domain of the topology that all members must share; None: none."""
     avoided_nodes: tuple[str, ...] = ()
     """Nodes that failed the step before; the request gets others if there are any."""
+    cohort: str | None = None
+    """Cohort of the queue when the GPUs were granted, empty if it had none; None: not granted yet, or unknown."""
 
     @property
     def type_text(self) -> str | None:

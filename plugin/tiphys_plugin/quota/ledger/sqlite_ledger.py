@@ -118,7 +118,7 @@ def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: L
 def _request_to_json(request: LeaseRequest) -> str:
     # Most requests have the defaults of these fields, so rows are shorter without them.
     defaults: dict[str, object] = {"attained": 0.0, "first_start": None, "spot": "no", "gpu_types": ()}
-    defaults |= {"min_members": None, "max_members": None, "within": None, "avoided_nodes": ()}
+    defaults |= {"min_members": None, "max_members": None, "within": None, "avoided_nodes": (), "cohort": None}
     return json.dumps({name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value})
 
 

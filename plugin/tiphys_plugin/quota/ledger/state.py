@@ -22,7 +22,7 @@ from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.changes import find_changes
 from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage, attained_gpu_seconds
-from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained
+from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, with_cohort
 
 _lease_id = attrgetter("id")
 _granted_at = attrgetter("granted_at")
@@ -68,6 +68,7 @@ class LedgerState:
             return self, 0
         if queue is not None and queue.max_priority is not None:
             request = replace(request, priority=min(request.priority, queue.max_priority))
+        request = with_cohort(rules, request)
         pool = gpu_type or pools.find_pool_of_request(rules, request, None)
         if running_members < request.members and not self._has_quota(rules, request, pool):
             if running_members == 0:

@@ -181,6 +181,7 @@ class _RequestModel(_StatusModel):
     gpu_types: _Names = ()
     within: Proximity | None = None
     avoided_nodes: _Names = ()
+    cohort: str | None = None
 
     def to_request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _JSON_NAMES})

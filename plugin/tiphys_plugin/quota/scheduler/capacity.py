@@ -11,7 +11,7 @@ The leases are summed, so a query does not take longer with more leases.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
@@ -42,10 +42,16 @@ class HeldGpus(NamedTuple):
     """Quota of this pool that the queue does not lend."""
     placement: Placement | None = None
     """Nodes of the GPUs; None where no nodes are declared."""
+    lenders: tuple[tuple[str, str], ...] = ()
+    """Cohorts that the queue has left since the grant, and their pools: they lent what is beyond its own quota."""
+    own_quota: int = 0
+    """Quota of the queue for GPUs with `lenders`."""
 
     @property
     def quota_key(self) -> tuple[str, str]:
         """Cohort (or queue) and pool. GPUs with other quota keys affect this one only through the inventory."""
+        if self.cohort is None and self.lenders:
+            return self.lenders[0]
         return self.cohort or self.queue, self.pool
 
 
@@ -57,15 +63,17 @@ class Capacity:
         # Plain dicts: a scheduling cycle makes dozens of copies, and to copy a Counter takes ten times as long.
         self._held: dict[tuple[str, str], int] = {}
         self._borrowed: dict[tuple[str, str], int] = {}
+        self._held_of_lender: dict[tuple[str, str, tuple[str, str]], int] = {}
         self._held_by_kind: dict[str | None, int] = dict(queues.foreign_gpus.items())
         self._held_in_total = sum(self._held_by_kind.values())
-        self._held_gpus_cache: dict[tuple[str, str | None, str], HeldGpus] = {}
+        self._held_gpus_cache: dict[tuple[str, str | None, str, str | None], HeldGpus] = {}
         self._free_capacity = None if queues.node_inventory is None else ClusterFreeCapacity(queues.node_inventory)
-        gpus_by_key: Counter[tuple[str, str | None, str]] = Counter()
+        gpus_by_key: Counter[tuple[str, str | None, str, str | None]] = Counter()
         for lease in leases:
-            gpus_by_key[lease.request.queue, lease.request.gpu_type, lease.pool] += lease.request.gpus
-        for (queue, gpu_type, pool), gpus in gpus_by_key.items():
-            self.add(self._build_held_gpus(gpus, queue, gpu_type, pool))
+            request = lease.request
+            gpus_by_key[request.queue, request.gpu_type, lease.pool, request.cohort] += request.gpus
+        for key, gpus in gpus_by_key.items():
+            self.add(self._build_held_gpus(gpus, *key))
         if self._free_capacity is not None:
             for lease in leases:
                 self._free_capacity.allocate(_placement_of_lease(lease))
@@ -75,13 +83,14 @@ class Capacity:
         twin = Capacity.__new__(Capacity)
         twin.queues, twin._held_gpus_cache = self.queues, self._held_gpus_cache
         twin._held, twin._borrowed = self._held.copy(), self._borrowed.copy()
+        twin._held_of_lender = self._held_of_lender.copy()
         twin._held_by_kind, twin._held_in_total = self._held_by_kind.copy(), self._held_in_total
         twin._free_capacity = None if self._free_capacity is None else self._free_capacity.copy()
         return twin
 
     def held_gpus_of_request(self, request: LeaseRequest, pool: str) -> HeldGpus:
         """The GPUs of ``pool`` that ``request`` holds or would hold, without a placement."""
-        key = (request.queue, request.gpu_type, pool)
+        key = (request.queue, request.gpu_type, pool, request.cohort)
         if (cached := self._held_gpus_cache.get(key)) is None:
             cached = self._held_gpus_cache[key] = self._build_held_gpus(request.gpus, *key)
         return cached if cached.gpus == request.gpus else cached._replace(gpus=request.gpus)
@@ -250,16 +259,28 @@ class Capacity:
             self._free_capacity, option.gang, self.queues.placement_policy
         )
 
-    def _build_held_gpus(self, gpus: int, queue_name: str, requested_type: str | None, pool: str) -> HeldGpus:
+    def _build_held_gpus(
+        self, gpus: int, queue_name: str, requested_type: str | None, pool: str, granted_cohort: str | None
+    ) -> HeldGpus:
         current_pool = pools.find_pool(self.queues, queue_name, requested_type, pool)
         gpu_kind = pools.find_held_kind(self.queues, requested_type, pool)
         queue = self.queues.find(queue_name)
-        if queue is None or queue.cohort is None or current_pool not in queue.gpus:
-            return HeldGpus(gpus, queue_name, current_pool, gpu_kind)
-        return HeldGpus(gpus, queue_name, current_pool, gpu_kind, queue.cohort, queue.guaranteed_quota(current_pool))
+        held = HeldGpus(gpus, queue_name, current_pool, gpu_kind)
+        own_quota = 0 if queue is None else queue.gpus.get(current_pool, 0)
+        if queue is not None and queue.cohort is not None and current_pool in queue.gpus:
+            held = held._replace(cohort=queue.cohort, guaranteed_quota=queue.guaranteed_quota(current_pool))
+        if granted_cohort == "" or (held.cohort and granted_cohort in (None, held.cohort)):
+            return held
+        return held._replace(lenders=tuple(self._find_lenders(granted_cohort, gpu_kind)), own_quota=own_quota)
+
+    def _find_lenders(self, cohort: str | None, gpu_kind: str | None) -> Iterator[tuple[str, str]]:
+        """The cohort (None: each) with its pool for GPUs of this kind, if it lends such."""
+        lendable = self.queues.lendable_gpus
+        for one in dict.fromkeys(name for name, _ in lendable if cohort in (None, name)):
+            yield from [(one, pool) for pool in (gpu_kind, pools.ANY_TYPE) if pool and (one, pool) in lendable][:1]
 
     def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
-        _, queue, pool, gpu_type, cohort, guaranteed, _ = held_gpus
+        _, queue, pool, gpu_type, cohort, guaranteed, _, lenders, own_quota = held_gpus
         self._held_by_kind[gpu_type] = self._held_by_kind.get(gpu_type, 0) + gpus
         self._held_in_total += gpus
         before = self._held.get((queue, pool), 0)
@@ -267,6 +288,11 @@ class Capacity:
         if cohort is not None:
             borrowed = max(0, before + gpus - guaranteed) - max(0, before - guaranteed)
             self._borrowed[cohort, pool] = self._borrowed.get((cohort, pool), 0) + borrowed
+        for lender in lenders:
+            before = self._held_of_lender.get((queue, pool, lender), 0)
+            self._held_of_lender[queue, pool, lender] = before + gpus
+            borrowed = max(0, before + gpus - own_quota) - max(0, before - own_quota)
+            self._borrowed[lender] = self._borrowed.get(lender, 0) + borrowed
 
 
 def _placement_of_lease(lease: Lease) -> Placement:

@@ -110,11 +110,18 @@ def find_first_since(queue: Queue, pending: PendingRequest, leases: Sequence[Lea
 
 
 def request_of_lease(rules: QueueRules, pending: PendingRequest, granted: LeaseRequest) -> LeaseRequest:
-    """``granted`` as its lease keeps it: with the time of the request, by which it keeps its position in its queue."""
+    """``granted`` as its lease keeps it: with its cohort, and the time by which it keeps its position in its queue."""
     queue = rules.find(granted.queue) if isinstance(rules, Queues) else None
+    granted = with_cohort(rules, granted)
     if queue is None or granted.first_start is not None or not (has_seniority(queue) or queue.is_backfill_bounded):
         return granted
     return replace(granted, first_start=pending.since.timestamp())
+
+
+def with_cohort(rules: QueueRules, granted: LeaseRequest) -> LeaseRequest:
+    """``granted`` with the cohort that lends to its queue now, against which it counts should its queue leave it."""
+    queue = rules.find(granted.queue) if isinstance(rules, Queues) else None
+    return granted if queue is None else replace(granted, cohort=queue.cohort or "")
 
 
 def drop_unused_attained(rules: QueueRules, request: LeaseRequest) -> LeaseRequest:
