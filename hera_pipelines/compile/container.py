@@ -10,6 +10,7 @@ from typing import Any
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, program_container
+from hera_pipelines.compile.gpu_resources import GPU
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
 from tiphys.checkpoint.exec.options import INSTALL_OPTION
@@ -176,7 +177,6 @@ def _admit_output_placeholder(name: str) -> str:
     return f"{{{{inputs.parameters.{references.admit_output_parameter(name)}}}}}"
 
 
-GPU = "nvidia.com/gpu"
 GPU_PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY_MB = "nvidia.com/gpu.memory"
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
@@ -188,7 +188,7 @@ def apply_placement(template: Manifest, step: GatedStep) -> None:
     """Write the step's GPUs, nodes, volume, deadline and grace period into its run template."""
     settings = step.settings
     if settings.gpu is not None:
-        _request_gpus(template, step.name, settings.gpu)
+        _request_gpus(template, settings.gpu)
     if settings.spot:
         _allow_spot(template, step)
     if settings.volume is not None:
@@ -206,14 +206,9 @@ def apply_placement(template: Manifest, step: GatedStep) -> None:
         template["podSpecPatch"] = json.dumps({"terminationGracePeriodSeconds": step.grace_seconds})
 
 
-def _request_gpus(template: Manifest, step: str, gpu: GpuRequest) -> None:
-    limits = program_container(template).setdefault("resources", {}).setdefault("limits", {})
-    count = gpu.gpus_per_member
-    if str(limits.setdefault(GPU, str(count))) != str(count):
-        raise UsageError(
-            f"step {step!r} asks for {count} GPU{'s' if count > 1 else ''} and its resources for {limits[GPU]}; "
-            f"drop {GPU} from the resources"
-        )
+def _request_gpus(template: Manifest, gpu: GpuRequest) -> None:
+    resources = program_container(template).setdefault("resources", {})
+    resources["limits"] = {**(resources.get("limits") or {}), GPU: str(gpu.gpus_per_member)}
     if gpu.gpu_type is not None:
         template["nodeSelector"] = {**(template.get("nodeSelector") or {}), GPU_PRODUCT: gpu.gpu_type}
     if gpu.gpu_types:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tiphys_controller.doctor.observed import UnknownValue
 
-from hera_pipelines.authoring.adoption.marks import requested_gpus
+from hera_pipelines.compile.gpu_resources import find_gpu_resources
 from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
 from hera_pipelines.preflight.observation import PreflightObservation, SaveTimes
 from hera_pipelines.preflight.subject import PreflightSubject
@@ -85,13 +85,17 @@ def _repeats_everything(strategy: Manifest) -> bool:
 
 def check_checkpoints(subject: PreflightSubject) -> Iterator[PreflightFinding]:
     """Long work can be continued: a training keeps checkpoints, and GPUs go to trainings."""
+    for pod in subject.pods:
+        asked = [one for each in pod.containers for one in find_gpu_resources({"container": each})]
+        if asked and pod.step not in subject.steps:
+            sentence = (
+                f"a plain task asks for {asked[0].name}: no queue counts its GPUs, and a retry loses all of its work"
+            )
+            yield warning("checkpoints", sentence, "make it a @train(gpus=…) or Train", pod.step)
     for step in subject.steps.values():
         if step.kind is not StepKind.TRAIN:
-            pods = [pod for pod in subject.pods if pod.step == step.name]
-            if any(requested_gpus({"container": container}) for pod in pods for container in pod.containers):
-                sentence = "it requests GPUs but is no training: it has no quota, and a retry loses all of its work"
-                yield warning("checkpoints", sentence, "make it a @train(gpus=…) or Train", step.name)
-        elif step.checkpoints is None:
+            continue
+        if step.checkpoints is None:
             sentence = "it keeps no checkpoints (checkpoints=None): each attempt starts from the beginning"
             yield warning("checkpoints", sentence, "leave checkpoints= out, or write Checkpoints(…)", step.name)
         else:

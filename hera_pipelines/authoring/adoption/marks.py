@@ -10,6 +10,7 @@ from typing import Any
 
 from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
+from hera_pipelines.compile.gpu_resources import GPU, find_gpu_resources
 from hera_pipelines.compile.settings import DataSource, Dvc, Lakefs, StepSettings
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
@@ -31,7 +32,6 @@ DATA = f"{_PREFIX}data"
 _GPU_MARKS = (_GPUS, _GPU_TYPE, _GPU_SPEED, _QUEUE, _PRIORITY)
 _TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, RUNTIME_IMAGE, *_GPU_MARKS, _EVERY)
 MARKS = (ADOPT, _GRACE, DATA, *_TRAIN_MARKS)
-_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
 
 
 class AdoptedKind(StrEnum):
@@ -78,10 +78,9 @@ def without_marks(template: Manifest) -> Manifest:
 
 
 def requested_gpus(template: Manifest) -> int:
-    """GPUs in the resources of the container."""
-    resources = (template.get("container") or template.get("script") or {}).get("resources") or {}
-    amounts = [(resources.get(side) or {}).get(name) for side in ("limits", "requests") for name in _GPU_RESOURCES]
-    return max((int(str(amount)) for amount in amounts if str(amount).isdigit()), default=0)
+    """GPUs in the resources of the container that a lease can grant."""
+    own = (one for one in find_gpu_resources(template) if not one.container and one.name == GPU)
+    return max((int(one.amount) for one in own if one.amount.isascii() and one.amount.isdigit()), default=0)
 
 
 def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hera_pipelines.compile import references
 from hera_pipelines.compile.gang import check_gang
 from hera_pipelines.compile.gated_step import GatedStep, program_container
+from hera_pipelines.compile.gpu_resources import GPU, find_gpu_resources
 from hera_pipelines.compile.retries import CAUSES_HIDDEN_FROM_ARGO
 from hera_pipelines.compile.settings import CompileOptions
 from tiphys.errors import UsageError
@@ -58,6 +59,27 @@ def require_single_container(step: GatedStep) -> Manifest:
 def _check_kind(step: GatedStep) -> str | None:
     if not step.is_training and (step.settings.gpu or step.settings.checkpoints or step.settings.volume):
         return "GPUs and checkpoints need the attempts of a training step; use @train(…) or Train(…)"
+    return None
+
+
+def _check_gpus(step: GatedStep) -> str | None:
+    """A queue counts the GPUs of its leases alone, so a pod has no others."""
+    gpu = step.settings.gpu
+    for container, name, amount in find_gpu_resources(step.program):
+        asked = f"{f'{container!r}' if container else 'its container'} asks for {name}: {amount}"
+        if name != GPU:
+            return f"{asked}, which no queue counts; ask for {GPU} by gpus=… of @train(…), or run it with @plain"
+        if container:
+            return f"{asked} beside the GPUs of a lease; drop it, or run the step with @plain"
+        if gpu is None:
+            number = amount if amount.isdigit() else "a number"
+            return (
+                f"{asked}, and no lease counts them; use gpus={number} of @train(…) in the place of these resources "
+                "(checkpoints=None if it keeps none; tiphys.dev/gpus in YAML), or @plain for GPUs of no queue"
+            )
+        if amount != str(gpu.gpus_per_member):
+            plural = "" if gpu.gpus_per_member == 1 else "s"
+            return f"{asked} and gpus= for {gpu.gpus_per_member} GPU{plural}; drop {GPU} from the resources"
     return None
 
 
@@ -266,6 +288,7 @@ def _check_volume(step: GatedStep, manifest: Manifest) -> str | None:
 
 _CHECKS: tuple[Callable[[GatedStep], str | None], ...] = (
     _check_kind,
+    _check_gpus,
     _check_fan_out,
     _check_output_paths,
     _check_retry_strategy,

@@ -371,8 +371,49 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
     ),
     "two answers to how many GPUs": (
         train(asked={"gpu": GpuRequest(gpus=2)}, container={"resources": {"limits": {"nvidia.com/gpu": 4}}}),
-        "asks for 2 GPUs and its resources for 4",
+        "its container asks for nvidia.com/gpu: 4 and gpus= for 2 GPUs",
         train(asked={"gpu": GpuRequest(gpus=4)}, container={"resources": {"limits": {"nvidia.com/gpu": 4}}}),
+    ),
+    "GPUs of a step": (
+        step(container={"resources": {"limits": {"nvidia.com/gpu": "2"}}}),
+        "asks for nvidia.com/gpu: 2, and no lease counts them; use gpus=2 of @train",
+        train(asked={"gpu": GpuRequest(gpus=2)}, container={"resources": {"requests": {"nvidia.com/gpu": "2"}}}),
+    ),
+    "GPUs in the resources of a training alone": (
+        train(container={"resources": {"requests": {"nvidia.com/gpu": 1}}}),
+        "use gpus=1 of @train",
+        train(container={"resources": {"requests": {"nvidia.com/gpu": 0, "memory": "1Gi"}}}),
+    ),
+    "GPUs that are a parameter": (
+        train(container={"resources": {"limits": {"nvidia.com/gpu": "{{workflow.parameters.gpus}}"}}}),
+        "asks for nvidia.com/gpu: {{workflow.parameters.gpus}}, and no lease counts them; use gpus=a number",
+        train(asked={"gpu": GpuRequest(gpus=1)}),
+    ),
+    "a slice of a GPU": (
+        train(asked={"gpu": GpuRequest(gpus=1)}, container={"resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}),
+        "asks for nvidia.com/mig-1g.5gb: 1, which no queue counts; ask for nvidia.com/gpu",
+        train(asked={"gpu": GpuRequest(gpus=1)}, container={"resources": {"limits": {"nvidia.com/hostdev": 1}}}),
+    ),
+    "GPUs of another maker": (
+        step(container={"resources": {"limits": {"amd.com/gpu": 1}}}),
+        "asks for amd.com/gpu: 1, which no queue counts",
+        step(container={"resources": {"limits": {"amd.com/gpu": 0}}}),
+    ),
+    "GPUs of a sidecar": (
+        train(
+            asked={"gpu": GpuRequest(gpus=1)},
+            sidecars=[{"name": "eval", "image": "x:1", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+        ),
+        "'eval' asks for nvidia.com/gpu: 1 beside the GPUs of a lease",
+        train(asked={"gpu": GpuRequest(gpus=1)}, sidecars=[{"name": "eval", "image": "x:1"}]),
+    ),
+    "GPUs of a patch": (
+        step(podSpecPatch='{"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}'),
+        "'podSpecPatch' asks for nvidia.com/gpu: 2",
+        step(
+            podSpecPatch='{"nodeSelector": {"nvidia.com/gpu.product": "A100"}, '
+            '"tolerations": [{"key": "nvidia.com/gpu"}]}'
+        ),
     ),
 }
 

@@ -240,13 +240,18 @@ def test_a_save_that_was_never_measured() -> None:
     [
         (train(container={"image": DIGEST}), "ok", "if its program opens tiphys.checkpoint.session()"),
         (train(container={"image": DIGEST}, asked={"checkpoints": None}), "warning", "checkpoints=None"),
-        (step(container={"image": DIGEST, **GPU}), "warning", "requests GPUs but is no training"),
     ],
 )
 def test_work_that_nothing_protects_is_found(subject: Manifest, state: str, words: str) -> None:
     one = only("checkpoints", subject_of(subject))
     assert (one.state.value, words in one.sentence, bool(one.remedy)) == (state, True, state != "ok"), one
     assert not found("checkpoints", subject_of(step(container={"image": DIGEST})))
+
+
+def test_gpus_of_a_plain_task_are_found() -> None:
+    subject = subject_of(step(), plain("eval", container={"image": DIGEST, **GPU}))
+    assert "asks for nvidia.com/gpu: no queue counts its GPUs" in only("checkpoints", subject).sentence
+    assert not found("checkpoints", subject_of(step(), plain("eval", container={"image": DIGEST})))
 
 
 def test_time_in_a_queue_counts_for_the_deadline_of_the_workflow() -> None:

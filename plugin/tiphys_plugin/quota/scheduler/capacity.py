@@ -23,7 +23,7 @@ from tiphys_plugin.quota.placement.place import (
     find_placement_by_preference,
     has_placement,
 )
-from tiphys_plugin.quota.queue import Queue
+from tiphys_plugin.quota.queue import ANY_TYPE, Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.pools import PoolOption, ResourceLimit, build_gang_request, get_pool_options
@@ -277,7 +277,7 @@ class Capacity:
         """The cohort (None: each) with its pool for GPUs of this kind, if it lends such."""
         lendable = self.queues.lendable_gpus
         for one in dict.fromkeys(name for name, _ in lendable if cohort in (None, name)):
-            yield from [(one, pool) for pool in (gpu_kind, pools.ANY_TYPE) if pool and (one, pool) in lendable][:1]
+            yield from [(one, pool) for pool in (gpu_kind, ANY_TYPE) if pool and (one, pool) in lendable][:1]
 
     def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
         _, queue, pool, gpu_type, cohort, guaranteed, _, lenders, own_quota = held_gpus

@@ -143,12 +143,20 @@ def test_a_mark_of_the_author_decides(tmp_path: Path) -> None:
     assert "prepare" not in adoption.marks
 
 
-def test_a_training_that_cannot_be_one_becomes_a_step(tmp_path: Path) -> None:
-    text = TEXT.replace("  - name: train\n", "  - name: train\n    podSpecPatch: '{}'\n")
-    [adoption] = adopt(write(tmp_path, text))
+@pytest.mark.parametrize(
+    ("original", "changed", "reason"),
+    [
+        ("  - name: train\n", "  - name: train\n    podSpecPatch: '{}'\n", "use the step's own options"),
+        ("gpu: 2", "gpu: '{{workflow.parameters.gpus}}'", "and no lease counts them; use gpus=a number"),
+        ("nvidia.com/gpu: 2", "amd.com/gpu: 2", "amd.com/gpu: 2, which no queue counts"),
+        ("nvidia.com/gpu: 2", "nvidia.com/mig-3g.20gb: 1", "which no queue counts"),
+    ],
+)
+def test_gpus_for_which_there_can_be_no_lease_are_in_no_step(tmp_path, original, changed, reason) -> None:
+    [adoption] = adopt(write(tmp_path, TEXT.replace(original, changed)))
     [train] = [one for one in adoption.proposals if one.template == "train"]
-    assert train.kind.value == "step"
-    assert "no training, because step 'train'" in train.reason
+    assert train.kind.value == "plain"
+    assert reason in train.reason
 
 
 INLINE = """\

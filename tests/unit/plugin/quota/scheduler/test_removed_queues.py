@@ -56,8 +56,7 @@ def test_a_queue_that_left_its_cohort_owes_only_what_is_beyond_its_quota():
 
 
 def test_leases_that_end_in_any_order_leave_nothing_behind():
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = random.randrange(1 << 30)  # in the message of each assertion
     chance = random.Random(seed)
     for queues in (rules(*change, B, ELSEWHERE) for change in CHANGES.values()):
         leases = [held_by_a(n, cohort, f"{n}-{cohort}") for n in (1, 2, 3) for cohort in ("c", "", None, "elsewhere")]
