@@ -6,5 +6,14 @@ One module reads the cluster; every check is a pure function of that observation
 from tiphys_controller.doctor.examine import run_checks
 from tiphys_controller.doctor.finding import CheckStatus, DoctorFinding, is_cluster_usable
 from tiphys_controller.doctor.observe import observe_cluster
+from tiphys_controller.doctor.obstacles import Obstacle, observe_obstacles
 
-__all__ = ["CheckStatus", "DoctorFinding", "is_cluster_usable", "observe_cluster", "run_checks"]
+__all__ = [
+    "CheckStatus",
+    "DoctorFinding",
+    "Obstacle",
+    "is_cluster_usable",
+    "observe_cluster",
+    "observe_obstacles",
+    "run_checks",
+]

@@ -3,8 +3,8 @@
 from tiphys_controller.doctor import checks_argo, checks_install, checks_kueue
 from tiphys_controller.doctor.artifact_repository import check_artifact_repository
 from tiphys_controller.doctor.checks_namespace import check_namespace
-from tiphys_controller.doctor.finding import DoctorFinding
-from tiphys_controller.doctor.observed import ClusterObservation, find_plugin_mode
+from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding
+from tiphys_controller.doctor.observed import ClusterObservation, UnknownValue, find_plugin_mode
 
 _CHECKS = (
     # Slow settings cost time at every step and have no other symptom, so they come first.
@@ -26,6 +26,20 @@ _CHECKS = (
 _LAST = (checks_argo.check_exit_codes, checks_install.check_clocks)
 
 
+_MOST_OBSTACLES = 10
+
+
+def _check_obstacles(observed: ClusterObservation) -> list[DoctorFinding]:
+    if isinstance(observed.obstacles, UnknownValue):
+        return [unknown_finding("workflows", observed.obstacles.reason)]
+    if not observed.obstacles:
+        return [ok_finding("workflows", "nothing keeps a Workflow from going on")]
+    shown = [failed_finding("workflows", str(one), one.remedy) for one in observed.obstacles[:_MOST_OBSTACLES]]
+    if left := len(observed.obstacles) - len(shown):
+        shown.append(failed_finding("workflows", f"and {left} more", "tiphys why RUN shows those of one run"))
+    return shown
+
+
 def run_checks(observed: ClusterObservation) -> list[DoctorFinding]:
     """All findings about a cluster."""
     mode = find_plugin_mode(observed.tiphys.found)
@@ -39,5 +53,6 @@ def run_checks(observed: ClusterObservation) -> list[DoctorFinding]:
                 *check_artifact_repository(namespace, observed.argo_settings),
             )
         ),
+        *_check_obstacles(observed),
         *(finding for check in _LAST for finding in check(observed)),
     ]

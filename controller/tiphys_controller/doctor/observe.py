@@ -31,6 +31,7 @@ from tiphys.kube.resources import (
 )
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.step_spec import STORE_SECRET
+from tiphys.records import utc_now
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 from tiphys.store import is_bucket_url
 from tiphys.store.credentials import probe_program_credentials
@@ -61,6 +62,7 @@ from tiphys_controller.doctor.observed import (
     is_argo_controller,
     is_kueue_ledger,
 )
+from tiphys_controller.doctor.obstacles import Obstacle, observe_obstacles
 from tiphys_controller.doctor.pod_readiness import (
     build_readiness_path,
     describe_not_ready,
@@ -81,7 +83,9 @@ _PARALLEL_READS = 8
 ValueT = TypeVar("ValueT")
 
 
-def observe_cluster(api: KubeApi, namespaces: Sequence[str] = (), *, opens_secrets: bool = True) -> ClusterObservation:
+def observe_cluster(
+    api: KubeApi, namespaces: Sequence[str] = (), *, opens_secrets: bool = True, reads_workflows: bool = True
+) -> ClusterObservation:
     """Observe a cluster.
 
     Args:
@@ -89,6 +93,7 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = (), *, opens_secre
         namespaces: Namespaces of workflows; none: those that hold the workflow account.
         opens_secrets: Whether to read the keys of Secrets, and to try out the credentials of the store. If not, the
             API server is asked only whether they exist.
+        reads_workflows: Whether to look for what keeps Workflows from going on.
 
     Raises:
         StoreError: the API server does not answer.
@@ -111,9 +116,15 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = (), *, opens_secre
         namespaces=observed_namespaces,
         kueue=_kueue(api, workflow_namespaces) if is_kueue_ledger(tiphys.found) else None,
         keeps_answers=_read_or_unknown(lambda: _namespaces_that_keep_answers(api, argo, workflow_namespaces)),
+        obstacles=_read_or_unknown(lambda: _obstacles(api, namespaces)) if reads_workflows else (),
         ledger_damage="" if is_kueue_ledger(tiphys.found) else _find_ledger_damage(api, tiphys),
         clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, _NODE_LEASE_NAMESPACE).items))),
     )
+
+
+def _obstacles(api: KubeApi, namespaces: Sequence[str]) -> tuple[Obstacle, ...]:
+    now = utc_now()
+    return tuple(one for place in namespaces or (None,) for one in observe_obstacles(api, place, now))
 
 
 def read_node_clocks(leases: Iterable[Object]) -> Iterable[NodeClock]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tiphys.kube import Object
 from tiphys.store.probe import ProbeFinding
+from tiphys_controller.doctor.obstacles import Obstacle
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class ClusterObservation:
     """None if the GPUs are granted by the ledger of Tiphys."""
     keeps_answers: frozenset[str] | UnknownValue = frozenset()
     """Workflow namespaces in which Argo's controller lacks `CLEAR_ANSWERS`."""
+    obstacles: tuple[Obstacle, ...] | UnknownValue = ()
+    """Of the Workflows that have not ended."""
     ledger_damage: str = ""
     """Which record of the ledger's log is missing or damaged; empty if none is, or the ledger may not be read."""
 

@@ -5,7 +5,8 @@ previews preemption. With a store, it also shows the newest failure of each step
 its cause, the rule that classified it, and what the next attempt received.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
+from tiphys_controller.doctor import Obstacle, observe_obstacles
 from tiphys_plugin.quota.lease import (
     Admission,
     Admitted,
@@ -58,7 +60,8 @@ from hera_pipelines.cli.shared_options import (
     named_store,
 )
 from hera_pipelines.cli.target import is_on_cluster, last_submission
-from tiphys.errors import NotFoundError
+from tiphys.errors import ForbiddenError, NotFoundError
+from tiphys.kube import KubeApi
 from tiphys.lineage.step_names import read_step_names, selects_step
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
 from tiphys.store import Attempt, open_store, read_all_attempts
@@ -159,9 +162,10 @@ def why(
         ),
     ] = None,
 ) -> None:
-    """Explain why steps of a run wait for GPUs, or how they failed.
+    """Explain why a run does not go on: what it waits for, or how its steps failed.
 
-    Shows every reason, the requests that are ahead, and the expected start; also
+    Shows what keeps its pods from starting (image, node, Secret, quota of the namespace,
+    …), with the remedy. Of GPUs it shows every reason, the requests that are ahead, and the expected start; also
     the training steps that would be preempted, or why none would be. The command
     repeats the service's decision on the current ledger and changes nothing. The
     namespace is the one that Tiphys is installed in. A run that has ended, or ran on
@@ -178,7 +182,11 @@ def why(
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
     now = utc_now()
-    if (kueue := find_kueue(api, find_ledger(api, name))) is not None:
+    ledger = find_ledger(api, name)
+    if ledger is None and (obstacles := _find_obstacles(api, {run}, now)):  # its namespace may not be served
+        _show(screen, what, output, [], obstacles)
+        return
+    if (kueue := find_kueue(api, ledger)) is not None:
         place, share_hints, rules, ledger_state = "Kueue", "", None, kueue.ledger_state
     else:
         place = f"GPULedger {api.namespace}/{name}"
@@ -189,7 +197,8 @@ def why(
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
     requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
     failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
-    if not leases and not waiting and not failures:
+    obstacles = _find_obstacles(api, {run, *(request.workflow for request in requests)}, now)
+    if not any((leases, waiting, failures, obstacles)):
         store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in {place}; "
@@ -207,10 +216,18 @@ def why(
             )
             for pending in waiting
         ]
-    if output is not Format.TABLE:
-        screen.document(_why_document(what, leases, explanations, failures), output)
-        return
-    _show_failures(screen, failures)
+    _show(screen, what, output, failures, obstacles, leases, explanations)
+    if output is Format.TABLE:
+        _show_gpus(screen, leases, explanations, store, now)
+
+
+def _show_gpus(
+    screen: Screen,
+    leases: Sequence[Lease],
+    explanations: Sequence["_PendingExplanation"],
+    store: str | None,
+    now: datetime,
+) -> None:
     slow = observe_slow_gangs(store, leases, now)
     for lease in leases:
         for line in (_describe_holder(lease), *describe_slow_ranks(lease, slow)):
@@ -219,9 +236,32 @@ def why(
         _show_pending(screen, explanation, now, is_exact=store is not None)
 
 
-def _show_failures(screen: Screen, failures: Iterable[NewestFailure]) -> None:
+def _find_obstacles(api: KubeApi, workflows: set[str], now: datetime) -> list[Obstacle]:
+    try:
+        return observe_obstacles(api, None, now, workflows)
+    except ForbiddenError:
+        with suppress(ForbiddenError):
+            return observe_obstacles(api, api.namespace, now, workflows)
+        return []
+
+
+def _show(
+    screen: Screen,
+    what: str,
+    output: Format,
+    failures: list[NewestFailure],
+    obstacles: Sequence[Obstacle] = (),
+    leases: Sequence[Lease] = (),
+    explanations: Sequence["_PendingExplanation"] = (),
+) -> None:
+    """Show everything as a document, or as text what does not concern GPUs."""
+    if output is not Format.TABLE:
+        screen.document(_why_document(what, leases, explanations, failures, obstacles), output)
+        return
     for line in chain.from_iterable(map(describe_failure, failures)):
         screen.show(line)
+    for one in obstacles:
+        screen.show(Text(f"{one}\n  {one.remedy}"))
 
 
 def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datetime, *, is_exact: bool) -> None:
@@ -246,10 +286,7 @@ def _explain_from_storage(screen: Screen, what: str, failures: list[NewestFailur
             f"{what} waits for no GPUs of a cluster, and none of its steps failed last; "
             f"`tiphys get {what.partition('/')[0]}` shows the state of its steps"
         )
-    if output is not Format.TABLE:
-        screen.document(_why_document(what, [], [], failures), output)
-        return
-    _show_failures(screen, failures)
+    _show(screen, what, output, failures)
 
 
 class _PendingExplanation(NamedTuple):
@@ -307,7 +344,11 @@ def _describe_pending(explanation: _PendingExplanation, now: datetime) -> Iterat
 
 
 def _why_document(
-    what: str, leases: list[Lease], explanations: list[_PendingExplanation], failures: list[NewestFailure]
+    what: str,
+    leases: Sequence[Lease],
+    explanations: Sequence[_PendingExplanation],
+    failures: Sequence[NewestFailure],
+    obstacles: Sequence[Obstacle],
 ) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
@@ -319,6 +360,7 @@ def _why_document(
         ],
         "waiting": [_pending_document(explanation) for explanation in explanations],
         "failures": [failure_document(failure) for failure in failures],
+        "obstacles": [one._asdict() for one in obstacles],
     }
 
 

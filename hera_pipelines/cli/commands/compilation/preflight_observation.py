@@ -136,7 +136,9 @@ def observe_cluster_for_preflight(
 ) -> PreflightObservation:
     """What the cluster holds, without the store."""
     server = f"the API server {api.server}"
-    cluster_read = reads.start(server, partial(observe_cluster, api, [subject.namespace], opens_secrets=False))
+    cluster_read = reads.start(
+        server, partial(observe_cluster, api, [subject.namespace], opens_secrets=False, reads_workflows=False)
+    )
     may_submit = reads.start(server, partial(_may_create_workflows, api, subject.namespace))
     objects = reads.start(server, partial(_read_objects, api, subject))
     cluster = cluster_read.wait()

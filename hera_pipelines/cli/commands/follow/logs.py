@@ -1,5 +1,6 @@
 """``tiphys logs``: prints the output of the programs of a run."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,13 +15,16 @@ from hera_pipelines.cli.shared_options import (
     existing_store,
     parse_run_step,
 )
-from hera_pipelines.cli.target import find_workflows
+from hera_pipelines.cli.target import find_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.lineage.step_names import selects_step
+from tiphys.records import utc_now
 from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_submissions
 
 if TYPE_CHECKING:
+    from tiphys_controller.doctor import Obstacle
+
     from hera_pipelines.cli.commands.follow.pod_logs import PodLog, PodLogs
     from tiphys.kube import KubeApi
 
@@ -126,9 +130,31 @@ def _print_attempt(
             printed = True
             _print_log(screen, title, log)
     if not printed:
+        if attempt.end is None and (obstacles := _find_obstacles(command, attempt, submission, cluster_options)):
+            for one in obstacles:
+                screen.note(f"── {title} has not started: {one.sentence}; {one.remedy}")
+            return True
         end = f"; it ended: {attempt.end.message}" if attempt.end and attempt.end.message else ""
         screen.note(f"── {title}: its pods are gone, and no archive has their output{end}")
     return printed
+
+
+def _find_obstacles(
+    command: typer.Context, attempt: Attempt, submission: Submission, cluster_options: ClusterOptions
+) -> "list[Obstacle]":
+    """What keeps the pods of an attempt from starting; empty if that cannot be known."""
+    from tiphys_controller.doctor import observe_obstacles
+
+    if not is_on_cluster(submission):
+        return []
+    with suppress(TiphysError):
+        api = cluster_options.connect()
+        command.call_on_close(api.close)
+        bound = submission.binding
+        found = observe_obstacles(api, bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
+        prefix = attempt.claim.instance.partition(".")[2]
+        return [one for one in found if not one.step or one.step.startswith(prefix)]
+    return []
 
 
 def _open_pod_logs(

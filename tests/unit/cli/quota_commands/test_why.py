@@ -19,7 +19,8 @@ from hera_pipelines.cli.quota_commands.preemption_preview import (
     describe_preemption,
     preemption_document,
 )
-from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence
+from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence, utc_now
 from tiphys.store import DirectoryStore, RunLayout
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
@@ -36,6 +37,12 @@ def desk(tmp_path, capsys, monkeypatch):
         made = Desk(server, tmp_path, capsys)
         made.queues("apply", text=QUEUES)
         yield made
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """The command looks at objects that are a minute old."""
+    monkeypatch.setattr("hera_pipelines.cli.quota_commands.why.utc_now", lambda: utc_now() + timedelta(minutes=1))
 
 
 def why(desk: Desk, *arguments: str) -> tuple[int, str, str]:
@@ -132,6 +139,40 @@ def test_a_run_that_nobody_knows_is_named_with_what_to_do(desk):
     code, _, err = why(desk, "run-u9/fit")
     assert code != 0
     assert "run-u9/fit neither holds GPUs nor waits for any in GPULedger ml/default; `tiphys get run-u9` shows" in err
+
+
+def stick(desk: Desk, name: str) -> None:
+    """A Workflow of this name, whose pod no node takes."""
+    labels = {"tiphys.dev/pipeline": "digits"}
+    flow = {"metadata": {"name": name, "namespace": "ml", "labels": labels}, "status": {"phase": "Running"}}
+    message = "0/1 nodes are available: 1 Insufficient cpu."
+    condition = {"type": "PodScheduled", "status": "False", "message": message}
+    mark = {"workflows.argoproj.io/workflow": name}
+    pod = {
+        "metadata": {"name": f"{name}-fit", "labels": mark},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+    api = desk.server.api()
+    api.create(WORKFLOWS, "ml", {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", **flow})
+    api.create(PODS, "ml", {"apiVersion": "v1", "kind": "Pod", **pod})
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("ledger", [True, False])
+def test_what_keeps_a_pod_from_starting_is_told_with_the_remedy(desk, ledger):
+    if ledger:
+        desk.ledger().request(ask(6, "u1", workflow="run-u1-x2z"))
+        stick(desk, "run-u1-x2z")  # the run has the name of its author
+    else:
+        stick(desk, "run-u1")
+    arguments = ("run-u1",) if ledger else ("run-u1", "--name", "absent")
+    code, out, _ = why(desk, *arguments)
+    assert code == 0
+    assert "fit: no node takes its pod: 0/1 nodes are available: 1 Insufficient cpu." in out
+    assert "free or add nodes" in out
+    assert ("holds 6 A100" in out) is ledger
+    [told] = json.loads(why(desk, *arguments, "-o", "json")[1])["obstacles"]
+    assert told["sentence"].startswith("no node takes its pod")
 
 
 PREEMPTING = "queues: [{name: research, gpus: {A100: 8}, preempts_lower_priority: true, min_runtime_seconds: %d}]"

@@ -14,6 +14,7 @@
 | Tiphys' kinds, plugin or controller missing or not ready | failed |
 | namespace, account, token, right or plugin missing | failed |
 | store secret missing | warning |
+| a Workflow that cannot go on | failed |
 | a clock off by a minute, ten minutes | warning, failed |
 """
 
@@ -36,6 +37,7 @@ from tiphys_controller.doctor.observed import (
     UnreadSecret,
     WorkflowNamespace,
 )
+from tiphys_controller.doctor.obstacles import Obstacle
 from tiphys_controller.doctor.pod_readiness import (
     build_readiness_path,
     describe_not_ready,
@@ -551,6 +553,21 @@ def test_the_clock_of_a_node(ahead: float, state: CheckStatus | None, words: str
     assert found is None or f"the clock of node node-1 is {words} the API server's" in found.sentence
 
 
+def test_a_workflow_that_cannot_go_on_is_a_failure_with_its_remedy() -> None:
+    stuck = [
+        Obstacle(f"digits-{n}", "ml", "fit.run", "no node takes its pod: 0/1 nodes", "add nodes") for n in range(12)
+    ]
+    found = [one for one in run_checks(replace(GOOD, obstacles=tuple(stuck))) if one.name == "workflows"]
+    assert {one.state for one in found} == {CheckStatus.FAILED}
+    assert (found[0].sentence, found[0].remedy) == (
+        "ml/digits-0, fit.run: no node takes its pod: 0/1 nodes",
+        "add nodes",
+    )
+    assert len(found) == 11
+    assert found[-1].sentence == "and 2 more"
+    assert not is_cluster_usable(found)
+
+
 def test_partial_rights_are_no_failure() -> None:
     nothing = ClusterObservation(
         server="https://east",
@@ -565,6 +582,7 @@ def test_partial_rights_are_no_failure() -> None:
             WorkflowNamespace("ml", FORBIDDEN, FORBIDDEN, FORBIDDEN, dict.fromkeys(SECRETS, FORBIDDEN), FORBIDDEN),
         ),
         clocks=FORBIDDEN,
+        obstacles=FORBIDDEN,
     )
     findings = run_checks(nothing)
     assert {one.state for one in findings} == {CheckStatus.UNKNOWN}

@@ -12,12 +12,14 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.argo_pods import pod, runs
 from support.compiled import History, gated, pipeline_of
+from support.desk import Desk
 from support.kube_server import KubeServer, serving
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
@@ -26,7 +28,7 @@ from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, StoredLo
 from tiphys.errors import NotFoundError
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.records import AttemptClaim
+from tiphys.records import AttemptClaim, utc_now
 from tiphys.store import DirectoryStore, Store, read_step_attempts
 
 RUN = "digits-1"
@@ -75,9 +77,34 @@ class Here:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+def server() -> Iterator[KubeServer]:
     with serving() as server:
-        yield Here(server, tmp_path, monkeypatch)
+        yield server
+
+
+@pytest.fixture
+def here(server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    return Here(server, tmp_path, monkeypatch)
+
+
+def test_a_pod_that_has_not_started_is_said_to_wait_and_why(
+    here: Here, server: KubeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(server, tmp_path, capsys)
+    message = "0/1 nodes are available: 1 Insufficient cpu."
+    no_node = {"type": "PodScheduled", "status": "False", "message": message}
+    monkeypatch.setattr("hera_pipelines.cli.commands.follow.logs.utc_now", lambda: utc_now() + timedelta(minutes=1))
+    here.set_status({"phase": "Running"})
+    here.api.patch(WORKFLOWS, "ml", RUN, {"metadata": {"labels": {"tiphys.dev/pipeline": "digits"}}})  # as compile does
+    body = pod(phase="Pending", conditions=(no_node,), name="fit-pod", node=NODE, workflow=RUN, uid=here.uid)
+    here.api.create(PODS, "ml", body)
+    code, out, err = desk.tiphys("logs", RUN, "--store", str(tmp_path / "store"))
+    assert (code, out) == (0, ""), err
+    assert f"{RUN}/fit attempt 1 has not started: no node takes its pod: {message}; free or add nodes" in err
+    here.api.delete(PODS, "ml", "fit-pod")
+    code, _, err = desk.tiphys("logs", RUN, "--store", str(tmp_path / "store"))
+    assert code == 3
+    assert "its pods are gone" in err
 
 
 def archived(key: str, node: str = NODE) -> dict[str, Any]:
