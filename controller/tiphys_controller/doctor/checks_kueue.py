@@ -1,7 +1,7 @@
 """Checks of an installation whose GPUs Kueue grants. Pure."""
 
 from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
-from tiphys_controller.doctor.observed import ClusterObservation, UnknownValue
+from tiphys_controller.doctor.observed import ClusterObservation, DeploymentSearch, UnknownValue
 
 _NEEDED_KINDS = frozenset({"workloads", "workloads/status", "localqueues", "resourceflavors"})
 
@@ -23,7 +23,8 @@ def check_kueue(observed: ClusterObservation) -> list[DoctorFinding]:
                 "ledger.kind=tiphys",
             )
         ]
-    findings = [
+    findings = [] if _is_ready(kueue.controller) else [_controller_finding(kueue.controller)]
+    findings += [
         warning_finding(
             f"{namespace}/local-queues",
             f"namespace {namespace} has no LocalQueue of Kueue: its steps with GPUs are rejected",
@@ -34,3 +35,24 @@ def check_kueue(observed: ClusterObservation) -> list[DoctorFinding]:
     ]
     named = sorted(f"{namespace}/{name}" for namespace, queues in kueue.local_queues.items() for name in queues)
     return [*findings, ok_finding("kueue", f"Kueue grants the GPUs; LocalQueues: {', '.join(named) or 'none'}")]
+
+
+def _is_ready(controller: DeploymentSearch) -> bool:
+    return any((one.get("status") or {}).get("readyReplicas") for one in controller.found)
+
+
+def _controller_finding(controller: DeploymentSearch) -> DoctorFinding:
+    if not controller.found and controller.unseen_reason:
+        return unknown_finding("kueue", controller.unseen_reason)
+    waits = "every step with GPUs waits"
+    if not controller.found:
+        sentence = (
+            f"no Deployment has the label app.kubernetes.io/name=kueue; unless its controller runs elsewhere, {waits}"
+        )
+        return warning_finding("kueue", sentence, "install Kueue")
+    place = "{namespace}/{name}".format(**controller.found[0]["metadata"])
+    return failed_finding(
+        "kueue",
+        f"no pod of Kueue's Deployment {place} is ready: {waits}",
+        f"kubectl describe pods -n {controller.found[0]['metadata']['namespace']} -l app.kubernetes.io/name=kueue",
+    )

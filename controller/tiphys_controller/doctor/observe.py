@@ -178,7 +178,8 @@ def _kueue(api: KubeApi, namespaces: Sequence[str]) -> KueueObservation | Unknow
         found = api.list(KUEUE_LOCAL_QUEUES, namespace).items if kinds else []
         return frozenset(one["metadata"]["name"] for one in found)
 
-    return _read_or_unknown(lambda: KueueObservation(kinds, {one: names(one) for one in namespaces}))
+    controller = _deployments(api, ("kueue-system",), lambda _: True, "app.kubernetes.io/name=kueue")
+    return _read_or_unknown(lambda: KueueObservation(kinds, {one: names(one) for one in namespaces}, controller))
 
 
 def _read_kinds(api: KubeApi, group_version: str) -> frozenset[str] | UnknownValue:

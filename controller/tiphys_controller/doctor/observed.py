@@ -119,6 +119,8 @@ class KueueObservation:
     """Kinds of kueue.x-k8s.io/v1beta2, in the plural, and their subresources; empty without Kueue."""
     local_queues: Mapping[str, frozenset[str]]
     """Names of the LocalQueues of each workflow namespace."""
+    controller: DeploymentSearch = DeploymentSearch(())
+    """Deployments of Kueue."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ from tiphys_plugin.quota.lease import (
 _MAX_TRIES = 8
 _CHECK_EVERY = timedelta(seconds=30)
 _FORGET_GRANTLESS_AFTER = timedelta(minutes=5)
-"""A step repeats its request at least twice a minute. Quota that is reserved for longer without a grant is returned."""
+"""A step repeats its request at least twice a minute. What is admitted for longer without a grant is returned."""
 _KEEP_FINISHED = timedelta(minutes=10)
 """How long a finished Workload is kept for people who look into a queue."""
 _log = structlog.get_logger()
@@ -124,7 +124,7 @@ class KueueAdmission:
         if workload.is_finished:
             self._delete(workload)
             return None
-        if workload.grant is None and workload.eviction is not None:
+        if workload.grant is None and workload.eviction is not None and workload.is_reserved:
             return self._return_reservation(workload)
         if workload.grant is not None or workload.is_admitted:
             return self._grant(workload)
@@ -150,6 +150,7 @@ class KueueAdmission:
         failpoint("kueue.before_create")
         try:
             body = build_workload(request, spot_flavors)
+            body["spec"]["active"] = not self._is_on_hold(request)
             created = self._api.create(KUEUE_WORKLOADS, request.namespace, body)
         except (UsageError, ForbiddenError) as error:
             if isinstance(error, ForbiddenError) and "denied the request" not in str(error):
@@ -158,6 +159,16 @@ class KueueAdmission:
         failpoint("kueue.after_create")
         reason, message = describe_wait(parse_workload(created))
         return Deferred(reason, message, position=1)
+
+    def _is_on_hold(self, request: LeaseRequest) -> bool:
+        """Whether an administrator holds the step: the Workload of its attempt before has ``spec.active: false``."""
+        if request.attempt == 1:
+            return False
+        found = self._api.list(
+            KUEUE_WORKLOADS, request.namespace, f"{MANAGED_BY},{WORKFLOW_UID_LABEL}={request.uid}"
+        ).items
+        own = [one for one in map(self._parse, found) if one and one.request.workflow_step == request.workflow_step]
+        return bool(own) and max(own, key=lambda one: one.request.attempt).is_on_hold
 
     def _list_spot_flavors(self) -> list[Object]:
         return [one for one in self._api.list(KUEUE_FLAVORS).items if is_spot_flavor(one)]
@@ -201,8 +212,7 @@ class KueueAdmission:
         """End an eviction before the grant, as Kueue's integrations do once their pods are gone; no pod exists yet."""
         eviction = workload.eviction
         reason, message = (eviction.reason, eviction.message) if eviction else ("", "")
-        if workload.manifest["status"].get("admission"):
-            self._write_status(workload, without_reservation(workload.manifest, reason, message, self._clock()))
+        self._write_status(workload, without_reservation(workload.manifest, reason, message, self._clock()))
         return Deferred(
             AdmissionReason.WAITING_FOR_QUOTA, f"Kueue took the GPUs back before the start ({reason}: {message})", 1
         )
@@ -352,7 +362,8 @@ class KueueAdmission:
         """
         now = self._clock()
         for workload in self.workloads():
-            finished, admitted = workload.find_true("Finished"), workload.find_true("QuotaReserved")
+            # Not what is reserved and waits for admission checks: its step is told to wait, and asks on.
+            finished, admitted = workload.find_true("Finished"), workload.find_true("Admitted")
             is_old = finished is not None and finished.since < now - _KEEP_FINISHED
             is_unused = (
                 workload.grant is None and admitted is not None and admitted.since < now - _FORGET_GRANTLESS_AFTER

@@ -102,6 +102,16 @@ class KueueWorkload:
         return "deletionTimestamp" in self.manifest["metadata"]
 
     @property
+    def is_reserved(self) -> bool:
+        """Whether Kueue counts GPUs for it."""
+        return bool(self.manifest.get("status", {}).get("admission"))
+
+    @property
+    def is_on_hold(self) -> bool:
+        """Whether an administrator, or Kueue after too many tries, has set it inactive."""
+        return self.manifest["spec"].get("active") is False
+
+    @property
     def is_admitted(self) -> bool:
         """Whether Kueue admits the Workload now, and does not take the GPUs back."""
         return self.find_true("Admitted") is not None and self.eviction is None
@@ -370,6 +380,16 @@ _REASONS = {
     "WaitingForPreemptedWorkloads": AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT,
 }
 """Kueue's reasons that have another name here."""
+_VAGUE = ("Pending", "Inadmissible", "Waiting")
+"""Reasons of Kueue before 0.18, of which only the sentence tells more (its ``flavorassigner.go``)."""
+_SENTENCES = (
+    (" is stopped", AdmissionReason.QUEUE_STOPPED),
+    ("insufficient unused quota", AdmissionReason.WAITING_FOR_QUOTA),
+    ("> maximum capacity", AdmissionReason.EXCEEDS_MAX_QUOTA),
+    ("doesn't match node affinity", AdmissionReason.NO_MATCHING_GPU_TYPE),
+    ("untolerated taint", AdmissionReason.NO_MATCHING_GPU_TYPE),
+    ("unavailable in ClusterQueue", AdmissionReason.NO_MATCHING_GPU_TYPE),
+)
 _NOT_EXAMINED = (
     "Kueue has not examined the Workload yet; if this does not change, see whether its controller runs: "
     "`kubectl get pods -n kueue-system`"
@@ -379,6 +399,14 @@ _NOT_EXAMINED = (
 def describe_wait(workload: KueueWorkload) -> tuple[AdmissionReason, str]:
     """Why Kueue has not admitted the Workload, with its own sentence."""
     condition = workload.conditions.get("QuotaReserved")
+    if workload.is_on_hold:
+        held = workload.find_true("Evicted")
+        why = f" ({held.reason}: {held.message})" if held is not None else ""
+        release = f"kubectl patch workload -n {workload.namespace} {workload.name} --type=merge"
+        return (
+            AdmissionReason.QUEUE_STOPPED,
+            f'the Workload is inactive{why}; whoever may lets it go on: {release} -p \'{{"spec":{{"active":true}}}}\'',
+        )
     if condition is None:
         return AdmissionReason.PENDING_EVALUATION, _NOT_EXAMINED
     if condition.is_true:
@@ -388,8 +416,11 @@ def describe_wait(workload: KueueWorkload) -> tuple[AdmissionReason, str]:
             AdmissionReason.ADMISSION_CHECK_PENDING,
             f"the quota is reserved; Kueue waits for its admission checks: {', '.join(waiting) or 'none is reported'}",
         )
-    try:
-        reason = _REASONS.get(condition.reason) or AdmissionReason(condition.reason)
-    except ValueError:  # a reason of an older or newer Kueue; its sentence says more
-        reason = AdmissionReason.PENDING_EVALUATION
-    return reason, f"Kueue: {condition.message or condition.reason}"
+    sentence = condition.message or condition.reason
+    by_sentence = (reason for pattern, reason in _SENTENCES if condition.reason in _VAGUE and pattern in sentence)
+    if (reason := next(by_sentence, None)) is None:
+        try:
+            reason = _REASONS.get(condition.reason) or AdmissionReason(condition.reason)
+        except ValueError:  # a reason of a newer Kueue; its sentence says more
+            reason = AdmissionReason.PENDING_EVALUATION
+    return reason, f"Kueue: {sentence}"

@@ -6,6 +6,7 @@
 | Kueue may not be read | unknown |
 | no Kueue, or one without `v1beta2` | failed |
 | a workflow namespace without a LocalQueue | warning |
+| no Deployment of Kueue; one without a ready pod | warning; failed |
 """
 
 from collections.abc import Iterator
@@ -30,8 +31,29 @@ def server() -> Iterator[KubeServer]:
         running.add_namespace("ml")
         install(running, "--ledger-kind=kueue")
         api.create(KUEUE_LOCAL_QUEUES, "ml", {"metadata": {"name": "research"}})
+        install_kueue(running)
         running.paths["/apis/kueue.x-k8s.io/v1beta2"] = {"resources": [{"name": name} for name in KINDS]}
         yield running
+
+
+def install_kueue(server: KubeServer, ready: int = 1) -> None:
+    labels = {"app.kubernetes.io/name": "kueue"}
+    body = {"metadata": {"name": "kueue-controller-manager", "labels": labels}, "status": {"readyReplicas": ready}}
+    api = server.api("kueue-system")
+    server.add_namespace("kueue-system")
+    api.delete(DEPLOYMENTS, "kueue-system", "kueue-controller-manager")
+    api.create(DEPLOYMENTS, "kueue-system", body)
+    api.patch(DEPLOYMENTS, "kueue-system", "kueue-controller-manager", {"status": body["status"]})
+
+
+def test_controller_that_is_not_ready_or_not_there_is_found(server):
+    install_kueue(server, ready=0)
+    [found, _] = check_kueue(observed(server))
+    assert found.state is CheckStatus.FAILED
+    assert "no pod of Kueue's Deployment kueue-system/kueue-controller-manager is ready" in found.sentence
+    server.api("kueue-system").delete(DEPLOYMENTS, "kueue-system", "kueue-controller-manager")
+    [found, _] = check_kueue(observed(server))
+    assert (found.state, "every step with GPUs waits" in found.sentence) == (CheckStatus.WARNING, True)
 
 
 def install(server: KubeServer, *arguments: str) -> None:

@@ -551,3 +551,110 @@ def test_sweep_deletes_what_is_over_and_what_nobody_asks_for(backend, kueue, clo
     assert names == [kept.lease]
     assert [one.request.uid for one in backend.snapshot().pending] == ["u4"], "it holds nothing, so it may wait"
     assert kueue.used("research") == 2
+
+
+def waiting_for_a_check(server, kueue, name: str = "provisioning") -> dict:
+    """The one Workload, as Kueue leaves it until an admission check says yes."""
+    kueue.schedule()
+    [workload] = kueue.workloads
+    workload["status"]["admissionChecks"] = [{"name": name, "state": "Pending"}]
+    written = server.api("ml").replace(KUEUE_WORKLOADS, "ml", workload, "status")
+    return kueue.set_condition(written, "Admitted", False, "NoChecks", "waits for its checks")
+
+
+def test_quota_that_waits_for_an_admission_check_keeps_its_place(backend, kueue, clock, server):
+    backend.request(ask(8))
+    uid = waiting_for_a_check(server, kueue)["metadata"]["uid"]
+    for _ in range(5):
+        clock.now += timedelta(minutes=11)
+        backend.sweep()
+        answer = backend.request(ask(8))
+        assert isinstance(answer, Deferred)
+        assert deferral(answer) is AdmissionReason.ADMISSION_CHECK_PENDING
+        assert "provisioning is Pending" in answer.message
+    [workload] = kueue.workloads
+    assert workload["metadata"]["uid"] == uid
+    kueue.set_condition(workload, "Admitted", True, "Admitted", "")
+    assert isinstance(backend.request(ask(8)), Admitted)
+
+
+def hold(server: KubeServer, name: str, active: bool = False) -> None:
+    server.api("ml").patch(KUEUE_WORKLOADS, "ml", name, {"spec": {"active": active}})
+
+
+def test_a_step_that_an_administrator_holds_is_held_in_its_next_attempt_too(backend, kueue, server):
+    first = admitted(backend, kueue)
+    hold(server, first.lease.partition("/")[2])
+    kueue.evict(message="The workload is deactivated")
+    backend.release(first.lease)
+    again = ask(8, attempt=2)
+    assert isinstance(backend.request(again), Deferred)
+    created = next(one for one in kueue.workloads if not is_true(one, "Finished"))
+    assert created["spec"]["active"] is False
+    answer = backend.request(again)
+    assert deferral(answer) is AdmissionReason.QUEUE_STOPPED
+    name = created["metadata"]["name"]
+    assert f'kubectl patch workload -n ml {name} --type=merge -p \'{{"spec":{{"active":true}}}}\'' in answer.message
+    hold(server, name, active=True)
+    kueue.schedule()
+    second = backend.request(again)
+    assert isinstance(second, Admitted)
+    kueue.evict(message="Preempted")
+    backend.release(second.lease)
+    backend.request(ask(8, attempt=3))
+    assert [one["spec"]["active"] for one in kueue.workloads if not is_true(one, "Finished")] == [True]
+
+
+def test_another_step_of_the_workflow_is_not_held(backend, kueue, server):
+    first = admitted(backend, kueue, 2)
+    hold(server, first.lease.partition("/")[2])
+    backend.request(ask(2, attempt=2, step="eval"))
+    assert [
+        one["spec"]["active"] for one in kueue.workloads if one["metadata"]["labels"]["tiphys.dev/step"] == "eval"
+    ] == [True]
+
+
+def test_a_waiting_one_is_not_told_that_its_gpus_were_taken(backend, kueue, server):
+    backend.request(ask(8))
+    [workload] = kueue.workloads
+    hold(server, workload["metadata"]["name"])
+    kueue.set_condition(kueue.workloads[0], "Evicted", True, "Deactivated", "The workload is deactivated")
+    answer = backend.request(ask(8))
+    assert "took the GPUs back" not in answer.message
+    assert "the Workload is inactive (Deactivated: The workload is deactivated)" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence", "meant"),
+    [
+        (
+            "Pending",
+            "couldn't assign flavors to pod set main: flavor t4 doesn't match node affinity",
+            "NoMatchingGpuType",
+        ),
+        (
+            "Pending",
+            "couldn't assign flavors to pod set main: untolerated taint {a b c} in flavor t4",
+            "NoMatchingGpuType",
+        ),
+        ("Pending", "insufficient unused quota for nvidia.com/gpu in flavor a, 2 more needed", "WaitingForQuota"),
+        ("Pending", "current podset request (9) > maximum capacity (8)", "ExceedsMaxQuota"),
+        (
+            "Pending",
+            "flavor t4 doesn't match node affinity, insufficient unused quota for x in flavor a, 2 more needed",
+            "WaitingForQuota",
+        ),
+        ("Inadmissible", "ClusterQueue all-research is stopped", "QueueStopped"),
+        ("Inadmissible", "LocalQueue research doesn't exist", "Misconfigured"),
+        ("Waiting", "waiting for all admitted workloads to be in PodsReady condition", "PendingEvaluation"),
+        ("NoMatchingFlavor", "flavor t4 doesn't match node affinity", "NoMatchingGpuType"),
+        ("WaitingForQuota", "insufficient unused quota", "WaitingForQuota"),
+        ("OfTheFuture", "something else", "PendingEvaluation"),
+    ],
+)
+def test_reasons_of_older_and_newer_kueues_mean_the_same(backend, kueue, reason, sentence, meant):
+    backend.request(ask(8))
+    kueue.set_condition(kueue.workloads[0], "QuotaReserved", False, reason, sentence)
+    answer = backend.request(ask(8))
+    assert deferral(answer).value == meant
+    assert sentence in answer.message
