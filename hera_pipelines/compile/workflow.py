@@ -134,6 +134,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     spec = workflow["spec"]
     _withhold_token(spec)
     entry = find_template(workflow, spec["entrypoint"])
+    _give_defaults_to_fan_ins(entry, spec["templates"])
     steps = find_gated_steps(entry, spec["templates"])
     check_steps(workflow, steps, options)
     steps = read_data_versions(steps, options.read_data_version)
@@ -153,6 +154,32 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     if options.executor_plugin is not None:
         spec["executorPlugins"] = [*(spec.get("executorPlugins") or []), parse_executor_plugin(options.executor_plugin)]
     return workflow
+
+
+def _give_defaults_to_fan_ins(entry: Manifest, templates: list[Manifest]) -> None:
+    """Let a step that takes the outputs of all items start with ``[]`` if there were no items.
+
+    Argo skips a fan-out without items, and drops an argument that is nothing but an output of a skipped task.
+    """
+    tasks = (entry.get("dag") or {}).get("tasks") or []
+    references_to_items = {
+        f"{{{{tasks.{task['name']}.outputs.{output}}}}}"
+        for task in tasks
+        if "withParam" in task
+        for program in templates
+        if program["name"] == task.get("template")
+        for output in (
+            "result",
+            *(f"parameters.{one['name']}" for one in list_declared(program, "outputs", "parameters")),
+        )
+    }
+    for task in tasks:
+        arguments = list_declared(task, "arguments", "parameters") if references_to_items else []
+        lists = {one["name"] for one in arguments if str(one.get("value")).replace(" ", "") in references_to_items}
+        program = next((one for one in templates if lists and one["name"] == task.get("template")), {})
+        for parameter in list_declared(program, "inputs", "parameters"):
+            if parameter["name"] in lists and "value" not in parameter:
+                parameter.setdefault("default", "[]")
 
 
 def _withhold_token(spec: Manifest) -> None:

@@ -340,6 +340,35 @@ def test_an_item_is_handed_down_to_every_operation() -> None:
     assert {"name": "tiphys-item"} not in made["sweep-run"]["inputs"]["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("taken", "declared", "default"),
+    [
+        ("{{tasks.each.outputs.parameters.loss}}", {}, "[]"),
+        ("{{ tasks.each.outputs.parameters.loss }}", {}, "[]"),
+        ("{{tasks.each.outputs.parameters.loss}}", {"default": "[1]"}, "[1]"),
+        ("{{tasks.each.outputs.parameters.loss}} of all", {}, None),
+        ("{{tasks.prep.outputs.parameters.loss}}", {}, None),
+    ],
+)
+def test_a_step_behind_a_fan_out_without_items_takes_an_empty_list(
+    taken: str, declared: Manifest, default: str | None
+) -> None:
+    outputs = {"parameters": [output_parameter("loss")]}
+    arguments = {"parameters": [{"name": "losses", "value": taken}]}
+    made = compiled(
+        step("prep", outputs=outputs),
+        step("each", outputs=outputs),
+        step("total", inputs={"parameters": [{"name": "losses", **declared}]}),
+        tasks=[
+            task("prep"),
+            task("each", withParam="{{tasks.prep.outputs.parameters.loss}}", depends="prep"),
+            task("total", arguments=arguments, depends="each"),
+        ],
+    )
+    [losses] = [one for one in made["total"]["inputs"]["parameters"] if one["name"] == "losses"]
+    assert losses.get("default") == default
+
+
 def test_a_step_without_a_fan_out_has_no_item() -> None:
     made = compiled(step("prep"))
 
