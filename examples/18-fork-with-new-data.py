@@ -9,12 +9,14 @@ lineage names the checkpoint from which the fork came. `-p source=…` is a chan
 parameters, which `tiphys resume` refuses, because it would give one run two meanings.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 from hera.workflows import Artifact, Parameter
 
 from hera_pipelines import Checkpoints, Pipeline, step, train
+from tiphys import checkpoint
 
 IMAGE = "ghcr.io/acme/digits:1.4"
 Data = Annotated[Path, Artifact(name="data", path="/tmp/data")]
@@ -23,18 +25,13 @@ Model = Annotated[dict[str, float], Artifact(name="model")]
 
 @step(image=IMAGE)
 def collect(source: str) -> Data:
-    import os
-    import pathlib
-
-    target = pathlib.Path(os.environ["TIPHYS_OUTPUT_DATA"])
+    target = Path(os.environ["TIPHYS_OUTPUT_DATA"])
     target.write_text(f"examples of {source}")
     return target
 
 
 @train(image=IMAGE, checkpoints=Checkpoints(every="50 steps", save_time="10s"), grace="1m")
 def fit(data: Data, steps: int = 200) -> Model:
-    from tiphys import checkpoint
-
     examples = data.read_text()
     with checkpoint.session() as session:
         state = session.restore(default={"step": 0, "weight": 0.0})

@@ -22,7 +22,7 @@ def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:
     """Run the Python file ``path`` and return the pipeline that it defines; of a YAML file, that with marks.
 
     Args:
-        path: The file. The folder of a Python file is on the import path while it runs.
+        path: The file. The folder of a Python file is on the import path while it runs, and so is that of its package.
         name: Variable or name of the pipeline, for a file that defines several.
 
     Raises:
@@ -61,11 +61,12 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"{path} {problem}; name the Python file that defines the pipeline")
-    spec = importlib.util.spec_from_file_location(path.stem.replace("-", "_"), path)
+    root, name = _find_package(path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file; name the .py file that defines the pipeline")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.path[:0] = folders = list(dict.fromkeys((str(path.parent.resolve()), str(root))))
     try:
         spec.loader.exec_module(module)
     except TiphysError as error:
@@ -78,8 +79,17 @@ def _import_file(path: Path) -> ModuleType:
     except Exception as error:
         raise UsageError(f"{path}{_error_line(path, error)}: {type(error).__name__}: {error}") from error
     finally:
-        sys.path.remove(str(path.parent.resolve()))
+        for folder in folders:
+            sys.path.remove(folder)
     return module
+
+
+def _find_package(path: Path) -> tuple[Path, str]:
+    """The folder in which the outermost package of a file is, and the name of the file as a module."""
+    root, name = path.parent, path.stem.replace("-", "_")
+    while (root / "__init__.py").exists():
+        root, name = root.parent, f"{root.name}.{name}"
+    return root, name
 
 
 def _error_line(path: Path, error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from hera_pipelines.compile import references
 from hera_pipelines.compile.settings import DataSource, StepSettings
 from tiphys.errors import TiphysError, UsageError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import Manifest, program_source
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, NodeLabelValue, StepKind, StepSpec
@@ -246,10 +246,12 @@ def program_container(template: Manifest) -> Manifest:
 
 def program_digest(template: Manifest) -> str:
     """Hash of the program and its declared outputs, which decide the results; resources and labels do not."""
-    container = program_container(template)
+    program = {field: text for field, text in program_container(template).items() if field in _PROGRAM_FIELDS}
+    if "source" in program:
+        program["source"] = program_source(program["source"])
     return json_digest(
         {
-            "program": {field: container[field] for field in _PROGRAM_FIELDS if field in container},
+            "program": program,
             "parameters": [p["name"] for p in list_declared(template, "outputs", "parameters")],
             "artifacts": [a["name"] for a in list_declared(template, "outputs", "artifacts")],
         }

@@ -23,6 +23,9 @@ from tiphys.records import Record
 
 RecordT = TypeVar("RecordT", bound=Record)
 
+_CODE, _CODE_END = "# Code of the author: ", "# End of the author's code"
+_CODE_BLOCK = re.compile(rf"({_CODE}[0-9a-f]{{64}}).*{_CODE_END}", re.DOTALL)
+
 Manifest = dict[str, Any]
 """An Argo Workflow, or a part of one, as parsed from YAML."""
 
@@ -215,3 +218,16 @@ _SHUTDOWN_MESSAGE = re.compile(r"(shutdown|Stopped) with strategy")
 def is_shutdown_message(message: str) -> bool:
     """Whether a node message, or a message that quotes one, names ``spec.shutdown`` as the reason."""
     return bool(_SHUTDOWN_MESSAGE.search(message))
+
+
+def mark_code(block: str, digest: str) -> str:
+    """The author's code in the script of a function, with the hash of what it means, SHA-256 in hex."""
+    return f"{_CODE}{digest}\n{block}{_CODE_END}\n"
+
+
+def program_source(text: str) -> str:
+    """``text`` with the hash in place of the author's code; equal for two scripts of the same program.
+
+    The code holds the author's comments and the lines of the file, which make no other program.
+    """
+    return _CODE_BLOCK.sub(r"\1", text)

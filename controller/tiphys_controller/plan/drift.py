@@ -19,7 +19,13 @@ from typing import Any
 from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters, substitute_tags
+from tiphys.protocol.compiled_workflow import (
+    CompiledPipeline,
+    Manifest,
+    program_source,
+    read_workflow_parameters,
+    substitute_tags,
+)
 from tiphys.protocol.drift_policy import DriftAction, DriftClass, DriftPolicy
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
@@ -263,7 +269,7 @@ def _iterate_drift(before: CompiledPipeline, after: CompiledPipeline) -> Iterato
         old, new = comparable_fields(before, name), comparable_fields(after, name)
         for drift, place in dict.fromkeys([*old, *new]):
             one, other = old.get((drift, place), ""), new.get((drift, place), "")
-            if one != other:
+            if program_source(one) != program_source(other):
                 yield DriftFinding(drift=drift, step=name, place=place, before=one, after=other)
 
 

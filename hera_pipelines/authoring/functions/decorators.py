@@ -16,7 +16,8 @@ from hera_pipelines.authoring.calls import (
     require_image,
     separate_shared_inputs,
 )
-from hera_pipelines.authoring.functions.source import FunctionSource, check_travels, returned_outputs, write_defaults
+from hera_pipelines.authoring.functions.source import FunctionSource, returned_outputs, write_defaults
+from hera_pipelines.authoring.functions.written_code import find_code
 from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Duration, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
@@ -220,14 +221,14 @@ def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> 
             require_image(name, arguments.get("image"))
         _check_annotations(name, function)
         separate_shared_inputs(function)
-        returned_outputs(function)
-        if isinstance(arguments.get("constructor", FunctionSource()), FunctionSource):
-            check_travels(name, function)
+        constructor = arguments.get("constructor") or FunctionSource()
+        if isinstance(constructor, FunctionSource):
+            constructor = FunctionSource(code=find_code(name, function, len(returned_outputs(function))))
             write_defaults(name, function)
         settings = {STEP_ANNOTATION: options.step_settings(name).model_dump_json()} if options is not None else {}
         annotations = {**(arguments.get("annotations") or {}), **settings} or None
-        fixed_arguments = {"name": name, "source": function, "annotations": annotations}
-        return StepFunction(function, Script(**{"constructor": FunctionSource(), **arguments, **fixed_arguments}))
+        fixed = {"name": name, "source": function, "annotations": annotations, "constructor": constructor}
+        return StepFunction(function, Script(**{**arguments, **fixed}))
 
     return decorate
 

@@ -258,7 +258,7 @@ def test_a_function_reaches_the_pod_as_a_file() -> None:
     found = filled_in(text, given)["spec"]["template"]
     [container] = found["spec"]["containers"]
     [volume] = found["spec"]["volumes"]
-    assert "def fit(note):" in found["metadata"]["annotations"]["tiphys.dev/script"]
+    assert "def fit(note: str) -> None:" in found["metadata"]["annotations"]["tiphys.dev/script"]
     assert container["command"] + container["args"] == [
         *("python", "-P", "-m", "tiphys.launch", "--"),
         *("python", "/tiphys/script/script"),

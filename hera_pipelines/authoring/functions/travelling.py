@@ -1,0 +1,224 @@
+"""What a step takes along of its author's files, found by the names that its function uses.
+
+An edit of anything else in these files changes no script, so no step runs again for it.
+"""
+
+import ast
+import builtins
+import sys
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from hera_pipelines.authoring.functions.author_files import (
+    AUTHORING_PACKAGES,
+    AuthorFile,
+    LocalModules,
+    NameRead,
+    Statement,
+    root_name,
+)
+from tiphys.errors import UsageError
+
+SCRIPT_IMPORTS = ("json", "os", "pathlib", "shutil", "sys")
+_KNOWN_NAMES = frozenset((*dir(builtins), *SCRIPT_IMPORTS, "__name__", "__package__", "__spec__"))
+"""Names that a function of a script can use without an import."""
+_READING_METHODS = ("read_text", "read_bytes")
+
+
+@dataclass
+class TravellingCode:
+    """Collects what one step uses: statements of its own file, and of local modules."""
+
+    step: str
+    main: AuthorFile
+    modules: LocalModules
+    function: str = ""
+    """Name of the function."""
+    imports_relatively: bool = False
+    """Whether its own file does."""
+    kept: dict[AuthorFile, dict[Statement, set[str]]] = field(default_factory=dict)
+    """The statements of each file that travel; of an import, the names that it imports."""
+    _followed: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
+
+    def add(self, file: AuthorFile, statement: Statement) -> None:
+        """Take ``statement`` along, with all that it uses.
+
+        Raises:
+            UsageError: some of it cannot travel.
+        """
+        kept = self.kept.setdefault(file, {})
+        if statement in kept and not isinstance(statement.node, ast.Import | ast.ImportFrom):
+            return
+        kept.setdefault(statement, set())
+        statement.drop_decorators(self.count_step_decorators(file, statement.node))
+        for node in ast.walk(statement.node):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    self._follow_import(file, statement, node, alias)
+        self._refuse_files(file, statement)
+        for read in statement.reads:
+            self._use(file, read)
+
+    @property
+    def summary(self) -> str:
+        """The files that travel, those with the most text first."""
+        sizes = {file.shown: sum(len(file.segment(one)) for one in kept) for file, kept in self.kept.items()}
+        names = sorted(sizes, key=lambda name: -sizes[name])
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more files" if len(names) > 3 else "")
+
+    def refuse(self, file: AuthorFile, line: int, sentence: str) -> NoReturn:
+        """Raise a UsageError about a line of ``file``."""
+        place = f"line {line}: the function" if file is self.main else f"{file.shown}:{line}: the module"
+        raise UsageError(f"step {self.step!r}, {place} {sentence}")
+
+    def _use(self, file: AuthorFile, read: NameRead) -> None:
+        """Take along what gives a name in ``file``, and what changes it."""
+        if ("name", file.name, read.chain) in self._followed:
+            return
+        self._followed.add(("name", file.name, read.chain))
+        name = read.chain[0]
+        if file is self.main and name == self.function:
+            return
+        statements = file.defined.get(name) or [one for one in file.statements if self._star_gives(file, one, name)]
+        for statement in statements:
+            node = statement.node
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                self.add(file, statement)
+                continue
+            for alias in node.names:
+                if alias.name == "*" or name == (alias.asname or alias.name.partition(".")[0]):
+                    self._follow_import(file, statement, node, alias, read.chain)
+        for statement in file.changes.get(name, ()) if statements else ():
+            self.add(file, statement)
+        if name == "__file__":
+            self.refuse(file, read.line, "uses __file__, and the files beside it do not travel; make them an input")
+        is_known = statements or name in _KNOWN_NAMES or read.is_optional or file.future
+        if not is_known:
+            self.refuse(
+                file,
+                read.line,
+                f"uses {name!r}, which its file does not define at its top level; import or define it, or make it an "
+                "input",
+            )
+
+    def _follow_import(
+        self,
+        file: AuthorFile,
+        statement: Statement,
+        node: ast.Import | ast.ImportFrom,
+        alias: ast.alias,
+        chain: tuple[str, ...] = ("",),
+    ) -> None:
+        """Take along what ``alias`` imports, if it is local. ``chain``: how it is used, beginning at its name."""
+        module = self._absolute(file, node) if isinstance(node, ast.ImportFrom) else alias.name
+        if node is statement.node:
+            if module.partition(".")[0] in AUTHORING_PACKAGES:
+                what = f"{alias.name!r} of {module}" if isinstance(node, ast.ImportFrom) else module
+                self.refuse(
+                    file,
+                    node.lineno,
+                    f"uses {what}, which the image of a step need not have; import it in the function, if the "
+                    "image has it",
+                )
+            self.kept.setdefault(file, {}).setdefault(statement, set()).add(alias.name)
+        attributes = chain[1:]
+        if isinstance(node, ast.ImportFrom):
+            if alias.name == "*":
+                self._use_module(module, chain if chain[0] else (), node.lineno)
+            else:
+                self._use_module(module, (alias.name, *attributes), node.lineno)
+        elif alias.asname:
+            self._use_module(module, attributes, node.lineno)
+        else:
+            first, *rest = module.split(".")
+            self._use_module(first, attributes or tuple(rest), node.lineno)
+            if rest and attributes[: len(rest)] != tuple(rest):
+                self._use_module(module, (), node.lineno)
+
+    def _use_module(self, name: str, chain: tuple[str, ...], line: int) -> None:
+        """Take along ``chain`` of a module, or all of it; nothing of one that is not local."""
+        file = self.modules.find(name)
+        if file is None or ("module", name, chain) in self._followed:
+            return
+        self._followed.add(("module", name, chain))
+        self.kept.setdefault(file, {})
+        for statement in file.future:
+            self.add(file, statement)
+        if parent := name.rpartition(".")[0]:
+            self._use_module(parent, ("__name__",), line)
+        attribute = chain[0] if chain else ""
+        if self._gives(file, attribute):
+            self._use(file, NameRead(chain, line))
+        elif attribute and self.modules.find(f"{name}.{attribute}"):
+            self._use_module(f"{name}.{attribute}", chain[1:], line)
+        elif not attribute or "__getattr__" in file.defined:
+            for statement in file.statements:
+                if not statement.is_guarded:
+                    self.add(file, statement)
+
+    def _gives(self, file: AuthorFile, name: str) -> bool:
+        return name in file.defined or any(self._star_gives(file, one, name) for one in file.statements)
+
+    def _star_gives(self, file: AuthorFile, statement: Statement, name: str) -> bool:
+        node = statement.node
+        if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+            return False
+        module = self._absolute(file, node)
+        if local := self.modules.find(module):
+            return not name.startswith("_") and self._gives(local, name)
+        found = vars(sys.modules[module]) if module in sys.modules else {}
+        return name in found.get("__all__", [one for one in found if not one.startswith("_")])
+
+    def _absolute(self, file: AuthorFile, node: ast.ImportFrom) -> str:
+        self.imports_relatively |= bool(node.level) and file is self.main
+        package = file.package.split(".") if node.level else []
+        return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+
+    def count_step_decorators(self, file: AuthorFile, node: ast.stmt) -> int:
+        """Number of the first decorators of ``node``, up to the last one that makes a step."""
+        ours = [n for n, one in enumerate(getattr(node, "decorator_list", ()), 1) if self.makes_step(file, one)]
+        return max(ours, default=0)
+
+    def makes_step(self, file: AuthorFile, decorator: ast.expr) -> bool:
+        """Whether ``decorator`` is ours, or made of one of ours."""
+        name = root_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        return self._leads_to_authoring(file, name, set())
+
+    def _leads_to_authoring(self, file: AuthorFile, name: str, seen: set[tuple[str, str]]) -> bool:
+        if (file.name, name) in seen:
+            return False
+        seen.add((file.name, name))
+        for statement in file.defined.get(name, ()):
+            node = statement.node
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    if name != (alias.asname or alias.name.partition(".")[0]):
+                        continue
+                    module = self._absolute(file, node) if isinstance(node, ast.ImportFrom) else alias.name
+                    if module.partition(".")[0] in AUTHORING_PACKAGES:
+                        return True
+                    local = self.modules.find(module)
+                    if local and self._leads_to_authoring(local, alias.name, seen):
+                        return True
+            elif any(self._leads_to_authoring(file, read.chain[0], seen) for read in statement.reads):
+                return True
+        return False
+
+    def _refuse_files(self, file: AuthorFile, statement: Statement) -> None:
+        """Refuse a value that is read from a file when its module is loaded: the container has no such file."""
+        pending: list[ast.AST] = [statement.node]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            pending += ast.iter_child_nodes(node)
+            called = node.func if isinstance(node, ast.Call) else None
+            is_open = isinstance(called, ast.Name) and called.id == "open" and "open" not in file.defined
+            if is_open or (isinstance(called, ast.Attribute) and called.attr in _READING_METHODS):
+                assert isinstance(node, ast.Call)
+                self.refuse(
+                    file,
+                    node.lineno,
+                    "uses what is read from a file when the module is loaded, and the container lacks the file; read "
+                    "it in the function, from an input",
+                )
