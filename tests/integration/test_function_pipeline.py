@@ -194,3 +194,63 @@ def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
     assert best.read_text() == "1.0 of two"
     cards = {card.read_text() for card in outputs.glob("sweep.*/*/artifacts/card")}
     assert cards == {'{"step": 0, "started": ["1"]}', '{"step": 1, "started": ["1", "2"]}'}
+
+
+BRACES = """
+from typing import Annotated
+
+from hera.workflows import Parameter
+from hera_pipelines import Pipeline, plain, step, train
+
+Text = Annotated[str, Parameter(name="text")]
+Document = Annotated[dict, Parameter(name="document")]
+TEXT = 'a {{ and }} {{{\\n"q" \\'s\\' \\\\n \\\\ {"a": {"b": "{{x}}"}}\\ttab ü 漢 \\u2028 end '
+DOCUMENT = {"{{workflow.name}}": [TEXT, "{{=1 + 1}}", {"a": {"b": {}}}]}
+
+
+def check(text, document):
+    assert text == TEXT, text
+    assert document == DOCUMENT, document
+
+
+@step()
+def make() -> tuple[Text, Document]:
+    return TEXT, DOCUMENT
+
+
+@step()
+def recorded(text: str, document: dict) -> None:
+    check(text, document)
+
+
+@train(image="python:3.12", nodes=2)
+def gang(text: str, document: dict) -> None:
+    check(text, document)
+
+
+@plain()
+def unrecorded(text: str, document: dict) -> None:
+    check(text, document)
+
+
+with Pipeline("braces") as pipeline:
+    made = make()
+    for use in (recorded, gang, unrecorded):
+        use(text=made.get_parameter("text"), document=made.get_parameter("document"))
+"""
+
+
+def test_braces_quotes_and_lines_of_a_value_reach_the_next_function(tmp_path: Path) -> None:
+    (tmp_path / "braces.py").write_text(BRACES)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "hera_pipelines.cli", "run", "braces.py", "--store", "store"],
+        cwd=tmp_path,
+        env=outside,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert done.returncode == 0, done.stderr

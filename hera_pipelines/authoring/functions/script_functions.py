@@ -187,7 +187,9 @@ def _keep(variable, path, value, none="null"):
     elif isinstance(value, bytes):
         target.write_bytes(value)
     else:
-        target.write_text(_written(value, none))
+        # Argo takes two opening braces of an output parameter for a tag, also after it has inserted the value.
+        text = _written(value, none)
+        target.write_text(text if isinstance(value, str) else text.replace("{" * 2, "{\\u007b"))
 
 
 def function_sources(names: Iterable[str]) -> str:
