@@ -202,6 +202,7 @@ class _Pages:
             if (actions := self._actions) is not None:
                 offer = await self._reads.read(lambda _: actions.describe_offer(request, view.detail))
             waiting = await self._reads.read(lambda _: self._find_waiting(view))
+            traceback = await self._reads.read(lambda store: self._find_traceback(store, view))
             sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT, "max_attempts": MAX_ATTEMPTS}
             is_streamed = view.is_live and self._changes is not None
             return self.render(
@@ -209,12 +210,23 @@ class _Pages:
                 view=view,
                 offer=offer,
                 waiting=waiting,
+                traceback=traceback,
                 is_streamed=is_streamed,
                 known_runs=self._list_known_runs(),
                 **sizes,
             )
 
         return await self.within_limits(request, answer)
+
+    def _find_traceback(self, store: Store, view: RunView) -> str:
+        """What a failed run's program printed last; empty for others, and where its log is gone."""
+        if (failed := view.failed_attempt) is None:
+            return ""
+        try:
+            run = view.detail.summary.run
+            return read_log_view(store, self._find_logs, run, failed.step, failed.attempt).traceback
+        except NotFoundError:
+            return ""
 
     async def changes(self, request: Request) -> Response:
         """A stream of events, for the script of the page of a run."""

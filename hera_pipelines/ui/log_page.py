@@ -39,6 +39,7 @@ _MAX_READ_BYTES = 1 << 20
 """Most bytes that are read of the log of a pod."""
 MAX_LINKS = 20
 """Most other attempts to which a page links."""
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ ].*\n)+\S.*", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 AttemptLogs = Callable[[Attempt, Submission, int, int], Iterable[tuple[str, str, Iterable[str]]]]
@@ -80,6 +81,12 @@ class LogView:
     @property
     def is_live(self) -> bool:
         return self.attempt.end is None and not self.problem
+
+    @property
+    def traceback(self) -> str:
+        """The last traceback in these logs, up to the error; empty if there is none."""
+        found = [match for log in self.logs for match in _TRACEBACK.findall(log.text)]
+        return found[-1] if found else ""
 
 
 def read_log_view(store: Store, find_logs: AttemptLogs, run: str, step: str, number: int | None) -> LogView:

@@ -7,14 +7,22 @@ from datetime import datetime, timedelta
 from urllib.parse import unquote, urlsplit
 
 from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
-from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail, StepOutput, SubmissionDetail, describe_run
+from tiphys_controller.runs import (
+    AttemptDetail,
+    RunDetail,
+    RunPhase,
+    StepDetail,
+    StepOutput,
+    SubmissionDetail,
+    describe_run,
+)
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_chart, summarize_usage, time_chart
 from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError
-from tiphys.records import Preemption
+from tiphys.records import AttemptEndOutcome, Preemption
 from tiphys.store import Store
 
 MAX_ATTEMPTS = 100
@@ -142,6 +150,15 @@ class RunView:
     def states(self) -> dict[str, StepDisplayState]:
         """State of each step by its name."""
         return {step.detail.name: step.state for step in self.steps}
+
+    @property
+    def failed_attempt(self) -> AttemptDetail | None:
+        """The newest attempt of a step, of a run that failed, that had no better one; None if there is none."""
+        if self.detail.summary.phase is not RunPhase.FAILED:
+            return None
+        newest = {one.step: one for one in reversed(self.attempts)}
+        failed = [one for one in newest.values() if one.outcome == AttemptEndOutcome.FAILED]
+        return max(failed, key=lambda one: one.opened_at, default=None)
 
     @property
     def older_attempts(self) -> int:

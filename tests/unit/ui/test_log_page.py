@@ -26,6 +26,7 @@ from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.log_page import MAX_HTML_BYTES, MAX_PODS
 from tiphys.errors import UsageError
 from tiphys.lineage.step_names import read_step_names
+from tiphys.records import SubmissionEnd
 from tiphys.store import Attempt, DirectoryStore, RunLayout, Store, Submission
 from tiphys.store.program_output import chunk_key
 
@@ -69,6 +70,30 @@ def test_the_newest_attempt_is_shown_unless_one_is_named(store: Store, open_page
     assert "From pod in ml." in Texts(first).text
     assert "failed by preemption: the node is gone" in Texts(first).text
     assert f'href="/runs/{RUN}/logs/{STEP}?attempt=2"' in first
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "pipeline.py", line 41, in fit
+    return 1 / x <= 1
+ZeroDivisionError: division by zero"""
+
+
+@pytest.mark.parametrize(("status", "is_shown"), [("Failed", True), ("Succeeded", False)])
+def test_the_page_of_a_failed_run_begins_with_the_last_traceback(
+    status: str, is_shown: bool, store: Store, tmp_path: Path, open_pages: Callable[..., Pages]
+) -> None:
+    submitter = FakeSubmitter(tmp_path / "cluster")
+    started = start_run(store, submitter, pipeline_of(gated("fit")))
+    run = started.run
+    submitter.end(started.workflow_name)
+    History(store, run).failed("fit")
+    end = SubmissionEnd(run=run, submission=1, status=status, message="")
+    store.create(RunLayout(run).submission_end(1), end.to_bytes())
+    lines = f"epoch 1\n{TRACEBACK.replace('41', '7')}\nagain\n{TRACEBACK}\nsaved\n".splitlines(keepends=True)
+
+    page = open_pages(("fit-pod", "pod in ml", lines)).get(f"/runs/{run}").text
+
+    assert shown_logs(page) == ([TRACEBACK] if is_shown else [])
 
 
 def test_the_report_of_a_crash_is_left_when_the_log_is_gone(store: Store, open_pages: Callable[..., Pages]) -> None:
