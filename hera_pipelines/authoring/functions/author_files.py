@@ -20,10 +20,9 @@ from hera_pipelines.authoring.functions.script_loader import _bare
 
 # mypy: allow-untyped-calls
 
-IMAGE_PACKAGES = frozenset(("tiphys", "tiphys_plugin", "tiphys_controller"))
+_IMAGE_PACKAGES = frozenset(("tiphys", "tiphys_plugin", "tiphys_controller"))
 """Packages that an image with tiphys has, also where they are developed beside the author's files."""
-AUTHORING_PACKAGES = frozenset(("hera", "hera_pipelines"))
-"""Packages that compile needs, and the image of a step need not have."""
+_AUTHORING_PACKAGES = frozenset(("hera", "hera_pipelines"))
 _PROJECT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _GUARDS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -36,8 +35,6 @@ class NameRead:
 
     chain: tuple[str, ...]
     line: int
-    is_optional: bool = False
-    """Whether it is only read where an annotation is evaluated, or assigned by a function itself."""
 
 
 @dataclass(eq=False)
@@ -57,10 +54,11 @@ class Statement:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names that the statement gives to its module."""
-        if self.is_guarded:
-            return frozenset()
-        symbols = symtable.symtable(ast.unparse(self.node), "file", "exec").get_symbols()
+        """Names that the statement gives to its module; of a guarded one, those where there is no type checker."""
+        text = ast.unparse(self.node)
+        if isinstance(self.node, ast.If) and self.is_guarded:
+            text = "" if "__main__" in text else "\n".join(map(ast.unparse, self.node.orelse))
+        symbols = symtable.symtable(text, "file", "exec").get_symbols()
         return frozenset(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
 
     @cached_property
@@ -76,9 +74,11 @@ class Statement:
     @cached_property
     def reads(self) -> list[NameRead]:
         """What the statement reads of its module."""
-        names, own = _global_names(ast.unparse(self.form))
-        chains = [(chain, line) for chain, line in _name_chains(self.form) if chain[0] in names]
-        return [NameRead(chain, line, chain[0] in own) for chain, line in sorted(chains, key=lambda one: one[1])]
+        names = _global_names(ast.unparse(self.form))
+        return sorted(
+            (read for read in _name_reads(self.form) if read.chain[0] in names),
+            key=lambda read: (read.line, read.chain),
+        )
 
     def drop_decorators(self, count: int) -> None:
         """Leave its first ``count`` decorators behind."""
@@ -137,6 +137,11 @@ class AuthorFile:
         )
 
     @cached_property
+    def assigned_by_functions(self) -> frozenset[str]:
+        """Names that its functions declare ``global``."""
+        return frozenset(name for node in ast.walk(self.tree) if isinstance(node, ast.Global) for name in node.names)
+
+    @cached_property
     def future(self) -> list[Statement]:
         """Its imports of ``__future__``, which hold for all of its statements."""
         return [
@@ -157,12 +162,10 @@ class AuthorFile:
             names |= _stored_names(node)
             calls = [node.value] if isinstance(node, ast.Expr) else []
             for call in [*calls, *getattr(node, "decorator_list", ())]:
-                called = call.func if isinstance(call, ast.Call) else call
-                names |= {root_name(called)} if isinstance(called, ast.Attribute) else set()
-                for function in self.defined.get(root_name(called), ()) if isinstance(called, ast.Name) else ():
-                    names |= set().union(
-                        *map(_stored_names, ast.walk(function.node)), *map(_added_names, ast.walk(function.node))
-                    )
+                if isinstance(getattr(call, "func", call), ast.Attribute):
+                    names.add(root_name(call))
+                for function in self.defined.get(root_name(call), ()):
+                    names |= set().union(*map(_stored_names, ast.walk(function.node)))
         return names
 
 
@@ -195,7 +198,7 @@ class LocalModules:
             package = self.find(parent)
             folders = [package.folder] if package and package.folder else []
         else:
-            folders = list(_import_folders(last)) if last not in IMAGE_PACKAGES | AUTHORING_PACKAGES else []
+            folders = list(_import_folders(last)) if last not in _IMAGE_PACKAGES | _AUTHORING_PACKAGES else []
         for folder in filter(self._is_local, folders):
             for path in (folder / last / "__init__.py", folder / f"{last}.py"):
                 if path.is_file():
@@ -274,39 +277,46 @@ def _executed(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def root_name(node: ast.AST) -> str:
-    """The name at which ``a.b[c].d`` begins; empty: it begins otherwise."""
+    """The name at which ``a.b[c].d`` or a call of it begins; empty: it begins otherwise."""
+    node = node.func if isinstance(node, ast.Call) else node
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def imported_name(alias: ast.alias) -> str:
+    """The name that an import gives."""
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is of a package that compile needs, and the image of a step need not have."""
+    return module.partition(".")[0] in _AUTHORING_PACKAGES
+
+
 def _stored_names(node: ast.AST) -> set[str]:
-    """The name to whose attributes or items ``node`` writes."""
+    """The names to which ``node`` assigns, or whose attributes or items it changes."""
+    if isinstance(node, ast.Global):
+        return set(node.names)
     is_stored = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
-    return {root_name(node)} if is_stored else set()
+    is_added = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _ADDING_METHODS
+    return {root_name(node)} if is_stored or is_added else set()
 
 
-def _added_names(node: ast.AST) -> set[str]:
-    """The name to which ``node`` adds with a method of a collection."""
-    called = node.func if isinstance(node, ast.Call) else None
-    return {root_name(called)} if isinstance(called, ast.Attribute) and called.attr in _ADDING_METHODS else set()
-
-
-def _global_names(source: str) -> tuple[set[str], set[str]]:
-    """Names that ``source`` reads of its module, in all of its scopes, and those that its functions assign there."""
+def _global_names(source: str) -> set[str]:
+    """Names that ``source`` reads of its module, in all of its scopes."""
     top = symtable.symtable(source, "file", "exec")
-    pending, own = list(top.get_children()), set()
+    pending = list(top.get_children())
     names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
     while pending:
         scope = pending.pop()
         pending += scope.get_children()
         names |= {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
-        own |= {s.get_name() for s in scope.get_symbols() if s.is_declared_global() and s.is_assigned()}
-    return names, own
+    return names
 
 
-def _name_chains(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Each name of ``tree`` with the attributes that are read of it, and its line."""
+def _name_reads(tree: ast.AST) -> Iterator[NameRead]:
+    """Each name in ``tree``, with the attributes that are read of it."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -316,6 +326,6 @@ def _name_chains(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
             attributes.insert(0, inner.attr)
             inner = inner.value
         if isinstance(inner, ast.Name):
-            yield (inner.id, *attributes), inner.lineno
+            yield NameRead((inner.id, *attributes), inner.lineno)
         else:
             pending += ast.iter_child_nodes(node)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from hera_pipelines.authoring.functions.author_files import (
-    AUTHORING_PACKAGES,
     AuthorFile,
     LocalModules,
     NameRead,
     Statement,
+    imported_name,
+    is_ours,
     root_name,
 )
 from tiphys.errors import UsageError
@@ -50,7 +51,8 @@ class TravellingCode:
         if statement in kept and not isinstance(statement.node, ast.Import | ast.ImportFrom):
             return
         kept.setdefault(statement, set())
-        statement.drop_decorators(self.count_step_decorators(file, statement.node))
+        decorators = enumerate(getattr(statement.node, "decorator_list", ()), 1)
+        statement.drop_decorators(max((n for n, one in decorators if self.makes_step(file, one)), default=0))
         for node in ast.walk(statement.node):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
@@ -86,14 +88,13 @@ class TravellingCode:
                 self.add(file, statement)
                 continue
             for alias in node.names:
-                if alias.name == "*" or name == (alias.asname or alias.name.partition(".")[0]):
+                if imported_name(alias) in ("*", name):
                     self._follow_import(file, statement, node, alias, read.chain)
-        for statement in file.changes.get(name, ()) if statements else ():
+        for statement in file.changes.get(name, ()):
             self.add(file, statement)
         if name == "__file__":
             self.refuse(file, read.line, "uses __file__, and the files beside it do not travel; make them an input")
-        is_known = statements or name in _KNOWN_NAMES or read.is_optional or file.future
-        if not is_known:
+        if not (statements or name in _KNOWN_NAMES or name in file.assigned_by_functions or file.future):
             self.refuse(
                 file,
                 read.line,
@@ -112,7 +113,7 @@ class TravellingCode:
         """Take along what ``alias`` imports, if it is local. ``chain``: how it is used, beginning at its name."""
         module = self._absolute(file, node) if isinstance(node, ast.ImportFrom) else alias.name
         if node is statement.node:
-            if module.partition(".")[0] in AUTHORING_PACKAGES:
+            if is_ours(module):
                 what = f"{alias.name!r} of {module}" if isinstance(node, ast.ImportFrom) else module
                 self.refuse(
                     file,
@@ -144,8 +145,10 @@ class TravellingCode:
         self.kept.setdefault(file, {})
         for statement in file.future:
             self.add(file, statement)
-        if parent := name.rpartition(".")[0]:
-            self._use_module(parent, ("__name__",), line)
+        parent = name
+        while parent := parent.rpartition(".")[0]:  # as Python imports them first
+            if package := self.modules.find(parent):
+                self.kept.setdefault(package, {})
         attribute = chain[0] if chain else ""
         if self._gives(file, attribute):
             self._use(file, NameRead(chain, line))
@@ -157,6 +160,7 @@ class TravellingCode:
                     self.add(file, statement)
 
     def _gives(self, file: AuthorFile, name: str) -> bool:
+        """Whether ``file`` has a name, also by ``from … import *``."""
         return name in file.defined or any(self._star_gives(file, one, name) for one in file.statements)
 
     def _star_gives(self, file: AuthorFile, statement: Statement, name: str) -> bool:
@@ -174,34 +178,25 @@ class TravellingCode:
         package = file.package.split(".") if node.level else []
         return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
 
-    def count_step_decorators(self, file: AuthorFile, node: ast.stmt) -> int:
-        """Number of the first decorators of ``node``, up to the last one that makes a step."""
-        ours = [n for n, one in enumerate(getattr(node, "decorator_list", ()), 1) if self.makes_step(file, one)]
-        return max(ours, default=0)
-
     def makes_step(self, file: AuthorFile, decorator: ast.expr) -> bool:
         """Whether ``decorator`` is ours, or made of one of ours."""
-        name = root_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
-        return self._leads_to_authoring(file, name, set())
+        return self._leads_to_us(file, root_name(decorator), set())
 
-    def _leads_to_authoring(self, file: AuthorFile, name: str, seen: set[tuple[str, str]]) -> bool:
+    def _leads_to_us(self, file: AuthorFile, name: str, seen: set[tuple[str, str]]) -> bool:
         if (file.name, name) in seen:
             return False
         seen.add((file.name, name))
         for statement in file.defined.get(name, ()):
             node = statement.node
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                for alias in node.names:
-                    if name != (alias.asname or alias.name.partition(".")[0]):
-                        continue
-                    module = self._absolute(file, node) if isinstance(node, ast.ImportFrom) else alias.name
-                    if module.partition(".")[0] in AUTHORING_PACKAGES:
-                        return True
-                    local = self.modules.find(module)
-                    if local and self._leads_to_authoring(local, alias.name, seen):
-                        return True
-            elif any(self._leads_to_authoring(file, read.chain[0], seen) for read in statement.reads):
-                return True
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                if any(self._leads_to_us(file, read.chain[0], seen) for read in statement.reads):
+                    return True
+                continue
+            for alias in (alias for alias in node.names if imported_name(alias) == name):
+                module = self._absolute(file, node) if isinstance(node, ast.ImportFrom) else alias.name
+                local = self.modules.find(module)
+                if is_ours(module) or (local and self._leads_to_us(local, alias.name, seen)):
+                    return True
         return False
 
     def _refuse_files(self, file: AuthorFile, statement: Statement) -> None:

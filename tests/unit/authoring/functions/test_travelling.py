@@ -329,6 +329,116 @@ def test_local_modules_reach_processes_that_are_spawned(tmp_path: Path) -> None:
     assert "_AuthorModules.unpack(" in script_of(tmp_path / "project", files)
 
 
+SMALL = {
+    "loops, blocks and calls that change a table": (
+        """
+        from contextlib import suppress
+        TABLE = {}
+        for name in ("a", "b"):
+            TABLE[name] = name.upper()
+        if len(TABLE) == 2:
+            TABLE["c"] = 1
+        A, *B = 1, 2, 3
+        with suppress(KeyError):
+            VALUE = 5
+            TABLE["zz"]
+        try:
+            import not_installed
+        except ImportError:
+            HAVE = False
+        def setup():
+            TABLE["setup"] = 1
+        setup()
+        """,
+        "repr((TABLE, A, B, VALUE, HAVE))",
+        repr(({"a": "A", "b": "B", "c": 1, "setup": 1}, 1, [2, 3], 5, False)),
+    ),
+    "a global that a function sets": (
+        """
+        def load():
+            global MODEL
+            MODEL = "m"
+        load()
+        """,
+        "MODEL",
+        "m",
+    ),
+    "a name that type checkers see otherwise": (
+        """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            import pandas as frame
+        else:
+            frame = "x"
+        """,
+        "frame",
+        "x",
+    ),
+    "a function of several types": (
+        """
+        import functools
+        @functools.singledispatch
+        def kind(x): return "any"
+        @kind.register
+        def _(x: int): return "int"
+        """,
+        "kind(1) + kind('a')",
+        "intany",
+    ),
+    "a name that is defined twice": ("def f(): return 1\nold = f\ndef f(): return old() + 1\n", "str(f())", "2"),
+    "what is replaced in another module": ("import os\nos.sep = '|'\n", "os.sep", "|"),
+    "star imports of packages": ("from math import *\nfrom os.path import *\n", "join('a', str(floor(pi)))", "a/3"),
+    "the text of a function": (
+        "import inspect\ndef f():\n    # why\n    return 1\n",
+        "inspect.getsource(f)",
+        "def f():\n    # why\n    return 1\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_gives_or_changes_a_name_travels(name: str, tmp_path: Path) -> None:
+    above, value, result = SMALL[name]
+    body = f"{dedent(above)}\n@step()\ndef fit() -> Text:\n    return {value}\n"
+
+    assert result_of(tmp_path, {"pipeline.py": HEAD + body + TAIL}) == result
+
+
+LIBRARY = {
+    "a folder without __init__": ({"lib/sub.py": "x = '1'\n"}, "from lib.sub import x", "x", "1"),
+    "a module that makes its names": ({"h.py": "X = 'x'\ndef __getattr__(n): return X\n"}, "import h", "h.any", "x"),
+    "a module as a value": ({"h.py": "X = 1\nY = 2\n"}, "import h", "str(len([n for n in vars(h) if n in 'XY']))", "2"),
+    "modules that import each other": (
+        {
+            "a.py": "import b\ndef f(n): return b.g(n)\n",
+            "b.py": "import a\ndef g(n): return a.f(n - 1) if n else 'end'\n",
+        },
+        *("import a", "a.f(3)", "end"),
+    ),
+    "braces": ({"h.py": "T = '{{x}} ' + f'{{{1}}}'\n"}, "import h", "h.T", "{{x}} {1}"),
+    "a step of another file": (
+        {
+            "other.py": "from hera_pipelines import train\nfrom hera.workflows import Parameter\n"
+            "from typing import Annotated\nO = Annotated[str, Parameter(name='o')]\ngpu = train(image='x:1')\n"
+            "@gpu\ndef prepare(n: int, by: int = 2) -> O:\n    return str(n * by)\n"
+        },
+        *("from other import prepare", "prepare(4)", "8"),
+    ),
+    "a module that imports the file": (
+        {"a.py": "def f():\n    from pipeline import C\n    return C\n"},
+        *("import a\nC = '7'", "a.f()", "7"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_local_modules_of_every_kind_travel(name: str, tmp_path: Path) -> None:
+    files, above, value, result = LIBRARY[name]
+    body = f"{above}\n@step()\ndef fit() -> Text:\n    return {value}\n"
+
+    assert result_of(tmp_path, {**files, "pipeline.py": HEAD + body + TAIL}) == result
+
+
 def test_names_that_the_script_uses_itself_are_the_authors(tmp_path: Path) -> None:
     files = single("""
         json = 1
