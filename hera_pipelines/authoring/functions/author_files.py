@@ -55,6 +55,10 @@ class Statement:
     @cached_property
     def names(self) -> frozenset[str]:
         """Names that the statement gives to its module; of a guarded one, those where there is no type checker."""
+        if isinstance(self.node, _DEFINITIONS):
+            return frozenset((self.node.name,))
+        if isinstance(self.node, ast.Import | ast.ImportFrom):
+            return frozenset(imported_name(alias) for alias in self.node.names)
         text = ast.unparse(self.node)
         if isinstance(self.node, ast.If) and self.is_guarded:
             text = "" if "__main__" in text else "\n".join(map(ast.unparse, self.node.orelse))
@@ -96,7 +100,7 @@ class Statement:
 
 @dataclass(eq=False)
 class AuthorFile:
-    """A file with its statements."""
+    """A file with its statements. All steps share it, since each looks at most of it."""
 
     name: str
     """Name by which it is imported; empty: the file of the step itself."""
@@ -110,8 +114,8 @@ class AuthorFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed text. Each step of a file parses it, so the last ones are kept."""
-        return _parse(self.text)
+        """The parsed text."""
+        return ast.parse(self.text)
 
     @cached_property
     def statements(self) -> list[Statement]:
@@ -132,8 +136,9 @@ class AuthorFile:
         return _group(
             (name, statement)
             for statement in self.statements
-            if not statement.is_guarded and ("__file__",) not in {read.chain for read in statement.reads}
+            if not statement.is_guarded
             for name in self._changed_names(statement.node)
+            if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(statement.node))
         )
 
     @cached_property
@@ -204,9 +209,9 @@ class LocalModules:
                 if path.is_file():
                     text, shown = _read_text(path), show_path(path, name)
                     own = path.parent if path.name == "__init__.py" else None
-                    return AuthorFile(name, shown, text, name if own else parent, own)
+                    return shared_file(name, shown, text, name if own else parent, own)
             if (folder / last).is_dir():
-                return AuthorFile(name, show_path(folder / last, name), "", name, folder / last)
+                return shared_file(name, show_path(folder / last, name), "", name, folder / last)
         return None
 
     def _is_local(self, folder: Path) -> bool:
@@ -221,9 +226,10 @@ def show_path(path: Path, module: str = "") -> str:
     return "/".join(path.parts[-(module.count(".") + 1 + (path.name == "__init__.py")) :])
 
 
-@lru_cache(maxsize=64)
-def _parse(text: str) -> ast.Module:
-    return ast.parse(text)
+@lru_cache(maxsize=256)
+def shared_file(name: str, shown: str, text: str, package: str, folder: Path | None = None) -> AuthorFile:
+    """The file with this content."""
+    return AuthorFile(name, shown, text, package, folder)
 
 
 def _read_text(path: Path) -> str:

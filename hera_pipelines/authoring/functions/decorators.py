@@ -17,7 +17,7 @@ from hera_pipelines.authoring.calls import (
     separate_shared_inputs,
 )
 from hera_pipelines.authoring.functions.source import FunctionSource, returned_outputs, write_defaults
-from hera_pipelines.authoring.functions.written_code import find_code
+from hera_pipelines.authoring.functions.written_code import write_code
 from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Duration, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
@@ -223,7 +223,7 @@ def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> 
         separate_shared_inputs(function)
         constructor = arguments.get("constructor") or FunctionSource()
         if isinstance(constructor, FunctionSource):
-            constructor = FunctionSource(code=find_code(name, function, len(returned_outputs(function))))
+            constructor = FunctionSource(code=write_code(name, function, len(returned_outputs(function))))
             write_defaults(name, function)
         settings = {STEP_ANNOTATION: options.step_settings(name).model_dump_json()} if options is not None else {}
         annotations = {**(arguments.get("annotations") or {}), **settings} or None

@@ -23,8 +23,8 @@ from hera.workflows.models import Template, ValueFrom
 from hera_pipelines.authoring.calls import function_input_slots
 from hera_pipelines.authoring.functions.parameter_types import NO_TEXT, ParameterType, find_parameter_type
 from hera_pipelines.authoring.functions.script_functions import function_sources
-from hera_pipelines.authoring.functions.travelling import SCRIPT_IMPORTS, TravellingCode
-from hera_pipelines.authoring.functions.written_code import MAX_SCRIPT_BYTES, find_code, write_code
+from hera_pipelines.authoring.functions.travelling import SCRIPT_IMPORTS
+from hera_pipelines.authoring.functions.written_code import MAX_SCRIPT_BYTES, WrittenCode, write_code
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
 
@@ -37,7 +37,7 @@ _WRITING = ("_keep", "_plain", "_written")
 class FunctionSource(InlineScriptConstructor):
     """The default constructor of `@step`, `@train` and `@plain`."""
 
-    code: TravellingCode | None = None
+    code: WrittenCode | None = None
     """What travels of the author's files, found while these can be imported; None: it is found later."""
 
     def generate_source(self, instance: Script) -> str:
@@ -51,7 +51,7 @@ class FunctionSource(InlineScriptConstructor):
             raise UsageError(f"step {step!r}: its source is not a function; use Step(…) or Train(…)")
         if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
             raise UsageError(f"step {step!r}: only plain functions can be steps; write `def`")
-        code = self.code or find_code(step, function)
+        code = self.code or write_code(step, function)
         if code is None:
             raise UsageError(f"step {step!r}: its function was typed into a shell; write it in a file")
         outputs, kinds = returned_outputs(function), parameter_types(step, function)
@@ -66,7 +66,7 @@ class FunctionSource(InlineScriptConstructor):
         script = (
             "\n".join(f"import {name}" for name in SCRIPT_IMPORTS)
             + "\nsys.path.append(os.getcwd())\n\n"
-            + write_code(code)
+            + code.text
             + "\n\ndef _run_step():\n"
             + textwrap.indent("".join(f"import {name}\n" for name in SCRIPT_IMPORTS) + main, "    ")
             # A process that multiprocessing spawns loads the script too.
@@ -74,7 +74,7 @@ class FunctionSource(InlineScriptConstructor):
         )
         if (size := len(script.encode())) > MAX_SCRIPT_BYTES:
             raise UsageError(
-                f"step {step!r}: its script has {size:,} bytes with {code.summary}, and a step can have "
+                f"step {step!r}: its script has {size:,} bytes with {code.files}, and a step can have "
                 f"{MAX_SCRIPT_BYTES:,}; install large modules as a package, here and in the image, or read data from "
                 "an input"
             )

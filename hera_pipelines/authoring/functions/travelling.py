@@ -32,9 +32,8 @@ class TravellingCode:
 
     step: str
     main: AuthorFile
+    definition: Statement
     modules: LocalModules
-    function: str = ""
-    """Name of the function."""
     imports_relatively: bool = False
     """Whether its own file does."""
     kept: dict[AuthorFile, dict[Statement, set[str]]] = field(default_factory=dict)
@@ -48,6 +47,8 @@ class TravellingCode:
             UsageError: some of it cannot travel.
         """
         kept = self.kept.setdefault(file, {})
+        if statement.node is self.definition.node and statement is not self.definition:
+            return
         if statement in kept and not isinstance(statement.node, ast.Import | ast.ImportFrom):
             return
         kept.setdefault(statement, set())
@@ -79,7 +80,7 @@ class TravellingCode:
             return
         self._followed.add(("name", file.name, read.chain))
         name = read.chain[0]
-        if file is self.main and name == self.function:
+        if file is self.main and name == self.definition.step:
             return
         statements = file.defined.get(name) or [one for one in file.statements if self._star_gives(file, one, name)]
         for statement in statements:

@@ -13,10 +13,10 @@ import textwrap
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hera_pipelines.authoring.functions import script_loader
-from hera_pipelines.authoring.functions.author_files import AuthorFile, LocalModules, Statement, show_path
+from hera_pipelines.authoring.functions.author_files import AuthorFile, LocalModules, Statement, shared_file, show_path
 from hera_pipelines.authoring.functions.travelling import TravellingCode
 from tiphys.protocol.compiled_workflow import mark_code
 from tiphys.records import json_digest
@@ -28,7 +28,15 @@ _MAX_PLAIN_CHARACTERS = 4_000
 _IMPORTS, _MODULE_IMPORTS = ("ast", "linecache", "sys", "traceback"), ("base64", "importlib.util", "json", "zlib")
 
 
-def find_code(step: str, function: Callable[..., Any], outputs: int = 0) -> TravellingCode | None:
+class WrittenCode(NamedTuple):
+    """The author's code in a script."""
+
+    text: str
+    files: str
+    """The files from which it is, for people; those with the most text first."""
+
+
+def write_code(step: str, function: Callable[..., Any], outputs: int = 0) -> WrittenCode | None:
     """What the script of ``function`` takes along; None where there is no file, or no plain function.
 
     Args:
@@ -46,11 +54,11 @@ def find_code(step: str, function: Callable[..., Any], outputs: int = 0) -> Trav
     except (OSError, TypeError):
         return None
     package = function.__globals__.get("__package__") or ""
-    file = AuthorFile("", show_path(path) if path.exists() else path.name, "".join(lines), package)
-    code = TravellingCode(step, file, LocalModules(path.parent.resolve()))
+    file = shared_file("", show_path(path) if path.exists() else path.name, "".join(lines), package)
     statement = _find_definition(file, function)
     if statement is None or not isinstance(statement.node, ast.FunctionDef):
         return None
+    code = TravellingCode(step, file, statement, LocalModules(path.parent.resolve() if path.exists() else Path.cwd()))
     definition = statement.node
     decorators = definition.decorator_list
     if decorators and not code.makes_step(file, decorators[0]):
@@ -64,7 +72,6 @@ def find_code(step: str, function: Callable[..., Any], outputs: int = 0) -> Trav
                 f"uses {read.chain[0]!r} of the function around it; define it at the top level of the file, or make it "
                 "an input",
             )
-    code.function = definition.name
     for future in file.future:
         code.add(file, future)
     code.add(file, statement)
@@ -74,10 +81,10 @@ def find_code(step: str, function: Callable[..., Any], outputs: int = 0) -> Trav
             code.refuse(
                 file, returned.lineno, f"returns {len(values)} values, and its annotation names {outputs} outputs"
             )
-    return code
+    return WrittenCode(_write_block(code), code.summary)
 
 
-def write_code(code: TravellingCode) -> str:
+def _write_block(code: TravellingCode) -> str:
     """The block of a script that defines the author's code."""
     lines, text = _write_file(code, code.main)
     modules: dict[str, tuple[bool, str, list[int], str]] = {}
@@ -91,7 +98,7 @@ def write_code(code: TravellingCode) -> str:
         start += [f"sys.meta_path.insert(0, _AuthorModules{_write_modules(modules)})"]
     if code.main.package and code.imports_relatively:
         start += [f"globals()['__package__'] = {code.main.package!r}"]
-    start += [f"_define(globals(), {code.main.shown!r}, {lines}, {_literal(text)}, {code.function!r})"]
+    start += [f"_define(globals(), {code.main.shown!r}, {lines}, {_literal(text)}, {code.definition.step!r})"]
     imports = "".join(f"import {name}\n" for name in (*_IMPORTS, *(_MODULE_IMPORTS if modules else ())))
     block = "def _load_code():\n" + textwrap.indent(f"{imports}\n{loader}\n", "    ")
     block += "".join(f"    {line}\n" for line in start) + "\n_load_code()\n"
@@ -99,12 +106,7 @@ def write_code(code: TravellingCode) -> str:
 
 
 def _find_definition(file: AuthorFile, function: Any) -> Statement | None:
-    """The definition of ``function``: the statement of its file, or one for a definition within a statement."""
     first = function.__code__.co_firstlineno
-    for statement in file.statements:
-        if statement.first_line == first and isinstance(statement.node, ast.FunctionDef):
-            statement.step = statement.node.name
-            return statement
     for node in ast.walk(file.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and Statement(node).first_line == first:
             return Statement(node, step=node.name)
@@ -140,7 +142,7 @@ def _write_file(code: TravellingCode, file: AuthorFile) -> tuple[list[int], str]
     """The first line of each statement of ``file`` that travels, and their text."""
     lines, texts = [], []
     for statement, needed in _sorted(code, file):
-        is_nested = statement.node.col_offset > 0 and statement not in file.statements
+        is_nested = statement is code.definition and statement.node not in file.tree.body
         text = ast.unparse(needed) if needed else file.segment(statement)
         texts.append(f"if 1:\n{text}\n" if is_nested else f"{text}\n")
         lines.append(statement.first_line - is_nested)

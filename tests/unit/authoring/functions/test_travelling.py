@@ -622,6 +622,18 @@ def test_only_an_edit_of_what_the_step_uses_is_another_program(tmp_path: Path) -
         assert other_spec != spec
 
 
+def test_lines_are_no_change_of_a_gang_either(tmp_path: Path) -> None:
+    def manifest(body: str) -> str:
+        text = single(body.replace("@step()", "@train(image='x:1', nodes=2)"))
+        return str(compile_files(tmp_path, text)["fit-run"]["resource"]["manifest"])
+
+    first, shifted = manifest(CONSTANT), manifest(f"\n# more\n{CONSTANT}")
+
+    assert first != shifted
+    assert program_source(first) == program_source(shifted)
+    assert program_source(first) != program_source(manifest(CONSTANT.replace("RATE = 1", "RATE = 2")))
+
+
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.12", "3.13"])
 def test_the_image_may_have_another_python(version: str, tmp_path: Path) -> None:
     found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), *Path("/usr/bin").glob(f"python{version}")]
