@@ -71,8 +71,12 @@ class TravellingCode:
 
     def refuse(self, file: AuthorFile, line: int, sentence: str) -> NoReturn:
         """Raise a UsageError about a line of ``file``."""
-        place = f"line {line}: the function" if file is self.main else f"{file.shown}:{line}: the module"
-        raise UsageError(f"step {self.step!r}, {place} {sentence}")
+        if file is self.main:
+            raise UsageError(f"step {self.step!r}, line {line}: the function {sentence}")
+        raise UsageError(
+            f"step {self.step!r}, {file.shown}:{line}: the module {sentence}, or install the module as a package, here "
+            "and in the image"
+        )
 
     def _use(self, file: AuthorFile, read: NameRead) -> None:
         """Take along what gives a name in ``file``, and what changes it."""

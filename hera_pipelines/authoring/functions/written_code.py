@@ -88,7 +88,8 @@ def _write_block(code: TravellingCode) -> str:
     """The block of a script that defines the author's code."""
     lines, text = _write_file(code, code.main)
     modules: dict[str, tuple[bool, str, list[int], str]] = {}
-    for file in sorted(code.kept, key=lambda file: file.name):
+    files = sorted(code.kept, key=lambda file: file.name)
+    for file in files:
         if file is not code.main:
             modules[file.name] = (file.folder is not None, file.shown, *_write_file(code, file))
     functions: list[Any] = [script_loader._bare, script_loader._define, script_loader._show_error]
@@ -102,7 +103,7 @@ def _write_block(code: TravellingCode) -> str:
     imports = "".join(f"import {name}\n" for name in (*_IMPORTS, *(_MODULE_IMPORTS if modules else ())))
     block = "def _load_code():\n" + textwrap.indent(f"{imports}\n{loader}\n", "    ")
     block += "".join(f"    {line}\n" for line in start) + "\n_load_code()\n"
-    return mark_code(block, json_digest([_meaning(code, file) for file in code.kept]))
+    return mark_code(block, json_digest([_meaning(code, file) for file in files]))
 
 
 def _find_definition(file: AuthorFile, function: Any) -> Statement | None:
