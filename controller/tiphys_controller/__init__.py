@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tiphys_controller.plan.drift import DriftFinding, format_drift
-    from tiphys_controller.runs import RunDetail, RunPhase, RunSummary, describe_run, list_run_summaries
+    from tiphys_controller.run_phase import RunPhase
+    from tiphys_controller.runs import RunDetail, RunSummary, describe_run, list_run_summaries
     from tiphys_controller.submit.fork import ForkResult, fork_run
     from tiphys_controller.submit.idempotency import start_run_once
     from tiphys_controller.submit.plan_report import (
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "plan.drift": ("DriftFinding", "format_drift"),
-    "runs": ("RunDetail", "RunPhase", "RunSummary", "describe_run", "list_run_summaries"),
+    "run_phase": ("RunPhase",),
+    "runs": ("RunDetail", "RunSummary", "describe_run", "list_run_summaries"),
     "submit.fork": ("ForkResult", "fork_run"),
     "submit.idempotency": ("start_run_once",),
     "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport"),

@@ -45,7 +45,7 @@ from tiphys.store import (
 )
 from tiphys.store.layout import parse_attempt, parse_reused, parse_reused_attempt, parse_submission
 from tiphys.store.runs import is_partly_deleted, read_concurrently
-from tiphys_controller.runs import RunPhase, determine_run_phase, look_up_workflow
+from tiphys_controller.run_phase import RunPhase, determine_run_phase, look_up_workflow
 from tiphys_controller.submit.submitter import Submitter
 
 _BATCH = 1000

@@ -1,8 +1,6 @@
 """Summaries of runs for people: one line per run, and all details of one run.
 
-Storage knows how a submission ended only if its Workflow lived to record it.
-Where neither storage nor the cluster tells, the phase is Unknown, with the
-reason, and is never guessed.
+The phase of a run is determined in `tiphys_controller.run_phase`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,9 +14,9 @@ from pydantic import Field
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import StepNames, selects_step
-from tiphys.lineage.training_progress import explain_missing_checkpoints, read_training_progress
-from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.protocol.step_spec import StepSpec
+from tiphys.lineage.training_progress import explain_missing_checkpoints, find_report_time, read_training_progress
+from tiphys.protocol.compiled_workflow import shown_status
+from tiphys.protocol.step_spec import StepKind, StepSpec
 from tiphys.records import (
     AttemptClaim,
     AttemptEndOutcome,
@@ -32,68 +30,20 @@ from tiphys.records import (
     task_name,
     utc_now,
 )
-from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
+from tiphys.store import Attempt, DamagedRecord, Store, Submission, lineage_name, list_runs, read_all_attempts, read_run
 from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.plan.step_state import AttemptId
+from tiphys_controller.run_phase import ENDED_PHASES, RunPhase, determine_run_phase, look_up_workflow
 from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 from tiphys_controller.submit.start import author_parameters, read_code_version
-from tiphys_controller.submit.submission import find_workflow, is_bound_workflow, submission_cluster
-from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
-
-
-class RunPhase(StrEnum):
-    """Phase of a run, which may consist of several Workflows."""
-
-    RUNNING = "Running"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    INTERRUPTED = "Interrupted"
-    """It does not run, and no end is recorded."""
-    UNKNOWN = "Unknown"
-
-
-class WorkflowLookup(NamedTuple):
-    """Result of a search for the Workflow of the last submission.
-
-    ``is_visible`` is False if the submission went to another cluster, or no
-    cluster was searched.
-    """
-
-    is_visible: bool
-    live: LiveWorkflow | None = None
-
-
-def determine_run_phase(last: Submission | None, lookup: WorkflowLookup) -> tuple[RunPhase, str]:
-    """Phase of a run and the reason as a sentence. ``last`` is its last submission; None without one."""
-    if last is None:
-        return RunPhase.INTERRUPTED, "recorded, but not submitted"
-    number = last.claim.submission
-    if lookup.live and lookup.live.running:
-        return RunPhase.RUNNING, f"submission {number} is Workflow {lookup.live.name} ({lookup.live.phase})"
-    if last.end:
-        return _ended_phase(last.end.status, number, last.end.message)
-    if not lookup.is_visible:
-        where = f"cluster {submission_cluster(last)}" if submission_cluster(last) else "an unrecorded cluster"
-        return RunPhase.UNKNOWN, f"submission {number} went to {where}, and no end is recorded"
-    if lookup.live is None:
-        return RunPhase.INTERRUPTED, f"Workflow {last.claim.workflow_name} is gone, and no end is recorded"
-    if is_final_workflow_phase(lookup.live.phase):
-        return _ended_phase(lookup.live.phase, number, "")
-    return (
-        RunPhase.INTERRUPTED,
-        f"Workflow {lookup.live.name} is in phase {lookup.live.phase}, and its engine no longer runs",
-    )
-
-
-def _ended_phase(status: str, number: int, message: str) -> tuple[RunPhase, str]:
-    phase = RunPhase.SUCCEEDED if status == "Succeeded" else RunPhase.FAILED
-    return phase, f"submission {number} {status.lower()}{f': {message}' if message else ''}"
-
+from tiphys_controller.submit.submission import submission_cluster
+from tiphys_controller.submit.submitter import Submitter
 
 _READERS = 8
+_MAX_OPEN_TRAININGS = 16
 
 
 class RunSummary(Record):
@@ -104,14 +54,17 @@ class RunSummary(Record):
     phase: RunPhase
     reason: str
     submissions: int
+    attempts: int
+    """Attempts of all its steps."""
     steps_done: int
     steps_total: int
     last_activity: Timestamp | None
-    """Time of the newest record, by its writer's clock; None if no record could be read."""
+    """Time of the newest record, or of the newest report of a training that has not ended, by its writer's clock; None
+    if no record could be read."""
 
 
 class SubmissionDetail(Record):
-    """One Workflow of the run. ``status`` is empty while no end is recorded."""
+    """One Workflow of the run. ``status`` is Argo's, or Stopped if a person stopped it; empty while no end is known."""
 
     submission: int
     kind: str
@@ -298,7 +251,7 @@ def describe_run(
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
-        summary=_summary(run_plan, submitter),
+        summary=_summary(store, run_plan, submitter),
         parent=record.parent,
         parameters=author_parameters(run_plan.state.workflow) if changed else record.parameters,
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
@@ -327,7 +280,7 @@ def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]])
 def summarize_run(store: Store, run: str, submitter: Submitter | None = None) -> RunSummary:
     """Summary of one run; if it cannot be read, with the reason."""
     try:
-        return _summary(plan_stored_run(store, run), submitter)
+        return _summary(store, plan_stored_run(store, run), submitter)
     except (IntegrityError, NotFoundError, UsageError) as error:
         return RunSummary(
             run=run,
@@ -335,6 +288,7 @@ def summarize_run(store: Store, run: str, submitter: Submitter | None = None) ->
             phase=RunPhase.UNKNOWN,
             reason=str(error),
             submissions=0,
+            attempts=0,
             steps_done=0,
             steps_total=0,
             last_activity=None,
@@ -348,7 +302,7 @@ def _read_pipeline_name(store: Store, run: str) -> str:
         return ""
 
 
-def _summary(run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
+def _summary(store: Store, run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
     last = run_plan.state.submissions[-1] if run_plan.state.submissions else None
     phase, reason = determine_run_phase(last, look_up_workflow(last, submitter))
     steps = run_plan.pipeline.steps
@@ -358,9 +312,10 @@ def _summary(run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
         phase=phase,
         reason=reason,
         submissions=len(run_plan.state.submissions),
+        attempts=sum(len(step.attempts) for step in run_plan.state.steps.values()),
         steps_done=sum(task.name in steps and _is_done(run_plan, task) for task in run_plan.decisions.tasks),
         steps_total=sum(task.name in steps for task in run_plan.decisions.tasks),
-        last_activity=_last_activity(run_plan),
+        last_activity=_last_activity(store, run_plan, phase),
     )
 
 
@@ -373,21 +328,27 @@ def _is_done(run_plan: RunPlan, task: TaskPlan) -> bool:
     return run_plan.state.step_state(task.name).is_done
 
 
-def look_up_workflow(last: Submission | None, submitter: Submitter | None) -> WorkflowLookup:
-    """Search the cluster of ``submitter`` for the Workflow of a submission; None searches nothing."""
-    if last is None or submitter is None:
-        return WorkflowLookup(is_visible=False)
-    is_stable = is_stable_cluster_name(submitter.cluster)
-    if is_stable and submission_cluster(last) not in ("", submitter.cluster):
-        return WorkflowLookup(is_visible=False)
-    live = find_workflow(submitter, last)
-    is_bound = live is not None and is_bound_workflow(last, live)
-    return WorkflowLookup(is_visible=is_stable or is_bound, live=live if is_bound else None)
+def _last_activity(store: Store, run_plan: RunPlan, phase: RunPhase) -> datetime:
+    state = run_plan.state
+    records = [record for submission in state.submissions for record in submission if record is not None]
+    moments = [one.written_at for one in (state.record, *records, *state.ends.values())]
+    if phase not in ENDED_PHASES:
+        moments += _last_reports(store, run_plan)
+    return max(moments)
 
 
-def _last_activity(run_plan: RunPlan) -> datetime:
-    records = [record for submission in run_plan.state.submissions for record in submission if record is not None]
-    return max(one.written_at for one in (run_plan.state.record, *records, *run_plan.state.ends.values()))
+def _last_reports(store: Store, run_plan: RunPlan) -> list[datetime]:
+    """Times of the newest reports of open trainings; costs a listing for each, of `_MAX_OPEN_TRAININGS` at most."""
+    steps, run, now = run_plan.pipeline.steps, run_plan.state.record.run, utc_now()
+    opened = [
+        step
+        for step, _ in run_plan.state.open_attempts
+        if (spec := steps.get(task_name(step))) and spec.kind is StepKind.TRAIN
+    ]
+    found = read_concurrently(
+        lambda step: find_report_time(store, lineage_name(run, step)), opened[:_MAX_OPEN_TRAININGS]
+    )
+    return [min(moment, now) for moment in found if moment is not None]
 
 
 def _submission_detail(submission: Submission) -> SubmissionDetail:
@@ -398,7 +359,7 @@ def _submission_detail(submission: Submission) -> SubmissionDetail:
         namespace=submission.claim.namespace,
         cluster=submission_cluster(submission),
         uid=submission.binding.uid if submission.binding else "",
-        status=submission.end.status if submission.end else "",
+        status=shown_status(submission.end.status, submission.end.message) if submission.end else "",
         claimed_at=submission.claim.written_at,
         ended_at=submission.end.written_at if submission.end else None,
     )
@@ -463,7 +424,7 @@ def _attempt_detail(
         item=names.value(attempt.claim.step),
         attempt=attempt.claim.attempt,
         submission=attempt.claim.submission,
-        outcome=("stopped" if end.stopped else end.outcome.value) if end else "",
+        outcome=end.outcome_name if end else "",
         cause=end.cause.value if end and end.cause else "",
         message=end.message if end else "",
         evidence=end.evidence if end else None,

@@ -32,6 +32,8 @@ class AttemptEnding(StrEnum):
     DONE = "done"
     FAILED = "failed"
     FENCED = "fenced"
+    STOPPED = "stopped"
+    """A person stopped its workflow."""
     OPEN = "open"
     """No end is recorded: the attempt is running, or its pod is lost."""
 
@@ -227,7 +229,7 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Provenance], linea
         fork=f"step {origin.global_step} of attempt {origin.attempt} of {origin.lineage}"
         if origin and not in_lineage
         else "",
-        ending=AttemptEnding(attempt.outcome.value) if attempt.outcome else AttemptEnding.OPEN,
+        ending=_ending(attempt),
         message=_message(attempt),
         cause=_cause(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
@@ -247,7 +249,15 @@ def _origin(attempt: AttemptNode) -> CheckpointRef | None:
     return next(restored, attempt.starts_from)
 
 
+def _ending(attempt: AttemptNode) -> AttemptEnding:
+    if attempt.stopped:
+        return AttemptEnding.STOPPED
+    return AttemptEnding(attempt.outcome.value) if attempt.outcome else AttemptEnding.OPEN
+
+
 def _message(attempt: AttemptNode) -> str:
+    if attempt.stopped:
+        return ""
     return ": ".join(part for part in (_cause(attempt), attempt.message) if part)
 
 

@@ -31,6 +31,7 @@ _ENDING_STYLES = {
     AttemptEnding.DONE: "green",
     AttemptEnding.FAILED: "red",
     AttemptEnding.FENCED: "yellow",
+    AttemptEnding.STOPPED: "yellow",
     AttemptEnding.OPEN: "yellow",
 }
 

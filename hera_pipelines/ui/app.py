@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 from tiphys_controller.plan.drift import format_drift
-from tiphys_controller.runs import RunPhase
+from tiphys_controller.run_phase import RunPhase
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import urlencode
 
-from tiphys_controller.runs import RunPhase, RunSummary
+from tiphys_controller.run_phase import ENDED_PHASES, RunPhase
+from tiphys_controller.runs import RunSummary
 
 from hera_pipelines.ui.run_index import IndexedRun, RunIndex
 from tiphys.errors import UsageError
@@ -13,7 +14,6 @@ from tiphys.errors import UsageError
 PAGE_SIZE = 50
 _BAR_WIDTH = 120
 _MIN_PART = 3.0
-_ENDED = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _timeline(one: IndexedRun) -> list[TimelinePart]:
     parts = [(span.began_at, span.ended_at or end, span.status) for span, end in pairs]
     begin = parts[0][0]
     scale = _BAR_WIDTH / max((max(end for _, end, _ in parts) - begin).total_seconds(), 1.0)
-    newest = one.summary.phase if one.summary.phase not in _ENDED else RunPhase.INTERRUPTED
+    newest = one.summary.phase if one.summary.phase not in ENDED_PHASES else RunPhase.INTERRUPTED
     return [
         TimelinePart(
             round(min((began - begin).total_seconds() * scale, _BAR_WIDTH - _MIN_PART), 1),

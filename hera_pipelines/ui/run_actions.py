@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from tiphys_controller.runs import AttemptDetail, RunDetail, RunPhase, describe_run
+from tiphys_controller.run_phase import RunPhase
+from tiphys_controller.runs import AttemptDetail, RunDetail, describe_run
 from tiphys_controller.submit.idempotency import digest_idempotency_key
 from tiphys_controller.submit.plan_report import PlanReport
 from tiphys_controller.submit.resume import plan_run
@@ -77,7 +78,9 @@ def list_offered_actions(detail: RunDetail) -> tuple[RunAction, ...]:
     match detail.summary.phase:
         case RunPhase.RUNNING:
             return RunAction.STOP, RunAction.FORK
-        case RunPhase.FAILED | RunPhase.INTERRUPTED if any(step.decision == "run" for step in detail.steps):
+        case RunPhase.FAILED | RunPhase.STOPPED | RunPhase.INTERRUPTED if any(
+            step.decision == "run" for step in detail.steps
+        ):
             return RunAction.RESUME, RunAction.FORK
     return (RunAction.FORK,)
 

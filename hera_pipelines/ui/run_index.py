@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tiphys_controller.runs import RunPhase, RunSummary, summarize_run
+from tiphys_controller.run_phase import ENDED_PHASES, RunPhase
+from tiphys_controller.runs import RunSummary, summarize_run
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.queue_shares import GpuHold
 from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.protocol.compiled_workflow import CompiledPipeline, shown_status
 from tiphys.records import task_name
 from tiphys.store import (
     RunLayout,
@@ -34,7 +35,6 @@ _REFRESH_SECONDS = 5.0
 _RECHECK_SECONDS = 60.0
 _MAX_HOLDS = 2000
 """Most attempts of a run whose GPUs are read and kept in memory: the newest of each step."""
-_ENDED = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class RunIndex:
 
     def _read_if_due(self, name: str) -> IndexedRun:
         known, now = self._runs.get(name), self._clock()
-        if known is None or known.summary.phase not in _ENDED:
+        if known is None or known.summary.phase not in ENDED_PHASES:
             return self._read(name)
         if now - known.read_at < _RECHECK_SECONDS:
             return known
@@ -180,7 +180,12 @@ class RunIndex:
         for one in read_submissions(self._store, name, []):
             ended_at = one.end.written_at if one.end else None
             workflow = one.binding.workflow_name if one.binding else ""
-            yield SubmissionSpan(one.claim.written_at, ended_at, one.end.status if one.end else "", workflow)
+            yield SubmissionSpan(
+                one.claim.written_at,
+                ended_at,
+                shown_status(one.end.status, one.end.message) if one.end else "",
+                workflow,
+            )
 
 
 def read_gpu_holds(store: Store, run: str, summary: RunSummary) -> Iterator[GpuHold]:

@@ -4,8 +4,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
+from itertools import islice
 
-from tiphys_controller.runs import AttemptDetail, RunDetail, RunPhase, StepDetail
+from tiphys_controller.run_phase import RunPhase
+from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail
 
 from tiphys.lineage.training_progress import describe_training_progress
 
@@ -22,12 +24,21 @@ class StepDisplayState(StrEnum):
     WAITING = "waiting"
     """It waits for the steps before it, for GPUs, or for its next attempt."""
     FAILED = "failed"
+    STOPPED = "stopped"
+    """A person stopped the run while it ran."""
+    INTERRUPTED = "interrupted"
+    """It ran when its Workflow was lost."""
+    UNKNOWN = "unknown"
+    """It ran when its Workflow was last seen."""
     NEVER_STARTED = "never started"
     PLAIN = "plain"
     """It keeps no record."""
 
 
 _DONE = "done"
+_MAX_NAMED = 5
+"""Most trainings whose start is described in a sentence."""
+_STOPPED = "stopped"
 _OPEN = ""
 
 
@@ -46,11 +57,23 @@ def find_step_state(step: StepDetail, phase: RunPhase) -> StepDisplayState:
         return StepDisplayState.RESUMED if len(submissions) > 1 else StepDisplayState.DONE
     if is_running:
         return StepDisplayState.WAITING
-    return StepDisplayState.FAILED if outcomes else StepDisplayState.NEVER_STARTED
+    newest = set(_newest_outcomes(step).values()) - {_DONE}
+    if not newest:
+        return StepDisplayState.INTERRUPTED if outcomes else StepDisplayState.NEVER_STARTED
+    if newest - {_STOPPED, _OPEN}:
+        return StepDisplayState.FAILED
+    if _OPEN in newest:
+        return StepDisplayState.UNKNOWN if phase is RunPhase.UNKNOWN else StepDisplayState.INTERRUPTED
+    return StepDisplayState.STOPPED
+
+
+def _newest_outcomes(step: StepDetail) -> dict[str, str]:
+    """Outcome of the newest attempt of the step, or of each of its items."""
+    return {attempt.step: attempt.outcome for attempt in step.attempts}
 
 
 def _is_done(step: StepDetail) -> bool:
-    newest = {attempt.step: attempt.outcome for attempt in step.attempts}
+    newest = _newest_outcomes(step)
     return bool(newest) and all(outcome == _DONE for outcome in newest.values()) and not _has_missing_items(step)
 
 
@@ -70,6 +93,8 @@ def describe_matter(detail: RunDetail, now: datetime) -> str:
             return _describe_running(detail, now)
         case RunPhase.FAILED:
             return "; ".join(_describe_failures(detail.steps)) or f"Failed: {summary.reason}."
+        case RunPhase.STOPPED:
+            return f"Stopped by a person, {_describe_progress(detail)} done."
         case RunPhase.INTERRUPTED:
             return f"Interrupted: {summary.reason}."
         case RunPhase.UNKNOWN:
@@ -83,8 +108,11 @@ def _describe_running(detail: RunDetail, now: datetime) -> str:
         for attempt in step.attempts
         if attempt.outcome == _OPEN and (attempt.training_progress or attempt.unprotected)
     ]
-    done = f"{detail.summary.steps_done} of {_count(detail.summary.steps_total, 'step')} done"
-    return f"Running, {done}" + (f"; {'; '.join(training[:3])}." if training else ".")
+    return f"Running, {_describe_progress(detail)} done" + (f"; {'; '.join(training[:3])}." if training else ".")
+
+
+def _describe_progress(detail: RunDetail) -> str:
+    return f"{detail.summary.steps_done} of {_count(detail.summary.steps_total, 'step')}"
 
 
 def _describe_training(attempt: AttemptDetail, now: datetime) -> str:
@@ -104,15 +132,22 @@ def suggest_command(detail: RunDetail) -> tuple[str, str]:
     """What to type next, and what it would do; two empty texts if nothing is to be done."""
     summary, missing = detail.summary, [step for step in detail.steps if step.decision == "run"]
     match summary.phase:
-        case RunPhase.FAILED | RunPhase.INTERRUPTED if missing:
-            names = ", ".join(step.name for step in missing[:5]) + (" …" if len(missing) > 5 else "")
+        case RunPhase.FAILED | RunPhase.STOPPED | RunPhase.INTERRUPTED if missing:
+            names = ", ".join(step.name for step in missing)
             would = f"runs {len(missing)} of {_count(len(detail.steps), 'step')} again or for the first time: {names}"
-            return _command("resume", detail), f"It {would}."
+            return _command("resume", detail), "; ".join([f"It {would}", *_describe_starts(missing)]) + "."
         case RunPhase.UNKNOWN:
             return _command("plan", detail), "It shows what a resume would run."
         case RunPhase.RUNNING:
             return _command("attach", detail), "It follows the run in a terminal."
     return "", ""
+
+
+def _describe_starts(missing: Sequence[StepDetail]) -> Iterator[str]:
+    """From where the first trainings would go on."""
+    for step in islice((step for step in missing if step.starts_from), _MAX_NAMED):
+        start = step.starts_from.checkpoint if step.starts_from else ""
+        yield f"{step.name} goes on from checkpoint {start}" if start else f"{step.name} begins from the beginning"
 
 
 def _command(verb: str, detail: RunDetail) -> str:

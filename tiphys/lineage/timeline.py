@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, build_lineage_tree
+from tiphys.protocol.compiled_workflow import STOPPED_STATUS, shown_status
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Event, RunRecord
 from tiphys.store import (
     Attempt,
@@ -67,8 +68,9 @@ def _submission_events(submission: Submission) -> Iterator[Event]:
             data={**number, "uid": bound.uid, "cluster": bound.cluster},
         )
     if end:
-        detail = f": {end.message}" if end.message else ""
-        message = f"submission {claim.submission} ended as {end.status}{detail}"
+        status = shown_status(end.status, end.message)
+        detail = f": {end.message}" if end.message and status != STOPPED_STATUS else ""
+        message = f"submission {claim.submission} ended as {status}{detail}"
         yield Event(name="submission.ended", at=end.written_at, message=message, data=number)
 
 
@@ -90,7 +92,7 @@ def _attempt_events(attempt: Attempt) -> Iterator[Event]:
             step=end.step,
             attempt=end.attempt,
             message=_end_message(end),
-            data={"outcome": end.outcome.value, "cause": end.cause.value if end.cause else "", **_preemption_data(end)},
+            data={"outcome": end.outcome_name, "cause": end.cause.value if end.cause else "", **_preemption_data(end)},
         )
     if end and end.outcome is AttemptEndOutcome.DONE:
         yield Event(
@@ -152,5 +154,5 @@ def _start_phrase(claim: AttemptClaim) -> str:
 
 def _end_message(end: AttemptEnd) -> str:
     cause = f" ({end.cause.display_name})" if end.cause else ""
-    detail = f": {end.message}" if end.message else ""
-    return f"attempt {end.attempt} of {end.step} ended as {end.outcome.value}{cause}{detail}"
+    detail = f": {end.message}" if end.message and not end.stopped else ""
+    return f"attempt {end.attempt} of {end.step} ended as {end.outcome_name}{cause}{detail}"

@@ -1,7 +1,7 @@
 """Reads and describes the training progress that programs report."""
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from tiphys.errors import IntegrityError, ObjectMissingError
@@ -43,6 +43,14 @@ def read_training_progress(store: Store, lineage: str, attempt: int | None = Non
         except IntegrityError:
             return None
     return None
+
+
+def find_report_time(store: Store, lineage: str) -> datetime | None:
+    """Time of the newest report of a lineage, by the clock of its program; None without one. Costs a listing."""
+    layout = LineageLayout(lineage)
+    newest = next(iter(store.list(layout.training_progress)), None)
+    report = layout.parse_checkpoint(newest.key) if newest else None  # its time has the place of the global step
+    return datetime.fromtimestamp(report.global_step / 1000, UTC) if report else None
 
 
 def describe_training_progress(progress: TrainingProgress, now: datetime) -> str:

@@ -87,6 +87,8 @@ class AttemptNode(Record):
     started_at: Timestamp
     ended_at: Timestamp | None = None
     outcome: AttemptEndOutcome | None = None
+    stopped: bool = Field(default=False, exclude_if=lambda stopped: not stopped)
+    """Whether a person stopped its workflow; its outcome is then fenced, and it did not fail."""
     cause: Cause | None = None
     message: str = ""
     starts_from: CheckpointRef | None = None
@@ -301,6 +303,7 @@ def _build_attempt_node(
         started_at=claim.written_at,
         ended_at=end.written_at if end else None,
         outcome=end.outcome if end else None,
+        stopped=end is not None and end.stopped,
         cause=end.cause if end else None,
         message=end.message if end else "",
         starts_from=starts_from,

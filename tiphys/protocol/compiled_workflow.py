@@ -231,3 +231,12 @@ def program_source(text: str) -> str:
     The code holds the author's comments and the lines of the file, which make no other program.
     """
     return _CODE_BLOCK.sub(r"\1", text)
+
+
+STOPPED_STATUS = "Stopped"
+"""Status of a Workflow that a person stopped. Argo calls it Failed."""
+
+
+def shown_status(status: str, message: str) -> str:
+    """The status of a Workflow that ended, for people: Argo's, or `STOPPED_STATUS`."""
+    return STOPPED_STATUS if status != "Succeeded" and is_shutdown_message(message) else status

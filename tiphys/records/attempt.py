@@ -320,6 +320,11 @@ class AttemptEnd(SealedRecord):
     outputs: tuple[Output, ...] = ()
 
     @property
+    def outcome_name(self) -> str:
+        """Its outcome for people: ``stopped`` if a person stopped its workflow, which is recorded as a fence."""
+        return "stopped" if self.stopped else self.outcome.value
+
+    @property
     def ended_at(self) -> Timestamp:
         """When the attempt ended, as far as is known."""
         return self.last_alive_at or self.written_at

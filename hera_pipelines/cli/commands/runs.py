@@ -62,6 +62,7 @@ _PHASE_STYLES = {
     RunPhase.SUCCEEDED: "green",
     RunPhase.FAILED: "red",
     RunPhase.RUNNING: "cyan",
+    RunPhase.STOPPED: "yellow",
     RunPhase.UNKNOWN: "yellow",
 }
 
@@ -107,7 +108,7 @@ def runs(
     if len(summaries) < len(all_summaries):
         screen.note(f"{len(summaries)} of {len(all_summaries)} runs shown")
     screen.table(
-        ("RUN", "PIPELINE", "PHASE", "STEPS", "SUBMISSIONS", "LAST ACTIVITY", "REASON"),
+        ("RUN", "PIPELINE", "PHASE", "STEPS", "SUBMISSIONS", "ATTEMPTS", "LAST ACTIVITY", "REASON"),
         [
             (
                 summary.run,
@@ -115,12 +116,13 @@ def runs(
                 _phase_text(summary.phase),
                 f"{summary.steps_done}/{summary.steps_total}",
                 str(summary.submissions),
+                str(summary.attempts),
                 _optional_time(summary.last_activity),
                 summary.reason,
             )
             for summary in summaries
         ],
-        hide=("SUBMISSIONS", "PIPELINE", "LAST ACTIVITY"),
+        hide=("SUBMISSIONS", "PIPELINE", "LAST ACTIVITY", "ATTEMPTS"),
     )
 
 

@@ -21,10 +21,13 @@ from rich.text import Text
 from hera_pipelines.cli.screen import Screen, guard_streams
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.lineage.training_progress import describe_training_progress
+from tiphys.protocol.compiled_workflow import STOPPED_STATUS, is_shutdown_message
 from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.operations import parse_failure_summary, retry_number
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import TrainingProgress, utc_now
+
+_FAILED = (NodePhase.FAILED, NodePhase.ERROR)
 
 
 class TrainingSnapshot(NamedTuple):
@@ -48,6 +51,8 @@ class TaskRow:
     """Global step of the newest committed checkpoint."""
     training: TrainingProgress | None = None
     """Newest report of its program."""
+    stopped: bool = False
+    """Whether a node of it was shut down with the run."""
     items: dict[str, NodePhase] = field(default_factory=dict)
     """Phase of each item of a fan-out, by its name such as ``sweep[0]``."""
     last_messages: dict[str, str] = field(default_factory=dict)
@@ -69,11 +74,19 @@ class TaskRow:
 
     @property
     def failed(self) -> bool:
-        return self.phase in (NodePhase.FAILED, NodePhase.ERROR)
+        return self.phase in _FAILED
 
     @property
-    def items_finished(self) -> int:
-        return sum(phase.finished for phase in self.items.values())
+    def phase_name(self) -> str:
+        return STOPPED_STATUS if self.failed and self.stopped else str(self.phase)
+
+    @property
+    def items_done(self) -> int:
+        return sum(phase is NodePhase.SUCCEEDED for phase in self.items.values())
+
+    @property
+    def items_failed(self) -> int:
+        return 0 if self.stopped else sum(phase in _FAILED for phase in self.items.values())
 
 
 class ProgressTable:
@@ -92,6 +105,7 @@ class ProgressTable:
             return self._set_notice(change)
         row = self.rows.setdefault(change.task, TaskRow(change.task))
         row.log_tail = change.log_tail or row.log_tail
+        row.stopped = row.stopped or is_shutdown_message(change.message)
         if retry_number(change.node) + 1 > row.attempt:
             row.attempt, row.message = retry_number(change.node) + 1, ""
             row.attempt_at, row.training = change.changed_at, None
@@ -108,7 +122,7 @@ class ProgressTable:
         path = _task_path(change)
         if path == change.task and change.phase != row.phase:
             _set_phase(row, change)
-            lines.append(f"{row.task}: {change.phase}")
+            lines.append(f"{row.task}: {row.phase_name}")
         elif path == node:
             row.items[display_name] = change.phase
         return lines
@@ -144,7 +158,7 @@ class ProgressTable:
         """The verdicts on the failed tasks, or what is known of each where the run was not finalized."""
         if self.failure_summary:
             return [self.failure_summary]
-        return [_named(row.task, row.message or str(row.phase)) for row in self.rows.values() if row.failed]
+        return [_named(row.task, row.message or row.phase_name) for row in self.rows.values() if row.failed]
 
 
 def _named(name: str, message: str) -> str:
@@ -163,7 +177,9 @@ def _shown_message(change: NodeChange) -> str:
     else:
         is_error = change.phase is NodePhase.ERROR and not change.message.startswith("child '")
         is_shown = change.kind in ("Plugin", "Pod") or is_error
-    return " ".join(change.message.split()) if is_shown else ""
+    if not is_shown:
+        return ""
+    return STOPPED_STATUS.lower() if is_shutdown_message(change.message) else " ".join(change.message.split())
 
 
 def _task_path(change: NodeChange) -> str:
@@ -309,6 +325,8 @@ def render_progress(progress: ProgressTable, width: int) -> Table:
 def _glyph(row: TaskRow) -> Text | Spinner:
     if row.phase == NodePhase.RUNNING:
         return Spinner("dots", style="cyan")
+    if row.failed and row.stopped:
+        return Text("■", style="yellow")
     character, style = _GLYPHS[row.phase] if row.phase else ("·", "dim")
     return Text(character, style=style)
 
@@ -336,7 +354,8 @@ def _progress_parts(row: TaskRow, now: datetime) -> list[str]:
 
 def _count_parts(row: TaskRow) -> list[str]:
     attempt = [f"attempt {row.attempt}"] if row.attempt > 1 else []
-    return [*attempt, f"{row.items_finished} of {len(row.items)} items"] if row.items else attempt
+    items = [f"{row.items_done} of {len(row.items)} items"] if row.items else []
+    return [*attempt, *items, *([f"{row.items_failed} failed"] if row.items_failed else [])]
 
 
 def _saved_parts(row: TaskRow) -> list[str]:

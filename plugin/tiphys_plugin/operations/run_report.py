@@ -13,6 +13,7 @@ import structlog
 
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
 from tiphys.lineage.step_names import step_names
+from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.protocol.execute_api import ArtifactValue, NodeOutputs, S3Location
 from tiphys.protocol.operations import REPORT_ARTIFACT
 from tiphys.protocol.quantities import format_duration
@@ -49,7 +50,7 @@ def store_report(store: Store, binding: RunBinding, end: SubmissionEnd) -> NodeO
 
 
 def _render_page(store: Store, binding: RunBinding, end: SubmissionEnd) -> str:
-    title = f"Run {binding.run}, submission {binding.submission}: {end.status}"
+    title = f"Run {binding.run}, submission {binding.submission}: {shown_status(end.status, end.message)}"
     style = "done" if end.status == "Succeeded" else "failed"
     reason = f"<p>{escape(end.message)}</p>" if end.message and style == "failed" else ""
     return (
@@ -91,12 +92,12 @@ def _result(attempt: Attempt) -> str:
         return "no end recorded"
     if attempt.end.outcome is AttemptEndOutcome.DONE:
         return "done"
-    cause = attempt.end.cause.display_name if attempt.end.cause else attempt.end.outcome.value
+    cause = attempt.end.cause.display_name if attempt.end.cause else attempt.end.outcome_name
     return f"{cause}: {attempt.end.message}" if attempt.end.message else cause
 
 
 def _commands(run: str, style: str) -> str:
-    commands = {"what the run is now": "status", "what failures cost": "report", "the program's output": "logs"}
+    commands = {"what the run is now": "get", "what failures cost": "report", "the program's output": "logs"}
     if style == "failed":
         commands = {"go on, with only the steps that are missing": "resume", **commands}
     rows = "".join(f"<li>{escape(what)}: <code>tiphys {verb} {escape(run)}</code>" for what, verb in commands.items())

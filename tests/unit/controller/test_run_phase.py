@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tiphys_controller import LiveWorkflow
-from tiphys_controller.runs import RunPhase, WorkflowLookup, determine_run_phase
+from tiphys_controller.run_phase import MAX_REASON_CHARACTERS, RunPhase, WorkflowLookup, determine_run_phase
 
 from tiphys.records import SubmissionBinding, SubmissionClaim, SubmissionEnd, SubmissionKind
 from tiphys.store import Submission
@@ -25,6 +25,7 @@ def live(phase: str, running: bool) -> WorkflowLookup:
 
 OUT_OF_SIGHT = WorkflowLookup(False)
 GONE = WorkflowLookup(True)
+STOPPED = WorkflowLookup(True, LiveWorkflow("r-2", "ml", "u", "Failed", False, stopped=True))
 STANDS = "Workflow r-2 is in phase Running, and its engine no longer runs"
 
 
@@ -45,12 +46,32 @@ STANDS = "Workflow r-2 is in phase Running, and its engine no longer runs"
         (sealed("Succeeded"), OUT_OF_SIGHT, RunPhase.SUCCEEDED, "submission 2 succeeded"),
         (sealed("Succeeded"), GONE, RunPhase.SUCCEEDED, "submission 2 succeeded"),
         (sealed("Failed", "fit: user error"), OUT_OF_SIGHT, RunPhase.FAILED, "submission 2 failed: fit: user error"),
+        (
+            sealed("Failed", "fit: Stopped with strategy 'Stop'"),
+            OUT_OF_SIGHT,
+            RunPhase.STOPPED,
+            "submission 2 was stopped by a person",
+        ),
+        (None, STOPPED, RunPhase.STOPPED, "submission 2 was stopped by a person"),
+        (sealed("Succeeded", "run: exit code 1"), GONE, RunPhase.SUCCEEDED, "submission 2 succeeded"),
+        (
+            sealed("Failed", "fit: exit code 1:\n  a\n  b"),
+            GONE,
+            RunPhase.FAILED,
+            "submission 2 failed: fit: exit code 1: a b",
+        ),
         (sealed("Error"), OUT_OF_SIGHT, RunPhase.FAILED, "submission 2 error"),
         (sealed("Failed"), live("Running", True), RunPhase.RUNNING, "submission 2 is Workflow r-2 (Running)"),
     ],
 )
 def test_phase(end: Any, seen: WorkflowLookup, phase: RunPhase, reason: str) -> None:
     assert determine_run_phase(Submission(CLAIM, BOUND, end), seen) == (phase, reason)
+
+
+def test_a_reason_fits_a_line() -> None:
+    _, reason = determine_run_phase(Submission(CLAIM, BOUND, sealed("Failed", "x" * 900)), GONE)
+    assert len(reason) == MAX_REASON_CHARACTERS
+    assert reason.endswith("x…")
 
 
 def test_a_run_without_a_submission_was_interrupted() -> None:

@@ -10,6 +10,7 @@ from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
 from tiphys.errors import NotFoundError
+from tiphys.protocol.step_spec import StepKind
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRecord, SubmissionEnd, TrainingProgress
 from tiphys.records.names import item_step_id
 from tiphys.store import LineageLayout, RunLayout, Store, lineage_name
@@ -26,6 +27,25 @@ def test_a_run_is_summed_up_from_storage(store: Store, submitter: FakeSubmitter)
     assert (row.run, row.pipeline, row.submissions, row.steps_done, row.steps_total) == ("digits-1", "digits", 1, 1, 2)
     assert row.phase is RunPhase.UNKNOWN
     assert row.last_activity is not None
+
+
+def test_a_training_that_reports_is_activity(
+    store: Store, submitter: FakeSubmitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = start_run(store, submitter, pipeline_of(gated("fit", kind=StepKind.TRAIN)), "digits-1")
+    History(store, started.run).opened("fit")
+    layout, now = LineageLayout(lineage_name(started.run, "fit")), datetime.now(UTC)
+    for minutes in (10, 90):
+        at = now + timedelta(minutes=minutes)
+        report = layout.training_progress_report(1, int(at.timestamp() * 1000))
+        store.create(report, TrainingProgress(global_step=minutes).to_bytes())
+    monkeypatch.setattr("tiphys_controller.runs.utc_now", lambda: now + timedelta(minutes=20))
+
+    [row] = list_run_summaries(store, submitter)
+
+    assert (row.attempts, row.last_activity) == (1, now + timedelta(minutes=20)), "its clock is ahead"
+    submitter.end(started.workflow_name, "Failed")
+    assert (list_run_summaries(store, submitter)[0].last_activity or now) < now + timedelta(minutes=1)
 
 
 def test_a_step_is_done_although_a_resume_would_run_it_again(store: Store, submitter: FakeSubmitter) -> None:
@@ -66,6 +86,7 @@ def summary(run: str, pipeline: str, phase: RunPhase, days: int | None) -> RunSu
         phase=phase,
         reason="",
         submissions=1,
+        attempts=1,
         steps_done=0,
         steps_total=1,
         last_activity=None if days is None else NOW - timedelta(days=days),

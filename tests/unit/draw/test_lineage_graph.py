@@ -36,6 +36,12 @@ def test_the_origin_is_what_the_trainer_really_restored_not_what_admission_propo
     assert drawn.lanes[0].origin == CheckpointPosition(1, 20)
 
 
+def test_an_attempt_that_a_person_stopped_is_not_fenced() -> None:
+    stopped = attempt(1, outcome=AttemptEndOutcome.FENCED, stopped=True, message="stopped by a person")
+    [lane] = build_lineage_graphs(tree(stopped))[0].lanes
+    assert (lane.ending_text, lane.message) == ("stopped", "")
+
+
 def test_the_origin_is_known_after_retention_removed_the_first_checkpoints() -> None:
     kept = checkpoint(2, 90, parent=ref(2, 80), restored=ref(1, 20))
     gone = checkpoint(2, 80, status=CheckpointStatus.REMOVED, committed_at=None)

@@ -133,7 +133,28 @@ def test_items_of_a_fan_out_speak_for_themselves_and_are_counted() -> None:
     assert board.apply_change(said) == ["sweep[1]: Attempt 2 resumes"]
     assert board.apply_change(change("wf.sweep(0:lr:0.1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps")) == []
     row = board.rows["sweep"]
-    assert (row.items_finished, len(row.items), row.attempt) == (1, 2, 2)
+    assert (row.items_done, len(row.items), row.attempt) == (1, 2, 2)
+
+
+def test_items_that_a_stop_ended_are_not_done_and_did_not_fail() -> None:
+    board = ProgressTable(["sweep"])
+    board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
+    board.apply_change(change("wf.sweep(0:1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps"))
+    pod = change(
+        "wf.sweep(1:2)[0].run", NodePhase.FAILED, "workflow shutdown with strategy:  Stop", "sweep", kind="Pod"
+    )
+    assert board.apply_change(pod) == ["sweep[1]: stopped"]
+    board.apply_change(change("wf.sweep(1:2)", NodePhase.FAILED, task="sweep", kind="Steps"))
+    assert board.apply_change(change("wf.sweep", NodePhase.FAILED, task="sweep", kind="Steps")) == ["sweep: Stopped"]
+    assert (board.rows["sweep"].items_done, board.rows["sweep"].items_failed) == (1, 0)
+
+
+def test_items_that_failed_are_counted_beside_those_that_are_done() -> None:
+    board = ProgressTable(["sweep"])
+    board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
+    board.apply_change(change("wf.sweep(0:1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps"))
+    board.apply_change(change("wf.sweep(1:2)", NodePhase.FAILED, task="sweep", kind="Steps"))
+    assert board.running_lines(NOON) == ["sweep: Running for 0s, 1 of 2 items, 1 failed"]
 
 
 def test_attempts_that_are_dags_belong_to_their_item() -> None:
