@@ -1,22 +1,22 @@
 """Measures where the time of a run went, and what each cause of failure cost.
 
 Each attempt is split into phases. Training is useful only up to the checkpoint from which a later attempt resumed, or
-up to the result; everything else is the price of failures. Which training is kept is traced backwards: from what the
-newest attempt saved or finished, to the checkpoint it started from, and so on. All but the readers at the end is pure.
+up to the result. Lost is what an attempt that failed held its GPUs for without that; the start of one that did not fail
+is neither. Which training is kept is traced backwards: from what the newest attempt saved or finished, to the
+checkpoint it started from, and so on. All but the readers at the end is pure.
 """
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
-from enum import StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.lineage.attempt_phases import KeptTraining, PhaseSpan, TimePhase, split_phases
+from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
@@ -34,91 +34,9 @@ from tiphys.store import (
 )
 from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 
+INTERRUPTED = "interrupted"
 STOPPED = "stopped"
 """What ended an attempt whose workflow a person stopped. It is no failure, and the pause after it costs nothing."""
-
-_EVENT_CHECKPOINT = re.compile(r"([0-9]{1,9})-([0-9]{1,15})")
-
-
-class TimePhase(StrEnum):
-    """Phase of an attempt."""
-
-    STARTING = "starting"
-    """From admission until the program opened its session: scheduling, the image, libraries."""
-    LOADING = "loading"
-    """Restoring a checkpoint."""
-    FIRST_STEP = "first_step"
-    """The first training step after loading, which compiles, warms up and fills caches."""
-    USEFUL = "useful"
-    """Training that the result or a later attempt builds on."""
-    LOST = "lost"
-    """Training that was discarded or repeated."""
-    DETECTING = "detecting"
-    """From the end of the program, or of a save because it had to stop, to its end record; the GPUs are held."""
-
-
-class PhaseSpan(Record):
-    """Time span of one phase of an attempt."""
-
-    phase: TimePhase
-    begin: Timestamp
-    end: Timestamp
-
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.begin).total_seconds()
-
-
-class KeptTraining(NamedTuple):
-    """What the checkpoints of an attempt show, beside its claim and end."""
-
-    until: datetime | None
-    """End of the kept training; None if none is kept."""
-    newest: LastCheckpoint | None
-
-
-def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[PhaseSpan, ...]:
-    """Split an attempt into its phases, in order, without empty ones.
-
-    An attempt that committed nothing recorded no start times. It counts as lost as a whole, because starting and
-    training cannot be separated.
-
-    Args:
-        attempt: The attempt; it may still run.
-        kept: What its checkpoints show.
-        now: End time of a running attempt.
-    """
-    ended_at = attempt.end.ended_at if attempt.end else now
-    terminating_at = (attempt.end.terminating_at if attempt.end else None) or ended_at
-    borders = [attempt.claim.written_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
-    began = kept.newest.began if kept.newest else None
-    phases = (*(_STARTUP_PHASES if began else ()), TimePhase.USEFUL, TimePhase.LOST, TimePhase.DETECTING)
-    return tuple(_spans_between(phases, borders))
-
-
-_STARTUP_PHASES = (TimePhase.STARTING, TimePhase.LOADING, TimePhase.FIRST_STEP)
-
-
-def _phase_borders(attempt: Attempt, kept: KeptTraining, terminating_at: datetime) -> Iterator[datetime]:
-    """End of each phase except the last."""
-    if kept.newest and (began := kept.newest.began):
-        yield began.opened_at
-        yield (restored := began.restored_at or began.opened_at)
-        yield began.first_step_at or restored
-    done = attempt.end is not None and attempt.end.outcome is AttemptEndOutcome.DONE
-    yield terminating_at if done else kept.until or attempt.claim.written_at
-    trained_until = kept.newest.at if kept.newest and kept.newest.at_stop and not done else terminating_at
-    yield min(trained_until, terminating_at)
-
-
-def _spans_between(phases: Sequence[TimePhase], borders: Sequence[datetime]) -> Iterator[PhaseSpan]:
-    """Spans between ``borders``, which may be out of order because the writers' clocks differ."""
-    begin, last = borders[0], max(borders[0], borders[-1])
-    for phase, border in zip(phases, borders[1:], strict=True):
-        end = min(max(begin, border), last)
-        if end - begin > timedelta(0):
-            yield PhaseSpan(phase=phase, begin=begin, end=end)
-        begin = end
 
 
 class AttemptTimeUsage(Record):
@@ -129,7 +47,8 @@ class AttemptTimeUsage(Record):
     outcome: AttemptEndOutcome | None
     """None while it runs."""
     failed_by: str
-    """Its `Cause`; ``fenced`` if a later submission fenced it; `STOPPED` if a person did; empty if it is done."""
+    """Its `Cause`; ``fenced`` if a later submission fenced it; `STOPPED` if a person did; `INTERRUPTED` if no end is
+    recorded, and its Workflow has ended; empty if it is done or runs."""
     spans: tuple[PhaseSpan, ...]
 
     def seconds(self, phase: TimePhase) -> float:
@@ -140,6 +59,16 @@ class AttemptTimeUsage(Record):
     def held_seconds(self) -> float:
         """Seconds for which it held its GPUs."""
         return sum(span.seconds for span in self.spans)
+
+    @property
+    def lost_seconds(self) -> float:
+        """Seconds that its failure cost: all but its useful training, since its start-up has to be repeated.
+
+        An attempt that did not fail, or that a person stopped, loses what it discarded.
+        """
+        if self.failed_by in ("", STOPPED):
+            return self.seconds(TimePhase.DISCARDED)
+        return self.held_seconds - self.seconds(TimePhase.USEFUL)
 
 
 class Recovery(Record):
@@ -202,6 +131,10 @@ class StepTimeUsage(Record):
     def held_seconds(self) -> float:
         return sum(entry.held_seconds for entry in self.entries)
 
+    @property
+    def lost_seconds(self) -> float:
+        return sum(entry.lost_seconds for entry in self.entries)
+
     def label(self, attempt: int | None = None) -> str:
         """Name and item, such as ``fit[2] lr=0.1``, or those of one attempt: ``fit[2]/3 lr=0.1``."""
         return f"{self.name or self.step}{'' if attempt is None else f'/{attempt}'} {self.item}".rstrip()
@@ -258,20 +191,20 @@ def find_failure_cause(attempt: Attempt) -> str:
 
 
 def measure_attempts(
-    attempts: Sequence[Attempt], checkpoint_moments: CheckpointMoments, now: datetime
+    attempts: Sequence[Attempt], checkpoint_moments: CheckpointMoments, now: datetime, is_running: bool = False
 ) -> tuple[AttemptTimeUsage, ...]:
-    """Measure the time usage of each attempt."""
+    """Measure the time usage of each attempt; ``is_running`` says whether one without an end still runs."""
     kept_until = find_kept_until(attempts, checkpoint_moments)
 
     def measure(attempt: Attempt) -> AttemptTimeUsage:
-        number = attempt.claim.attempt
+        number, is_open = attempt.claim.attempt, is_running and attempt.end is None
         kept = KeptTraining(kept_until.get(number), checkpoint_moments.saved.get(number))
         return AttemptTimeUsage(
             attempt=number,
             submission=attempt.claim.submission,
             outcome=attempt.end.outcome if attempt.end else None,
-            failed_by=find_failure_cause(attempt),
-            spans=split_phases(attempt, kept, now),
+            failed_by=find_failure_cause(attempt) or ("" if attempt.end or is_open else INTERRUPTED),
+            spans=split_phases(attempt, kept, now, is_open),
         )
 
     return tuple(map(measure, attempts))
@@ -322,7 +255,7 @@ class FailureCost(Record):
 
     failures: int = 0
     lost: float = 0.0
-    """GPU-seconds lost: discarded training, and repeated start-up."""
+    """GPU-seconds lost, see `AttemptTimeUsage.lost_seconds`."""
     recovery: float = 0.0
     """Seconds from the ends of programs to the first steps of the next attempts."""
 
@@ -345,17 +278,19 @@ class TimeUsage(Record):
         return sum(step.gpu_weight * step.held_seconds for step in self.steps)
 
     @property
-    def elapsed_gpu_seconds(self) -> float:
-        """GPU-seconds from the first admission of each step to its end, whether or not it held its GPUs."""
-        return sum(step.gpu_weight * step.elapsed_seconds for step in self.steps)
+    def lost_gpu_seconds(self) -> float:
+        """GPU-seconds lost to failures, which is the sum of `costs`."""
+        return sum(step.gpu_weight * step.lost_seconds for step in self.steps)
 
     @property
     def goodput(self) -> float | None:
-        """Useful share of the elapsed GPU-seconds; None if nothing took time.
+        """Useful share of the GPU-seconds that were useful or lost; None if there are none yet.
 
-        Source: Google Cloud, "Goodput metric as a measure of ML productivity".
+        The start of what did not fail, waiting for GPUs, and the pause after a stop are in neither. So it is the
+        "runtime goodput" of failures alone in Google Cloud, "Goodput metric as a measure of ML productivity".
         """
-        return self.gpu_seconds(TimePhase.USEFUL) / self.elapsed_gpu_seconds if self.elapsed_gpu_seconds else None
+        useful = self.gpu_seconds(TimePhase.USEFUL)
+        return useful / (useful + self.lost_gpu_seconds) if useful or self.lost_gpu_seconds else None
 
     @property
     def failures(self) -> int:
@@ -371,7 +306,7 @@ class TimeUsage(Record):
             for entry in step.entries:
                 if entry.failed_by:
                     failures[entry.failed_by] += 1
-                    lost[entry.failed_by] += step.gpu_weight * (entry.held_seconds - entry.seconds(TimePhase.USEFUL))
+                    lost[entry.failed_by] += step.gpu_weight * entry.lost_seconds
             for one in step.recoveries:
                 recovery[one.failed_by] += one.seconds
         return {
@@ -424,7 +359,7 @@ def _measure_run(store: Store, run: str, now: datetime, window: slice) -> TimeUs
             None if volume else store, step_attempts, [event for event in events if event.step == step]
         )
         ended_at = _find_step_end(step_attempts[-1], submissions, now)
-        usages = measure_attempts(step_attempts, moments, ended_at)
+        usages = measure_attempts(step_attempts, moments, ended_at, is_running=ended_at == now)
         return StepTimeUsage(
             step=step,
             name=names.name(step),
@@ -458,12 +393,7 @@ def _read_checkpoint_moments(
     """``store`` holds the checkpoints; None if they are on a volume that is not visible here."""
     last = attempts[-1].claim
     lineage = last.lineage
-    restored = {
-        event.attempt: ref
-        for event in events
-        if event.name == "checkpoint.restored" and (ref := _parse_event_checkpoint(event, lineage))
-    }
-    starts = {one.claim.attempt: _find_start_checkpoint(one, restored.get(one.claim.attempt)) for one in attempts}
+    starts = find_restored_starts(attempts, events)
     saved = {one.claim.attempt: one.end.last_checkpoint for one in attempts if one.end and one.end.last_checkpoint}
     if store is None or not lineage:
         return CheckpointMoments(starts=starts, saved=saved, at={})
@@ -479,18 +409,6 @@ def _read_checkpoint_moments(
             at[ref] = checkpoint.at
             saved.setdefault(ref.attempt, checkpoint)  # the end record of a fence names no checkpoint
     return CheckpointMoments(starts=starts, saved=saved, at=at)
-
-
-def _find_start_checkpoint(attempt: Attempt, restored: CheckpointRef | None) -> CheckpointRef | None:
-    """Checkpoint that an attempt started from: the restored one. Only the claim names another run's lineage."""
-    claimed = attempt.claim.starts_from
-    return claimed if restored is None or str(claimed) == str(restored) else restored
-
-
-def _parse_event_checkpoint(event: Event, lineage: str) -> CheckpointRef | None:
-    """Parse the checkpoint of an event, written as ``attempt-step``."""
-    match = _EVENT_CHECKPOINT.fullmatch(str(event.data.get("checkpoint", "")))
-    return CheckpointRef(lineage=lineage, attempt=int(match[1]), global_step=int(match[2])) if match else None
 
 
 def _read_saved(store: Store, ref: CheckpointRef) -> LastCheckpoint | None:

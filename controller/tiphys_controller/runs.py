@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
+from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import explain_missing_checkpoints, find_report_time, read_training_progress
@@ -20,6 +21,7 @@ from tiphys.protocol.step_spec import StepKind, StepSpec
 from tiphys.records import (
     AttemptClaim,
     AttemptEndOutcome,
+    CheckpointRef,
     DataVersion,
     FailureEvidence,
     Output,
@@ -30,7 +32,17 @@ from tiphys.records import (
     task_name,
     utc_now,
 )
-from tiphys.store import Attempt, DamagedRecord, Store, Submission, lineage_name, list_runs, read_all_attempts, read_run
+from tiphys.store import (
+    Attempt,
+    DamagedRecord,
+    Store,
+    Submission,
+    lineage_name,
+    list_runs,
+    read_all_attempts,
+    read_events,
+    read_run,
+)
 from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
@@ -96,7 +108,10 @@ class AttemptDetail(Record):
     """Resources added because of how earlier attempts ended; empty for none."""
     exit_code: int | None
     starts_from: str
-    """Checkpoint as ``attempt-step``, prefixed by its lineage if it is of another run; empty for none."""
+    """Checkpoint as ``attempt-step``, prefixed by its lineage if it is of another run; empty for none. It is the one
+    that the program could use, which need not be the one that admission chose."""
+    unusable_start: str = Field(default="", exclude_if=lambda name: not name)
+    """Checkpoint that admission chose, and whose bytes the program found damaged; empty for none."""
     opened_at: Timestamp
     ended_at: Timestamp | None
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
@@ -246,6 +261,7 @@ def describe_run(
     selected = run_plan.names.resolve(step) if step else ""
     attempts = {one: tries for one, tries in attempts.items() if selects_step(selected, one)}
     progress = _read_open_progress(store, attempts)
+    starts = _read_restored_starts(store, run, attempts, damaged, window)
     registers = any(spec.registration for spec in run_plan.pipeline.steps.values())
     models = list_registrations(store, run, damaged) if registers else []
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
@@ -257,7 +273,7 @@ def describe_run(
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(
-            _step_detail(store, report, attempts, run_plan, progress, window != ALL_ATTEMPTS)
+            _step_detail(store, report, attempts, run_plan, progress, starts, window != ALL_ATTEMPTS)
             for report in build_plan_report(run_plan, store.url).steps
             if task_name(selected) in ("", report.name)
         ),
@@ -275,6 +291,16 @@ def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]])
 
     reports = zip(claims, read_concurrently(read, claims), strict=True)
     return {(claim.step, claim.attempt): report for claim, report in reports if report}
+
+
+def _read_restored_starts(
+    store: Store, run: str, attempts: Mapping[str, Sequence[Attempt]], damaged: list[DamagedRecord], window: slice
+) -> dict[AttemptId, CheckpointRef | None]:
+    """What the attempts started from that admission gave a checkpoint; costs the events of the run if there are any."""
+    continued = [step for step in attempts.values() if any(one.claim.starts_from for one in step)]
+    events = read_events(store, run, damaged, window.stop) if continued else ()
+    starts = ((step[0].claim.step, find_restored_starts(step, events)) for step in continued)
+    return {(step, number): start for step, by_number in starts for number, start in by_number.items()}
 
 
 def summarize_run(store: Store, run: str, submitter: Submitter | None = None) -> RunSummary:
@@ -371,13 +397,14 @@ def _step_detail(
     attempts: dict[str, list[Attempt]],
     run_plan: RunPlan,
     progress: Mapping[AttemptId, TrainingProgress],
+    starts: Mapping[AttemptId, CheckpointRef | None],
     is_window: bool,
 ) -> StepDetail:
     names, reused = run_plan.names, run_plan.state.reused
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
     step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
     spec = run_plan.pipeline.steps.get(report.name)
-    details = (_attempt_detail(store, attempt, spec, names, progress) for attempt in step_attempts)
+    details = (_attempt_detail(store, attempt, spec, names, progress, starts) for attempt in step_attempts)
     results = {step: (f"attempt {attempts[step][-1].claim.attempt}", attempts[step][-1].end) for step in steps}
     results |= {step: (one.source, one.end) for step, one in reused.items() if selects_step(report.name, step)}
     outputs = (
@@ -412,8 +439,10 @@ def _attempt_detail(
     spec: StepSpec | None,
     names: StepNames,
     progress: Mapping[AttemptId, TrainingProgress],
+    starts: Mapping[AttemptId, CheckpointRef | None],
 ) -> AttemptDetail:
-    end, reported = attempt.end, progress.get((attempt.claim.step, attempt.claim.attempt))
+    key, chosen = (attempt.claim.step, attempt.claim.attempt), attempt.claim.starts_from
+    end, reported, start = attempt.end, progress.get(key), starts.get(key, chosen)
 
     def has_commit() -> bool:
         return read_newest_commit(store, attempt.claim.lineage, attempt.claim.attempt) is not None
@@ -430,7 +459,8 @@ def _attempt_detail(
         evidence=end.evidence if end else None,
         escalation=attempt.claim.escalation.explanation if attempt.claim.escalation else "",
         exit_code=end.exit_code if end else None,
-        starts_from=attempt.claim.starts_from.relative_to(attempt.claim.lineage) if attempt.claim.starts_from else "",
+        starts_from=start.relative_to(attempt.claim.lineage) if start else "",
+        unusable_start=chosen.relative_to(attempt.claim.lineage) if chosen and chosen != start else "",
         opened_at=attempt.claim.written_at,
         ended_at=end.ended_at if end else None,
         nodes=attempt.claim.nodes or ((end.evidence.node,) if end and end.evidence and end.evidence.node else ()),

@@ -7,10 +7,11 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tiphys_controller.failure_cost import RECOVERY_PARTS, Recovery, StepTimeUsage, TimePhase, TimeUsage
+from tiphys_controller.failure_cost import RECOVERY_PARTS, Recovery, StepTimeUsage, TimeUsage
 
 from hera_pipelines.draw.lineage_svg import load_picture_template
 from hera_pipelines.draw.simulation_svg import time_marks
+from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.protocol.quantities import format_duration
 
 CHART_WIDTH = 746
@@ -31,7 +32,8 @@ NONE = "-"
 
 PHASE_STYLES = {
     TimePhase.USEFUL: ("useful", "#2f9e6e"),
-    TimePhase.LOST: ("lost", "#d6453d"),
+    TimePhase.DISCARDED: ("discarded", "#d6453d"),
+    TimePhase.UNSAVED: ("not saved yet", "#e58f6b"),
     TimePhase.STARTING: ("starting", "#5b8ecb"),
     TimePhase.LOADING: ("loading", "#8f7fc7"),
     TimePhase.FIRST_STEP: ("first step", "#4fb3bf"),
@@ -122,12 +124,17 @@ def _labels_width(charts: Sequence[ReportChart]) -> int:
 
 def summarize_usage(usage: TimeUsage) -> Iterator[tuple[str, str]]:
     """Names and values of the figures that sum a run up."""
-    unit = "GPU time" if any(step.gpus for step in usage.steps) else "time"
+    unit = time_unit(usage)
     yield "goodput", format_share(usage.goodput)
     yield "failures", str(usage.failures)
     yield f"{unit} held", format_time(usage.held_gpu_seconds)
     yield f"{unit} useful", format_time(usage.gpu_seconds(TimePhase.USEFUL))
-    yield f"{unit} lost", format_time(usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL))
+    yield f"{unit} lost", format_time(usage.lost_gpu_seconds)
+
+
+def time_unit(usage: TimeUsage) -> str:
+    """What the seconds of ``usage`` are called: those of a step without GPUs count once."""
+    return "GPU time" if any(step.gpus for step in usage.steps) else "time"
 
 
 def format_share(value: float | None) -> str:

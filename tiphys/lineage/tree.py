@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
 from tiphys.lineage.quarantine import read_quarantine_records
+from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.lineage.retention.policy import age_key
 from tiphys.lineage.select import (
     StartCheckpoints,
@@ -153,6 +154,7 @@ def build_lineage_tree(
         events: Events of the run.
         most: Most checkpoints; None for all.
     """
+    events = list(events)
     preemptions = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     names = step_names(store, record)
@@ -161,7 +163,7 @@ def build_lineage_tree(
     read = read_concurrently if len(training) < 2 else _read_in_turn
     share = None if most is None else max(1, most // max(1, len(training)))
     lineages = read_concurrently(
-        lambda step_attempts: _build_step_lineage(store, pipeline, *step_attempts, preemptions, read, share),
+        lambda step_attempts: _build_step_lineage(store, pipeline, *step_attempts, preemptions, events, read, share),
         list(training.items()),
     )
     named = (
@@ -177,6 +179,7 @@ def _build_step_lineage(
     step: str,
     attempts: Sequence[Attempt],
     preemption_events: Mapping[tuple[str, int | None], Event],
+    events: Sequence[Event],
     read_manifests: "_ManifestReader",
     most: int | None,
 ) -> StepLineage:
@@ -190,6 +193,7 @@ def _build_step_lineage(
     if is_cut := most is not None and len(records.commits) >= most:
         note = f"checkpoints older than the newest {most:,} are not shown"
     starts = _infer_starts(lineage, attempts, records) if volume else starts_from_claims(attempts)
+    restored = starts if volume else find_restored_starts(attempts, events)
     nodes: dict[int, list[CheckpointNode]] = {}
     for node in build_checkpoint_nodes(lineage, attempts, starts, records):
         if is_cut and age_key(node.ref) < age_key(records.commits[-1]):
@@ -199,7 +203,7 @@ def _build_step_lineage(
         step=step,
         lineage=lineage,
         attempts=tuple(
-            _build_attempt_node(attempt, starts[number], nodes.get(number, ()), preemption_events.get((step, number)))
+            _build_attempt_node(attempt, restored[number], nodes.get(number, ()), preemption_events.get((step, number)))
             for attempt in attempts
             for number in [attempt.claim.attempt]
         ),

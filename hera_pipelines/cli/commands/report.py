@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage, group_by_queue, measure_time_usage
+from tiphys_controller.failure_cost import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
 
 from hera_pipelines.cli.screen import Format, Screen, write_page
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
-from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage
+from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage, time_unit
 from tiphys.errors import UsageError
+from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.records import utc_now
 from tiphys.store import list_runs
 
@@ -58,9 +59,8 @@ def report(
 ) -> None:
     """Report what failures cost: goodput, lost training, recovery.
 
-    Goodput is the share of useful training in the time from a step's first
-    admission to its end; training is useful if the result builds on it. Times are
-    weighted by GPUs.
+    Goodput is the share of useful training in what was useful or lost to failures;
+    training is useful if the result builds on it. Times are weighted by GPUs.
     """
     screen: Screen = context.obj
     if output is ReportFormat.HTML and (not runs or len(runs) != 1):
@@ -100,6 +100,7 @@ def _show_run(screen: Screen, usage: TimeUsage) -> None:
         "SPAN",
         *(_column_title(phase.value) for phase in phases),
         "WAITING",
+        "LOST",
         "GOODPUT",
     ]
     rows: list[Sequence[str | Text]] = []
@@ -117,13 +118,16 @@ def _show_run(screen: Screen, usage: TimeUsage) -> None:
                 format_time(step.elapsed_seconds),
                 *times,
                 waiting,
+                format_time(step.lost_seconds),
                 format_share(step_usage.goodput),
             ]
         )
-    screen.table(header, rows)
+    screen.table(header, rows, hide=[*map(_column_title, _DETAIL_PHASES), "WAITING", "GPUS", "SPAN"])
     if usage.costs:
         screen.write("")
-        screen.table(["ENDED BY", "TIMES", "GPU TIME LOST", "TOTAL RECOVERY"], list(_cost_rows(usage)))
+        screen.table(
+            ["ENDED BY", "TIMES", f"{time_unit(usage)} LOST".upper(), "TOTAL RECOVERY"], list(_cost_rows(usage))
+        )
     if any(step.recoveries for step in usage.steps):
         screen.write("")
         screen.table(
@@ -150,6 +154,7 @@ def _recovery_rows(usage: TimeUsage) -> Iterator[list[str]]:
             ]
 
 
+_DETAIL_PHASES = [phase for phase in TimePhase if phase is not TimePhase.USEFUL]
 _SUMMARY_COLUMNS = ("STEPS", "FAILURES", "GPU TIME HELD", "USEFUL", "LOST", "GOODPUT")
 
 
@@ -157,7 +162,7 @@ def _summary_cells(usage: TimeUsage) -> list[str]:
     times = (
         usage.held_gpu_seconds,
         usage.gpu_seconds(TimePhase.USEFUL),
-        usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL),
+        usage.lost_gpu_seconds,
     )
     return [str(len(usage.steps)), str(usage.failures), *map(format_time, times), format_share(usage.goodput)]
 
@@ -186,6 +191,7 @@ def _cost_document(usage: TimeUsage) -> dict[str, Any]:
     return {
         "name": usage.name,
         "goodput": usage.goodput,
+        "lost_gpu_seconds": usage.lost_gpu_seconds,
         "gpu_seconds": {
             "held": usage.held_gpu_seconds,
             **{phase.value: usage.gpu_seconds(phase) for phase in TimePhase},

@@ -17,8 +17,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.memory import MemoryStore
-from tiphys_controller.failure_cost import TimePhase, group_by_queue, measure_time_usage
+from tiphys_controller.failure_cost import group_by_queue, measure_time_usage
 
+from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     AttemptEndOutcome,
@@ -63,7 +64,7 @@ def test_a_damaged_record_is_named_and_the_rest_measured(store):
     [usage] = measure_time_usage(store, [RUN], at(200))
 
     assert [key in message for message in usage.damaged] == [True]
-    assert usage.elapsed_gpu_seconds == 4 * 200
+    assert [step.elapsed_seconds for step in usage.steps] == [200]
 
 
 def opened(store, number, seconds, start=None, submission=1):
@@ -103,7 +104,7 @@ def test_time_up_to_the_checkpoint_that_was_gone_on_from_is_useful_and_the_rest_
     ended(store, 2, 200, outcome=AttemptEndOutcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
     (step,) = account(store).steps
     first, second = step.entries
-    assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20, "detecting": 3}
+    assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "discarded": 20, "detecting": 3}
     assert seconds(second) == {"starting": 8, "loading": 2, "first_step": 5, "useful": 75}
     (recovery,) = step.recoveries
     assert (recovery.after, recovery.failed_by) == (1, "preemption")
@@ -119,13 +120,14 @@ def test_time_up_to_the_checkpoint_that_was_gone_on_from_is_useful_and_the_rest_
     assert recovery.seconds == 25
 
 
-def test_goodput_counts_gpus_and_the_time_that_nobody_held_them(store):
+def test_goodput_counts_what_was_useful_or_lost_by_gpus(store):
     opened(store, 1, 0)
     ended(store, 1, 103, over=100, saved=saved(1, 50, 80, began(10, None, 15)))
     opened(store, 2, 110, ref(1, 50))
     ended(store, 2, 200, outcome=AttemptEndOutcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
     found = account(store)
-    assert found.goodput == pytest.approx((65 + 75) / 200)
+    assert found.goodput == pytest.approx((65 + 75) / (65 + 75 + 38))
+    assert found.lost_gpu_seconds == sum(cost.lost for cost in found.costs.values())
     assert found.held_gpu_seconds == 4 * (103 + 90)
     cost = found.costs["preemption"]
     assert (cost.failures, cost.lost, cost.recovery) == (1, 4 * (103 - 65), 25)
@@ -141,7 +143,7 @@ def test_an_attempt_that_a_later_one_went_back_past_is_lost(store):
     ended(store, 3, 300, outcome=AttemptEndOutcome.DONE)
     first, second, third = account(store).steps[0].entries
     assert (first.seconds(TimePhase.USEFUL), second.seconds(TimePhase.USEFUL)) == (80, 0)
-    assert second.seconds(TimePhase.LOST) == 100
+    assert second.seconds(TimePhase.DISCARDED) == 100
     assert third.seconds(TimePhase.USEFUL) == 100
 
 
@@ -154,7 +156,22 @@ def test_what_the_program_restored_goes_before_what_it_was_told_to(store):
     append_events(store, RUN, "trainer", [restored(2, "1-20")])
     ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
     first, _ = account(store).steps[0].entries
-    assert seconds(first) == {"useful": 30, "lost": 70}
+    assert seconds(first) == {"useful": 30, "discarded": 70}
+
+
+def test_an_attempt_that_found_all_checkpoints_damaged_began_from_scratch(store):
+    opened(store, 1, 0)
+    ended(store, 1, 100, over=100, saved=saved(1, 50, 80, began(0, None, 0)))
+    opened(store, 2, 100, ref(1, 50))
+    append_events(store, RUN, "trainer", [skipped(2, "1-50")])
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
+    first, second = account(store).steps[0].entries
+    assert seconds(first) == {"discarded": 100}
+    assert seconds(second) == {"useful": 100}
+
+
+def skipped(attempt, checkpoint):
+    return Event(name="checkpoint.skipped", step="fit", attempt=attempt, message="", data={"checkpoint": checkpoint})
 
 
 def restored(attempt, checkpoint):
@@ -168,7 +185,7 @@ def test_a_checkpoint_tells_of_an_attempt_whose_end_somebody_else_wrote(store):
     opened(store, 2, 100, ref(1, 50))
     ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
     first, _ = account(store).steps[0].entries
-    assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20}
+    assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "discarded": 20}
 
 
 def test_an_attempt_that_saved_nothing_is_lost_as_a_whole(store):
@@ -176,15 +193,41 @@ def test_an_attempt_that_saved_nothing_is_lost_as_a_whole(store):
     ended(store, 1, 100, over=90, cause=Cause.INFRASTRUCTURE)
     opened(store, 2, 100)
     ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
-    assert seconds(account(store).steps[0].entries[0]) == {"lost": 90, "detecting": 10}
+    assert seconds(account(store).steps[0].entries[0]) == {"discarded": 90, "detecting": 10}
 
 
 def test_what_runs_counts_up_to_its_newest_checkpoint_and_to_now(store):
     opened(store, 1, 0)
     commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
     found = account(store, now=100)
-    assert seconds(found.steps[0].entries[0]) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20}
-    assert (found.failures, found.goodput) == (0, 0.65)
+    assert seconds(found.steps[0].entries[0]) == {"starting": 10, "first_step": 5, "useful": 65, "unsaved": 20}
+    assert (found.failures, found.goodput, found.lost_gpu_seconds) == (0, 1.0, 0)
+
+
+def test_the_start_of_a_run_that_did_not_fail_is_not_lost(store):
+    opened(store, 1, 0)
+    ended(store, 1, 45, over=42, outcome=AttemptEndOutcome.DONE, saved=saved(1, 9, 40, began(19, 20, 23)))
+    found = account(store)
+    assert seconds(found.steps[0].entries[0]) == {
+        "starting": 19,
+        "loading": 1,
+        "first_step": 3,
+        "useful": 19,
+        "detecting": 3,
+    }
+    assert (found.goodput, found.lost_gpu_seconds) == (1.0, 0)
+
+
+@pytest.mark.parametrize("ahead", [600, -600])
+def test_the_clock_of_a_pod_may_be_wrong(store, ahead):
+    opened(store, 1, 0)
+    times = began(10 + ahead, None, 15 + ahead)
+    ended(store, 1, 100, over=100, saved=saved(1, 50, 80 + ahead, times))
+    opened(store, 2, 110, ref(1, 50))
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
+    first, _ = account(store).steps[0].entries
+    assert first.seconds(TimePhase.USEFUL) == 65
+    assert first.held_seconds == 100
 
 
 def test_what_nobody_ended_is_over_with_its_workflow(store):
@@ -198,7 +241,8 @@ def test_what_nobody_ended_is_over_with_its_workflow(store):
     claim_record(store, RunLayout(RUN).submission_end(1), sealed)
     (step,) = account(store, now=1e6).steps
     assert step.elapsed_seconds == 90
-    assert step.entries[0].seconds(TimePhase.LOST) == 10
+    assert step.entries[0].seconds(TimePhase.DISCARDED) == 10
+    assert step.entries[0].failed_by == "interrupted"
 
 
 def test_a_recovery_by_another_submission_tells_deciding_and_submitting_apart(store):
@@ -233,8 +277,8 @@ def test_a_pause_between_a_stop_and_the_resume_is_neither_useful_nor_lost(store)
     ended(store, 2, 90_054, outcome=AttemptEndOutcome.DONE)
     found = account(store, now=1e6)
     (step,) = found.steps
-    assert (step.elapsed_seconds, step.held_seconds, step.seconds(TimePhase.LOST)) == (155, 151, 1)
-    assert found.goodput == pytest.approx(150 / 155)
+    assert (step.elapsed_seconds, step.held_seconds, step.seconds(TimePhase.DISCARDED)) == (155, 151, 1)
+    assert found.goodput == pytest.approx(150 / 151), "without the pause and the wait"
     (recovery,) = step.recoveries
     assert (recovery.pause, recovery.decide, recovery.wait, recovery.failed_by) == (90_000 - 101, 0, 4, "stopped")
     assert found.failures == 0
@@ -264,7 +308,7 @@ def test_training_before_a_save_at_a_stop_is_lost_where_the_next_attempt_went_ba
     ended(store, 1, 101, over=None, saved=saved(1, 50, 100, began(0, None, 0), at_stop=True))
     opened(store, 2, 200, ref(1, 20), submission=2)
     (step,) = account(store, now=200).steps
-    assert seconds(step.entries[0]) == {"useful": 30, "lost": 70, "detecting": 1}
+    assert seconds(step.entries[0]) == {"useful": 30, "discarded": 70, "detecting": 1}
 
 
 def test_a_result_counts_to_its_end_also_after_a_save_at_a_stop(store):
@@ -281,7 +325,7 @@ def test_an_attempt_that_a_resume_ended_is_over_with_its_last_sign_of_life(store
     submitted(store, 2, 9001)
     opened(store, 2, 9002, ref(1, 50), submission=2)
     (step,) = account(store, now=9002).steps
-    assert seconds(step.entries[0]) == {"useful": 80, "lost": 10}
+    assert seconds(step.entries[0]) == {"useful": 80, "discarded": 10}
     (recovery,) = step.recoveries
     assert (recovery.decide, recovery.failed_by) == (9001 - 90, "fenced")
 

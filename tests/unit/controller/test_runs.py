@@ -11,9 +11,18 @@ from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
 from tiphys.errors import NotFoundError
 from tiphys.protocol.step_spec import StepKind
-from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRecord, SubmissionEnd, TrainingProgress
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    AttemptEndOutcome,
+    CheckpointRef,
+    Event,
+    ReuseRecord,
+    SubmissionEnd,
+    TrainingProgress,
+)
 from tiphys.records.names import item_step_id
-from tiphys.store import LineageLayout, RunLayout, Store, lineage_name
+from tiphys.store import LineageLayout, RunLayout, Store, append_events, lineage_name
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})
 
@@ -256,6 +265,41 @@ def test_an_open_attempt_of_a_training_shows_its_newest_report(store: Store, sub
     assert first.training_progress is None
     assert second.training_progress is not None
     assert (second.training_progress.global_step, second.training_progress.total_steps) == (200, 500)
+
+
+def test_an_attempt_started_from_what_its_program_could_use(store: Store, submitter: FakeSubmitter) -> None:
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
+    lineage = lineage_name(run, "fit")
+    chosen = CheckpointRef(lineage=lineage, attempt=1, global_step=6)
+    for attempt, start in ((1, None), (2, chosen), (3, chosen), (4, chosen)):
+        claim = AttemptClaim(
+            run=run,
+            step="fit",
+            attempt=attempt,
+            submission=1,
+            uid="u",
+            node="n",
+            instance="i",
+            step_key="k",
+            lineage=lineage,
+            starts_from=start,
+        )
+        store.create(RunLayout(run).attempt("fit", attempt), claim.to_bytes())
+    reports = [("skipped", 2, "1-6"), ("skipped", 2, "1-4"), ("skipped", 3, "1-6"), ("restored", 3, "1-4")]
+    events = [
+        Event(name=f"checkpoint.{name}", step="fit", attempt=attempt, message="", data={"checkpoint": checkpoint})
+        for name, attempt, checkpoint in reports
+    ]
+    append_events(store, run, "trainer", events)
+
+    attempts = describe_run(store, run).steps[1].attempts
+
+    assert [(one.starts_from, one.unusable_start) for one in attempts] == [
+        ("", ""),
+        ("", "1-6"),
+        ("1-4", "1-6"),
+        ("1-6", ""),
+    ]
 
 
 def test_an_unknown_run_is_named(store: Store) -> None:

@@ -16,7 +16,7 @@ from tiphys_controller.auto_resume.state import (
     RunObservation,
     SubmissionStatus,
 )
-from tiphys_controller.failure_cost import TimePhase, measure_time_usage
+from tiphys_controller.failure_cost import measure_time_usage
 from tiphys_controller.kubernetes.auto_resume_loop import TrackedRun
 from tiphys_controller.kubernetes.events.messages import (
     EventMessage,
@@ -112,8 +112,7 @@ class AutoResumeRecorder:
         for step in usage.steps:
             for entry in step.entries if step.gpus else ():
                 if entry.submission == submission and entry.failed_by:
-                    lost = max(entry.held_seconds - entry.seconds(TimePhase.USEFUL), 0.0)
-                    self._metrics.lost_gpu_seconds.labels(entry.failed_by).inc(step.gpus * lost)
+                    self._metrics.lost_gpu_seconds.labels(entry.failed_by).inc(step.gpus * entry.lost_seconds)
 
 
 def _cause_label(observation: RunObservation) -> str:

@@ -12,16 +12,15 @@ import pytest
 from support.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
 from tiphys_controller.failure_cost import (
     AttemptTimeUsage,
-    PhaseSpan,
     Recovery,
     StepTimeUsage,
-    TimePhase,
     TimeUsage,
     measure_time_usage,
 )
 
 from hera_pipelines.cli import main
 from hera_pipelines.draw.report_html import CHART_WIDTH, MAX_ROWS, report_page
+from tiphys.lineage.attempt_phases import PhaseSpan, TimePhase
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import AttemptEndOutcome, LastCheckpoint, StartTimes
 from tiphys.store import DirectoryStore
@@ -75,14 +74,16 @@ def test_the_table_of_a_run_tells_phases_causes_and_recoveries(tiphys):
         "STARTING": "10s",
         "FIRST STEP": "5s",
         "USEFUL": "2m 35s",
-        "LOST": "20s",
+        "DISCARDED": "20s",
         "DETECTING": "3s",
         "WAITING": "7s",
-        "GOODPUT": "77.5%",
+        "LOST": "38s",
+        "GOODPUT": "80.3%",
     }
     assert cells(causes.splitlines()[1]) == ["preemption", "1", "2m 32s", "10s"]
     assert cells(recoveries.splitlines()[1])[:3] == ["fit/1", "preemption", "3s"]
-    assert figures.startswith("goodput 77.5%, failures 1, GPU time held 12m 52s")
+    assert figures.startswith("goodput 80.3%, failures 1, GPU time held 12m 52s")
+    assert figures.endswith("GPU time lost 2m 32s"), "as the causes say"
 
 
 def test_without_a_name_every_run_and_every_queue_is_told(tiphys, store):
@@ -100,7 +101,8 @@ def test_the_document_adds_up_to_what_was_held(tiphys):
     (run,) = document["runs"]
     times = run["gpu_seconds"]
     assert times.pop("held") == pytest.approx(sum(times.values())) == 4 * (103 + 90)
-    assert (run["goodput"], run["costs"]["preemption"]["failures"]) == (0.775, 1)
+    assert (run["goodput"], run["costs"]["preemption"]["failures"]) == (pytest.approx(155 / 193), 1)
+    assert run["lost_gpu_seconds"] == run["costs"]["preemption"]["lost"] == 4 * 38
     assert [queue["name"] for queue in document["queues"]] == ["research"]
 
 
@@ -115,7 +117,7 @@ def test_the_page_draws_every_phase_at_its_place(store):
     }
     per_second = CHART_WIDTH / 200
     begin, _ = bars["attempt 1: starting 10s; it ended by preemption"]
-    x, width = bars["attempt 1: lost 20s; it ended by preemption"]
+    x, width = bars["attempt 1: discarded 20s; it ended by preemption"]
     assert (x - begin, width) == (pytest.approx(80 * per_second, abs=0.02), pytest.approx(20 * per_second, abs=0.01))
     drawn = sum(float(bar.get("width")) for bar in recovery.iter("{http://www.w3.org/2000/svg}rect"))
     assert drawn == pytest.approx(CHART_WIDTH, abs=0.1)
