@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tiphys_controller.submit.planner import WorkflowChange
     from tiphys_controller.submit.resume import ResumeResult, plan_run, resume_run
     from tiphys_controller.submit.start import StartResult, start_run
-    from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
+    from tiphys_controller.submit.start_checkpoints import add_start_checkpoints, find_finished_trainings
     from tiphys_controller.submit.submission import locate_workflow
     from tiphys_controller.submit.submitter import (
         ADDRESS_PREFIX,
@@ -45,7 +45,7 @@ _HOMES = {
     "submit.planner": ("WorkflowChange",),
     "submit.resume": ("ResumeResult", "plan_run", "resume_run"),
     "submit.start": ("StartResult", "start_run"),
-    "submit.start_checkpoints": ("add_start_checkpoints",),
+    "submit.start_checkpoints": ("add_start_checkpoints", "find_finished_trainings"),
     "submit.submission": ("locate_workflow",),
     "submit.submitter": (
         "ADDRESS_PREFIX",

@@ -3,6 +3,7 @@
 The phase of a run is determined in `tiphys_controller.run_phase`.
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -48,14 +49,17 @@ from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.run_phase import ENDED_PHASES, RunPhase, determine_run_phase, look_up_workflow
-from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
+from tiphys_controller.submit.plan_report import OutputDocument, PlanReport, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 from tiphys_controller.submit.start import author_parameters, read_code_version
+from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
 from tiphys_controller.submit.submission import submission_cluster
 from tiphys_controller.submit.submitter import Submitter
 
 _READERS = 8
 _MAX_OPEN_TRAININGS = 16
+_MAX_STARTS = 16
+"""Most trainings whose start is looked up, which costs some requests for each."""
 
 
 class RunSummary(Record):
@@ -264,22 +268,33 @@ def describe_run(
     starts = _read_restored_starts(store, run, attempts, damaged, window)
     registers = any(spec.registration for spec in run_plan.pipeline.steps.values())
     models = list_registrations(store, run, damaged) if registers else []
+    summary = _summary(store, run_plan, submitter)
+    report = build_plan_report(run_plan, store.url)
+    if summary.phase not in (RunPhase.RUNNING, RunPhase.SUCCEEDED) and _count_missing_trainings(report) <= _MAX_STARTS:
+        with contextlib.suppress(IntegrityError):  # a resume refuses it, and says why
+            report = add_start_checkpoints(store, report)
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
-        summary=_summary(store, run_plan, submitter),
+        summary=summary,
         parent=record.parent,
         parameters=author_parameters(run_plan.state.workflow) if changed else record.parameters,
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(
-            _step_detail(store, report, attempts, run_plan, progress, starts, window != ALL_ATTEMPTS)
-            for report in build_plan_report(run_plan, store.url).steps
-            if task_name(selected) in ("", report.name)
+            _step_detail(store, one, attempts, run_plan, progress, starts, window != ALL_ATTEMPTS)
+            for one in report.steps
+            if task_name(selected) in ("", one.name)
         ),
         models=tuple(one.report() for one in models if selects_step(selected, one.request.step)),
         damaged=tuple(one.message for one in sorted(damaged)),
     )
+
+
+def _count_missing_trainings(report: PlanReport) -> int:
+    """Trainings and items of which a resume would have to find the checkpoint."""
+    missing = (step for step in report.steps if step.kind == "train" and step.decision == "run")
+    return sum(sum(not item.done for item in step.items) or 1 for step in missing)
 
 
 def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]]) -> dict[AttemptId, TrainingProgress]:

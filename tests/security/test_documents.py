@@ -26,7 +26,6 @@ from support.service import TOKEN, Service
 from support.triggers import TriggerWorld
 from support.world import world
 from tiphys_controller.alerts.webhook import AlertInbox
-from tiphys_controller.failure_cost import _parse_event_checkpoint
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.app import create_controller_app
 from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
@@ -34,6 +33,7 @@ from tiphys_plugin import PluginServer
 from tiphys_plugin.quota.queues import load_queues
 
 from tiphys.errors import UsageError
+from tiphys.lineage.restored_starts import _parse_checkpoint
 from tiphys.protocol.depends import parse_depends
 from tiphys.records import Event
 from tiphys.service.http_server import AppServer
@@ -180,7 +180,4 @@ def test_long_condition_is_read() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["9" * 5000 + "-1", "1-" + "9" * 5000, "\uff11-1", "1", ""])
 def test_checkpoint_of_a_program_that_is_none_is_ignored(checkpoint: str) -> None:
-    assert (
-        _parse_event_checkpoint(Event(name="checkpoint.saved", message="", data={"checkpoint": checkpoint}), "l")
-        is None
-    )
+    assert _parse_checkpoint(Event(name="checkpoint.saved", message="", data={"checkpoint": checkpoint}), "l") is None

@@ -9,7 +9,7 @@ from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.fork_history import choose_start_checkpoint, find_rerun_submission, read_ancestors
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import task_name
+from tiphys.records import AttemptEndOutcome, task_name
 from tiphys.store import Store, read_current_run, read_last_claim, read_step_attempts
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.submit.plan_report import PlanReport, StartCheckpoint
@@ -76,3 +76,25 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
             )
         }
     )
+
+
+def find_finished_trainings(store: Store, report: PlanReport) -> dict[str, int]:
+    """Names of trainings and items that would run although they are finished, each with the step of their checkpoint.
+
+    They go on from their end, so they train nothing unless the change gives them more steps.
+
+    Args:
+        store: The store.
+        report: A plan with `add_start_checkpoints`.
+    """
+    starts = [(step.name, step.name, step.starts_from) for step in report.steps]
+    starts += [(item.step, item.name, item.starts_from) for step in report.steps for item in step.items]
+    continued = [(step, name, start.global_step) for step, name, start in starts if start and start.checkpoint]
+
+    def is_finished(step: str) -> bool:
+        attempts = read_step_attempts(store, report.run, step, [])
+        end = attempts[-1].end if attempts else None
+        return end is not None and end.outcome is AttemptEndOutcome.DONE
+
+    finished = read_concurrently(lambda one: is_finished(one[0]), continued)
+    return {name: step for (_, name, step), done in zip(continued, finished, strict=True) if done}

@@ -1,10 +1,20 @@
 """``tiphys fork``: starts a new run from the results of another run, with changed code or parameters if given."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import typer
-from tiphys_controller import ForkResult, StartResult, Submitter, WorkflowChange, fork_run
+from tiphys_controller import (
+    ForkResult,
+    PlanReport,
+    StartResult,
+    Submitter,
+    WorkflowChange,
+    add_start_checkpoints,
+    find_finished_trainings,
+    fork_run,
+)
 
 from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
 from hera_pipelines.cli.commands.resume import show_plan
@@ -50,6 +60,9 @@ from hera_pipelines.cli.target import (
 )
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.store import Store, Submission, read_run
+
+_MAX_NAMED = 5
+"""Most trainings that a warning names."""
 
 EXAMPLES = """\b
 Examples:
@@ -113,7 +126,7 @@ def fork(
         store_arguments(run_store, store, edits.store),
     )
     if dry_run:
-        _show_fork(screen, request.start(LocalWorkflows(state), dry_run=True))
+        _show_fork(screen, run_store, request.start(LocalWorkflows(state), dry_run=True))
         return
     if on_cluster:
         refuse_options(
@@ -160,7 +173,7 @@ class _ForkRequest:
 def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions, in_background: bool) -> None:
     detachment = detach() if in_background else None
     with open_local_session(request.store, options) as (session, observer):
-        started = _show_fork(screen, request.start(session, "default"))
+        started = _show_fork(screen, request.store, request.start(session, "default"))
         if started is not None and started.created:
             submission = LocalSubmission(
                 started.run, started.workflow_name, request.store, options.state, request.store_arguments
@@ -173,7 +186,7 @@ def _fork_on_cluster(
 ) -> None:
     """Fork on a cluster, in the namespace of the parent if that ran on a cluster."""
     submitter, namespace = tenant_submitter(cluster_options, last, request.parent, screen.note)
-    started = _show_fork(screen, request.start(submitter, namespace))
+    started = _show_fork(screen, request.store, request.start(submitter, namespace))
     if started is None or not started.created:
         return
     submission = find_cluster_submission(
@@ -183,11 +196,15 @@ def _fork_on_cluster(
         follow_submission(screen, submitter, submission, read_run(request.store, started.run).workflow)
 
 
-def _show_fork(screen: Screen, fork_result: ForkResult) -> StartResult | None:
+def _show_fork(screen: Screen, store: Store, fork_result: ForkResult) -> StartResult | None:
     """Print the differences, and the new run's name or, after a dry run, the plan; return None after a dry run."""
     show_drift(screen, fork_result.drift)
+    plan, is_new = fork_result.plan, fork_result.started is None or fork_result.started.created
+    if is_new:
+        plan = add_start_checkpoints(store, plan)
+        _warn_of_finished_trainings(screen, store, plan)
     if fork_result.started is None:
-        show_plan(screen, fork_result.plan, Format.TABLE)
+        show_plan(screen, plan, Format.TABLE)
     elif fork_result.started.created:
         screen.note(f"fork of run {fork_result.plan.run}; steps with the same step key reuse its results")
         screen.write(fork_result.started.run)
@@ -196,3 +213,16 @@ def _show_fork(screen: Screen, fork_result: ForkResult) -> StartResult | None:
         screen.note(ALREADY_STARTED_MESSAGE)
     screen.out.file.flush()
     return fork_result.started
+
+
+def _warn_of_finished_trainings(screen: Screen, store: Store, plan: PlanReport) -> None:
+    finished = find_finished_trainings(store, plan)
+    if not finished:
+        return
+    names = ", ".join(f"{name} (step {step:,})" for name, step in islice(finished.items(), _MAX_NAMED))
+    more = f" and {len(finished) - _MAX_NAMED} more" if len(finished) > _MAX_NAMED else ""
+    roots = " ".join(f"--from {name}" for name in dict.fromkeys(name.partition("[")[0] for name in finished))
+    screen.note(
+        f"fork: finished in run {plan.run}, and continued from the last checkpoint: {names}{more}; nothing is trained "
+        f"unless the change asks for more steps; add {roots} to train from the beginning"
+    )

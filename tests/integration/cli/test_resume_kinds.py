@@ -38,6 +38,12 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
 
     assert (forked.code, forked.out) == (0, "tiny-longer\n")
     assert "fork: fit: parameters steps 20 → 30" in forked.err
+    assert "finished in run tiny-1, and continued from the last checkpoint: fit (step 20)" in forked.err
+    assert "add --from fit to train from the beginning" in forked.err
+    planned = tiphys("fork", "tiny-1", "-p", "steps=10", "--dry-run")
+    assert "; from step 20, saved" in planned.out
+    assert "fit (step 20)" in planned.err
+    assert "(step" not in tiphys("fork", "tiny-1", "-p", "steps=10", "--from", "fit", "--dry-run").err
     again = tiphys(*asked)
     assert (again.code, again.out) == (0, "tiny-longer\n")
     assert "started before, under the same idempotency key" in again.err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_run
 from support.memory import MemoryStore
-from tiphys_controller import PlanReport, StartCheckpoint, add_start_checkpoints, plan_run
+from tiphys_controller import PlanReport, StartCheckpoint, add_start_checkpoints, find_finished_trainings, plan_run
 
 from tiphys.records import AttemptEndOutcome, item_step_id
 from tiphys.store import LineageLayout, RunLayout
@@ -51,6 +51,20 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(store: MemoryStore) -> 
     found = start(store)
     assert found is not None
     assert found.checkpoint == "1-90"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "finished"), [(AttemptEndOutcome.DONE, {STEP: 100}), (AttemptEndOutcome.FAILED, {})]
+)
+def test_a_training_that_is_finished_would_go_on_from_its_end(
+    store: MemoryStore, outcome: AttemptEndOutcome, finished: dict[str, int]
+) -> None:
+    write_run(store)
+    write_claim(store, claim_of(1))
+    commit(store, ref(1, 100))
+    plan = add_start_checkpoints(store, plan_run(store, RUN))
+    store.create(RunLayout(RUN).attempt_end(STEP, 1), end_of(1, outcome=outcome).to_bytes())
+    assert find_finished_trainings(store, plan) == finished
 
 
 def test_a_training_that_is_asked_to_run_again_costs_no_reads(store: MemoryStore) -> None:
