@@ -11,6 +11,7 @@ become visible symbols here. `Screen` does this for its own output, and
 
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -158,14 +159,23 @@ class Screen:
         """Print ``document``, which consists of JSON types, as JSON or YAML on stdout.
 
         JSON is one line if ``indent`` is None. Characters beyond ASCII are escaped, so that a program that reads
-        the document gets every one of them.
+        the document gets every one of them. Numbers that JSON does not have, such as the loss of a training that has
+        diverged, are null.
         """
         if output == Format.YAML:
             import yaml
 
             self.write(yaml.safe_dump(document, sort_keys=False))
         else:
-            self.write(json.dumps(document, indent=indent))
+            self.write(json.dumps(_replace_nan(document), indent=indent, allow_nan=False))
+
+
+def _replace_nan(document: Any) -> Any:
+    if isinstance(document, float) and not math.isfinite(document):
+        return None
+    if isinstance(document, dict):
+        return {name: _replace_nan(value) for name, value in document.items()}
+    return [_replace_nan(value) for value in document] if isinstance(document, list | tuple) else document
 
 
 def _as_lines(text: str) -> str:

@@ -380,7 +380,8 @@ def _follow_events(store: Store, run: str) -> Iterator[Event]:
 
 def _print_event(screen: Screen, event: Event, names: StepNames, output: Format) -> None:
     if output == Format.JSON:
-        screen.document(json.loads(event.model_dump_json(exclude_none=True)), output, indent=None)
+        document = json.loads(event.model_dump_json(exclude_none=True))
+        screen.document({**document, "step_name": names.name(event.step)}, output, indent=None)
     elif output == Format.YAML:
         screen.write("---")
         screen.document(event.model_dump(mode="json", exclude_none=True), output)
@@ -388,5 +389,5 @@ def _print_event(screen: Screen, event: Event, names: StepNames, output: Format)
         clock = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
         step = names.name(event.step)
         attempt = f"{step}/{event.attempt}" if event.attempt else step
-        screen.write(f"{clock}  {event.name:<24}{attempt:<16}{names.readable(event.message)}")
+        screen.write(f"{clock}  {event.name:<24}{attempt:<16}{' '.join(names.readable(event.message).split())}")
     screen.out.file.flush()

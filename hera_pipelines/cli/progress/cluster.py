@@ -42,16 +42,12 @@ class NodeChangeReader:
         self._reported: dict[str, tuple[NodePhase, str]] = {}
 
     def changes(self, workflow: Manifest) -> list[NodeChange]:
-        """Changes since the last call, ordered by start time.
+        """Changes since the last call, in the order in which they happened: a node ends after those inside it.
 
         Argo compresses or offloads the nodes of a very large Workflow; then there are no changes to report.
         """
         nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
-        return [
-            self._change(node)
-            for node in sorted(nodes, key=lambda node: (node.get("startedAt") or "~", node["name"]))
-            if self._is_new(node)
-        ]
+        return [self._change(node) for node in sorted(nodes, key=_order_of_change) if self._is_new(node)]
 
     def _is_new(self, node: Manifest) -> bool:
         state = (_phase(node), _message(node))
@@ -77,6 +73,13 @@ class NodeChangeReader:
         inside = node.removeprefix(f"{self._workflow}.")
         first = re.split(r"[.(\[]", inside, maxsplit=1)[0] if inside != node else ""
         return first if first in self._tasks else ""
+
+
+def _order_of_change(node: Manifest) -> tuple[str, bool, int, str]:
+    # Argo's times are whole seconds, and a task starts in the second in which the one before it ended.
+    is_finished, name = _phase(node).finished, node["name"]
+    moment = (node.get("finishedAt") if is_finished else node.get("startedAt")) or "~"
+    return moment, not is_finished, -name.count(".") if is_finished else name.count("."), name
 
 
 def _phase(node: Manifest) -> NodePhase:

@@ -31,6 +31,11 @@ def test_a_table_in_a_pipe_is_plain_and_whole(capsys: pytest.CaptureFixture[str]
     assert lines[2].split() == ["[b]", "short"]
 
 
+def test_json_has_null_for_what_is_no_number_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().document({"loss": [float("nan"), (float("inf"), 0.5)]}, Format.JSON)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"loss": [None, [None, 0.5]]}
+
+
 @pytest.mark.parametrize(("output", "load"), [(Format.JSON, json.loads), (Format.YAML, yaml.safe_load)])
 def test_documents_read_back(output: Format, load, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     document = {"kind": "Plan", "steps": [{"name": "fit", "reason": "größer"}]}

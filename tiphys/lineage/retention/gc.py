@@ -22,6 +22,7 @@ from tiphys.lineage.select import (
     restored_by_attempt,
     starts_from_claims,
 )
+from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_valid_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.step_spec import RetentionPolicy
@@ -32,7 +33,7 @@ from tiphys.store import (
     Store,
     open_store,
     read_all_attempts,
-    read_current_workflow,
+    read_current_run,
     read_step_attempts,
 )
 from tiphys.store.runs import ALL_ATTEMPTS
@@ -91,6 +92,8 @@ class RunLineage:
     lineage: str
     keep: RetentionPolicy | None
     on_volume: bool
+    label: str = ""
+    """Name and value of the step or item for people."""
 
     def preview(self) -> CollectionReport:
         """The report that `collect` would return; writes nothing."""
@@ -142,6 +145,7 @@ class UnreachableLineage:
     step: str
     lineage: str
     reason: str
+    label: str = ""
 
 
 def iter_run_lineages(
@@ -156,9 +160,11 @@ def iter_run_lineages(
     Raises:
         NotFoundError: the store has no such run.
     """
-    pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
-    for step, attempts in sorted(read_all_attempts(store, run, window=window).items()):
-        lineage, name = attempts[-1].claim.lineage, task_name(step)
+    record = read_current_run(store, run)
+    pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
+    all_attempts = read_all_attempts(store, run, window=window)
+    for step in names.sort(all_attempts):
+        lineage, name = all_attempts[step][-1].claim.lineage, task_name(step)
         if not lineage:
             continue
         volume, spec = pipeline.checkpoint_volume_url(name), pipeline.steps.get(name)
@@ -166,9 +172,9 @@ def iter_run_lineages(
         try:
             checkpoint_store = open_store(volume, must_exist=True) if volume else store
         except NotFoundError as error:
-            yield UnreachableLineage(run, step, lineage, str(error))
+            yield UnreachableLineage(run, step, lineage, str(error), names.label(step))
         else:
-            yield RunLineage(store, checkpoint_store, run, step, lineage, keep, on_volume=bool(volume))
+            yield RunLineage(store, checkpoint_store, run, step, lineage, keep, bool(volume), names.label(step))
 
 
 def _retention_decisions(

@@ -132,7 +132,9 @@ def _collect_lineages(
         try:
             for lineage in iter_run_lineages(store, run, overrides.apply_to):
                 if isinstance(lineage, UnreachableLineage):
-                    screen.note(f"{lineage.lineage}: its checkpoints cannot be read from here: {lineage.reason}")
+                    screen.note(
+                        f"{lineage.run}/{lineage.label}: its checkpoints cannot be read from here: {lineage.reason}"
+                    )
                 else:
                     reports.append(lineage.preview() if dry_run else lineage.collect())
         except TiphysError as error:
@@ -150,7 +152,7 @@ def _progress(screen: Screen, runs: list[str]) -> Iterable[str]:
 def _show_retention(screen: Screen, reports: list[CollectionReport], dry_run: bool) -> None:
     rows = [(report, decision) for report in reports for decision in report.decisions]
     if rows:
-        columns = ("LINEAGE", "CHECKPOINT", "SIZE", "STATE", "WHY")
+        columns = ("STEP", "CHECKPOINT", "SIZE", "STATE", "WHY")
         screen.table(columns, [_retention_row(*row, dry_run) for row in rows], hide=("SIZE",), wraps=True)
     freed, swept = (sum(getattr(report, name) for report in reports) for name in ("freed_bytes", "orphan_bytes"))
     deleted = sum(decision.action is RetentionAction.DELETE for _, decision in rows)
@@ -163,7 +165,8 @@ def _retention_row(report: CollectionReport, decision: RetentionDecision, dry_ru
     words = _DRY_RUN_WORDS if dry_run else _DONE_WORDS
     state = Text(words.get(decision.action, decision.action), style=_ACTION_STYLES.get(decision.action, ""))
     why = ", ".join(decision.reasons) or _deletion_reason(report, decision)
-    return report.lineage.lineage, str(decision.checkpoint), format_bytes(decision.size_bytes), state, why
+    step = f"{report.lineage.run}/{report.lineage.label}"
+    return step, str(decision.checkpoint), format_bytes(decision.size_bytes), state, why
 
 
 def _deletion_reason(report: CollectionReport, decision: RetentionDecision) -> str:
@@ -177,6 +180,7 @@ def _retention_document(store: Store, reports: list[CollectionReport], dry_run: 
         {
             "run": report.lineage.run,
             "step": report.lineage.step,
+            "name": report.lineage.label,
             "lineage": report.lineage.lineage,
             "store": report.lineage.store.url,
             "keep": report.lineage.keep.model_dump(mode="json") if report.lineage.keep else None,

@@ -54,6 +54,18 @@ def test_changes_come_in_the_order_in_which_nodes_began() -> None:
     assert [one.node for one in changes] == ["wf.fit", "wf.fit[0].admit", "wf.fit[1].x"]
 
 
+def test_a_run_that_has_ended_is_told_in_the_order_in_which_it_happened() -> None:
+    nodes = [
+        node(".a", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),
+        node(".a[0].run", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),
+        node(".a[0].admit", "Succeeded", finishedAt="2026-01-01T12:00:02Z"),
+        node(".b", startedAt="2026-01-01T12:00:09Z"),
+        node(".b[0].admit", startedAt="2026-01-01T12:00:09Z"),
+    ]
+    changes = NodeChangeReader("wf", ["a", "b"]).changes(state(*nodes))
+    assert [one.node for one in changes] == ["wf.a[0].admit", "wf.a[0].run", "wf.a", "wf.b", "wf.b[0].admit"]
+
+
 @pytest.mark.parametrize(("word", "phase"), [("", NodePhase.PENDING), ("Daemoned", NodePhase.RUNNING)])
 def test_words_that_the_local_engine_does_not_have(word: str, phase: NodePhase) -> None:
     [change] = NodeChangeReader("wf", ["fit"]).changes(state(node(".fit", word)))
