@@ -39,13 +39,13 @@ PHASE_STYLES = {
     TimePhase.FIRST_STEP: ("first step", "#4fb3bf"),
     TimePhase.DETECTING: ("detecting", "#e0a030"),
 }
-_WAITING = ("waiting", "#a9b3bd")
+_WAITING = ("waiting", "#7a8591")
 """Between two attempts of a step."""
 PART_COLOURS = {
     "detect": "#e0a030",
     "decide": "#a35f2a",
     "submit": "#8c959f",
-    "wait": "#c4ccd4",
+    "wait": "#5f6b77",
     "start": "#5b8ecb",
     "load": "#8f7fc7",
     "first_step": "#4fb3bf",

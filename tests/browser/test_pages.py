@@ -127,6 +127,17 @@ def test_a_page_fits_its_window_and_is_accessible(
     assert not found.response["violations"], found.generate_report()
 
 
+@pytest.mark.parametrize("path", ["/", "/runs/failed"])
+def test_a_row_is_a_card_with_names_in_a_narrow_window(open_page: Callable[..., Any], path: str) -> None:
+    cards = open_page(path, NARROW).locator(".cards tbody tr")
+    assert cards.count() > 0
+    for card in cards.all():
+        assert card.bounding_box()["width"] <= NARROW
+    label = "getComputedStyle(document.querySelector('.cards td'), '::before').content"
+    assert open_page(path, NARROW).evaluate(label) != "none"
+    assert open_page(path, WIDE).evaluate(label) == "none"
+
+
 def test_the_themes_differ(open_page: Callable[..., Any]) -> None:
     colours = {
         theme: open_page("/", theme=theme).evaluate("getComputedStyle(document.body).backgroundColor")
