@@ -325,7 +325,7 @@ CHANGES = [
 def test_live_progress(folder: Path) -> None:
     def follow() -> None:
         progress = ProgressTable([f"other {HOSTILE}", "fit"])
-        with screen.guard_streams(), show_live_progress(Screen(), progress, lambda _: None) as observe:
+        with screen.guard_streams(), show_live_progress(Screen(), progress, lambda *_: None) as observe:
             for change in CHANGES:
                 observe(change)
             sys.stderr.write(f"a traceback of a thread {HOSTILE}\n\x1b[38;5;201mred\n")

@@ -1,8 +1,10 @@
 """Runs a submission on this machine and shows its progress, for ``tiphys run``, ``resume`` and ``fork``."""
 
+import contextlib
+import math
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +19,11 @@ from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
 from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.lineage.step_names import StepNames, read_item_bindings
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.step_spec import StepKind
+from tiphys.records import TrainingProgress
 from tiphys.store import LineageLayout, Store, lineage_name, read_run
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ LocalDetachOption = Annotated[
 ]
 ALREADY_STARTED_MESSAGE = "the run was started before, under the same idempotency key"
 _CODE_ANNOTATION = "tiphys.dev/code"
+_ITEMS_SECONDS = 10.0
+"""Names of items that are made at run time cost a read for each, so they are read no more often."""
 
 StateOption = Annotated[
     Path, typer.Option("--state", metavar="DIR", help="Folder of the local engine for workflows, logs and leases.")
@@ -93,7 +100,7 @@ class ProgressObserver:
     def __call__(self, change: NodeChange) -> None:
         self._observe(change)
 
-    @contextmanager
+    @contextlib.contextmanager
     def show_progress(self, screen: Screen, progress: ProgressTable, training_of: TrainingLookup) -> Iterator[None]:
         """Show the engine's reports in ``progress`` while the body runs."""
         with show_live_progress(screen, progress, training_of) as observe:
@@ -102,7 +109,7 @@ class ProgressObserver:
         self._observe = ignore_change
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_local_session(store: Store, options: EngineOptions) -> Iterator[tuple["LocalSession", ProgressObserver]]:
     """Open a local session and the observer of its node changes.
 
@@ -209,17 +216,24 @@ def report_end(screen: Screen, submission: LocalSubmission, progress: ProgressTa
 
 def build_training_lookup(store: Store, run: str, pipeline: CompiledPipeline) -> TrainingLookup:
     """Build the lookup of the trainings of a pipeline; it covers what is in the run's own store."""
-    # Items of a fan-out have their own lineages.
     layouts = {
         spec.name: LineageLayout(lineage_name(run, spec.name))
         for spec in pipeline.steps.values()
         if spec.checkpoints and not spec.fan_out
     }
+    find_item = _build_item_lookup(store, run, pipeline)
 
-    def training_of(task: str) -> TrainingSnapshot:
-        if (layout := layouts.get(task)) is None:
-            return TrainingSnapshot()
+    def read_items(items: Sequence[str]) -> Iterator[tuple[str, TrainingProgress]]:
+        for item in items:  # each has a lineage of its own
+            step = find_item(item)
+            if step and (progress := read_training_progress(store, lineage_name(run, step))):
+                yield item, progress
+
+    def training_of(task: str, items: Sequence[str]) -> TrainingSnapshot:
         try:
+            if (layout := layouts.get(task)) is None:
+                is_training = task in pipeline.steps and pipeline.steps[task].kind is StepKind.TRAIN
+                return TrainingSnapshot(items=dict(read_items(items if is_training else ())))
             first = next(iter(store.list(layout.manifests)), None)
             checkpoint = layout.parse_checkpoint(first.key) if first else None
             progress = read_training_progress(store, layout.lineage)
@@ -228,3 +242,21 @@ def build_training_lookup(store: Store, run: str, pipeline: CompiledPipeline) ->
         return TrainingSnapshot(checkpoint.global_step if checkpoint else None, progress)
 
     return training_of
+
+
+def _build_item_lookup(store: Store, run: str, pipeline: CompiledPipeline) -> Callable[[str], str]:
+    """Build the lookup of the step ids of items by name; it gives an empty one for an item that is not bound yet."""
+    names, read_at = StepNames(run, pipeline), -math.inf
+
+    def find_item(item: str) -> str:
+        nonlocal names, read_at
+        for is_fresh in (False, True):
+            if is_fresh and time.monotonic() - read_at < _ITEMS_SECONDS:
+                break
+            if is_fresh:
+                names, read_at = StepNames(run, pipeline, lambda: read_item_bindings(store, run)), time.monotonic()
+            with contextlib.suppress(NotFoundError):
+                return names.resolve(item)
+        return ""
+
+    return find_item

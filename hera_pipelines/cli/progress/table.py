@@ -7,7 +7,7 @@ on a terminal, or as plain lines in a pipe.
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,13 +20,15 @@ from rich.text import Text
 
 from hera_pipelines.cli.screen import Screen, guard_streams
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
-from tiphys.lineage.training_progress import describe_training_progress
+from tiphys.lineage.training_progress import describe_step, describe_training_progress
 from tiphys.protocol.compiled_workflow import STOPPED_STATUS, is_shutdown_message
 from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.operations import parse_failure_summary, retry_number
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import TrainingProgress, utc_now
 
+_MAX_FOLLOWED = 4
+"""Most items whose steps are shown, which costs two requests for each, once a second."""
 _FAILED = (NodePhase.FAILED, NodePhase.ERROR)
 
 
@@ -36,6 +38,8 @@ class TrainingSnapshot(NamedTuple):
     saved_step: int | None = None
     """Global step of its newest checkpoint."""
     progress: TrainingProgress | None = None
+    items: Mapping[str, TrainingProgress] = {}
+    """Newest reports of running items of a fan-out, by name."""
 
 
 @dataclass
@@ -51,6 +55,8 @@ class TaskRow:
     """Global step of the newest committed checkpoint."""
     training: TrainingProgress | None = None
     """Newest report of its program."""
+    item_trainings: Mapping[str, TrainingProgress] = field(default_factory=dict)
+    """Newest reports of the programs of its first running items, by name."""
     stopped: bool = False
     """Whether a node of it was shut down with the run."""
     items: dict[str, NodePhase] = field(default_factory=dict)
@@ -79,6 +85,11 @@ class TaskRow:
     @property
     def phase_name(self) -> str:
         return STOPPED_STATUS if self.failed and self.stopped else str(self.phase)
+
+    @property
+    def followed_items(self) -> list[str]:
+        """The first items that run."""
+        return [name for name, phase in self.items.items() if not phase.finished][:_MAX_FOLLOWED]
 
     @property
     def items_done(self) -> int:
@@ -141,6 +152,11 @@ class ProgressTable:
         # Until an attempt reports, storage shows the report of the one before.
         is_current = state.progress and row.attempt_at and state.progress.written_at >= row.attempt_at
         row.training = state.progress if is_current else None
+        row.item_trainings = {
+            name: report
+            for name, report in state.items.items()
+            if row.started_at and report.written_at >= row.started_at
+        }
         if state.saved_step in (None, row.saved_step):
             return []
         row.saved_step = state.saved_step
@@ -214,8 +230,8 @@ _QUIET_SECONDS = 8.0
 _ECHO_WIDTH = 4
 """Columns left free for the ``^C`` that a terminal prints at the end; a line wrap would shift the table."""
 
-TrainingLookup = Callable[[str], TrainingSnapshot]
-"""State of the training of a task."""
+TrainingLookup = Callable[[str, Sequence[str]], TrainingSnapshot]
+"""State of the training of a task; of a fan-out that of the named items."""
 
 
 class TimedLines:
@@ -257,7 +273,7 @@ def show_live_progress(
 
     def update_trainings(tasks: list[str]) -> None:
         for task in tasks:
-            state = training_of(task)
+            state = training_of(task, progress.rows[task].followed_items)
             with lock:
                 lines.write(progress.record_training(task, state))
 
@@ -344,12 +360,18 @@ def _state_text(row: TaskRow, now: datetime) -> Text:
     """The progress of a running training, or else the last message."""
     if row.running and row.training:
         return Text(describe_training_progress(row.training, now))
+    if row.running and row.item_trainings:
+        return Text(", ".join(_item_parts(row)))
     return Text(row.message, style="dim")
 
 
 def _progress_parts(row: TaskRow, now: datetime) -> list[str]:
     training = [describe_training_progress(row.training, now)] if row.training else _saved_parts(row)
-    return [*_count_parts(row), *training]
+    return [*_count_parts(row), *training, *_item_parts(row)]
+
+
+def _item_parts(row: TaskRow) -> list[str]:
+    return [f"{name} {describe_step(report)}" for name, report in row.item_trainings.items()]
 
 
 def _count_parts(row: TaskRow) -> list[str]:

@@ -157,6 +157,17 @@ def test_items_that_failed_are_counted_beside_those_that_are_done() -> None:
     assert board.running_lines(NOON) == ["sweep: Running for 0s, 1 of 2 items, 1 failed"]
 
 
+def test_running_items_of_a_fan_out_are_told_with_their_steps() -> None:
+    board = ProgressTable(["sweep"])
+    board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
+    for index in range(7):
+        phase = NodePhase.SUCCEEDED if index == 0 else NodePhase.RUNNING
+        board.apply_change(change(f"wf.sweep({index}:{index})", phase, task="sweep", kind="Steps"))
+    assert board.rows["sweep"].followed_items == ["sweep[1]", "sweep[2]", "sweep[3]", "sweep[4]"]
+    board.record_training("sweep", TrainingSnapshot(items={"sweep[1]": report(at=1), "sweep[2]": report(at=-5)}))
+    assert board.running_lines(NOON) == ["sweep: Running for 0s, 1 of 7 items, sweep[1] step 120 of 500"]
+
+
 def test_attempts_that_are_dags_belong_to_their_item() -> None:
     board = ProgressTable(["sweep"])
     board.apply_change(change("wf.sweep(0:lr:0.1)", task="sweep", kind="DAG"))
