@@ -286,8 +286,8 @@ class TimeUsage(Record):
     def goodput(self) -> float | None:
         """Useful share of the GPU-seconds that were useful or lost; None if there are none yet.
 
-        The start of what did not fail, waiting for GPUs, and the pause after a stop are in neither. So it is the
-        "runtime goodput" of failures alone in Google Cloud, "Goodput metric as a measure of ML productivity".
+        The start of what did not fail, waiting for GPUs, and the pause after a stop are in neither. Google Cloud's
+        "Goodput metric as a measure of ML productivity" divides by all elapsed time instead.
         """
         useful = self.gpu_seconds(TimePhase.USEFUL)
         return useful / (useful + self.lost_gpu_seconds) if useful or self.lost_gpu_seconds else None

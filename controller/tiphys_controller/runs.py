@@ -115,7 +115,7 @@ class AttemptDetail(Record):
     """Checkpoint as ``attempt-step``, prefixed by its lineage if it is of another run; empty for none. It is the one
     that the program could use, which need not be the one that admission chose."""
     unusable_start: str = Field(default="", exclude_if=lambda name: not name)
-    """Checkpoint that admission chose, and whose bytes the program found damaged; empty for none."""
+    """Checkpoint that admission chose and the program could not use, as its bytes were damaged; empty for none."""
     opened_at: Timestamp
     ended_at: Timestamp | None
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)

@@ -35,7 +35,6 @@ from tiphys_plugin.quota.queues import load_queues
 from tiphys.errors import UsageError
 from tiphys.lineage.restored_starts import _parse_checkpoint
 from tiphys.protocol.depends import parse_depends
-from tiphys.records import Event
 from tiphys.service.http_server import AppServer
 from tiphys.store import DirectoryStore
 
@@ -180,4 +179,4 @@ def test_long_condition_is_read() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["9" * 5000 + "-1", "1-" + "9" * 5000, "\uff11-1", "1", ""])
 def test_checkpoint_of_a_program_that_is_none_is_ignored(checkpoint: str) -> None:
-    assert _parse_checkpoint(Event(name="checkpoint.saved", message="", data={"checkpoint": checkpoint}), "l") is None
+    assert _parse_checkpoint(checkpoint, "l") is None

@@ -5,7 +5,7 @@ one, or none. Claims have the choice, events what came of it.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tiphys.records import AttemptClaim, CheckpointRef, Event
 from tiphys.store import Attempt
@@ -18,33 +18,40 @@ def find_restored_starts(attempts: Iterable[Attempt], events: Iterable[Event]) -
 
     Args:
         attempts: Attempts of the step.
-        events: Events of the run.
+        events: Events of the run, in their order.
     """
-    restored: dict[tuple[str, int | None], CheckpointRef] = {}
+    claims = [attempt.claim for attempt in attempts]
+    restored: dict[tuple[str, int | None], list[str]] = {}
     skipped: set[tuple[str, int | None, str]] = set()
-    claims = {attempt.claim.attempt: attempt.claim for attempt in attempts}
     for event in events:
+        checkpoint = str(event.data.get("checkpoint", ""))
         if event.name == "checkpoint.skipped":
-            skipped.add((event.step, event.attempt, str(event.data.get("checkpoint", ""))))
+            skipped.add((event.step, event.attempt, checkpoint))
         elif event.name == "checkpoint.restored":
-            claim = claims.get(event.attempt or 0)
-            if claim is not None and (ref := _parse_checkpoint(event, claim.lineage)) is not None:
-                restored[event.step, event.attempt] = ref
-    return {number: _find_start(claim, restored, skipped) for number, claim in claims.items()}
+            restored.setdefault((event.step, event.attempt), []).append(checkpoint)
+    return {
+        claim.attempt: _find_start(
+            claim,
+            restored.get((claim.step, claim.attempt), ()),
+            (claim.step, claim.attempt, str(claim.starts_from)) in skipped,
+        )
+        for claim in claims
+    }
 
 
-def _find_start(
-    claim: AttemptClaim,
-    restored: Mapping[tuple[str, int | None], CheckpointRef],
-    skipped: Iterable[tuple[str, int | None, str]],
-) -> CheckpointRef | None:
-    chosen, found = claim.starts_from, restored.get((claim.step, claim.attempt))
-    if found is not None:
-        return chosen if str(chosen) == str(found) else found  # only the claim names another run's lineage
-    return None if (claim.step, claim.attempt, str(chosen)) in skipped else chosen
+def _find_start(claim: AttemptClaim, restored: Iterable[str], is_skipped: bool) -> CheckpointRef | None:
+    # Events name no lineage. What a fork restores first is its parent's.
+    chosen = claim.starts_from
+    lineage = chosen.lineage if chosen else claim.lineage
+    for text in restored:
+        ref = _parse_checkpoint(text, lineage)
+        # A pod that Argo created again restores a checkpoint of its own attempt.
+        if ref is not None and (lineage != claim.lineage or ref.attempt < claim.attempt):
+            return ref
+    return None if is_skipped else chosen
 
 
-def _parse_checkpoint(event: Event, lineage: str) -> CheckpointRef | None:
+def _parse_checkpoint(text: str, lineage: str) -> CheckpointRef | None:
     """Parse the checkpoint of an event, written as ``attempt-step``."""
-    match = _EVENT_CHECKPOINT.fullmatch(str(event.data.get("checkpoint", "")))
+    match = _EVENT_CHECKPOINT.fullmatch(text)
     return CheckpointRef(lineage=lineage, attempt=int(match[1]), global_step=int(match[2])) if match else None

@@ -303,7 +303,7 @@ def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
             message = ": ".join(part for part in (attempt.cause.replace("_", " "), attempt.message) if part)
             if attempt.training_progress:
                 message = describe_training_progress(attempt.training_progress, utc_now())
-            unusable = f"checkpoint {attempt.unusable_start} was damaged" if attempt.unusable_start else ""
+            unusable = f"checkpoint {attempt.unusable_start} could not be used" if attempt.unusable_start else ""
             message = "; ".join(part for part in (message, unusable, attempt.unprotected) if part)
             yield (
                 attempt.name,
