@@ -66,6 +66,7 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file; name the .py file that defines the pipeline")
     module = importlib.util.module_from_spec(spec)
+    is_new = sys.modules.setdefault(name, module) is module  # data classes look for their module there
     sys.path[:0] = folders = list(dict.fromkeys((str(path.parent.resolve()), str(root))))
     try:
         spec.loader.exec_module(module)
@@ -81,6 +82,8 @@ def _import_file(path: Path) -> ModuleType:
     finally:
         for folder in folders:
             sys.path.remove(folder)
+        if is_new:
+            sys.modules.pop(name, None)
     return module
 
 

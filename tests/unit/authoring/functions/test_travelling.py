@@ -385,6 +385,16 @@ SMALL = {
         "kind(1) + kind('a')",
         "intany",
     ),
+    "a data class that names itself": (
+        """
+        from dataclasses import dataclass
+        @dataclass
+        class Node:
+            parent: "Node" = None
+        """,
+        "repr(Node())",
+        "Node(parent=None)",
+    ),
     "a name that is defined twice": ("def f(): return 1\nold = f\ndef f(): return old() + 1\n", "str(f())", "2"),
     "what is replaced in another module": ("import os\nos.sep = '|'\n", "os.sep", "|"),
     "star imports of packages": ("from math import *\nfrom os.path import *\n", "join('a', str(floor(pi)))", "a/3"),
