@@ -48,7 +48,7 @@ from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.plan.step_state import AttemptId
-from tiphys_controller.run_phase import ENDED_PHASES, RunPhase, determine_run_phase, look_up_workflow
+from tiphys_controller.run_phase import RunPhase, determine_run_phase, look_up_workflow
 from tiphys_controller.submit.plan_report import OutputDocument, PlanReport, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 from tiphys_controller.submit.start import author_parameters, read_code_version
@@ -356,7 +356,7 @@ def _summary(store: Store, run_plan: RunPlan, submitter: Submitter | None) -> Ru
         attempts=sum(len(step.attempts) for step in run_plan.state.steps.values()),
         steps_done=sum(task.name in steps and _is_done(run_plan, task) for task in run_plan.decisions.tasks),
         steps_total=sum(task.name in steps for task in run_plan.decisions.tasks),
-        last_activity=_last_activity(store, run_plan, phase),
+        last_activity=_last_activity(store, run_plan),
     )
 
 
@@ -369,13 +369,11 @@ def _is_done(run_plan: RunPlan, task: TaskPlan) -> bool:
     return run_plan.state.step_state(task.name).is_done
 
 
-def _last_activity(store: Store, run_plan: RunPlan, phase: RunPhase) -> datetime:
+def _last_activity(store: Store, run_plan: RunPlan) -> datetime:
     state = run_plan.state
     records = [record for submission in state.submissions for record in submission if record is not None]
     moments = [one.written_at for one in (state.record, *records, *state.ends.values())]
-    if phase not in ENDED_PHASES:
-        moments += _last_reports(store, run_plan)
-    return max(moments)
+    return max([*moments, *_last_reports(store, run_plan)])
 
 
 def _last_reports(store: Store, run_plan: RunPlan) -> list[datetime]:

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from urllib.parse import unquote, urlsplit
 
 from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
+from tiphys_controller.run_phase import RunPhase
 from tiphys_controller.runs import (
     AttemptDetail,
     RunDetail,
-    RunPhase,
     StepDetail,
     StepOutput,
     SubmissionDetail,

@@ -119,7 +119,7 @@ class KueueObservation:
     """Kinds of kueue.x-k8s.io/v1beta2, in the plural, and their subresources; empty without Kueue."""
     local_queues: Mapping[str, frozenset[str]]
     """Names of the LocalQueues of each workflow namespace."""
-    controller: DeploymentSearch = DeploymentSearch(())
+    controller: DeploymentSearch
     """Deployments of Kueue."""
 
 

@@ -334,8 +334,10 @@ def test_kueue_as_the_ledger() -> None:
     kinds = frozenset({"workloads", "workloads/status", "localqueues", "resourceflavors"})
     installed = DeploymentSearch((plugin("--ledger-kind=kueue"), *CLUSTER.tiphys.found[1:]))
 
+    running = DeploymentSearch(({"status": {"readyReplicas": 1}},))
+
     def with_queues(*names: str) -> PreflightObservation:
-        return with_cluster(tiphys=installed, kueue=KueueObservation(kinds, {"ml": frozenset(names)}))
+        return with_cluster(tiphys=installed, kueue=KueueObservation(kinds, {"ml": frozenset(names)}, running))
 
     assert only("gpus", subject_of(train(asked=wish)), with_queues("research")).state == "ok"
     missing = only("gpus", subject_of(train(asked=wish)), with_queues("sales"))

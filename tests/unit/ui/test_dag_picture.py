@@ -1,6 +1,7 @@
 """Where the tasks of a pipeline stand in its picture."""
 
 import random
+import re
 
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH, place_tasks
 
@@ -13,6 +14,16 @@ def test_a_task_stands_right_of_what_it_needs() -> None:
     assert boxes["a"].x < boxes["b"].x == boxes["c"].x < boxes["d"].x
     assert boxes["a"].y == boxes["d"].y == (boxes["b"].y + boxes["c"].y) // 2
     assert len(picture.curves) == 4
+
+
+def test_a_line_leads_from_the_middle_of_one_box_to_the_middle_of_the_next() -> None:
+    picture = place_tasks({"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["a", "d"]})
+    boxes = {box.name: box for box in picture.boxes}
+    ends = {tuple(map(int, re.match(r"M(\d+) (\d+)C.* (\d+) (\d+)$", curve).groups())) for curve in picture.curves}  # type: ignore[union-attr]
+    assert ends == {
+        (boxes[one].x + BOX_WIDTH, boxes[one].y + BOX_HEIGHT // 2, boxes[other].x, boxes[other].y + BOX_HEIGHT // 2)
+        for one, other in ("ab", "ac", "bd", "ae", "de")
+    }
 
 
 def test_no_two_boxes_touch_and_all_lie_in_the_picture() -> None:

@@ -106,7 +106,10 @@ def test_a_step_is_told_that_spot_nodes_are_what_it_would_have_to_allow():
     assert isinstance(answer, Rejected)
     assert "spot=True" in answer.message
     exists = rules({"name": "research", "gpus": {"spot": 8}}, flavors=(SPOT,), inventory={"spot": {"count": 8}})
-    assert "spot=True" in given(exists, ask(1)).message
+    typed, untyped = (given(exists, ask(1, gpu_type=kind)).message for kind in ("A100", None))
+    assert "no flavor of A100 is for this step" in typed
+    assert "no flavor of any type is for this step" in untyped
+    assert "spot=True" in typed
     stays = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN,), inventory={"own": {"count": 8}})
     assert pool(given(stays, ask(1, spot="allowed"))) == "own"
     answer = given(rules({"name": "research", "gpus": {"own": 8}}), ask(1, spot="only"))
