@@ -5,6 +5,7 @@ module is imported only when its command runs or completes: the help of all and
 the completion of names are asked for often, and this table alone answers them.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -192,6 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     arguments = _global_options_first(list(arguments))
+    for library in ("httpx", "uvicorn", "botocore", "urllib3"):
+        # The `logging.basicConfig` of an author's file is about the author's program, and not about this command.
+        logging.getLogger(library).setLevel(logging.WARNING)
     screen = Screen(quiet="--quiet" in arguments, color="--no-color" not in arguments, verbose="--verbose" in arguments)
     try:
         application = get_command(_build_application())

@@ -8,6 +8,8 @@
 | plain, and everything behind it is finished | left out |
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,16 @@ def test_a_resume_repeats_plain_steps_and_keeps_what_they_feed_by_value(tiphys: 
     assert ran(code) == ["by-file", "look", "report digits digits rows", "visit 1", "visit 2"]
     assert "by-value: Adopted from attempt 1" in resumed.err
     assert {decision for _, decision in plan(tiphys).values()} == {"skip"}
+
+
+def test_the_logging_of_an_authors_file_is_about_its_programs_alone(tiphys: Command, tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "import logging\n\nfrom hera_pipelines import Pipeline, step\n\n"
+        'logging.basicConfig(level="INFO")\nlog = logging.getLogger(__name__)\n\n\n'
+        '@step()\ndef say() -> None:\n    log.warning("said")\n\n\nwith Pipeline("loud") as pipeline:\n    say()\n'
+    )
+    command = [sys.executable, "-m", "hera_pipelines.cli", "run", "loud.py", "--run", "loud"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "INFO" not in ran.stdout + ran.stderr
+    assert "said" in tiphys("logs", "loud/say").out
