@@ -85,7 +85,10 @@ COMMANDS = {
     "ui": CommandSource("Show the runs of a store as web pages.", "cli.commands.follow.ui", "ui", logs=True),
     "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
     "why": CommandSource(
-        "Explain why steps of a run wait for GPUs, or how they failed.", "cli.quota_commands.why", "why", logs=True
+        "Explain why a run does not go on: what it waits for, or how its steps failed.",
+        "cli.quota_commands.why",
+        "why",
+        logs=True,
     ),
     "runs": CommandSource(
         "List the runs of a store, with phase and finished steps; compare two of them, or delete runs.",
