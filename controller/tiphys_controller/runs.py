@@ -60,6 +60,8 @@ _READERS = 8
 _MAX_OPEN_TRAININGS = 16
 _MAX_STARTS = 16
 """Most trainings whose start is looked up, which costs some requests for each."""
+_MAX_STARTS_ATTEMPTS = 200
+"""Most attempts of a run whose starts are looked up, because all those of a training are read for it."""
 
 
 class RunSummary(Record):
@@ -270,7 +272,7 @@ def describe_run(
     models = list_registrations(store, run, damaged) if registers else []
     summary = _summary(store, run_plan, submitter)
     report = build_plan_report(run_plan, store.url)
-    if summary.phase not in (RunPhase.RUNNING, RunPhase.SUCCEEDED) and _count_missing_trainings(report) <= _MAX_STARTS:
+    if summary.phase not in (RunPhase.RUNNING, RunPhase.SUCCEEDED) and _can_look_up_starts(summary, report):
         with contextlib.suppress(IntegrityError):  # a resume refuses it, and says why
             report = add_start_checkpoints(store, report)
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
@@ -291,10 +293,11 @@ def describe_run(
     )
 
 
-def _count_missing_trainings(report: PlanReport) -> int:
-    """Trainings and items of which a resume would have to find the checkpoint."""
+def _can_look_up_starts(summary: RunSummary, report: PlanReport) -> bool:
+    """Whether few enough trainings are missing, and few enough attempts are there, to find where each would go on."""
     missing = (step for step in report.steps if step.kind == "train" and step.decision == "run")
-    return sum(sum(not item.done for item in step.items) or 1 for step in missing)
+    trainings = sum(sum(not item.done for item in step.items) or 1 for step in missing)
+    return trainings <= _MAX_STARTS and summary.attempts <= _MAX_STARTS_ATTEMPTS
 
 
 def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]]) -> dict[AttemptId, TrainingProgress]:
