@@ -63,7 +63,7 @@ def test_many_at_once_never_hold_more_than_the_quota(world_in_each_mode: World) 
     def all_ended() -> bool:
         nonlocal most
         found = world.api.list(PODS, world.settings.namespace, labels="tiphys.dev/attempt").items
-        most = max(most, held([pod for pod in found if pod["metadata"]["labels"][OWNER] in names]))
+        most = max(most, held([pod for pod in found if pod["metadata"]["labels"].get(OWNER) in names]))
         return all(workflow.phase in FINISHED for workflow in workflows)
 
     world.until("all workflows end", all_ended, lambda: "\n".join(w.describe() for w in workflows), patience=4)
