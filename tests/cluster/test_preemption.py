@@ -15,7 +15,6 @@ from support.ledger import spec
 from support.world import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
 from tiphys_plugin import PluginCore, Queues
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
-from tiphys_plugin.cluster.pod_status import NODE_NAME_ANNOTATION
 from tiphys_plugin.eviction.evict import evict_lease
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
@@ -24,6 +23,7 @@ from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
+from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL
 from tiphys.store import Store
 

@@ -28,7 +28,6 @@ from support.argo_objects import NARRATED
 from support.ledger import ask as ask_for
 from support.task_sets import task_set
 from support.world import Flow, fit, gpus, workflow
-from tiphys_plugin.cluster.pod_status import NODE_NAME_ANNOTATION
 from tiphys_plugin.quota.lease import Admitted, Lease, PreemptionNotice
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
@@ -45,6 +44,7 @@ from tiphys.kube.resources import (
     WORKFLOWS,
 )
 from tiphys.kube.whole_ledger import WholeLedgerReader
+from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, GangSpec, gang_name
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION

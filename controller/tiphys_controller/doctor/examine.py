@@ -24,9 +24,8 @@ _CHECKS = (
     checks_install.check_release_namespace,
 )
 _LAST = (checks_argo.check_exit_codes, checks_install.check_clocks)
-
-
 _MOST_OBSTACLES = 10
+"""Most obstacles that are shown."""
 
 
 def _check_obstacles(observed: ClusterObservation) -> list[DoctorFinding]:
@@ -34,7 +33,8 @@ def _check_obstacles(observed: ClusterObservation) -> list[DoctorFinding]:
         return [unknown_finding("workflows", observed.obstacles.reason)]
     if not observed.obstacles:
         return [ok_finding("workflows", "nothing keeps a Workflow from going on")]
-    shown = [failed_finding("workflows", str(one), one.remedy) for one in observed.obstacles[:_MOST_OBSTACLES]]
+    first = observed.obstacles[:_MOST_OBSTACLES]
+    shown = [failed_finding("workflows", str(obstacle), obstacle.remedy) for obstacle in first]
     if left := len(observed.obstacles) - len(shown):
         shown.append(failed_finding("workflows", f"and {left} more", "tiphys why RUN shows those of one run"))
     return shown

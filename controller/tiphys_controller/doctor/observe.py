@@ -62,7 +62,7 @@ from tiphys_controller.doctor.observed import (
     is_argo_controller,
     is_kueue_ledger,
 )
-from tiphys_controller.doctor.obstacles import Obstacle, observe_obstacles
+from tiphys_controller.doctor.obstacles import Obstacle, distinct_obstacles, observe_obstacles
 from tiphys_controller.doctor.pod_readiness import (
     build_readiness_path,
     describe_not_ready,
@@ -124,7 +124,8 @@ def observe_cluster(
 
 def _obstacles(api: KubeApi, namespaces: Sequence[str]) -> tuple[Obstacle, ...]:
     now = utc_now()
-    return tuple(one for place in namespaces or (None,) for one in observe_obstacles(api, place, now))
+    found = (obstacle for place in namespaces or (None,) for obstacle in observe_obstacles(api, place, now))
+    return tuple(distinct_obstacles(found))
 
 
 def read_node_clocks(leases: Iterable[Object]) -> Iterable[NodeClock]:

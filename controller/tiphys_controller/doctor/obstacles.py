@@ -6,21 +6,21 @@ A pod that does not start writes no log, and what Tiphys records says only that 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiphys.errors import ForbiddenError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
-from tiphys.protocol.gang import NODE_ANNOTATION, WORKFLOW_UID_LABEL
+from tiphys.kube.workflow_nodes import WORKFLOW_LABEL, node_of_pod, read_nodes
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase, is_final_workflow_phase
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
+from tiphys_controller.doctor.pod_readiness import container_statuses
 
-_WORKFLOW_LABEL = "workflows.argoproj.io/workflow"
-_NODE_NAME = "workflows.argoproj.io/node-name"
 _PATIENCE = timedelta(seconds=20)
 """A pod that starts, or a Workflow that waits for its first look, is no obstacle before."""
 _UNANSWERED = timedelta(seconds=60)
-"""A plugin step that nobody answers for longer."""
+"""How long a plugin step may be unanswered: the services answer within seconds."""
 _TRY = re.compile(r"\(\d+\)")
 """What tells the tries of a step apart in the names of Argo's nodes."""
 _REFUSED = re.compile(r"is forbidden|denied the request")
@@ -72,6 +72,11 @@ class Obstacle(NamedTuple):
     sentence: str
     remedy: str
 
+    @property
+    def task(self) -> str:
+        """Name of the task of the entry point that waits; empty: the whole Workflow."""
+        return re.split(r"[.(]", self.step, maxsplit=1)[0]
+
     def __str__(self) -> str:
         where = f"{self.namespace}/{self.workflow}{f', {self.step}' if self.step else ''}"
         return f"{where}: {self.sentence}"
@@ -112,7 +117,7 @@ def observe_obstacles(
 
 
 def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Object], now: datetime) -> list[Obstacle]:
-    """The obstacles of one Workflow; several of the same cause are one.
+    """The obstacles of one Workflow.
 
     Args:
         workflow: The Workflow.
@@ -130,13 +135,19 @@ def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Ob
             "start the controller, or let it watch this namespace (its options --namespaced and --managed-namespace)"
         )
         return [Obstacle(name, namespace, "", sentence, remedy)]
-    marks = {(_WORKFLOW_LABEL, name), (WORKFLOW_UID_LABEL, metadata.get("uid"))}
+    marks = {(WORKFLOW_LABEL, name), (WORKFLOW_UID_LABEL, metadata.get("uid"))}
     own = [pod for pod in pods if marks & (pod["metadata"].get("labels") or {}).items()]
     warnings = {str((one.get("involvedObject") or {}).get("uid")): one for one in events}
-    found: dict[str, Obstacle] = {}
-    for step, sentence in (*_pod_obstacles(own, warnings, now), *_node_obstacles(workflow, own, now)):
-        found.setdefault(sentence, Obstacle(name, namespace, step, sentence, find_remedy(sentence, namespace)))
-    return list(found.values())
+    return [
+        Obstacle(name, namespace, step, sentence, find_remedy(sentence, namespace))
+        for step, sentence in (*_pod_obstacles(own, warnings, now), *_node_obstacles(workflow, own, now))
+    ]
+
+
+def distinct_obstacles(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
+    """The first obstacle of each cause in each Workflow: all items of a fan-out may wait for the same."""
+    by_cause = {(one.namespace, one.workflow, one.sentence): one for one in reversed(list(obstacles))}
+    return list(reversed(by_cause.values()))
 
 
 def find_remedy(sentence: str, namespace: str) -> str:
@@ -156,12 +167,7 @@ def _pod_obstacles(pods: Iterable[Object], warnings: Mapping[str, Object], now: 
         if is_final_pod_phase(str(status.get("phase"))) or not old or metadata.get("deletionTimestamp"):
             continue
         if sentence := _describe_pod(pod, warnings.get(str(metadata.get("uid")))):
-            yield _node_of(pod).partition(".")[2] or metadata["name"], sentence
-
-
-def _node_of(pod: Object) -> str:
-    annotations = pod["metadata"].get("annotations") or {}
-    return str(annotations.get(_NODE_NAME) or annotations.get(NODE_ANNOTATION) or "")
+            yield node_of_pod(pod).partition(".")[2] or metadata["name"], sentence
 
 
 def _describe_pod(pod: Object, warning: Object | None) -> str:
@@ -170,7 +176,7 @@ def _describe_pod(pod: Object, warning: Object | None) -> str:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"no node takes its pod: {_one_line(condition.get('message') or condition.get('reason'))}"
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+    for container in container_statuses(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if (reason := waiting.get("reason")) not in (None, "", "PodInitializing", "ContainerCreating"):
             message = _one_line(waiting.get("message") or "")
@@ -183,10 +189,9 @@ def _describe_pod(pod: Object, warning: Object | None) -> str:
 
 def _node_obstacles(workflow: Object, pods: Iterable[Object], now: datetime) -> Iterator[tuple[str, str]]:
     """Nodes for which Argo cannot make a pod, and plugin steps that nobody answers."""
-    nodes: Mapping[str, Any] = (workflow.get("status") or {}).get("nodes") or {}
-    made = {_node_of(pod) for pod in pods}
-    newest: dict[str, Mapping[str, Any]] = {}
-    for node in sorted(nodes.values(), key=lambda one: (one.get("startedAt") or "", len(one["name"]), one["name"])):
+    made = {node_of_pod(pod) for pod in pods}
+    newest: dict[str, Object] = {}
+    for node in sorted(read_nodes(workflow), key=lambda node: (node.get("startedAt") or "", *_place(node["name"]))):
         newest[_TRY.sub("", node["name"])] = node
     for node in newest.values():
         step, message = node["name"].partition(".")[2], _one_line(node.get("message") or "")
@@ -197,6 +202,11 @@ def _node_obstacles(workflow: Object, pods: Iterable[Object], now: datetime) -> 
         is_asked = node.get("type") == "Plugin" and is_pending and not message
         if is_asked and _age(node.get("startedAt"), now) >= _UNANSWERED:
             yield step, f"{_UNSERVED} for this namespace"
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Order of the names of tries that began in the same second: ``run(9)`` before ``run(10)``."""
+    return len(name), name
 
 
 def _one_line(text: object) -> str:

@@ -24,7 +24,7 @@ def is_pod_ready(pod: Object) -> bool:
 
 def has_running_container(pod: Object) -> bool:
     """Whether a container of the pod runs, so that it can answer ``/readyz``."""
-    return any("running" in (one.get("state") or {}) for one in _containers(pod))
+    return any("running" in (one.get("state") or {}) for one in container_statuses(pod))
 
 
 def parse_readiness_reason(body: str) -> str:
@@ -56,7 +56,7 @@ def parse_ledger_failure(body: str) -> str:
 def describe_not_ready(pod: Object) -> str:
     """Describe why a pod is not ready, by its status in Kubernetes."""
     status = pod.get("status") or {}
-    for one in _containers(pod):
+    for one in container_statuses(pod):
         if waiting := (one.get("state") or {}).get("waiting"):
             return _join_parts(waiting.get("reason"), waiting.get("message"), _describe_last_exit(one))
     for condition in status.get("conditions") or []:
@@ -67,7 +67,8 @@ def describe_not_ready(pod: Object) -> str:
     )
 
 
-def _containers(pod: Object) -> list[Object]:
+def container_statuses(pod: Object) -> list[Object]:
+    """Statuses of the containers of a pod, those of init containers first."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 

@@ -5,6 +5,7 @@ previews preemption. With a store, it also shows the newest failure of each step
 its cause, the rule that classified it, and what the next attempt received.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_controller.doctor import Obstacle, observe_obstacles
+from tiphys_controller.doctor import Obstacle, distinct_obstacles, observe_obstacles
 from tiphys_plugin.quota.lease import (
     Admission,
     Admitted,
@@ -183,7 +184,7 @@ def why(
     command.call_on_close(api.close)
     now = utc_now()
     ledger = find_ledger(api, name)
-    if ledger is None and (obstacles := _find_obstacles(api, {run}, now)):  # its namespace may not be served
+    if ledger is None and (obstacles := _find_obstacles(api, {run}, step, now)):  # its namespace may not be served
         _show(screen, what, output, [], obstacles)
         return
     if (kueue := find_kueue(api, ledger)) is not None:
@@ -197,7 +198,7 @@ def why(
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
     requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
     failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
-    obstacles = _find_obstacles(api, {run, *(request.workflow for request in requests)}, now)
+    obstacles = _find_obstacles(api, {run, *(request.workflow for request in requests)}, step, now)
     if not any((leases, waiting, failures, obstacles)):
         store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
         raise NotFoundError(
@@ -236,13 +237,15 @@ def _show_gpus(
         _show_pending(screen, explanation, now, is_exact=store is not None)
 
 
-def _find_obstacles(api: KubeApi, workflows: set[str], now: datetime) -> list[Obstacle]:
-    try:
-        return observe_obstacles(api, None, now, workflows)
-    except ForbiddenError:
+def _find_obstacles(api: KubeApi, workflows: set[str], step: str, now: datetime) -> list[Obstacle]:
+    """What keeps Workflows from going on, or the items of one of their steps; empty if it may not be read."""
+    found: list[Obstacle] = []
+    for namespace in (None, api.namespace):
         with suppress(ForbiddenError):
-            return observe_obstacles(api, api.namespace, now, workflows)
-        return []
+            found = observe_obstacles(api, namespace, now, workflows)
+            break
+    task = re.split(r"[.\[]", step, maxsplit=1)[0]
+    return distinct_obstacles(obstacle for obstacle in found if obstacle.task in ("", task) or not task)
 
 
 def _show(

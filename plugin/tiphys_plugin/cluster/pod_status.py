@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tiphys.kube import Object
-from tiphys.protocol.gang import NODE_ANNOTATION, WORKFLOW_UID_LABEL
+from tiphys.kube.workflow_nodes import node_of_pod
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys_plugin.cluster.interface import PodStatus, requested_gpus
 
-NODE_NAME_ANNOTATION = "workflows.argoproj.io/node-name"
 _EXECUTOR_LINE = re.compile(r"time=.* argo=true|Error: exit status \d+$")
 """Argo's executor shares the log with the program that it starts."""
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
@@ -42,12 +42,11 @@ def pod_status(pod: Object) -> PodStatus:
     phase = _phase(pod)
     end = _end_of_finished_pod(pod) if is_final_pod_phase(phase) else _end_of_unfinished_pod(pod)
     main = _terminated(_container(status, _main_container_name(pod)))
-    annotations = metadata.get("annotations") or {}
     return PodStatus(
         name=metadata["name"],
         namespace=metadata.get("namespace", "default"),
         workflow_uid=_workflow_uid(metadata),
-        node=annotations.get(NODE_NAME_ANNOTATION) or annotations.get(NODE_ANNOTATION, ""),
+        node=node_of_pod(pod),
         labels=metadata.get("labels") or {},
         phase=phase,
         exit_code=main.get("exitCode") if main else None,

@@ -153,7 +153,7 @@ def _find_obstacles(
         bound = submission.binding
         found = observe_obstacles(api, bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
         prefix = attempt.claim.instance.partition(".")[2]
-        return [one for one in found if not one.step or one.step.startswith(prefix)]
+        return [one for one in found if one.step in ("", prefix) or one.step.startswith(f"{prefix}.")]
     return []
 
 

@@ -1,10 +1,7 @@
 """Finds the output of the programs of one attempt: of its pods, of the local engine, or in Argo's archive."""
 
-import gzip
-import json
 import os
 import time
-from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterator
 from io import TextIOWrapper
@@ -21,6 +18,7 @@ from hera_pipelines.local.pods.pod_files import pod_log_path
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.kube.workflow_nodes import read_nodes
 from tiphys.protocol.execute_api import find_artifact_place
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.records import AttemptClaim
@@ -156,7 +154,7 @@ class ClusterPodLogs:
         bound = read_submission_bound(self._store, self._cluster, claim)
         workflow = self._api.get(WORKFLOWS, bound.namespace, bound.workflow_name)
         prefix = attempt_node_name(claim.node) or claim.instance
-        for node in _read_nodes(workflow or {}):
+        for node in read_nodes(workflow or {}):
             key = _archived_log_key(node) if str(node.get("name", "")).startswith(f"{prefix}.run") else ""
             stored = self._store.from_artifact_key(key) if key else None
             if stored is not None:
@@ -190,15 +188,6 @@ class StoredLogs:
 def _program_container(pod: Object) -> str:
     names = [container["name"] for container in pod["spec"]["containers"]]
     return _MAIN_CONTAINER if _MAIN_CONTAINER in names else str(names[0])
-
-
-def _read_nodes(workflow: Object) -> list[dict[str, Any]]:
-    """Nodes of a Workflow, also compressed ones; none where a database has them."""
-    status = workflow.get("status") or {}
-    nodes: dict[str, dict[str, Any]] = status.get("nodes") or {}
-    if compressed := status.get("compressedNodes"):
-        nodes = json.loads(gzip.decompress(b64decode(compressed)))
-    return sorted(nodes.values(), key=lambda node: str(node.get("startedAt") or ""))
 
 
 def _archived_log_key(node: dict[str, Any]) -> str:

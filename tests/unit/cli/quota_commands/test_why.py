@@ -20,6 +20,7 @@ from hera_pipelines.cli.quota_commands.preemption_preview import (
     preemption_document,
 )
 from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
 from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence, utc_now
 from tiphys.store import DirectoryStore, RunLayout
 
@@ -141,15 +142,15 @@ def test_a_run_that_nobody_knows_is_named_with_what_to_do(desk):
     assert "run-u9/fit neither holds GPUs nor waits for any in GPULedger ml/default; `tiphys get run-u9` shows" in err
 
 
-def stick(desk: Desk, name: str) -> None:
+def stick(desk: Desk, name: str, step: str = "fit") -> None:
     """A Workflow of this name, whose pod no node takes."""
     labels = {"tiphys.dev/pipeline": "digits"}
     flow = {"metadata": {"name": name, "namespace": "ml", "labels": labels}, "status": {"phase": "Running"}}
     message = "0/1 nodes are available: 1 Insufficient cpu."
     condition = {"type": "PodScheduled", "status": "False", "message": message}
-    mark = {"workflows.argoproj.io/workflow": name}
+    mark = {WORKFLOW_LABEL: name}
     pod = {
-        "metadata": {"name": f"{name}-fit", "labels": mark},
+        "metadata": {"name": f"{name}-fit", "labels": mark, "annotations": {NODE_NAME_ANNOTATION: f"{name}.{step}"}},
         "status": {"phase": "Pending", "conditions": [condition]},
     }
     api = desk.server.api()
@@ -159,7 +160,7 @@ def stick(desk: Desk, name: str) -> None:
 
 @pytest.mark.usefixtures("later")
 @pytest.mark.parametrize("ledger", [True, False])
-def test_what_keeps_a_pod_from_starting_is_told_with_the_remedy(desk, ledger):
+def test_why_names_what_keeps_a_pod_from_starting_with_the_remedy(desk, ledger):
     if ledger:
         desk.ledger().request(ask(6, "u1", workflow="run-u1-x2z"))
         stick(desk, "run-u1-x2z")  # the run has the name of its author
@@ -173,6 +174,16 @@ def test_what_keeps_a_pod_from_starting_is_told_with_the_remedy(desk, ledger):
     assert ("holds 6 A100" in out) is ledger
     [told] = json.loads(why(desk, *arguments, "-o", "json")[1])["obstacles"]
     assert told["sentence"].startswith("no node takes its pod")
+    task = told["step"]
+    assert json.loads(why(desk, f"run-u1/{task}", *arguments[1:], "-o", "json")[1])["obstacles"] == [told]
+
+
+@pytest.mark.usefixtures("later")
+def test_why_of_a_step_is_silent_about_another(desk):
+    desk.ledger().request(ask(6, "u1", workflow="run-u1"))
+    stick(desk, "run-u1", step="prep")
+    assert "no node takes its pod" in why(desk, "run-u1")[1]
+    assert "no node takes its pod" not in why(desk, "run-u1/fit")[1]
 
 
 PREEMPTING = "queues: [{name: research, gpus: {A100: 8}, preempts_lower_priority: true, min_runtime_seconds: %d}]"

@@ -1,15 +1,19 @@
 """What keeps a Workflow from going on is named with its remedy, from objects as a real cluster writes them."""
 
+import gzip
+import json
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from support.kube_server import serving
-from tiphys_controller.doctor.obstacles import Obstacle, find_obstacles, observe_obstacles
+from tiphys_controller.doctor.obstacles import Obstacle, distinct_obstacles, find_obstacles, observe_obstacles
 
 from tiphys.errors import ForbiddenError
 from tiphys.kube import Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
+from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
 
 NOW = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
 QUOTA = (
@@ -51,8 +55,8 @@ def pod(status: Object, *, step: str = "fit.run(0)", age: float = 60, owner: str
             "namespace": "ml",
             "uid": f"pod-{step}",
             "creationTimestamp": ago(age),
-            "labels": labels or {"workflows.argoproj.io/workflow": owner},
-            "annotations": {"workflows.argoproj.io/node-name": f"{owner}.{step}"},
+            "labels": labels or {WORKFLOW_LABEL: owner},
+            "annotations": {NODE_NAME_ANNOTATION: f"{owner}.{step}"},
         },
         "status": {"phase": "Pending", **status},
     }
@@ -140,7 +144,7 @@ def test_a_mount_that_fails_is_known_by_its_event_alone() -> None:
     ],
     ids=["young", "of another Workflow", "runs", "is being made", "is being deleted"],
 )
-def test_what_is_no_obstacle(harmless: Object) -> None:
+def test_a_pod_that_is_young_runs_or_ends_is_no_obstacle(harmless: Object) -> None:
     assert find_obstacles(workflow(), [harmless], [], NOW) == []
 
 
@@ -189,7 +193,25 @@ def test_a_workflow_that_argo_does_not_see() -> None:
 
 def test_the_same_cause_is_told_once() -> None:
     pods = [pod(unscheduled("0/1 nodes: 1 Insufficient cpu."), step=f"fit({n}:{n})") for n in range(50)]
-    assert len(find_obstacles(workflow(), pods, [], NOW)) == 1
+    found = find_obstacles(workflow(), pods, [], NOW)
+    assert len(distinct_obstacles(found)) == 1
+    assert distinct_obstacles(found)[0].step == "fit(0:0)"
+    assert len({obstacle.step for obstacle in found}) == 50, "whoever asks for one item is told"
+    assert {obstacle.task for obstacle in found} == {"fit"}
+    assert len(distinct_obstacles([*found, *(one._replace(workflow="digits-2") for one in found)])) == 2
+
+
+def test_compressed_nodes_are_read_too() -> None:
+    refused = workflow(node("fit.run(0)", "Pod", "Error", QUOTA))
+    nodes = json.dumps(refused["status"].pop("nodes")).encode()
+    refused["status"]["compressedNodes"] = b64encode(gzip.compress(nodes)).decode()
+    assert "exceeded quota" in only(*find_obstacles(refused, [], [], NOW)).sentence
+
+
+def test_the_newest_of_many_tries_counts_though_they_began_in_one_second() -> None:
+    tries = [node(f"fit.run({n})", "Pod", "Error", QUOTA, age=9) for n in range(10)]
+    tries += [node("fit.run(10)", "Pod", "Running", age=9)]
+    assert not find_obstacles(workflow(*tries), [], [], NOW)
 
 
 def test_the_cluster_is_asked_for_what_has_not_ended() -> None:

@@ -98,9 +98,15 @@ def test_a_pod_that_has_not_started_is_said_to_wait_and_why(
     here.api.patch(WORKFLOWS, "ml", RUN, {"metadata": {"labels": {"tiphys.dev/pipeline": "digits"}}})  # as compile does
     body = pod(phase="Pending", conditions=(no_node,), name="fit-pod", node=NODE, workflow=RUN, uid=here.uid)
     here.api.create(PODS, "ml", body)
+    for step, why in (("eval", message), ("fit2", "0/1 nodes are available: 1 node(s) were full.")):
+        no_node = {"type": "PodScheduled", "status": "False", "message": why}
+        node = f"{RUN}.{step}.run(0)"
+        other = pod(phase="Pending", conditions=(no_node,), name=f"a-{step}", node=node, workflow=RUN, uid=here.uid)
+        here.api.create(PODS, "ml", other)
     code, out, err = desk.tiphys("logs", RUN, "--store", str(tmp_path / "store"))
     assert (code, out) == (0, ""), err
     assert f"{RUN}/fit attempt 1 has not started: no node takes its pod: {message}; free or add nodes" in err
+    assert "were full" not in err
     here.api.delete(PODS, "ml", "fit-pod")
     code, _, err = desk.tiphys("logs", RUN, "--store", str(tmp_path / "store"))
     assert code == 3

@@ -36,7 +36,7 @@ def held_by_a(gpus, cohort="c", uid="a"):
 @pytest.mark.parametrize(
     ("change", "cohort"), [(one, "c") for one in CHANGES] + [(one, None) for one in CHANGES if "another" not in one]
 )
-def test_what_was_lent_is_not_granted_again(change, cohort):
+def test_lent_gpus_are_not_granted_again(change, cohort):
     queues = rules(*CHANGES[change], B, ELSEWHERE)
     assert Capacity(queues, [held_by_a(4, cohort)]).available_gpus(queues.find("b"), "A100") <= 0
     assert Capacity(queues).available_gpus(queues.find("b"), "A100") >= 2
