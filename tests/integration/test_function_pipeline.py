@@ -4,7 +4,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tiphys(tmp_path: Path) -> Command:
+    """The command in a process of its own, without the variables of a step around it."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hera_pipelines.cli", *arguments, "--store", "store"]
+        return subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=240)
+
+    return call
+
 
 PIPELINE = """
 from pathlib import Path
@@ -102,13 +120,10 @@ with Pipeline("unnamed") as pipeline:
 """
 
 
-def test_training_is_protected_without_options_and_one_that_keeps_nothing_succeeds(tmp_path: Path) -> None:
+def test_training_is_protected_without_options_and_one_that_keeps_nothing_succeeds(
+    tiphys: Command, tmp_path: Path
+) -> None:
     (tmp_path / "unnamed.py").write_text(UNNAMED)
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
-
-    def tiphys(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hera_pipelines.cli", *arguments, "--store", "store"]
-        return subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=240)
 
     done = tiphys("run", "unnamed.py", "--run", "first")
 
@@ -153,14 +168,9 @@ with checkpoint.session() as session:
 """
 
 
-def test_crash_behind_a_pipe_is_retried_by_its_cause(tmp_path: Path) -> None:
+def test_crash_behind_a_pipe_is_retried_by_its_cause(tiphys: Command, tmp_path: Path) -> None:
     (tmp_path / "piped.py").write_text(PIPED)
     (tmp_path / "train.py").write_text(CRASHES_ONCE)
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
-
-    def tiphys(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hera_pipelines.cli", *arguments, "--store", "store"]
-        return subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=240)
 
     done = tiphys("run", "piped.py", "--run", "first")
 
@@ -172,19 +182,10 @@ def test_crash_behind_a_pipe_is_retried_by_its_cause(tmp_path: Path) -> None:
     assert (second["outcome"], second["starts_from"]) == ("done", "1-1")
 
 
-def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
+def test_functions_hand_on_values_files_and_checkpoints(tiphys: Command, tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(PIPELINE)
-    command = [sys.executable, "-m", "hera_pipelines.cli"]
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
 
-    done = subprocess.run(
-        [*command, "run", "functions.py", "--store", "store", "--run", "first"],
-        cwd=tmp_path,
-        env=outside,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = tiphys("run", "functions.py", "--run", "first")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "first\n"
@@ -240,17 +241,9 @@ with Pipeline("braces") as pipeline:
 """
 
 
-def test_braces_quotes_and_lines_of_a_value_reach_the_next_function(tmp_path: Path) -> None:
+def test_braces_quotes_and_lines_of_a_value_reach_the_next_function(tiphys: Command, tmp_path: Path) -> None:
     (tmp_path / "braces.py").write_text(BRACES)
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
 
-    done = subprocess.run(
-        [sys.executable, "-m", "hera_pipelines.cli", "run", "braces.py", "--store", "store"],
-        cwd=tmp_path,
-        env=outside,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = tiphys("run", "braces.py")
 
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,8 @@ class StartCheckpoint(Record):
     checkpoint: str = ""
     global_step: int = 0
     committed_at: Timestamp | None = None
+    is_end: bool = Field(default=False, exclude=True)
+    """Whether the training had finished, so that it goes on from its end."""
 
 
 class ItemReport(Record):

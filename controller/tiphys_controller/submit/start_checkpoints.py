@@ -51,7 +51,10 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
         except (IntegrityError, ObjectMissingError):  # retention removed it just now
             return StartCheckpoint()
         return StartCheckpoint(
-            checkpoint=str(choice.checkpoint), global_step=choice.checkpoint.global_step, committed_at=committed_at
+            checkpoint=str(choice.checkpoint),
+            global_step=choice.checkpoint.global_step,
+            committed_at=committed_at,
+            is_end=attempts[-1].end.outcome is AttemptEndOutcome.DONE if attempts and attempts[-1].end else False,
         )
 
     steps = [
@@ -78,23 +81,14 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
     )
 
 
-def find_finished_trainings(store: Store, report: PlanReport) -> dict[str, int]:
+def find_finished_trainings(report: PlanReport) -> dict[str, int]:
     """Names of trainings and items that would run although they are finished, each with the step of their checkpoint.
 
     They go on from their end, so they train nothing unless the change gives them more steps.
 
     Args:
-        store: The store.
         report: A plan with `add_start_checkpoints`.
     """
-    starts = [(step.name, step.name, step.starts_from) for step in report.steps]
-    starts += [(item.step, item.name, item.starts_from) for step in report.steps for item in step.items]
-    continued = [(step, name, start.global_step) for step, name, start in starts if start and start.checkpoint]
-
-    def is_finished(step: str) -> bool:
-        attempts = read_step_attempts(store, report.run, step, [])
-        end = attempts[-1].end if attempts else None
-        return end is not None and end.outcome is AttemptEndOutcome.DONE
-
-    finished = read_concurrently(lambda one: is_finished(one[0]), continued)
-    return {name: step for (_, name, step), done in zip(continued, finished, strict=True) if done}
+    starts = [(step.name, step.starts_from) for step in report.steps]
+    starts += [(item.name, item.starts_from) for step in report.steps for item in step.items]
+    return {name: start.global_step for name, start in starts if start and start.is_end}

@@ -202,7 +202,7 @@ def _show_fork(screen: Screen, store: Store, fork_result: ForkResult) -> StartRe
     plan, is_new = fork_result.plan, fork_result.started is None or fork_result.started.created
     if is_new:
         plan = add_start_checkpoints(store, plan)
-        _warn_of_finished_trainings(screen, store, plan)
+        _warn_of_finished_trainings(screen, plan)
     if fork_result.started is None:
         show_plan(screen, plan, Format.TABLE)
     elif fork_result.started.created:
@@ -215,8 +215,8 @@ def _show_fork(screen: Screen, store: Store, fork_result: ForkResult) -> StartRe
     return fork_result.started
 
 
-def _warn_of_finished_trainings(screen: Screen, store: Store, plan: PlanReport) -> None:
-    finished = find_finished_trainings(store, plan)
+def _warn_of_finished_trainings(screen: Screen, plan: PlanReport) -> None:
+    finished = find_finished_trainings(plan)
     if not finished:
         return
     names = ", ".join(f"{name} (step {step:,})" for name, step in islice(finished.items(), _MAX_NAMED))

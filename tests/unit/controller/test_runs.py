@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.compiled import History, gated, pipeline_of
+from support.lineage import claim_of
 from support.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
@@ -12,7 +13,6 @@ from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 from tiphys.errors import NotFoundError
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
-    AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
     CheckpointRef,
@@ -240,23 +240,18 @@ def test_damaged_records_do_not_hide_the_others(store: Store, submitter: FakeSub
     assert damaged[3] in row.reason
 
 
+def open_attempt(store: Store, run: str, attempt: int, start: CheckpointRef | None = None) -> None:
+    """An attempt of the training that no record has ended."""
+    claim = claim_of(attempt, start, run=run, step="fit")
+    store.create(RunLayout(run).attempt("fit", attempt), claim.to_bytes())
+
+
 def test_an_open_attempt_of_a_training_shows_its_newest_report(store: Store, submitter: FakeSubmitter) -> None:
     run = start_run(store, submitter, PIPELINE, "digits-1").run
     History(store, run).done("prep")
     lineage = lineage_name(run, "fit")
     for attempt in (1, 2):
-        claim = AttemptClaim(
-            run=run,
-            step="fit",
-            attempt=attempt,
-            submission=1,
-            uid="u",
-            node="n",
-            instance="i",
-            step_key="k",
-            lineage=lineage,
-        )
-        store.create(RunLayout(run).attempt("fit", attempt), claim.to_bytes())
+        open_attempt(store, run, attempt)
         report = TrainingProgress(global_step=attempt * 100, total_steps=500)
         store.create(LineageLayout(lineage).training_progress_report(attempt, 1), report.to_bytes())
     end = AttemptEnd(run=run, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
@@ -274,19 +269,7 @@ def test_an_attempt_started_from_what_its_program_could_use(store: Store, submit
     lineage = lineage_name(run, "fit")
     chosen = CheckpointRef(lineage=lineage, attempt=1, global_step=6)
     for attempt, start in ((1, None), (2, chosen), (3, chosen), (4, chosen)):
-        claim = AttemptClaim(
-            run=run,
-            step="fit",
-            attempt=attempt,
-            submission=1,
-            uid="u",
-            node="n",
-            instance="i",
-            step_key="k",
-            lineage=lineage,
-            starts_from=start,
-        )
-        store.create(RunLayout(run).attempt("fit", attempt), claim.to_bytes())
+        open_attempt(store, run, attempt, start)
     reports = [("skipped", 2, "1-6"), ("skipped", 2, "1-4"), ("skipped", 3, "1-6"), ("restored", 3, "1-4")]
     events = [
         Event(name=f"checkpoint.{name}", step="fit", attempt=attempt, message="", data={"checkpoint": checkpoint})

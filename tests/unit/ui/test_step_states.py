@@ -39,7 +39,7 @@ def step(*outcomes: str) -> StepDetail:
     return StepDetail(name="fit", kind="train", decision="run", reason="", needs=(), attempts=attempts)
 
 
-def test_what_a_resume_would_go_on_from_is_said() -> None:
+def test_a_step_says_from_which_checkpoint_a_resume_would_go_on() -> None:
     continued = step("failed").model_copy(update={"starts_from": StartCheckpoint(checkpoint="1-600", global_step=600)})
     scratch = step("failed").model_copy(update={"name": "tune", "starts_from": StartCheckpoint()})
     detail = RunDetail(

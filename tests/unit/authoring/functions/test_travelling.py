@@ -407,7 +407,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_what_gives_or_changes_a_name_travels(name: str, tmp_path: Path) -> None:
+def test_statements_that_give_or_change_a_name_travel(name: str, tmp_path: Path) -> None:
     above, value, result = SMALL[name]
     body = f"{dedent(above)}\n@step()\ndef fit() -> Text:\n    return {value}\n"
 
@@ -512,7 +512,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("above", "body", "line", "message"), REFUSED)
-def test_what_cannot_travel_is_refused_with_its_line(
+def test_a_function_that_cannot_travel_is_refused_with_its_line(
     above: str, body: str, line: int, message: str, tmp_path: Path
 ) -> None:
     text = HEAD + above + "\n\n@step()\ndef fit() -> Text:\n    " + body + "\n" + TAIL

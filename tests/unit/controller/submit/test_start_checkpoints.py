@@ -62,9 +62,11 @@ def test_a_training_that_is_finished_would_go_on_from_its_end(
     write_run(store)
     write_claim(store, claim_of(1))
     commit(store, ref(1, 100))
-    plan = add_start_checkpoints(store, plan_run(store, RUN))
+    plan = plan_run(store, RUN)
     store.create(RunLayout(RUN).attempt_end(STEP, 1), end_of(1, outcome=outcome).to_bytes())
-    assert find_finished_trainings(store, plan) == finished
+    plan = add_start_checkpoints(store, plan)
+    assert find_finished_trainings(plan) == finished
+    assert "is_end" not in plan.model_dump_json(), "what is printed stays as it is"
 
 
 def test_a_training_that_is_asked_to_run_again_costs_no_reads(store: MemoryStore) -> None:
