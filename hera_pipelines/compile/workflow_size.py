@@ -30,6 +30,8 @@ _COMPRESSED_NODE_BYTES = 100
 _COMPRESSED_ITEM_SHARE = 0.7
 """What a byte of an item takes in each node: 0.6 for three numbers, 0.8 for 200 bytes of words."""
 _LARGE_RUNS = "docs/install.md#large-runs"
+_MAX_LIST_ITEMS = 200
+"""``maxItems`` of ``spec.templates`` and of ``dag.tasks`` in Argo's full CRDs (4.1, ``manifests/base/crds/full``)."""
 
 
 class WorkflowSize(NamedTuple):
@@ -52,7 +54,9 @@ def estimate_size(workflow: Manifest) -> WorkflowSize:
 
 
 def size_warning(workflow: Manifest) -> str | None:
-    """A sentence that says that the Workflow will be larger than Argo can store, and what to do; None if it fits."""
+    """A sentence that says why a cluster may not be able to store the Workflow, and what to do; None if it can."""
+    if sentence := _list_warning(workflow["spec"].get("workflowSpec", workflow["spec"])):
+        return sentence
     size = estimate_size(workflow)
     if size.bytes <= MAX_WORKFLOW_BYTES:
         return None
@@ -61,6 +65,21 @@ def size_warning(workflow: Manifest) -> str | None:
         f"{MAX_WORKFLOW_BYTES:,} in one object: configure Argo's node status offloading, start fewer items per run, or "
         f"make steps that need no record Plain; see {_LARGE_RUNS}"
     )
+
+
+def _list_warning(spec: Manifest) -> str | None:
+    """A sentence about the first list that the API server refuses where Argo's full CRDs are installed."""
+    templates: list[Manifest] = spec["templates"]
+    lists = {"spec.templates": templates}
+    lists |= {f"the tasks of template {one['name']!r}": list_declared(one, "dag", "tasks") for one in templates}
+    for name, entries in lists.items():
+        if len(entries) > _MAX_LIST_ITEMS:
+            return (
+                f"{name} has {len(entries):,} entries, and a cluster with Argo's full CRDs refuses more than "
+                f"{_MAX_LIST_ITEMS}: have one step work on many items (a fan-out), make small steps Plain, start "
+                f"several runs, or install Argo's minimal CRDs; see {_LARGE_RUNS}"
+            )
+    return None
 
 
 class _Count(NamedTuple):

@@ -110,6 +110,23 @@ def test_a_sequence_is_counted_without_its_items(count: str, expected: int) -> N
     assert nodes(compiled(step("prep"), tasks=[task("prep", withSequence={"count": count})])) == expected
 
 
+@pytest.mark.parametrize(("steps", "is_warned"), [(48, False), (50, True)])
+def test_more_templates_than_the_full_crds_of_argo_accept_are_warned_of(steps: int, is_warned: bool) -> None:
+    names = [f"s{number}" for number in range(steps)]
+    manifest = compiled(*map(step, names), tasks=[task(name) for name in names])
+
+    templates = len(manifest["spec"]["templates"])
+    warning = size_warning(manifest) or ""
+    assert (f"spec.templates has {templates} entries" in warning) == (templates > 200) == is_warned
+
+
+def test_more_tasks_in_a_dag_than_the_full_crds_of_argo_accept_are_warned_of() -> None:
+    calls = [task(f"h{number}", template="hello") for number in range(200)]
+    manifest = compiled(step("prep"), plain("hello"), tasks=[task("prep"), *calls])
+
+    assert "the tasks of template 'main' has 201 entries" in (size_warning(manifest) or "")
+
+
 def test_the_size_of_the_document_counts() -> None:
     large = [{"name": "blob", "value": "x" * MAX_WORKFLOW_BYTES}]
     manifest = compiled(step("prep"), arguments={"parameters": large})
