@@ -126,6 +126,13 @@ def yaml_error_message(source: str, error: Exception) -> str:
     return f"{source}, line {mark.line + 1}, column {mark.column + 1}, is not valid YAML: {problem}"
 
 
+UNKEPT_OUTPUT = "no store can keep"
+"""Part of the messages about an output with a name, a link or a file of a kind that storage does not have.
+
+Argo and the classifier of failures know the author's error by it.
+"""
+
+
 def report_error(error: TiphysError, exit_code: int) -> int:
     """Write the message of ``error`` to standard error and return ``exit_code``, for the ``main`` of a program."""
     sys.stderr.write(f"tiphys: {error}\n")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from tiphys.errors import UNKEPT_OUTPUT
 from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE, LOG_PREFIX
 from tiphys.records import Cause
 
@@ -127,6 +128,8 @@ _ARGOEXEC_EXIT_CODES = (64, 141)
 """Exit codes of argoexec itself: 64 if it could not load inputs or save outputs, 141 after a broken pipe. It is not in
 the pods of a gang, so there 64 is the program's usage error."""
 
+_OWN_OUTPUT_PHRASES = (UNKEPT_OUTPUT, "is not UTF-8 text")
+"""Of messages that say what to do."""
 CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
     Cause.OUT_OF_MEMORY: ("OOMKilled",),
     Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline"),
@@ -139,11 +142,18 @@ CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
         *("node shutdown", "NodeShutdown", "Preempt", "preempt", "pod deleted", "Deleted"),
         *("EvictionByEvictionAPI", "DeletionByTaintManager"),
     ),
+    Cause.USER_ERROR: (
+        *_OWN_OUTPUT_PHRASES,
+        *("Object name ", "key is too long", "illegal symlink target"),
+    ),
 }
 """Reasons and messages of pods and nodes, by the cause that they prove; the first match decides.
 
 A drain shows as ``EvictionByEvictionAPI``, the termination notice of a spot node
-as a taint (Kubernetes, ``PodConditionType`` DisruptionTarget).
+as a taint (Kubernetes, ``PodConditionType`` DisruptionTarget). An output that
+storage cannot keep is an error of argoexec: the last line has the words of the
+client of S3 (minio-go, ``s3utils.CheckValidObjectName``), of S3 itself, and of
+Argo (``workflow/executor``, ``untar``).
 """
 
 IMAGE_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
@@ -250,6 +260,11 @@ def _rule_pod(observation: AttemptObservation) -> FailureVerdict | None:
         return FailureVerdict(Cause.INFRASTRUCTURE, evidence, "pod-given-up", detail)
     if observation.find_phrase(CAUSE_PHRASES[Cause.PREEMPTION]):
         return FailureVerdict(Cause.PREEMPTION, f"its pod was taken away ({detail})", "pod-taken-away", detail)
+    if phrase := observation.find_phrase(CAUSE_PHRASES[Cause.USER_ERROR]):
+        remedy = "" if phrase in _OWN_OUTPUT_PHRASES else "; let its files have short names of UTF-8, and no links"
+        return FailureVerdict(
+            Cause.USER_ERROR, f"an output cannot be stored: {detail}{remedy}", "output-refused", detail
+        )
     return None
 
 

@@ -9,14 +9,14 @@ the member also tells torchrun whether this node hosts the rendezvous.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError, report_error
 from tiphys.processes import SignalQueue
 from tiphys.protocol import environment
-from tiphys.store import RunLayout, Store, open_store
+from tiphys.store import RunLayout, Store, list_output_files, open_store
 
 _RENDEZVOUS_VARIABLE = "PET_RDZV_CONF"
 
@@ -127,15 +127,10 @@ def store_output(store: Store, path: Path, key: str) -> None:
     """Upload the file ``path``, or all files below it, as ``key``.
 
     A missing path is no error here: the check of the step's outputs reports it.
+
+    Raises:
+        UsageError: no store can keep an entry of the folder.
     """
-    for file in _files(path):
-        object_key = key if file == path else f"{key}/{file.relative_to(path).as_posix()}"
+    for file, object_key in list_output_files(path, key, f"output {path}"):
         with contextlib.suppress(ObjectExistsError):  # a retried request: no other process writes below this attempt
             store.create_from_file(object_key, file)
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        yield from sorted(file for file in path.rglob("*") if file.is_file())
-    elif path.exists():
-        yield path

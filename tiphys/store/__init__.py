@@ -9,7 +9,7 @@ from tiphys.store.claims import ClaimResult, claim_record, find_record, read_rec
 from tiphys.store.directory import DirectoryStore
 from tiphys.store.layout import LineageLayout, RunLayout, idempotency_record_key, lineage_name, memo_key
 from tiphys.store.open import TenantStores, is_bucket_url, open_store
-from tiphys.store.outputs import find_output_fault, list_outputs, outputs_digest
+from tiphys.store.outputs import find_output_fault, list_output_files, list_outputs, outputs_digest
 from tiphys.store.runs import (
     Attempt,
     Submission,
@@ -54,6 +54,7 @@ __all__ = [
     "idempotency_record_key",
     "is_bucket_url",
     "lineage_name",
+    "list_output_files",
     "list_outputs",
     "list_runs",
     "memo_key",

@@ -15,7 +15,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.records.base import MAX_RECORD_BYTES
 
-_LONGEST_KEY_BYTES = 1024
+LONGEST_KEY_BYTES = 1024
+"""Limit of S3."""
 _NO_PARTS = frozenset(("", ".", ".."))
 
 
@@ -110,15 +111,22 @@ def check_key(key: str) -> str:
     Raises:
         UsageError: the key is not valid.
     """
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise UsageError(f"key {key!r} is not valid Unicode; rename the file it comes from") from error
-    if size > _LONGEST_KEY_BYTES:
-        raise UsageError(f"key {key[:60]!r}… has {size} bytes; storage takes at most {_LONGEST_KEY_BYTES}")
+    if not is_unicode(key):
+        raise UsageError(f"key {key!r} is not valid Unicode; rename the file it comes from")
+    if (size := len(key.encode())) > LONGEST_KEY_BYTES:
+        raise UsageError(f"key {key[:60]!r}… has {size} bytes; storage takes at most {LONGEST_KEY_BYTES}")
     if "\0" in key or not _NO_PARTS.isdisjoint(key.split("/")):
         raise UsageError(f"key {key!r} is not valid: its parts must not be empty, '.' or '..'")
     return key
+
+
+def is_unicode(name: str) -> bool:
+    """Whether a file name is valid Unicode; files with other names have no valid key."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_read_size(store: Store, key: str, size_bytes: int) -> None:

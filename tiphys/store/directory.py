@@ -25,7 +25,7 @@ from tiphys.errors import (
     UsageError,
 )
 from tiphys.faults import failpoint
-from tiphys.store.base import ObjectInfo, check_key, check_read_size, open_source
+from tiphys.store.base import ObjectInfo, check_key, check_read_size, is_unicode, open_source
 
 
 @contextlib.contextmanager
@@ -280,7 +280,7 @@ class DirectoryStore:
         rows = [(f"{start}{entry.name}{'/' if entry.is_dir() else ''}", entry) for entry in self._scan(start)]
         for key, entry in sorted(rows, key=lambda row: os.fsencode(row[0])):
             # The parts of ``start`` were checked, and no name of an entry is empty, ``.`` or ``..``.
-            if key.startswith(prefix) and _is_unicode(key) and (start or _may_hold_objects(key)):
+            if key.startswith(prefix) and is_unicode(key) and (start or _may_hold_objects(key)):
                 yield entry, key
 
     def _scan(self, folder: str) -> tuple[os.DirEntry[str], ...]:
@@ -323,12 +323,3 @@ def _may_hold_objects(folder: str) -> bool:
     """Whether a valid key can begin with ``folder``, which is empty, ends in ``/``, or is a key."""
     parts = folder.split("/")
     return parts[0] != _TEMPORARY and not any(part in ("", ".", "..") for part in parts[:-1])
-
-
-def _is_unicode(name: str) -> bool:
-    """Whether a file name is valid Unicode; foreign files with other names have no valid key."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -6,12 +6,15 @@ store was copied elsewhere it differs, too, and the hashes are the same.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
-from tiphys.errors import ObjectMissingError
+from tiphys.errors import UNKEPT_OUTPUT, ObjectMissingError, UsageError
 from tiphys.records import AttemptEnd, OutputObject, json_digest
-from tiphys.store.base import ObjectInfo, Store
+from tiphys.store.base import LONGEST_KEY_BYTES, ObjectInfo, Store, is_unicode
 from tiphys.store.layout import RunLayout
 
 
@@ -101,3 +104,51 @@ def hash_object(store: Store, key: str) -> str:
 
 def _is_changed(expected: OutputObject, info: ObjectInfo) -> bool:
     return "" not in (expected.version, info.version) and expected.version != info.version
+
+
+def list_output_files(path: Path, key: str, output: str) -> list[tuple[Path, str]]:
+    """Each file of an output with the key to store it as; empty if there is nothing at ``path``.
+
+    Object storage has files only: Argo drops links without a word, and reports a wrong name as an error of its own.
+
+    Args:
+        path: A file or a folder.
+        key: Key of the file, or the beginning of the keys of the files in the folder.
+        output: The output, for the error.
+
+    Raises:
+        UsageError: an entry is a link in a folder or no file, or its name is not valid in every store.
+    """
+    if not path.is_dir() or path.is_symlink():
+        if path.exists() and not path.is_file():
+            raise _unkept(output, path.name, "is a link to a folder, a socket or a device", "write files there")
+        return [(path, key)] if path.exists() else []
+    files = sorted(_walk(path, output))
+    objects = [(file, f"{key}/{file.relative_to(path).as_posix()}") for file in files]
+    for file, object_key in objects:
+        name = str(file.relative_to(path))
+        if not is_unicode(name):
+            raise _unkept(output, repr(os.fsencode(name))[1:], "has a name that is not UTF-8", "rename the file")
+        if (size := len(object_key.encode())) > LONGEST_KEY_BYTES:
+            reason = f"has a key of {size:,} bytes, {size - LONGEST_KEY_BYTES:,} too many"
+            raise _unkept(output, repr(name), reason, "shorten the name")
+    return objects
+
+
+def _walk(folder: Path, output: str) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                yield from _walk(Path(entry.path), output)
+            elif stat.S_ISREG(mode):
+                yield Path(entry.path)
+            elif stat.S_ISLNK(mode):
+                link = f"{entry.name} -> {Path(entry.path).readlink()}"
+                raise _unkept(output, repr(link), "is a link", "write a copy, or pack the folder into a tar file")
+            else:
+                raise _unkept(output, repr(entry.name), "is a pipe, a socket or a device", "remove it at its end")
+
+
+def _unkept(output: str, name: str, reason: str, remedy: str) -> UsageError:
+    return UsageError(f"{output}: {name} {reason}, which {UNKEPT_OUTPUT}; let the program {remedy}")

@@ -5,12 +5,11 @@ below the store's prefix belongs to the store, and any other key to a folder in
 place of the rest of the bucket. Artifacts are stored without archive.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from hera_pipelines.local.nodes import Artifact
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.store import DirectoryStore, Store
+from tiphys.store import DirectoryStore, Store, list_output_files
 
 
 class ArtifactBucket:
@@ -45,10 +44,11 @@ class ArtifactBucket:
         Raises:
             ObjectExistsError: the key is taken.
             StoreError: storage is unavailable or refuses.
+            UsageError: no store can keep an entry of the folder.
         """
         store, key = self._locate_key(artifact["s3"]["key"])
-        for path, inside in _list_files(source):
-            store.create_from_file(f"{key}/{inside}" if inside else key, path)
+        for path, file_key in list_output_files(source, key, f"output artifact {artifact['name']}"):
+            store.create_from_file(file_key, path)
 
     def _locate_key(self, key: str) -> tuple[Store, str]:
         if not key.strip("/"):
@@ -61,12 +61,3 @@ def _download(store: Store, key: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as stream:
         stream.writelines(store.chunks(key))
-
-
-def _list_files(source: Path) -> Iterator[tuple[Path, str]]:
-    if source.is_file():
-        yield source, ""
-        return
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            yield path, path.relative_to(source).as_posix()

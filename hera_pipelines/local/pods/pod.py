@@ -97,6 +97,11 @@ class PodRunner:
                     f"no field declares {', '.join(undeclared[:5])}{', …' if len(undeclared) > 5 else ''}, which the "
                     "program wrote; as in a container, that ends with the step: declare an output or mount a volume"
                 )
+            if end.code == 0 and (lost := await asyncio.to_thread(attempt.list_lost_properties)):
+                show_message(
+                    f"storage keeps only the bytes of outputs: {'; '.join(lost[:5])}{'; …' if lost[5:] else ''}; the "
+                    "next step gets plain files alone, so pack the folder into a tar file if it needs more"
+                )
         except UsageError as error:
             return self._end_with_error(attempt, f"main: Error: {error}", _ProgramEnd())
         finally:

@@ -237,6 +237,19 @@ class PodFiles:
                     undeclared.append(path)
         return sorted(undeclared)
 
+    def list_lost_properties(self) -> list[str]:
+        """What storage does not keep of the output artifacts: executable files are plain ones, empty folders gone."""
+        lost = []
+        for artifact in self.pod.artifacts("outputs"):
+            source = self.path_mapping.host_path(normalize_path(artifact["path"]))
+            for path in (source, *sorted(source.rglob("*"))):
+                name = str(Path(artifact["path"], path.relative_to(source)))
+                if path.is_dir() and not any(path.iterdir()):
+                    lost.append(f"{name!r} is an empty folder")
+                elif path.is_file() and path.stat().st_mode & 0o111:
+                    lost.append(f"{name!r} is executable")
+        return lost
+
     def store_outputs(self, exit_code: str) -> WorkflowNodeOutputs:
         """Store the declared outputs and return them.
 

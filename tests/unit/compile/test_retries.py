@@ -38,6 +38,7 @@ ENDS = [
     ("Failed", "143", "Pod was terminated in response to imminent node shutdown."),
     ("Error", "-1", "pod deleted"),
     ("Error", "-1", "wait: Error (exit code 64)"),
+    ("Error", "-1", "wait: Error (exit code 64): failed to put directory: Object name with non UTF-8 strings"),
     ("Error", "1", "wait: something"),
     ("Failed", "-1", ""),
     ("Failed", "0", ""),

@@ -26,6 +26,7 @@
 | its session says that no step was completed | Failed | any | | hang |
 | the kernel's alarm left its stacks | Failed | 137, 142 | | hang |
 | a signal, which Argo tells as SIGKILL | Failed | 137, and faulthandler's last words | | user error |
+| an output that storage cannot keep | Error | 64 | wait: Object name …, is not UTF-8 text | user error |
 | program failed | Failed | any other | | user error |
 | nothing is known | | | | unknown |
 """
@@ -50,6 +51,13 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 STUCK = "no step in 900 s, 10 times as long as the longest of the last 100 steps"
 STACKS = 'Thread 0x00007f1c (most recent call first):\n  File "train.py", line 7 in all_reduce'
 NEVER_STARTED = "Pod failed before main container starts due to UnexpectedAdmissionError"
+UNSTORABLE = (
+    "failed to put directory: Object name with non UTF-8 strings are not supported",
+    "failed to put directory: Object name cannot be longer than 1024 characters",
+    "failed to put directory: Your key is too long",
+    "illegal symlink target: model/latest -> /etc",
+    "output parameter loss is not UTF-8 text; declare it as an artifact",
+)
 
 TABLE = [
     (AttemptObservation("Succeeded", 0), None),
@@ -145,6 +153,11 @@ TABLE = [
     (AttemptObservation("Error"), Cause.INFRASTRUCTURE),
     (AttemptObservation("Error", -1, pod_message=NEVER_STARTED), Cause.INFRASTRUCTURE),
     (AttemptObservation("Error", 1, pod_message="wait: Error (exit code 1)"), Cause.INFRASTRUCTURE),
+    *(
+        (AttemptObservation("Error", 64, pod_message=f"wait: Error (exit code 64): {said}"), Cause.USER_ERROR)
+        for said in UNSTORABLE
+    ),
+    (AttemptObservation("Failed", 137, pod_reason="OOMKilled", pod_message=UNSTORABLE[0]), Cause.OUT_OF_MEMORY),
     (AttemptObservation("Failed", 1), Cause.USER_ERROR),
     (AttemptObservation("Failed", 139), Cause.USER_ERROR),
     (AttemptObservation("", 2, pod_seen=True), Cause.USER_ERROR),
@@ -168,6 +181,7 @@ def test_the_table_above_holds(seen, cause):
         (AttemptObservation("Failed", 137), "exit code 137"),
         (AttemptObservation("Failed", 75, pod_message=SHUTDOWN), SHUTDOWN),
         (AttemptObservation("Error", pod_message="wait: broken"), "wait: broken"),
+        (AttemptObservation("Error", 64, pod_message=f"wait: {UNSTORABLE[0]}"), "short names of UTF-8, and no links"),
         (AttemptObservation("Skipped"), "did not run"),
         (AttemptObservation(), "its pod is gone"),
         (AttemptObservation(pod_seen=True), "its pod says nothing"),

@@ -24,8 +24,10 @@ import pytest
 from support.processes import lives
 from support.workflows import Bench, call, dag, shell, workflow
 
+from hera_pipelines.compile.retries import step_retry_strategy
 from hera_pipelines.local.pods import init_process
 from tiphys.errors import ObjectMissingError
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.store import DirectoryStore
 
 WAIT_FOR_TERM = "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done"
@@ -116,6 +118,34 @@ def test_an_output_parameter_that_is_no_text_is_an_error_that_says_so(bench: Ben
     outputs = {"parameters": [{"name": "loss", "valueFrom": {"path": "/tmp/loss"}}]}
     assert bench.run(python("open('/tmp/loss', 'wb').write(b'\\xff\\xfe')", outputs=outputs)) == "Error"
     assert "output parameter loss is not UTF-8 text; declare it as an artifact" in bench.last("wf.run").message
+
+
+MODEL = {"name": "model", "path": "/tmp/model", "s3": {"key": "kept"}, "archive": {"none": {}}}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (r"os.close(os.open(b'/tmp/model/\xff', os.O_CREAT, 0o600))", r"'\xff' has a name that is not UTF-8"),
+        ("os.symlink('weights', '/tmp/model/latest')", "'latest -> weights' is a link"),
+    ],
+)
+def test_an_output_that_no_store_can_keep_ends_the_step_once(bench: Bench, source: str, said: str) -> None:
+    source = f"import os; os.mkdir('/tmp/model'); open('/tmp/model/weights', 'w').close(); {source}"
+    manifest = python(source, outputs={"artifacts": [MODEL]}, retryStrategy=step_retry_strategy(RetryPolicy()))
+    assert bench.run(manifest) == "Error"
+    [message] = {change.message for change in bench.changes if change.node == "wf.run(0)" and change.message}
+    assert said in message
+    assert not any(change.node == "wf.run(1)" for change in bench.changes)
+    assert list(bench.store.list("kept")) == []
+
+
+def test_modes_and_empty_folders_of_an_output_are_not_lost_in_silence(bench: Bench) -> None:
+    source = "mkdir -p /tmp/model/logs; echo x > /tmp/model/run.sh; chmod 755 /tmp/model/run.sh; echo w > /tmp/model/w"
+    assert bench.run(only(source, outputs={"artifacts": [MODEL]})) == "Succeeded"
+    [message] = [change.message for change in bench.changes if "bytes of outputs" in change.message]
+    assert "'/tmp/model/logs' is an empty folder; '/tmp/model/run.sh' is executable; the next step" in message
+    assert "model/w'" not in message
 
 
 def test_a_command_that_does_not_exist_is_named(bench: Bench) -> None:
