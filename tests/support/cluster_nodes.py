@@ -41,6 +41,21 @@ def foreign_pod(name: str = "notebook", gpus: int = 2, on: str = "n1", phase: st
     return {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": spec, "status": {"phase": phase}}
 
 
+def labelled_pod(
+    name: str = "digits-1",
+    gpus: int = 2,
+    namespace: str = "ml",
+    uid: str = "u1",
+    attempt: str = "1",
+    phase: str = "Running",
+) -> Object:
+    """A pod that says that it belongs to an attempt of the Workflow ``uid``, as each tenant may."""
+    pod = foreign_pod(name, gpus, phase=phase)
+    labels = {"tiphys.dev/workflow-uid": uid, "tiphys.dev/attempt": attempt}
+    pod["metadata"] |= {"namespace": namespace, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return pod
+
+
 def member(run: str, rank: int, on: str) -> Object:
     """A pod of an attempt on several nodes, of the Workflow that holds the lease of `support.ledger.lease`."""
     labels = {

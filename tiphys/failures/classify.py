@@ -130,6 +130,7 @@ the pods of a gang, so there 64 is the program's usage error."""
 
 _OWN_OUTPUT_PHRASES = (UNKEPT_OUTPUT, "is not UTF-8 text")
 """Of messages that say what to do."""
+_EXECUTOR_PREFIX = "wait: Error (exit code 64): "
 CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
     Cause.OUT_OF_MEMORY: ("OOMKilled",),
     Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline"),

@@ -124,7 +124,8 @@ def nodes(
         )
     settings, flavors = read_node_settings(rules)
     slow = observe_slow_gangs(store, ledger_state.leases, utc_now())
-    observed, held = observe_cluster_nodes(api, settings, flavors, slow), count_held_gpus(ledger_state)
+    observed = observe_cluster_nodes(api, settings, flavors, ledger_state.leases, slow)
+    held = count_held_gpus(ledger_state)
     for node in observed:
         if node.unreadable_memory:
             screen.note(
@@ -160,13 +161,15 @@ def uncordon(
     _set_unschedulable(command, node, context, kubeconfig, unschedulable=False)
 
 
-def apply_cluster_nodes(api: "KubeApi", rules: QueueRules, note: Callable[[str], object]) -> QueueRules:
+def apply_cluster_nodes(
+    api: "KubeApi", rules: QueueRules, leases: Sequence[Lease], note: Callable[[str], object]
+) -> QueueRules:
     """Add the cluster's nodes to the queues, as a service does; without permission to read nodes, ``note`` says so."""
     if not isinstance(rules, Queues) or rules.cluster_nodes is None:
         return rules
     try:
         return rules.with_nodes(
-            [observed.node for observed in observe_cluster_nodes(api, rules.cluster_nodes, rules.flavor_set)],
+            [observed.node for observed in observe_cluster_nodes(api, rules.cluster_nodes, rules.flavor_set, leases)],
             are_current=True,
         )
     except ForbiddenError as error:
@@ -175,7 +178,7 @@ def apply_cluster_nodes(api: "KubeApi", rules: QueueRules, note: Callable[[str],
 
 
 def observe_cluster_nodes(
-    api: "KubeApi", settings: ClusterNodes, flavors: FlavorSet, slow: SlowGangs = ()
+    api: "KubeApi", settings: ClusterNodes, flavors: FlavorSet, leases: Sequence[Lease], slow: SlowGangs = ()
 ) -> "list[ObservedNode]":
     """The nodes with GPUs, with the evidence of their pods and of slow ranks."""
     from tiphys_plugin.nodes.node import observe_nodes
@@ -184,7 +187,7 @@ def observe_cluster_nodes(
 
     pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
     return observe_nodes(
-        api.list(NODES).items, pods, settings, utc_now(), flavors.label_keys, slow_rank_evidence(slow, pods)
+        api.list(NODES).items, pods, settings, utc_now(), flavors.label_keys, slow_rank_evidence(slow, pods), leases
     )
 
 

@@ -192,7 +192,7 @@ def why(
     else:
         place = f"GPULedger {api.namespace}/{name}"
         rules, ledger_state = parse_ledger(existing_ledger(api, name))
-        rules = apply_cluster_nodes(api, rules, screen.note)
+        rules = apply_cluster_nodes(api, rules, ledger_state.leases, screen.note)
         share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
     leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]

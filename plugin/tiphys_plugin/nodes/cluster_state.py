@@ -22,6 +22,7 @@ from tiphys_plugin.nodes.node import (
     relevant_node_fields,
 )
 from tiphys_plugin.quota.flavors import ClusterNodes
+from tiphys_plugin.quota.lease import Lease
 
 FactsT = TypeVar("FactsT")
 _NodeInputs = tuple[ClusterNodes, int, tuple[NodeEvidence, ...], frozenset[str]]
@@ -65,7 +66,7 @@ class WatchedFacts(Generic[FactsT]):
 
 
 class ClusterState:
-    """Nodes, foreign pods, and failures that point at nodes, including failures of deleted pods."""
+    """Nodes, pods with GPUs, and failures that point at nodes, including failures of deleted pods."""
 
     def __init__(self) -> None:
         self.nodes: WatchedFacts[Object] = WatchedFacts(relevant_node_fields)
@@ -90,16 +91,24 @@ class ClusterState:
             self._external_evidence, self._external_version = evidence, self._external_version + 1
 
     def observe_nodes(
-        self, settings: ClusterNodes, now: datetime, flavor_labels: frozenset[str] = frozenset()
+        self,
+        settings: ClusterNodes,
+        now: datetime,
+        flavor_labels: frozenset[str] = frozenset(),
+        leases: Sequence[Lease] | None = None,
     ) -> list[ObservedNode]:
-        """All GPU nodes that ``settings`` select, sorted by name; of their labels only ``flavor_labels`` are kept."""
+        """All GPU nodes that ``settings`` select, sorted by name; of their labels only ``flavor_labels`` are kept.
+
+        ``leases`` are as in `foreign_gpus_by_node`.
+        """
         self._expire_hints(now - timedelta(hours=settings.suspect_hours))
-        foreign, hints = foreign_gpus_by_node(self.pods.facts.values()), hints_by_node(self._hints.values())
+        foreign = foreign_gpus_by_node(self.pods.facts.values(), self.nodes.facts.values(), leases)
+        hints = hints_by_node(self._hints.values())
         parsed = {}
         for node in self.nodes.facts.values():
             name = node["metadata"]["name"]
             evidence = (*hints.get(name, ()), *self._external_evidence.get(name, ()))
-            inputs = (settings, foreign.get(name, 0), evidence, flavor_labels)
+            inputs = (settings, foreign[name], evidence, flavor_labels)
             parsed[name] = self._read(node, inputs, now)
         self._last_read = parsed
         return deduplicate_hosts(observed for _, observed in parsed.values() if observed is not None)

@@ -7,9 +7,11 @@ hardware or know the plans for the machine.
 
 A pod can use GPUs of its node, or be evidence against the node by its failure.
 The label of attempts marks the pods of Tiphys. Their GPUs are counted by leases,
-whether or not the pods exist yet; all other pods are foreign.
+whether or not the pods exist yet; all other pods are foreign. Each tenant may write
+that label, so GPUs of a labelled pod beyond the lease of its attempt are foreign too.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,6 +27,7 @@ from tiphys_plugin.cluster.interface import GPU_RESOURCE, requested_gpus
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, HealthSignal
+from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.placement.model import GpuNode
 
 _FALSE_VALUES = ("False",)
@@ -109,25 +112,39 @@ NODE_FAULT_REASONS = (
 allocated, and a container runtime that could not start a program although its image was present."""
 
 
+class AttemptIdentity(NamedTuple):
+    """The attempt that a pod names, or that holds a lease."""
+
+    namespace: str
+    workflow_uid: str
+    attempt: str
+
+
 class PodFacts(NamedTuple):
     """The relevant facts of a pod that has a node."""
 
     node: str
     """Name of the Node object."""
-    foreign_gpus: int = 0
+    gpus: int = 0
+    attempt: AttemptIdentity | None = None
+    """The attempt that the pod says it belongs to; None without the label of attempts."""
     hint: NodeEvidence | None = None
 
 
 def read_pod_facts(pod: Object) -> PodFacts | None:
-    """Extract the facts of a pod; None if it neither uses GPUs as a foreign pod nor is evidence against its node."""
+    """Extract the facts of a pod; None if it neither uses GPUs nor is evidence against its node."""
     node = (pod.get("spec") or {}).get("nodeName")
     if not node:
         return None
-    if ATTEMPT_LABEL in (pod["metadata"].get("labels") or {}):
-        hint = _failure_hint(pod)
-        return PodFacts(node, hint=hint) if hint is not None else None
     gpus = 0 if is_final_pod_phase((pod.get("status") or {}).get("phase")) else requested_gpus(pod)
-    return PodFacts(node, gpus) if gpus else None
+    if ATTEMPT_LABEL not in (pod["metadata"].get("labels") or {}):
+        return PodFacts(node, gpus) if gpus else None
+    hint = _failure_hint(pod)
+    if not gpus and hint is None:
+        return None
+    status = pod_status(pod)
+    attempt = AttemptIdentity(status.namespace, status.workflow_uid, status.labels[ATTEMPT_LABEL])
+    return PodFacts(node, gpus, attempt, hint)
 
 
 def _failure_hint(pod: Object) -> NodeEvidence | None:
@@ -143,13 +160,34 @@ def _failure_hint(pod: Object) -> NodeEvidence | None:
     return NodeEvidence(source, message, "hint", at)
 
 
-def foreign_gpus_by_node(facts: Iterable[PodFacts]) -> dict[str, int]:
-    """GPUs of foreign pods, by Node object."""
-    used: dict[str, int] = {}
+def foreign_gpus_by_node(
+    facts: Iterable[PodFacts], nodes: Iterable[Object], leases: Iterable[Lease] | None
+) -> Counter[str]:
+    """GPUs that no lease counts, by Node object.
+
+    Args:
+        facts: Facts of the pods.
+        nodes: Results of `relevant_node_fields`, because leases name nodes by their host name label.
+        leases: All leases; None trusts the labels of pods, while the ledger is being recovered from them.
+    """
+    used = Counter[tuple[str, AttemptIdentity | None]]()
     for pod in facts:
-        if pod.foreign_gpus:
-            used[pod.node] = used.get(pod.node, 0) + pod.foreign_gpus
-    return used
+        used[pod.node, pod.attempt] += pod.gpus
+    leased, unplaced = Counter[tuple[str, AttemptIdentity]](), set[AttemptIdentity]()
+    for lease in leases or ():
+        request = lease.request
+        attempt = AttemptIdentity(request.namespace, request.uid, str(request.attempt))
+        unplaced.update(() if lease.nodes else (attempt,))
+        for host in lease.nodes:
+            leased[host, attempt] += request.gpus_per_member
+    hosts = {node["metadata"]["name"]: node["metadata"]["labels"].get(HOSTNAME_LABEL, "") for node in nodes}
+    foreign = Counter[str]()
+    for (name, claimed), gpus in used.items():
+        if claimed is None:
+            foreign[name] += gpus
+        elif leases is not None and claimed not in unplaced:
+            foreign[name] += max(0, gpus - leased[hosts.get(name, ""), claimed])
+    return foreign
 
 
 UNKNOWN_GPU_TYPE = "unknown"
@@ -237,18 +275,20 @@ def observe_nodes(
     now: datetime,
     flavor_labels: Collection[str] = (),
     external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = MappingProxyType({}),
+    leases: Iterable[Lease] = (),
 ) -> list[ObservedNode]:
     """All GPU nodes that ``settings`` select, sorted by name, from listed Node and Pod objects.
 
-    ``external_evidence`` is evidence from outside the API server, by Node object.
+    ``external_evidence`` is evidence from outside the API server, by Node object. ``leases`` are all leases.
     """
     facts = [pod_facts for pod in pods if (pod_facts := read_pod_facts(pod)) is not None]
-    foreign, hints = foreign_gpus_by_node(facts), hints_by_node(facts)
+    found = [relevant_node_fields(node) for node in nodes]
+    foreign, hints = foreign_gpus_by_node(facts, found, leases), hints_by_node(facts)
     observed = []
-    for fields in map(relevant_node_fields, nodes):
+    for fields in found:
         name = fields["metadata"]["name"]
         evidence = (*hints.get(name, ()), *external_evidence.get(name, ()))
-        observed.append(parse_node(fields, settings, foreign.get(name, 0), evidence, now, flavor_labels))
+        observed.append(parse_node(fields, settings, foreign[name], evidence, now, flavor_labels))
     return deduplicate_hosts(node for node in observed if node is not None)
 
 

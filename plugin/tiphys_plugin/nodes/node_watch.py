@@ -6,7 +6,7 @@ a watch is lost later, the last state remains valid.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -21,6 +21,7 @@ from tiphys.records import utc_now
 from tiphys_plugin.nodes.cluster_state import ClusterState, next_verdict_change
 from tiphys_plugin.nodes.health import NodeEvidence
 from tiphys_plugin.nodes.node import ObservedNode, read_pod_facts
+from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues
 
 _UNFINISHED_POD_FIELDS = "spec.nodeName!=,status.phase!=Succeeded"
@@ -46,14 +47,18 @@ class _ResolvedRules:
     """Queues resolved to the nodes of one instant, and until when the result is valid for the same declared queues."""
 
     declared: Queues
+    leases: Sequence[Lease] | None
     version: tuple[int, int, int]
     valid_until: datetime | None
     observed_nodes: tuple[ObservedNode, ...]
     queues: Queues
 
-    def is_valid_for(self, declared: Queues, version: tuple[int, int, int], now: datetime) -> bool:
-        """Whether the result still holds for these queues."""
+    def is_valid_for(
+        self, declared: Queues, leases: Sequence[Lease] | None, version: tuple[int, int, int], now: datetime
+    ) -> bool:
+        """Whether the result still holds for these queues and leases."""
         unchanged = self.version == version and (self.valid_until is None or now < self.valid_until)
+        unchanged = unchanged and self.leases == leases
         return unchanged and (self.declared is declared or self.declared == declared)
 
 
@@ -78,8 +83,10 @@ class ClusterInventory:
     ) -> None:
         self._stop.set()
 
-    def resolve_rules(self, declared: QueueRules) -> QueueRules:
+    def resolve_rules(self, declared: QueueRules, leases: Sequence[Lease] | None = None) -> QueueRules:
         """Resolve queues with ``cluster_nodes`` to the current nodes; returns the same object until they change.
+
+        ``leases`` are all leases; None believes each pod that it belongs to the attempt that it names.
 
         Returns `MisconfiguredQueues` if the nodes cannot be listed, so that no GPUs are granted.
         """
@@ -94,10 +101,12 @@ class ClusterInventory:
             if not self._state.synced:
                 return MisconfiguredQueues(self._not_observed_message())
             now, version = self._clock(), self._state.version
-            if self._resolved is None or not self._resolved.is_valid_for(declared, version, now):
-                observed = tuple(self._state.observe_nodes(declared.cluster_nodes, now, declared.flavor_set.label_keys))
+            if self._resolved is None or not self._resolved.is_valid_for(declared, leases, version, now):
+                labels = declared.flavor_set.label_keys
+                observed = tuple(self._state.observe_nodes(declared.cluster_nodes, now, labels, leases))
+                queues = self._resolve_queues(declared, observed)
                 self._resolved = _ResolvedRules(
-                    declared, version, next_verdict_change(observed), observed, self._resolve_queues(declared, observed)
+                    declared, leases, version, next_verdict_change(observed), observed, queues
                 )
             return self._resolved.queues
 

@@ -258,7 +258,8 @@ def _read_queues(
     if ledger is None:
         return UnknownValue(f"there is no GPULedger {homes[0]}/{DEFAULT_LEDGER_NAME}")
     notes: list[str] = []
-    rules = apply_cluster_nodes(api, parse_ledger(ledger)[0], notes.append)
+    rules, ledger_state = parse_ledger(ledger)
+    rules = apply_cluster_nodes(api, rules, ledger_state.leases, notes.append)
     return rules, "; ".join(notes)
 
 

@@ -92,7 +92,7 @@ class ClusterGpus:
         notes += describe_used_shares(rules, state)
         if rules is None:
             notes.append("no queues are declared, so GPUs are not limited")
-        rules = apply_cluster_nodes(api, rules, notes.append)
+        rules = apply_cluster_nodes(api, rules, state.leases, notes.append)
         return describe_queues(f"GPULedger {api.namespace}/{self._ledger}", rules, state, notes)
 
     def read_nodes(self) -> NodesView:
@@ -113,7 +113,7 @@ class ClusterGpus:
                 status=describe_node_status(one),
                 evidence=tuple((item.source, item.message, item.at) for item in one.verdict.evidence),
             )
-            for one in observe_cluster_nodes(api, settings, flavors)
+            for one in observe_cluster_nodes(api, settings, flavors, state.leases)
         ]
         uses_nodes = isinstance(rules, Queues) and rules.cluster_nodes is not None
         notes = () if uses_nodes else ("The queues ignore the nodes of the cluster.",)

@@ -31,7 +31,7 @@ from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, LeaseRequest
+from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, Lease, LeaseRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject, LedgerVersion
 from tiphys_plugin.quota.ledger.room import find_room_objection, find_share_objection
@@ -183,7 +183,8 @@ class KubernetesLedger(BaseLedger):
         check_every: Shortest time between two checks of one lease.
         forget_after: Age at which pending requests no longer delay others.
         pause: Sleeps between two tries.
-        rules: Maps the declared queues to those under which the scheduler decides.
+        rules: Maps the declared queues and the leases to the queues under which the scheduler decides; the leases are
+            None while they are being recovered.
         run_in_background: Runs a function that takes seconds; None: in a thread of its own.
 
     Raises:
@@ -200,7 +201,7 @@ class KubernetesLedger(BaseLedger):
         check_every: timedelta = CHECK_EVERY,
         forget_after: timedelta = FORGET_AFTER,
         pause: Callable[[float], object] = time.sleep,
-        rules: Callable[[QueueRules], QueueRules] = lambda declared: declared,
+        rules: Callable[[QueueRules, Sequence[Lease] | None], QueueRules] = lambda declared, _: declared,
         run_in_background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         super().__init__(clock, check_every, forget_after)
@@ -221,7 +222,7 @@ class KubernetesLedger(BaseLedger):
         lease = secrets.token_hex(8)
 
         def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
-            if self._recovering_until is not None and self._clock() < self._recovering_until:
+            if self._is_recovering:
                 message = "the leases of live pods are being recorded in the GPU ledger, which lacked them"
                 return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
@@ -284,7 +285,14 @@ class KubernetesLedger(BaseLedger):
         if version.needs_write:
             self._update(lambda state, _: state)
             version = self._ledger_object.read()
-        return version.state, self._rules(version.rules)
+        return version.state, self._resolve_rules(version)
+
+    def _resolve_rules(self, version: LedgerVersion) -> QueueRules:
+        return self._rules(version.rules, None if self._is_recovering else version.state.leases)
+
+    @property
+    def _is_recovering(self) -> bool:
+        return self._recovering_until is not None and self._clock() < self._recovering_until
 
     def _apply_batch(self, writes: list[QueuedWrite[Any]]) -> list[Any]:
         """Apply ``writes`` in order, store the result, and return the answers.
@@ -317,7 +325,7 @@ class KubernetesLedger(BaseLedger):
         """The answers; None if another service has written meanwhile."""
         began = time.monotonic()
         version = self._ledger_object.read()
-        rules = self._rules(version.rules)
+        rules = self._resolve_rules(version)
         after, answers = self._with_seen_at(version.state), []
         for write in writes:
             after, answer = write.transition(after, rules)

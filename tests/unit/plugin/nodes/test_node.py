@@ -7,13 +7,16 @@
 | cordoned, not ready, a fault, a notice | kept, and nothing new starts there; a fault or notice: what runs has to go |
 | a GPU that the device plugin has taken out | counts as gone, and as a hint |
 | pods of others | their GPUs are used |
+| pods with the label of an attempt | GPUs beyond the lease of that attempt on this node are those of others |
 | pods of trainings that could not start | hints |
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
+from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
+from support.ledger import lease
 from tiphys_plugin.cluster.interface import requested_gpus
 from tiphys_plugin.nodes.health import NodeHealth
 from tiphys_plugin.nodes.node import ObservedNode, observe_nodes
@@ -133,9 +136,40 @@ def test_gpus_of_others_are_used():
         foreign_pod("d", 1, on="n2"),
     ]
     pods += [foreign_pod("e", 2, on=""), foreign_pod("f", 0)]
-    ours = foreign_pod("ours", 4)
-    ours["metadata"]["labels"] = {"tiphys.dev/attempt": "1"}
-    assert looked_at(node(), *pods, ours).node.foreign_gpus == 3
+    assert looked_at(node(), *pods).node.foreign_gpus == 3
+
+
+LEASED = replace(lease(4, "u1", namespace="ml", members=2), nodes=("host-1", "host-2"))
+"""Two GPUs each on two nodes, for attempt 1 of the Workflow u1."""
+
+
+@pytest.mark.parametrize(
+    ("pods", "foreign"),
+    [
+        ([labelled_pod("a", 2)], 0),
+        ([labelled_pod("a", 1), labelled_pod("b", 1)], 0),
+        ([labelled_pod("a", 2), labelled_pod("b", 2)], 2),
+        ([labelled_pod("a", 8)], 6),
+        ([labelled_pod("a", 8, phase="Failed")], 0),
+        ([labelled_pod("a", 2, namespace="other")], 2),
+        ([labelled_pod("a", 2, uid="u9")], 2),
+        ([labelled_pod("a", 2, attempt="2")], 2),
+        ([labelled_pod("a", 2), labelled_pod("b", 4, namespace="other"), foreign_pod("c", 1)], 5),
+    ],
+    ids=[
+        *("leased", "two pods of it", "twice", "more than its lease", "over", "another namespace", "another Workflow"),
+        *("another attempt", "beside it"),
+    ],
+)
+def test_gpus_of_a_pod_beyond_the_lease_of_the_attempt_that_it_names_are_those_of_others(pods, foreign):
+    labels = {"kubernetes.io/hostname": "host-1"}
+    [seen] = observe_nodes([node(labels=labels)], pods, ClusterNodes(), NOW, leases=[LEASED])
+    assert seen.node.foreign_gpus == foreign
+
+
+def test_a_lease_without_nodes_covers_its_pods_on_each_node():
+    [seen] = observe_nodes([node()], [labelled_pod("a", 4)], ClusterNodes(), NOW, leases=[lease(4, "u1")])
+    assert seen.node.foreign_gpus == 0
 
 
 def test_a_pod_needs_what_its_containers_need_at_the_worst_moment():

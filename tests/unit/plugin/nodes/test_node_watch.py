@@ -6,6 +6,7 @@
 | they are not listed yet, or may not be | nothing new is granted, and the reason says so |
 | nothing changes that counts | the very same queues |
 | a node comes, changes, goes; a pod of others does | other queues |
+| a pod carries the label of an attempt without its lease | its GPUs are those of others |
 | the watch is lost | what was seen last goes on to count |
 | GPUs that exist on no node of today | wait, and hold nobody up |
 | a node is broken, or says that it will go | what runs there is asked to save and go |
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
+from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
 from support.kube_server import KubeServer, serving
 from support.ledger import NOW, ask, lease, waiting
 from support.memory import MemoryStore
@@ -153,6 +154,30 @@ def test_without_the_right_to_see_nodes_nothing_is_granted_and_the_reason_says_w
         until(lambda: isinstance(ledger.request(ask(1, gpu_type=None)), Admitted))
     [held] = ledger.snapshot().leases
     assert held.nodes == ("n1",)
+
+
+@pytest.mark.parametrize("namespace", ["tiphys", "stranger"])
+def test_a_pod_that_forges_the_label_of_an_attempt_hides_no_gpus(api, clock, inventory, namespace):
+    api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": DECLARED})
+    add(api, node("n1"))
+    ledger = KubernetesLedger(api, "tiphys", clock=clock, rules=inventory.resolve_rules)
+    until(lambda: isinstance(ledger.request(ask(4, "u1", namespace="tiphys", gpu_type=None)), Admitted))
+    api.create(PODS, "tiphys", labelled_pod("digits-1", 4, "tiphys"))
+    api.create(PODS, namespace, labelled_pod("forged", 4, namespace))
+
+    def answer():
+        return ledger.request(ask(4, "u2", namespace="tiphys", gpu_type=None))
+
+    until(lambda: isinstance(answer(), Deferred))
+    assert answer().reason is AdmissionReason.WAITING_FOR_INVENTORY
+    assert [one.node.foreign_gpus for one in inventory.observed_nodes] == [4]
+    ledger.hold_grants()
+    ledger.snapshot()
+    believed = [one.node.foreign_gpus for one in inventory.observed_nodes]
+    assert believed == [0], "while leases are being recovered from pods, their labels are believed"
+    ledger.end_recovery()
+    api.delete(PODS, namespace, "forged")
+    until(lambda: isinstance(answer(), Admitted))
 
 
 def test_while_nodes_cannot_be_listed_nothing_is_granted(server, inventory):
