@@ -76,6 +76,8 @@ class RunSummary(Record):
     """Attempts of all its steps."""
     steps_done: int
     steps_total: int
+    workflow: str = Field(default="", exclude_if=lambda workflow: not workflow)
+    """Namespace and name of its Workflow, as ``ml/digits-7xk2p``, while it is seen to run."""
     last_activity: Timestamp | None
     """Time of the newest record, or of the newest report of a training that has not ended, by its writer's clock; None
     if no record could be read."""
@@ -348,7 +350,8 @@ def _read_pipeline_name(store: Store, run: str) -> str:
 
 def _summary(store: Store, run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
     last = run_plan.state.submissions[-1] if run_plan.state.submissions else None
-    phase, reason = determine_run_phase(last, look_up_workflow(last, submitter))
+    lookup = look_up_workflow(last, submitter)
+    phase, reason = determine_run_phase(last, lookup)
     steps = run_plan.pipeline.steps
     return RunSummary(
         run=run_plan.state.record.run,
@@ -359,6 +362,7 @@ def _summary(store: Store, run_plan: RunPlan, submitter: Submitter | None) -> Ru
         attempts=sum(len(step.attempts) for step in run_plan.state.steps.values()),
         steps_done=sum(task.name in steps and _is_done(run_plan, task) for task in run_plan.decisions.tasks),
         steps_total=sum(task.name in steps for task in run_plan.decisions.tasks),
+        workflow=f"{lookup.live.namespace}/{lookup.live.name}" if lookup.live and lookup.live.running else "",
         last_activity=_last_activity(store, run_plan),
     )
 

@@ -24,7 +24,8 @@ def find_unrecorded(store: Store, run: str) -> NotFoundError | None:
         read_run(store, run)
     except NotFoundError as error:
         hint = f"`{shlex.join(['tiphys', 'resume', run, '--cluster'])}` takes up a Workflow of this name that an outage"
-        return NotFoundError(f"{error}; {hint} kept from being recorded")
+        why = f"`{shlex.join(['tiphys', 'why', run])}` shows what one waits for that has not begun"
+        return NotFoundError(f"{error}; {hint} kept from being recorded, and {why}")
     return None
 
 

@@ -21,7 +21,7 @@ from tiphys_controller.submit.submitter import Submitter
 from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_chart, summarize_usage, time_chart
 from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
-from tiphys.errors import NotFoundError
+from tiphys.errors import NotFoundError, StoreError
 from tiphys.records import AttemptEndOutcome, Preemption
 from tiphys.store import Store
 
@@ -119,6 +119,8 @@ class RunView:
     """What to type next; empty if nothing is to be done."""
     command_effect: str
     steps: tuple[StepView, ...]
+    obstacles: tuple[str, ...]
+    """What its steps wait for on the cluster, one sentence each."""
     picture: DagPicture | None
     """None for a pipeline of too many tasks."""
     submission: SubmissionDetail | None
@@ -237,6 +239,7 @@ def read_run_view(
         command=command,
         command_effect=effect,
         steps=steps,
+        obstacles=_find_obstacles(submitter, detail, now),
         picture=place_tasks({step.name: step.needs for step in detail.steps}) if len(steps) <= MAX_TASKS else None,
         submission=_find_submission(detail, number),
         attempts=tuple(attempts),
@@ -254,6 +257,19 @@ def read_run_view(
         damaged=tuple(dict.fromkeys((*detail.damaged, *usage.damaged))),
         read_at=now,
     )
+
+
+def _find_obstacles(submitter: Submitter | None, detail: RunDetail, now: datetime) -> tuple[str, ...]:
+    if not (workflow := detail.summary.workflow):
+        return ()
+    from tiphys_controller.doctor import ObstacleFinder  # brings the client of Kubernetes
+
+    if not isinstance(submitter, ObstacleFinder):
+        return ()
+    try:
+        return tuple(obstacle.reason for obstacle in submitter.find_obstacles([workflow], now))
+    except StoreError as error:
+        return (f"what its steps wait for is not known: {error}",)
 
 
 def find_chart(name: str) -> Callable[[Sequence[StepTimeUsage]], ReportChart]:

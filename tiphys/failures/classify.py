@@ -321,7 +321,11 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
         return None
     if code in EXIT_CODES and not (observation.member and code in _ARGOEXEC_EXIT_CODES):
         cause, meaning = EXIT_CODES[code]
-        return FailureVerdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
+        said = _last_own_line(observation.termination_message) if code == EX_UNAVAILABLE else ""
+        if "credentials" in said:
+            meaning = "no outage: it lacks credentials that its store accepts, which Secret tiphys-store gives its pod"
+        evidence = f"exit code {code}: {meaning}{f' ({said})' if said else ''}"
+        return FailureVerdict(cause, evidence, f"exit-code-{code}", said)
     if observation.status == "Error":
         return None
     said = observation.crash_error or _last_line(observation.termination_message)
@@ -332,6 +336,12 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
 def _last_line(text: str) -> str:
     """The last line of ``text`` that the program wrote itself, truncated."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(LOG_PREFIX)]
+    return line_at(lines[-1], 0) if lines else ""
+
+
+def _last_own_line(text: str) -> str:
+    """The last message of Tiphys in the output of the program, truncated."""
+    lines = [line.removeprefix(LOG_PREFIX) for line in text.splitlines() if line.startswith(LOG_PREFIX)]
     return line_at(lines[-1], 0) if lines else ""
 
 

@@ -4,9 +4,9 @@ A pod that does not start writes no log, and what Tiphys records says only that 
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tiphys.errors import ForbiddenError
 from tiphys.kube import KubeApi, Object
@@ -77,6 +77,11 @@ class Obstacle(NamedTuple):
         """Name of the task of the entry point that waits; empty: the whole Workflow."""
         return re.split(r"[.(]", self.step, maxsplit=1)[0]
 
+    @property
+    def reason(self) -> str:
+        """Who waits, for what, and the remedy, beside the name of the run."""
+        return f"{self.task or 'its Workflow'} waits: {self.sentence}; {self.remedy}"
+
     def __str__(self) -> str:
         where = f"{self.namespace}/{self.workflow}{f', {self.step}' if self.step else ''}"
         return f"{where}: {self.sentence}"
@@ -114,6 +119,20 @@ def observe_obstacles(
         own = [one for one in alive if one["metadata"]["namespace"] == place]
         obstacles += [obstacle for one in own for obstacle in find_obstacles(one, pods, events, now)]
     return obstacles
+
+
+@runtime_checkable
+class ObstacleFinder(Protocol):
+    """A submitter that sees the pods of its cluster."""
+
+    def find_obstacles(self, workflows: Collection[str], now: datetime) -> list[Obstacle]:
+        """What keeps these Workflows from going on, each named ``namespace/name``; costs two or three listings of each
+        namespace.
+
+        Raises:
+            ForbiddenError: the account may not list Workflows or pods.
+            StoreError: the API server does not answer.
+        """
 
 
 def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Object], now: datetime) -> list[Obstacle]:

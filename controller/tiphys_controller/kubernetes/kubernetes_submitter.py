@@ -4,12 +4,16 @@ It needs no argo-server; see `tiphys_controller.argo_server` for that.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from itertools import chain
 
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.kube import KubeApi, ListSnapshot, Object, WatchEvent, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys_controller.doctor.obstacles import Obstacle, distinct_obstacles, observe_obstacles
 from tiphys_controller.kubernetes.workflow_view import build_live_workflow, is_workflow_finished
 from tiphys_controller.submit.submitter import LiveWorkflow, ShutdownStrategy
 
@@ -30,6 +34,14 @@ class KubernetesSubmitter:
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         found = self._api.get(WORKFLOWS, namespace, name)
         return build_live_workflow(found) if found else None
+
+    def find_obstacles(self, workflows: Collection[str], now: datetime) -> list[Obstacle]:
+        """As of `tiphys_controller.doctor.ObstacleFinder`."""
+        names = defaultdict[str, set[str]](set)
+        for namespace, _, name in (workflow.partition("/") for workflow in workflows):
+            names[namespace].add(name)
+        found = (observe_obstacles(self._api, namespace, now, chosen) for namespace, chosen in sorted(names.items()))
+        return distinct_obstacles(chain.from_iterable(found))
 
     def create(self, manifest: Manifest) -> LiveWorkflow:
         """Create the Workflow under its ``metadata.name``, in its ``metadata.namespace``.

@@ -2,9 +2,10 @@
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -12,7 +13,7 @@ from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, descr
 from tiphys_controller.plan.drift import format_change
 from tiphys_controller.run_comparison import compare_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
-from tiphys_controller.runs import RunFilter, RunOrder, sort_runs
+from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
@@ -30,14 +31,18 @@ from hera_pipelines.cli.shared_options import (
     parse_run_step,
 )
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, cluster_submitter, refuse_options
+from hera_pipelines.cli.unrecorded_workflow import find_unrecorded
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.errors import ConflictError
+from tiphys.errors import ConflictError, NotFoundError, StoreError
 from tiphys.lineage import read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import describe_training_progress
 from tiphys.protocol.quantities import format_bytes, parse_duration_seconds
 from tiphys.records import Event, utc_now
 from tiphys.store import Store, read_submissions
+
+if TYPE_CHECKING:
+    from tiphys_controller.doctor import Obstacle
 
 RUNS_EXAMPLES = """\b
 Examples:
@@ -98,9 +103,11 @@ def runs(
     all_summaries = list_run_summaries(run_store, submitter)
     selected = filter(RunFilter(pipeline, state or (), begin).accepts, all_summaries)
     summaries = sort_runs(selected, sort)[:limit]
+    obstacles = _find_obstacles(screen, submitter, summaries)
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
-        screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in summaries]}, output)
+        rows = [one.model_dump(mode="json") | _obstacle_fields(obstacles[one.workflow]) for one in summaries]
+        screen.document({**document, "runs": rows}, output)
         return
     if not all_summaries:
         screen.note("the store has no runs yet; start one with `tiphys run FILE`")
@@ -118,7 +125,7 @@ def runs(
                 str(summary.submissions),
                 str(summary.attempts),
                 _optional_time(summary.last_activity),
-                summary.reason,
+                next((one.reason for one in obstacles[summary.workflow]), summary.reason),
             )
             for summary in summaries
         ],
@@ -246,11 +253,20 @@ def get(
     run_store = existing_store(screen, store)
     submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     run, _, step = where.partition("/")
-    detail = describe_run(run_store, run, submitter, step)
+    try:
+        detail = describe_run(run_store, run, submitter, step)
+    except NotFoundError:
+        if (missing := find_unrecorded(run_store, run)) is not None:
+            raise missing from None
+        raise
+    found = _find_obstacles(screen, submitter, [detail.summary])[detail.summary.workflow]
+    obstacles = [one for one in found if not step or one.task in ("", *(shown.name for shown in detail.steps))]
     if output is not Format.TABLE:
-        screen.document(detail.model_dump(mode="json", by_alias=True), output)
+        screen.document(detail.model_dump(mode="json", by_alias=True) | _obstacle_fields(obstacles), output)
         return
     _show_summary(screen, detail)
+    for one in obstacles:
+        screen.show(Text(one.reason, style="yellow"))
     screen.show("")
     has_items = any(attempt.item for step in detail.steps for attempt in step.attempts)
     key_columns = ("STEP", "ITEM") if has_items else ("STEP",)
@@ -262,6 +278,28 @@ def get(
         screen.show("")
         rows = ((*row[: len(key_columns)], *row[2:]) for row in outputs)
         screen.table((*key_columns, "OUTPUT", "VALUE"), rows, wraps=True)
+
+
+def _find_obstacles(
+    screen: Screen, submitter: Submitter, summaries: Sequence[RunSummary]
+) -> "defaultdict[str, list[Obstacle]]":
+    """What running Workflows of a cluster wait for, by Workflow; a note says why that is not known."""
+    found = defaultdict[str, list["Obstacle"]](list)
+    workflows = {summary.workflow for summary in summaries} - {""}
+    if not workflows or isinstance(submitter, LocalWorkflows):
+        return found
+    from tiphys_controller.doctor import ObstacleFinder
+
+    try:
+        for one in submitter.find_obstacles(workflows, utc_now()) if isinstance(submitter, ObstacleFinder) else ():
+            found[f"{one.namespace}/{one.workflow}"].append(one)
+    except StoreError as error:
+        screen.note(f"what steps wait for is not known: {error}")
+    return found
+
+
+def _obstacle_fields(obstacles: "Sequence[Obstacle]") -> dict[str, Any]:
+    return {"obstacles": [one._asdict() for one in obstacles]} if obstacles else {}
 
 
 def choose_submitter(

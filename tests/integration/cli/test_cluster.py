@@ -9,9 +9,11 @@
 | here, sealed | --cluster -n NS | to this cluster, in NS |
 """
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ from support.kube_server import KubeServer, serving
 from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
+from tiphys_controller.doctor import obstacles
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
+from hera_pipelines.ui.run_page import UsageReader, read_run_view
 from tiphys.kube import KubeApi, identify_cluster
-from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import SubmissionClaim, SubmissionEnd, SubmissionKind
+from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.records import SubmissionClaim, SubmissionEnd, SubmissionKind, utc_now
 from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
 from tiphys.store.format import mark_format
 
@@ -163,6 +167,89 @@ def test_a_fork_goes_to_the_cluster_of_its_parent_and_leaves_that_alone(
     first = read_submissions(store, "hot")[0].claim
     assert (first.kind, first.cluster, first.rerun_since) == ("fork", identify_cluster(api), {"fit": 1})
     assert len(read_submissions(store, RUN)) == 1
+
+
+PULL = 'Back-off pulling image "a/b:1": ErrImagePull: manifest unknown'
+
+
+def run_on(api: KubeApi, *names: str) -> None:
+    """Argo runs the Workflows, which have the label that compile gives them."""
+    for name in names:
+        api.patch(WORKFLOWS, "ml", name, {"metadata": {"labels": {"tiphys.dev/pipeline": "digits"}}})
+        end(api, name, "Running")
+
+
+def waiting_pod(api: KubeApi, workflow_name: str, step: str) -> None:
+    """A pod of a running step whose image is not there."""
+    metadata = {
+        "name": f"{workflow_name}-{step}",
+        "namespace": "ml",
+        "labels": {"workflows.argoproj.io/workflow": workflow_name},
+        "annotations": {"workflows.argoproj.io/node-name": f"{workflow_name}.{step}.run(0)"},
+    }
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": PULL}}
+    container = {"name": "main", "image": "a/b:1", "state": state}
+    api.create(PODS, "ml", {"metadata": metadata, "spec": {"containers": [{"name": "main", "image": "a/b:1"}]}})
+    api.patch(PODS, "ml", metadata["name"], {"status": {"phase": "Pending", "containerStatuses": [container]}})
+
+
+def test_get_and_runs_and_the_page_say_what_a_step_waits_for(
+    tiphys: Command,
+    server: KubeServer,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(obstacles, "_PATIENCE", timedelta())  # the server gives the pod the time of now
+    begun(store, on(api))
+    start_run(store, on(api), PIPELINE, "digits-2", namespace="ml")
+    run_on(api, RUN, "digits-2")
+    waiting_pod(api, RUN, "fit")
+    options = ("--store", store.url, "--kubeconfig", kubeconfig, "--cluster")
+    said = "fit waits: container main of image a/b:1 does not start: ImagePullBackOff"
+
+    shown, document = tiphys("get", RUN, *options), tiphys("get", RUN, *options, "-o", "json")
+    assert said in shown.out and "; correct the image of the step" in shown.out
+    [obstacle] = json.loads(document.out)["obstacles"]
+    assert (obstacle["step"], obstacle["remedy"]) == ("fit.run(0)", "correct the image of the step")
+    assert said not in tiphys("get", f"{RUN}/prep", *options).out
+    assert "waits" not in tiphys("get", "digits-2", *options).out
+
+    server.requests.clear()
+    rows = json.loads(tiphys("runs", *options, "-o", "json").out)["runs"]
+    assert [(one["run"], len(one.get("obstacles", ()))) for one in rows] == [(RUN, 1), ("digits-2", 0)]
+    listings = [one.plural for one in server.requests if one.verb == "list"]
+    assert sorted(listings) == ["events", "pods", "workflows"], "one of each, however many runs there are"
+    assert said in tiphys("runs", *options).out
+
+    view = read_run_view(store, UsageReader(utc_now), on(api), RUN, None, 1, 1, utc_now())
+    assert [said in sentence for sentence in view.obstacles] == [True]
+
+    end(api, RUN), end(api, "digits-2")
+    server.requests.clear()
+    assert "waits" not in tiphys("runs", *options).out
+    assert not [one for one in server.requests if one.verb == "list"], "nothing runs, so nothing is asked"
+
+
+def test_what_steps_wait_for_is_not_known_without_the_right_to_list_pods(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    run_on(api, RUN)
+    server.authorize = lambda request: request.plural != "pods"
+    answer = tiphys("get", RUN, "--store", store.url, "--kubeconfig", kubeconfig, "--cluster")
+    assert answer.code == 0
+    assert "what steps wait for is not known" in answer.err
+    view = read_run_view(store, UsageReader(utc_now), on(api), RUN, None, 1, 1, utc_now())
+    assert "is not known" in view.obstacles[0]
+
+
+def test_get_of_a_workflow_without_a_record_points_to_why(tiphys: Command, store: Store) -> None:
+    mark_format(store)
+    answer = tiphys("get", "digits-9", "--store", store.url)
+    assert answer.code == 3
+    assert "`tiphys why digits-9` shows what one waits for" in answer.error
 
 
 def unrecorded(api: KubeApi, store: Store, name: str, phase: str, run: str = "", **changes: Any) -> None:

@@ -58,6 +58,8 @@ UNSTORABLE = (
     "illegal symlink target: model/latest -> /etc",
     "output parameter loss is not UTF-8 text; declare it as an artifact",
 )
+UNREACHABLE = "step 3\ntiphys: s3://b/p: cannot read x: http://minio did not answer; try again\nbye"
+NO_CREDENTIALS = "tiphys: s3://b/p: cannot read x: Unable to locate credentials; check the credentials of AWS"
 
 TABLE = [
     (AttemptObservation("Succeeded", 0), None),
@@ -182,6 +184,17 @@ def test_the_table_above_holds(seen, cause):
         (AttemptObservation("Failed", 75, pod_message=SHUTDOWN), SHUTDOWN),
         (AttemptObservation("Error", pod_message="wait: broken"), "wait: broken"),
         (AttemptObservation("Error", 64, pod_message=f"wait: {UNSTORABLE[0]}"), "short names of UTF-8, and no links"),
+        (AttemptObservation("Failed", 69), "exit code 69: storage was unavailable during the restore"),
+        (
+            AttemptObservation("Failed", 69, termination_message=UNREACHABLE),
+            "the restore (s3://b/p: cannot read",
+        ),
+        (AttemptObservation("Failed", 69, termination_message=UNREACHABLE), "did not answer; try again)"),
+        (
+            AttemptObservation("Failed", 69, termination_message=NO_CREDENTIALS),
+            "tiphys-store gives its pod (s3:",
+        ),
+        (AttemptObservation("Failed", 69, termination_message=NO_CREDENTIALS), "no outage: it lacks credentials"),
         (AttemptObservation("Skipped"), "did not run"),
         (AttemptObservation(), "its pod is gone"),
         (AttemptObservation(pod_seen=True), "its pod says nothing"),
