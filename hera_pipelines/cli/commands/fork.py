@@ -18,6 +18,7 @@ from tiphys_controller import (
 
 from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
 from hera_pipelines.cli.commands.resume import show_plan
+from hera_pipelines.cli.commands.run import show_started
 from hera_pipelines.cli.detach import detach
 from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
 from hera_pipelines.cli.progress.local import (
@@ -40,6 +41,7 @@ from hera_pipelines.cli.shared_options import (
     ArgoServerOption,
     ClusterOptions,
     ContextOption,
+    FormatOption,
     KubeconfigOption,
     NamespaceOption,
     ParameterOption,
@@ -69,6 +71,7 @@ Examples:
   tiphys fork digits-7xk2p -p lr=0.3
   tiphys fork digits-7xk2p digits.py --run digits-repaired
   tiphys fork digits-7xk2p --from fit -p lr=0.3 --dry-run
+  tiphys fork digits-7xk2p -p lr=0.3 --dry-run -o json | jq .steps
   tiphys fork digits-7xk2p -p lr=0.3 --idempotency-key sweep-17
 """
 
@@ -101,6 +104,7 @@ def fork(
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
     in_background: LocalDetachOption = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Start a new run from the results of another run.
 
@@ -124,9 +128,10 @@ def fork(
         change,
         idempotency_key,
         store_arguments(run_store, store, edits.store),
+        output,
     )
     if dry_run:
-        _show_fork(screen, run_store, request.start(LocalWorkflows(state), dry_run=True))
+        _show_fork(screen, request, request.start(LocalWorkflows(state), dry_run=True))
         return
     if on_cluster:
         refuse_options(
@@ -154,6 +159,7 @@ class _ForkRequest:
     change: WorkflowChange | None
     idempotency_key: str
     store_arguments: tuple[str, ...]
+    output: Format
 
     def start(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> ForkResult:
         """Fork the run."""
@@ -173,7 +179,7 @@ class _ForkRequest:
 def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions, in_background: bool) -> None:
     detachment = detach() if in_background else None
     with open_local_session(request.store, options) as (session, observer):
-        started = _show_fork(screen, request.store, request.start(session, "default"))
+        started = _show_fork(screen, request, request.start(session, "default"))
         if started is not None and started.created:
             submission = LocalSubmission(
                 started.run, started.workflow_name, request.store, options.state, request.store_arguments
@@ -186,7 +192,7 @@ def _fork_on_cluster(
 ) -> None:
     """Fork on a cluster, in the namespace of the parent if that ran on a cluster."""
     submitter, namespace = tenant_submitter(cluster_options, last, request.parent, screen.note)
-    started = _show_fork(screen, request.store, request.start(submitter, namespace))
+    started = _show_fork(screen, request, request.start(submitter, namespace))
     if started is None or not started.created:
         return
     submission = find_cluster_submission(
@@ -196,20 +202,20 @@ def _fork_on_cluster(
         follow_submission(screen, submitter, submission, read_run(request.store, started.run).workflow)
 
 
-def _show_fork(screen: Screen, store: Store, fork_result: ForkResult) -> StartResult | None:
+def _show_fork(screen: Screen, request: _ForkRequest, fork_result: ForkResult) -> StartResult | None:
     """Print the differences, and the new run's name or, after a dry run, the plan; return None after a dry run."""
     show_drift(screen, fork_result.drift)
     plan, is_new = fork_result.plan, fork_result.started is None or fork_result.started.created
     if is_new:
-        plan = add_start_checkpoints(store, plan)
+        plan = add_start_checkpoints(request.store, plan)
         _warn_of_finished_trainings(screen, plan)
     if fork_result.started is None:
-        show_plan(screen, plan, Format.TABLE)
+        show_plan(screen, plan, request.output)
     elif fork_result.started.created:
         screen.note(f"fork of run {fork_result.plan.run}; steps with the same step key reuse its results")
-        screen.write(fork_result.started.run)
+        show_started(screen, fork_result.started, request.output, request.parent)
     else:
-        screen.write(fork_result.started.run)
+        show_started(screen, fork_result.started, request.output, request.parent)
         screen.note(ALREADY_STARTED_MESSAGE)
     screen.out.file.flush()
     return fork_result.started

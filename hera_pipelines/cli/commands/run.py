@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tiphys_controller import StartResult, Submitter, start_run, start_run_once
+from tiphys_controller import API_VERSION, StartResult, Submitter, start_run, start_run_once
 from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.detach import Detachment, detach
@@ -24,7 +24,7 @@ from hera_pipelines.cli.progress.local import (
     record_code_folder,
     run_to_end,
 )
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
     SERVICE_ACCOUNT,
@@ -32,6 +32,7 @@ from hera_pipelines.cli.shared_options import (
     ClusterOptions,
     ContextOption,
     ExecutorPluginOption,
+    FormatOption,
     KubeconfigOption,
     NamespaceOption,
     ParameterOption,
@@ -70,6 +71,7 @@ Examples:
   tiphys run digits.py -p lr=0.3 --run digits-hot
   tiphys run digits.py --queues queues.yaml --store s3://ml-runs/tiphys
   tiphys run digits.py --run nightly --detach
+  tiphys run digits.py --detach -o json | jq -r .workflow_name
   tiphys run digits.py --cluster -n ml
   tiphys run digits.py --cluster -n ml --idempotency-key nightly-2026-05-04
   tiphys run digits.py --cluster -n ml --argo-server argo.example.com:443
@@ -121,6 +123,7 @@ def run(
             help="Start the run at most once with this key; a repeated command finds the existing run.",
         ),
     ] = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Run a pipeline on this machine or on a cluster.
 
@@ -136,18 +139,18 @@ def run(
     if not cluster:
         refuse_options(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
         options = EngineOptions(state, queues, plugin_port, speed, code or file.parent)
-        request = _RunRequest(file, which, parameter or [], name, store, idempotency_key)
+        request = _RunRequest(file, which, parameter or [], name, store, idempotency_key, output)
         _run_locally(screen, request, options, detach() if in_background else None)
         return
     refuse_options(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
     cluster_options = ClusterOptions(kubeconfig, context, namespace, argo_server)
     target = _ClusterTarget(cluster_options, service_account, executor_plugin, in_background, preflight)
-    _run_on_cluster(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key), target)
+    _run_on_cluster(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key, output), target)
 
 
 @dataclass(frozen=True)
 class _RunRequest:
-    """The run that the command line describes, for either target."""
+    """The run that the command line describes, for either target; ``output`` is the form of its name."""
 
     file: Path
     pipeline_name: str | None
@@ -155,6 +158,7 @@ class _RunRequest:
     name: str | None
     store: str | None
     idempotency_key: str | None
+    output: Format
 
     def start(self, store: Store, submitter: Submitter, manifest: Manifest, namespace: str) -> StartResult:
         """Start the run, or return the run that was started under the same idempotency key."""
@@ -184,8 +188,7 @@ def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions, d
     record_code_folder(manifest, options.code or request.file.parent)
     with open_local_session(run_store, options) as (session, observer):
         started = request.start(run_store, session, manifest, "default")
-        screen.write(started.run)
-        screen.out.file.flush()
+        show_started(screen, started, request.output)
         submission = LocalSubmission(
             started.run,
             started.workflow_name,
@@ -226,8 +229,7 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
 
         check_before_submission(screen, request.file, manifest, namespace, target.cluster_options)
     started = request.start(run_store, submitter, manifest, namespace)
-    screen.write(started.run)
-    screen.out.file.flush()
+    show_started(screen, started, request.output)
     live = submitter.find(namespace, started.workflow_name)
     if not started.created:
         screen.note(ALREADY_STARTED_MESSAGE)
@@ -247,6 +249,17 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
     )
     if not target.detach:
         follow_submission(screen, submitter, submission, manifest)
+
+
+def show_started(screen: Screen, started: StartResult, output: Format, parent: str = "") -> None:
+    """Print the name of a new run, and of the ``parent`` of a fork in a document, before it is followed."""
+    if output is Format.TABLE:
+        screen.write(started.run)
+    else:
+        origin = {"parent": parent} if parent else {}
+        document = {"apiVersion": API_VERSION, "kind": "StartedRun", **started._asdict(), **origin}
+        screen.document(document, output)
+    screen.out.file.flush()
 
 
 def _compile_pipeline(

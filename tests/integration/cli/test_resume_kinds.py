@@ -31,7 +31,10 @@ def test_a_run_is_begun_once_for_a_key_and_its_steps_run_again_if_asked(tiphys: 
 
 def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
-    assert tiphys("run", file, "--run", "tiny-1").code == 0
+    first = tiphys("run", file, "--run", "tiny-1", "-o", "json")
+    assert first.code == 0
+    document = json.loads(first.out)
+    assert (document["kind"], document["run"], document["workflow_name"]) == ("StartedRun", "tiny-1", "tiny-1")
 
     asked = ("fork", "tiny-1", "-p", "steps=30", "--run", "tiny-longer", "--idempotency-key", "longer")
     forked = tiphys(*asked)
@@ -40,6 +43,10 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
     assert "fork: fit: parameters steps 20 → 30" in forked.err
     assert "finished in run tiny-1, and continued from the last checkpoint: fit (step 20)" in forked.err
     assert "add --from fit to train from the beginning" in forked.err
+    started = json.loads(tiphys(*asked, "-o", "json").out)
+    assert (started["run"], started["parent"], started["created"]) == ("tiny-longer", "tiny-1", False)
+    plan = json.loads(tiphys("fork", "tiny-1", "-p", "steps=10", "--dry-run", "-o", "json").out)
+    assert {one["name"]: one["decision"] for one in plan["steps"]}["fit"] == "run"
     planned = tiphys("fork", "tiny-1", "-p", "steps=10", "--dry-run")
     assert "; from step 20, saved" in planned.out
     assert "fit (step 20)" in planned.err

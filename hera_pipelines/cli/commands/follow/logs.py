@@ -1,17 +1,18 @@
 """``tiphys logs``: prints the output of the programs of a run."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     ClusterOptions,
     ContextOption,
     KubeconfigOption,
     RunStepArgument,
     StoreOption,
+    choose_format,
     existing_store,
     parse_run_step,
 )
@@ -34,6 +35,7 @@ Examples:
   tiphys logs digits-7xk2p/fit -f
   tiphys logs digits-7xk2p/fit --attempt 1 --tail 50
   tiphys logs digits-7xk2p --tail 5
+  tiphys logs digits-7xk2p -o json | jq -r 'select(.step == "fit").line'
 """
 
 
@@ -56,6 +58,10 @@ def logs(
     store: StoreOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    output: Annotated[
+        Format,
+        typer.Option("-o", "--format", callback=choose_format, help="Output format; json prints a document per line."),
+    ] = Format.TABLE,
 ) -> None:
     """Print the output of the programs of a run.
 
@@ -76,9 +82,9 @@ def logs(
     printed = False
     for attempt in attempts:
         submission = submissions[attempt.claim.submission]
-        title = f"{run}/{names.name(attempt.claim.step)} attempt {attempt.claim.attempt}"
+        shown = _ShownAttempt(run, names.name(attempt.claim.step), attempt.claim.attempt, output, follow)
         printed |= _print_attempt(
-            command, run_store, attempt, submission, title, tail, follow, ClusterOptions(kubeconfig, context)
+            command, run_store, attempt, submission, shown, tail, ClusterOptions(kubeconfig, context)
         )
     if not printed:
         raise NotFoundError(f"no output of {where} is left")
@@ -103,14 +109,40 @@ def _choose_attempts(store: Store, run: str, step: str, number: int | None) -> l
     return sorted(chosen, key=lambda attempt: attempt.claim.written_at)
 
 
+class _ShownAttempt(NamedTuple):
+    """An attempt by its name for people, and how its output is printed."""
+
+    run: str
+    step: str
+    attempt: int
+    output: Format
+    follow: bool
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.step} attempt {self.attempt}"
+
+    def print_log(self, screen: Screen, log: "PodLog") -> None:
+        """Print the lines of one pod; in JSON and YAML each is a document that names where it is from."""
+        screen.note(f"── {self}, {log.source}")
+        for line in log.lines:
+            if self.output is Format.TABLE:
+                screen.write(line)
+            else:
+                if self.output is Format.YAML:
+                    screen.write("---")
+                origin = {"run": self.run, "step": self.step, "attempt": self.attempt, "pod": log.pod}
+                screen.document({**origin, "source": log.source, "line": line.rstrip("\n")}, self.output, indent=None)
+            if self.follow:
+                screen.out.file.flush()
+
+
 def _print_attempt(
     command: typer.Context,
     store: Store,
     attempt: Attempt,
     submission: Submission,
-    title: str,
+    shown: _ShownAttempt,
     tail: int | None,
-    follow: bool,
     cluster_options: ClusterOptions,
 ) -> bool:
     """Print the output of an attempt; False if none is left."""
@@ -120,22 +152,22 @@ def _print_attempt(
     printed = False
     try:
         pod_logs = _open_pod_logs(command, store, attempt, submission, cluster_options)
-        for log in pod_logs.find(attempt.claim, tail, follow):
+        for log in pod_logs.find(attempt.claim, tail, shown.follow):
             printed = True
-            _print_log(screen, title, log, flush=follow)
+            shown.print_log(screen, log)
     except TiphysError as error:
-        screen.note(f"── {title}: its pods are out of reach ({error})")
+        screen.note(f"── {shown}: its pods are out of reach ({error})")
     if not printed:
         for log in StoredLogs(store).find(attempt.claim, tail):
             printed = True
-            _print_log(screen, title, log)
+            shown.print_log(screen, log)
     if not printed:
         if attempt.end is None and (obstacles := _find_obstacles(command, attempt, submission, cluster_options)):
             for one in obstacles:
-                screen.note(f"── {title} has not started: {one.sentence}; {one.remedy}")
+                screen.note(f"── {shown} has not started: {one.sentence}; {one.remedy}")
             return True
         end = f"; it ended: {attempt.end.message}" if attempt.end and attempt.end.message else ""
-        screen.note(f"── {title}: its pods are gone, and no archive has their output{end}")
+        screen.note(f"── {shown}: its pods are gone, and no archive has their output{end}")
     return printed
 
 
@@ -179,11 +211,3 @@ def _open_pod_logs(
         return workflows
 
     return choose_pod_logs(store, submission, connect, find_engine)
-
-
-def _print_log(screen: Screen, title: str, log: "PodLog", *, flush: bool = False) -> None:
-    screen.note(f"── {title}, {log.source}")
-    for line in log.lines:
-        screen.write(line)
-        if flush:
-            screen.out.file.flush()

@@ -1,9 +1,11 @@
 """``tiphys logs`` about a run on this machine: whole, of one attempt, followed, and lost."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from hera.workflows import DAG
 from support.compiled import History, gated, pipeline_of
 from support.submitter import FakeSubmitter
@@ -44,6 +46,20 @@ def test_every_step_in_the_order_of_its_start(finished: Path, capsys: pytest.Cap
     code, out, err = logs(finished, capsys, RUN)
     assert (code, out) == (0, "one\ntwo␛[31m\n")
     assert err.index(f"{RUN}/first attempt 1, ") < err.index(f"{RUN}/second attempt 1, ")
+
+
+def test_lines_as_documents_say_where_they_are_from(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = logs(finished, capsys, RUN, "-o", "json")
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(one["step"], one["attempt"], one["line"]) for one in documents] == [
+        ("first", 1, "one"),
+        ("first", 1, "two\x1b[31m"),
+    ]
+    assert {one["run"] for one in documents} == {RUN}
+    assert all(one["pod"] and one["source"] for one in documents)
+    _, out, _ = logs(finished, capsys, f"{RUN}/first", "-o", "yaml")
+    assert [one["line"] for one in yaml.safe_load_all(out)] == ["one", "two\x1b[31m"]
 
 
 @pytest.mark.parametrize(("options", "lines"), [(["--tail", "1"], "two␛[31m\n"), (["-f"], "one\ntwo␛[31m\n")])
