@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 
 from pydantic import Field
 
@@ -316,7 +317,11 @@ class TimeUsage(Record):
 
 
 def measure_time_usage(
-    store: Store, runs: Iterable[str], now: datetime, window: slice = ALL_ATTEMPTS
+    store: Store,
+    runs: Iterable[str],
+    now: datetime,
+    window: slice = ALL_ATTEMPTS,
+    lost: Mapping[str, datetime] = MappingProxyType({}),
 ) -> list[TimeUsage]:
     """Measure the time usage of each run.
 
@@ -328,12 +333,14 @@ def measure_time_usage(
         runs: Names of the runs.
         now: End time of running attempts.
         window: The attempts that count, as in `read_all_attempts`, and the most batches of events.
+        lost: Runs whose last Workflow ended without a record, with its last sign of life. Their open attempts are
+            interrupted, and end there, or at what they have saved or reported later.
 
     Raises:
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    return [_measure_run(store, run, now, window) for run in runs]
+    return [_measure_run(store, run, now, window, lost.get(run)) for run in runs]
 
 
 def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
@@ -344,7 +351,7 @@ def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
     return [TimeUsage(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
 
 
-def _measure_run(store: Store, run: str, now: datetime, window: slice) -> TimeUsage:
+def _measure_run(store: Store, run: str, now: datetime, window: slice, lost_at: datetime | None) -> TimeUsage:
     record = read_current_run(store, run)
     pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
     damaged: list[DamagedRecord] = []
@@ -355,11 +362,15 @@ def _measure_run(store: Store, run: str, now: datetime, window: slice) -> TimeUs
         step_attempts = attempts[step]
         name = task_name(step)
         spec, volume = pipeline.steps.get(name), pipeline.checkpoint_volume_url(name)
-        moments = _read_checkpoint_moments(
-            None if volume else store, step_attempts, [event for event in events if event.step == step]
-        )
-        ended_at = _find_step_end(step_attempts[-1], submissions, now)
-        usages = measure_attempts(step_attempts, moments, ended_at, is_running=ended_at == now)
+        own_events = [event for event in events if event.step == step]
+        moments = _read_checkpoint_moments(None if volume else store, step_attempts, own_events)
+        last, over_at = step_attempts[-1], now
+        if lost_at is not None:
+            signs = [lost_at, last.claim.written_at, *(event.at for event in own_events)]
+            over_at = max([*signs, *(saved.at for saved in moments.saved.values())])
+        ended_at = _find_step_end(last, submissions, min(now, over_at))
+        is_running = lost_at is None and ended_at == now
+        usages = measure_attempts(step_attempts, moments, ended_at, is_running)
         return StepTimeUsage(
             step=step,
             name=names.name(step),
@@ -380,7 +391,7 @@ def _measure_run(store: Store, run: str, now: datetime, window: slice) -> TimeUs
 
 
 def _find_step_end(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:
-    """End of a step; for an attempt without an end record, the recorded end of its Workflow, or else ``now``."""
+    """End of a step; for an attempt without an end record, the recorded end of its Workflow, ``now`` at the latest."""
     if last.end is not None:
         return last.end.ended_at
     by = numbered.get(last.claim.submission)

@@ -5,12 +5,14 @@ Where neither storage nor the cluster tells, the phase is Unknown, with the
 reason, and is never guessed.
 """
 
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.protocol.compiled_workflow import STOPPED_STATUS, shown_status
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.store import Submission
+from tiphys_controller.submit.fencing import find_workflow_end
 from tiphys_controller.submit.submission import find_workflow, is_bound_workflow, submission_cluster
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
 
@@ -88,3 +90,12 @@ def look_up_workflow(last: Submission | None, submitter: Submitter | None) -> Wo
     live = find_workflow(submitter, last)
     is_bound = live is not None and is_bound_workflow(last, live)
     return WorkflowLookup(is_visible=is_stable or is_bound, live=live if is_bound else None)
+
+
+def find_last_sign_of_life(last: Submission | None, submitter: Submitter | None) -> datetime | None:
+    """When the Workflow of ``last`` was last known to run; None if its end is recorded, or it may still run."""
+    if last is None or last.end is not None:
+        return None
+    lookup = look_up_workflow(last, submitter)
+    end = find_workflow_end(last, lookup.live, force=not lookup.is_visible)
+    return None if end is None else end.at or (last.binding or last.claim).written_at

@@ -89,14 +89,18 @@ class LocalWorkflows:
 
     def _live_workflow(self, document: Manifest) -> LiveWorkflow:
         metadata, status = document["metadata"], document.get("status") or {}
-        phase, finished_at = status.get("phase", "Pending"), status.get("finishedAt")
+        name, phase = metadata["name"], status.get("phase", "Pending")
+        is_running = phase == "Running" and is_workflow_locked(self._state, name)
+        finished_at = datetime.fromisoformat(status["finishedAt"]) if status.get("finishedAt") else None
+        if finished_at is None and not is_running and _lock_path(self._state, name).exists():
+            finished_at = last_alive_at(self._state, name)
         return LiveWorkflow(
-            metadata["name"],
+            name,
             metadata["namespace"],
             metadata["uid"],
             phase,
-            phase == "Running" and is_workflow_locked(self._state, metadata["name"]),
-            datetime.fromisoformat(finished_at) if finished_at else None,
+            is_running,
+            finished_at,
             stopped="shutdown" in document["spec"],
         )
 

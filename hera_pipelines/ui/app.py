@@ -169,7 +169,7 @@ class _Pages:
     ) -> None:
         self._store = RecordCache(store)
         self._reads = PageReads(self._store)
-        self._usages = UsageReader(clock)
+        self._usages = UsageReader(clock, submitter)
         self._views = SharedViews[RunView]()
         self._submitter = submitter
         self._index = index

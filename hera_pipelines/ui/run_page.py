@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from urllib.parse import unquote, urlsplit
 
 from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
-from tiphys_controller.run_phase import RunPhase
+from tiphys_controller.run_phase import RunPhase, find_last_sign_of_life
 from tiphys_controller.runs import (
     AttemptDetail,
     RunDetail,
@@ -23,7 +23,7 @@ from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.records import AttemptEndOutcome, Preemption
-from tiphys.store import Store
+from tiphys.store import Store, read_submissions
 
 MAX_ATTEMPTS = 100
 """Most attempts, and most outputs, of a page: the records of no others are read."""
@@ -181,8 +181,9 @@ class RunView:
 class UsageReader:
     """Measures the times of runs; a page and its pictures, which are loaded after it, share one measurement."""
 
-    def __init__(self, clock: Callable[[], datetime]) -> None:
+    def __init__(self, clock: Callable[[], datetime], submitter: Submitter | None = None) -> None:
         self._clock = clock
+        self._submitter = submitter
         self._newest: tuple[str, datetime, TimeUsage] | None = None
 
     def measure(self, store: Store, run: str) -> TimeUsage:
@@ -190,7 +191,9 @@ class UsageReader:
         now, newest = self._clock(), self._newest
         if newest is not None and newest[0] == run and abs(now - newest[1]) < _SHARED_FOR:
             return newest[2]
-        [usage] = measure_time_usage(store, [run], now, slice(MAX_MEASURED))
+        last = next(iter(reversed(read_submissions(store, run))), None)
+        lost_at = find_last_sign_of_life(last, self._submitter)
+        [usage] = measure_time_usage(store, [run], now, slice(MAX_MEASURED), {} if lost_at is None else {run: lost_at})
         self._newest = run, now, usage
         return usage
 

@@ -1,6 +1,8 @@
 """``tiphys report``: the cost of failures, as tables, documents or an HTML page."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,14 +11,16 @@ import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_controller.failure_cost import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
+from tiphys_controller.run_phase import find_last_sign_of_life
 
-from hera_pipelines.cli.screen import Format, Screen, write_page
+from hera_pipelines.cli.screen import Format, Screen, format_local_time, write_page
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
+from hera_pipelines.cli.target import find_local_workflows, is_on_cluster, last_submission
 from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage, time_unit
 from tiphys.errors import UsageError
 from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.records import utc_now
-from tiphys.store import list_runs
+from tiphys.store import Store, list_runs
 
 EXAMPLES = """\b
 Examples:
@@ -68,7 +72,14 @@ def report(
     if output_file and output is not ReportFormat.HTML:
         raise UsageError("--output is for the page; add -o html, or redirect stdout")
     run_store = existing_store(screen, store)
-    usages = measure_time_usage(run_store, runs or list_runs(run_store), utc_now())
+    names = list(runs or list_runs(run_store))
+    lost = _find_lost(run_store, names)
+    usages = measure_time_usage(run_store, names, utc_now(), lost=lost)
+    for run, moment in lost.items():
+        screen.note(
+            f"run {run}: its engine is gone and recorded no end; what was open counts until its last sign of life, "
+            f"{format_local_time(moment)}, as interrupted"
+        )
     for damaged in (message for usage in usages for message in usage.damaged):
         screen.note(f"damaged, so the report is incomplete: {damaged}")
     if output is ReportFormat.TABLE:
@@ -77,6 +88,19 @@ def report(
         _write_page(screen, usages[0], output_file)
     else:
         screen.document(_report_document(usages), Format(output.value))
+
+
+def _find_lost(store: Store, runs: Sequence[str]) -> dict[str, datetime]:
+    """Runs whose engine on this machine is gone, and recorded no end, with its last sign of life."""
+    found = {}
+    for run in runs:
+        last = last_submission(store, run)
+        if last is None or last.end is not None or is_on_cluster(last):
+            continue
+        with suppress(UsageError):  # it ran on another machine, and may still do
+            if moment := find_last_sign_of_life(last, find_local_workflows(last, run)):
+                found[run] = moment
+    return found
 
 
 def _show_tables(screen: Screen, usages: Sequence[TimeUsage]) -> None:

@@ -86,6 +86,29 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     assert model(store, "r") == model(store, "undisturbed")
 
 
+@pytest.mark.parametrize("has_state", [True, False], ids=["state", "no state"])
+def test_the_report_counts_a_killed_run_until_its_last_sign_of_life(tmp_path: Path, has_state: bool) -> None:
+    with started(tmp_path) as engine:
+        trainer = tiny.last_process(tmp_path / "code")
+        running = invoke(["report", "r"], tmp_path)
+        engine.kill()
+    assert "interrupted" not in running.out + running.err
+    wait_for(lambda: not lives(trainer), "the trainer dies with its engine")
+    if not has_state:
+        shutil.rmtree(tmp_path / ".tiphys/state")
+
+    def report() -> tuple[float, str]:
+        answer = invoke(["report", "r", "-o", "json"], tmp_path)
+        [run] = json.loads(answer.out)["runs"]
+        assert run["costs"]["interrupted"]["failures"] == 1
+        return run["gpu_seconds"]["held"], answer.err
+
+    held, said = report()
+    time.sleep(1)
+    assert report()[0] == held
+    assert "run r: its engine is gone and recorded no end; what was open counts until its last sign of life, " in said
+
+
 def test_a_killed_trainer_is_tried_again_within_the_run(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
         os.kill(tiny.last_process(tmp_path / "code"), signal.SIGKILL)

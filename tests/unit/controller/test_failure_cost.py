@@ -245,6 +245,16 @@ def test_what_nobody_ended_is_over_with_its_workflow(store):
     assert step.entries[0].failed_by == "interrupted"
 
 
+@pytest.mark.parametrize(("lost", "until"), [(90, 90), (30, 80), (1e7, 1e6)], ids=["alive", "saved later", "ahead"])
+def test_an_open_attempt_of_a_lost_run_ends_at_the_last_sign_of_life(store, lost, until):
+    opened(store, 1, 0)
+    commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
+    [usage] = measure_time_usage(store, [RUN], at(1e6), lost={RUN: at(lost)})
+    assert (usage.steps[0].elapsed_seconds, usage.steps[0].entries[0].failed_by) == (until, "interrupted")
+    [usage] = measure_time_usage(store, [RUN], at(1e6), lost={"another": at(lost)})
+    assert (usage.steps[0].elapsed_seconds, usage.steps[0].entries[0].failed_by) == (1e6, "")
+
+
 def test_a_recovery_by_another_submission_tells_deciding_and_submitting_apart(store):
     opened(store, 1, 0)
     ended(store, 1, 100, over=100, outcome=AttemptEndOutcome.FENCED)
