@@ -16,7 +16,7 @@ from tiphys_controller.runs import (
     SubmissionDetail,
     describe_run,
 )
-from tiphys_controller.submit.submitter import Submitter
+from tiphys_controller.submit.submitter import ObstacleFinder, Submitter
 
 from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_chart, summarize_usage, time_chart
 from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
@@ -263,14 +263,10 @@ def read_run_view(
 
 
 def _find_obstacles(submitter: Submitter | None, detail: RunDetail, now: datetime) -> tuple[str, ...]:
-    if not (workflow := detail.summary.workflow):
-        return ()
-    from tiphys_controller.doctor import ObstacleFinder  # brings the client of Kubernetes
-
-    if not isinstance(submitter, ObstacleFinder):
+    if not detail.summary.workflow or not isinstance(submitter, ObstacleFinder):
         return ()
     try:
-        return tuple(obstacle.reason for obstacle in submitter.find_obstacles([workflow], now))
+        return tuple(obstacle.reason for obstacle in submitter.find_obstacles([detail.summary.workflow], now))
     except StoreError as error:
         return (f"what its steps wait for is not known: {error}",)
 

@@ -321,28 +321,25 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
         return None
     if code in EXIT_CODES and not (observation.member and code in _ARGOEXEC_EXIT_CODES):
         cause, meaning = EXIT_CODES[code]
-        said = _last_own_line(observation.termination_message) if code == EX_UNAVAILABLE else ""
+        said = _last_line(observation.termination_message, of_tiphys=True) if code == EX_UNAVAILABLE else ""
         if "credentials" in said:
             meaning = "no outage: it lacks credentials that its store accepts, which Secret tiphys-store gives its pod"
         evidence = f"exit code {code}: {meaning}{f' ({said})' if said else ''}"
         return FailureVerdict(cause, evidence, f"exit-code-{code}", said)
     if observation.status == "Error":
         return None
+    refusal = _last_line(observation.termination_message, of_tiphys=True)
+    if UNKEPT_OUTPUT in refusal:
+        return FailureVerdict(Cause.USER_ERROR, f"an output cannot be stored: {refusal}", "output-refused", refusal)
     said = observation.crash_error or _last_line(observation.termination_message)
     evidence = f"the program exited with {code}{f' ({said})' if said else ''}"
     return FailureVerdict(Cause.USER_ERROR, evidence, "program-failed")
 
 
-def _last_line(text: str) -> str:
-    """The last line of ``text`` that the program wrote itself, truncated."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(LOG_PREFIX)]
-    return line_at(lines[-1], 0) if lines else ""
-
-
-def _last_own_line(text: str) -> str:
-    """The last message of Tiphys in the output of the program, truncated."""
-    lines = [line.removeprefix(LOG_PREFIX) for line in text.splitlines() if line.startswith(LOG_PREFIX)]
-    return line_at(lines[-1], 0) if lines else ""
+def _last_line(text: str, *, of_tiphys: bool = False) -> str:
+    """The last line of ``text`` that the program wrote itself, or Tiphys beside it, truncated."""
+    lines = [line for line in text.splitlines() if line.strip() and line.startswith(LOG_PREFIX) is of_tiphys]
+    return line_at(lines[-1].removeprefix(LOG_PREFIX), 0) if lines else ""
 
 
 def _rule_argo_status(observation: AttemptObservation) -> FailureVerdict | None:

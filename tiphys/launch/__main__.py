@@ -9,7 +9,10 @@ imported only then: the launcher waits beside the training, in its memory.
 
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
+from tiphys.errors import UsageError
 from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
 from tiphys.protocol import environment
 
@@ -39,7 +42,22 @@ def main(arguments: list[str] | None = None) -> int:
             from tiphys.launch.member_files import run_member
 
             return run_member(run, command, environ, signals)
-        return run(command, environ, signals)
+        code = run(command, environ, signals)
+    if code == 0:
+        _warn_of_outputs(environ)
+    return code
+
+
+def _warn_of_outputs(environ: Mapping[str, str]) -> None:
+    """Name what Argo will not store of the output folders: links it drops without a word."""
+    paths = [Path(path) for name, path in environ.items() if name.startswith(environment.output_path_variable(""))]
+    for folder in (path for path in paths if path.is_dir()):
+        from tiphys.store import list_output_files
+
+        try:
+            list_output_files(folder, "", f"output {folder}")
+        except UsageError as error:
+            log_line(str(error))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ A pod that does not start writes no log, and what Tiphys records says only that 
 """
 
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from tiphys.errors import ForbiddenError
 from tiphys.kube import KubeApi, Object
@@ -119,20 +119,6 @@ def observe_obstacles(
         own = [one for one in alive if one["metadata"]["namespace"] == place]
         obstacles += [obstacle for one in own for obstacle in find_obstacles(one, pods, events, now)]
     return obstacles
-
-
-@runtime_checkable
-class ObstacleFinder(Protocol):
-    """A submitter that sees the pods of its cluster."""
-
-    def find_obstacles(self, workflows: Collection[str], now: datetime) -> list[Obstacle]:
-        """What keeps these Workflows from going on, each named ``namespace/name``; costs two or three listings of each
-        namespace.
-
-        Raises:
-            ForbiddenError: the account may not list Workflows or pods.
-            StoreError: the API server does not answer.
-        """
 
 
 def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Object], now: datetime) -> list[Obstacle]:

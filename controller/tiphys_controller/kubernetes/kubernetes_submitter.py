@@ -36,7 +36,7 @@ class KubernetesSubmitter:
         return build_live_workflow(found) if found else None
 
     def find_obstacles(self, workflows: Collection[str], now: datetime) -> list[Obstacle]:
-        """As of `tiphys_controller.doctor.ObstacleFinder`."""
+        """As of `tiphys_controller.submit.submitter.ObstacleFinder`."""
         names = defaultdict[str, set[str]](set)
         for namespace, _, name in (workflow.partition("/") for workflow in workflows):
             names[namespace].add(name)

@@ -4,12 +4,15 @@ The local engine, the Kubernetes API server and an argo-server implement it.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from tiphys.errors import IntegrityError, StoreError
+
+if TYPE_CHECKING:
+    from tiphys_controller.doctor import Obstacle
 
 ADDRESS_PREFIX = "argo-server:"
 """Prefix of the name of a cluster of which only an address is known."""
@@ -83,6 +86,19 @@ class ClusterSubmitter(Submitter, Protocol):
 
         Raises:
             NotFoundError: the Workflow was deleted, or another one has its name.
+        """
+
+
+@runtime_checkable
+class ObstacleFinder(Protocol):
+    """A submitter that sees the pods of its cluster."""
+
+    def find_obstacles(self, workflows: Collection[str], now: datetime) -> "list[Obstacle]":
+        """What keeps these Workflows, each as ``namespace/name``, from going on; costs up to three listings of each
+        namespace, however many they are.
+
+        Raises:
+            StoreError: the API server does not answer, or the account may not list Workflows or pods.
         """
 
 

@@ -14,6 +14,7 @@ from tiphys_controller.plan.drift import format_change
 from tiphys_controller.run_comparison import compare_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
+from tiphys_controller.submit.submitter import ObstacleFinder
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
@@ -286,12 +287,10 @@ def _find_obstacles(
     """What running Workflows of a cluster wait for, by Workflow; a note says why that is not known."""
     found = defaultdict[str, list["Obstacle"]](list)
     workflows = {summary.workflow for summary in summaries} - {""}
-    if not workflows or isinstance(submitter, LocalWorkflows):
+    if not workflows or not isinstance(submitter, ObstacleFinder):
         return found
-    from tiphys_controller.doctor import ObstacleFinder
-
     try:
-        for one in submitter.find_obstacles(workflows, utc_now()) if isinstance(submitter, ObstacleFinder) else ():
+        for one in submitter.find_obstacles(workflows, utc_now()):
             found[f"{one.namespace}/{one.workflow}"].append(one)
     except StoreError as error:
         screen.note(f"what steps wait for is not known: {error}")

@@ -167,7 +167,7 @@ def _describe_attempt(call: StepCall, claim: AttemptClaim) -> str:
         start = claim.starts_from
         sentence = (
             f"{number} resumes from step {start.global_step} (checkpoint of attempt "
-            f"{start.attempt}{_lineage_suffix(start, claim)})"
+            f"{start.attempt}{_lineage_suffix(start, claim)}, to be verified)"
         )
     return "; ".join([sentence, *map(_describe_skipped, claim.skipped)])
 

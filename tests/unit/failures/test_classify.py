@@ -58,6 +58,7 @@ UNSTORABLE = (
     "illegal symlink target: model/latest -> /etc",
     "output parameter loss is not UTF-8 text; declare it as an artifact",
 )
+REFUSED = "done\ntiphys: output /out: 'a' is a link, which no store can keep; let the program write a copy\n"
 UNREACHABLE = "step 3\ntiphys: s3://b/p: cannot read x: http://minio did not answer; try again\nbye"
 NO_CREDENTIALS = "tiphys: s3://b/p: cannot read x: Unable to locate credentials; check the credentials of AWS"
 
@@ -183,6 +184,10 @@ def test_the_table_above_holds(seen, cause):
         (AttemptObservation("Failed", 137), "exit code 137"),
         (AttemptObservation("Failed", 75, pod_message=SHUTDOWN), SHUTDOWN),
         (AttemptObservation("Error", pod_message="wait: broken"), "wait: broken"),
+        (
+            AttemptObservation("Failed", 2, termination_message=REFUSED),
+            "an output cannot be stored: output /out: 'a' is a",
+        ),
         (AttemptObservation("Error", 64, pod_message=f"wait: {UNSTORABLE[0]}"), "short names of UTF-8, and no links"),
         (AttemptObservation("Failed", 69), "exit code 69: storage was unavailable during the restore"),
         (

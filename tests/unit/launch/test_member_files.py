@@ -20,6 +20,7 @@ from tiphys.launch.__main__ import main
 from tiphys.store import DirectoryStore, RunLayout, Store
 
 PREFIX = RunLayout("digits").outputs("fit", 2)
+LINK = "os.symlink('weights', folder / 'out' / 'w')"
 PROGRAM = """
 import os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -111,9 +112,31 @@ def test_what_was_stored_before_a_reply_was_lost_is_stored(tmp_path: Path, store
 
 
 @pytest.mark.usefixtures("data")
+def test_an_output_that_no_store_can_keep_is_refused_by_name_before_any_of_it_is_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", f"{PROGRAM[: PROGRAM.rindex('sys.exit')]}{LINK}")
+    assert run(monkeypatch, tmp_path, store) == 2
+    assert f"tiphys: output {tmp_path}/out: 'w -> weights' is a link" in capfd.readouterr().err
+    assert not [key for key in stored(store) if key.startswith("artifacts/model")]
+
+
+@pytest.mark.usefixtures("data")
 def test_a_stop_that_comes_while_inputs_are_fetched_is_obeyed(tmp_path: Path, store: Store) -> None:
     with pytest.raises(member_files._StoppedError):
         member_files.fetch_input(store, "data/runs/digits/outputs/prep/data", tmp_path / "in", lambda: True)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_launcher_of_one_pod_names_what_argo_drops(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    monkeypatch.setenv("TIPHYS_OUTPUT_MODEL", str(tmp_path))
+    monkeypatch.setenv("TIPHYS_OUTPUT_LOSS", str(tmp_path / "absent"))
+    program = f"import os, sys; os.symlink('weights', {str(tmp_path / 'latest')!r}); sys.exit({code})"
+    assert main(["--", sys.executable, "-c", program]) == code
+    said = f"tiphys: output {tmp_path}: 'latest -> weights' is a link, which no store can keep; let the program write"
+    assert (said in capfd.readouterr().err) is (code == 0)
 
 
 def test_a_single_file_is_fetched_as_one(tmp_path: Path, store: Store) -> None:

@@ -138,7 +138,7 @@ def test_training_starts_from_the_newest_checkpoint_of_the_parent(here):
     assert (answer["attempt"], answer["lineage"]) == ("1", "hot/fit")
     assert answer["resume-from"] == f"{PARENT}/fit/1-1000"
     assert answer["checkpoint-uri"].endswith(f"/data/lineages/{PARENT}/fit/shards/000000001-{1000:015d}/")
-    assert said(reply) == f"Attempt 1 resumes from step 1000 (checkpoint of attempt 1 of {PARENT}/fit)"
+    assert said(reply) == f"Attempt 1 resumes from step 1000 (checkpoint of attempt 1 of {PARENT}/fit, to be verified)"
 
 
 def test_a_checkpoint_that_is_being_deleted_starts_no_attempt(here):

@@ -58,7 +58,7 @@ def test_preempted_attempt_is_followed_by_one_that_resumes_from_its_checkpoint(h
     assert [(e["cause"], e["progress"], e["exit_code"]) for e in ends(here)] == [("preemption", True, 75)]
 
     again = flow.admit("fit", 1)
-    assert said(again) == "Attempt 2 resumes from step 1190 (checkpoint of attempt 1)"
+    assert said(again) == "Attempt 2 resumes from step 1190 (checkpoint of attempt 1, to be verified)"
     assert outputs(again)["resume-from"] == "1-1190"
     assert outputs(again)["checkpoint-uri"].endswith("/fit/shards/000000001-000000000001190/")
 
@@ -70,7 +70,9 @@ def test_damaged_checkpoint_is_passed_over_and_named(here):
     here.store.delete(commit(here.store, "digits-abc12/fit", attempt=1, step=1190))
     flow.settle("fit", 0, exit_code="75")
     again = flow.admit("fit", 1)
-    assert said(again).startswith("Attempt 2 resumes from step 1180 (checkpoint of attempt 1); 1190 of attempt 1 was")
+    assert said(again).startswith(
+        "Attempt 2 resumes from step 1180 (checkpoint of attempt 1, to be verified); 1190 of attempt 1 was"
+    )
     assert outputs(again)["resume-from"] == "1-1180"
     claim = records(here.store, "control/runs/digits-abc12/attempts/fit/000000002")[0]
     assert claim["skipped"][0]["checkpoint"]["global_step"] == 1190
@@ -84,7 +86,9 @@ def test_step_with_very_many_damaged_manifests_is_admitted_and_its_claim_is_smal
         here.store.create(LineageLayout("digits-abc12/fit").manifest(1, step), b"{")
     flow.settle("fit", 0, exit_code="75")
     again = flow.admit("fit", 1)
-    assert said(again).startswith("Attempt 2 resumes from step 5 (checkpoint of attempt 1); 1099 of attempt 1 was")
+    assert said(again).startswith(
+        "Attempt 2 resumes from step 5 (checkpoint of attempt 1, to be verified); 1099 of attempt 1 was"
+    )
     assert said(again).count("so are 980 older ones") == 1
     claim = here.store.read(RunLayout("digits-abc12").attempt("fit", 2))
     assert len(claim) < 32 << 10
