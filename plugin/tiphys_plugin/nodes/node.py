@@ -11,7 +11,7 @@ whether or not the pods exist yet; all other pods are foreign. Each tenant may w
 that label, so GPUs of a labelled pod beyond the lease of its attempt are foreign too.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -112,22 +112,14 @@ NODE_FAULT_REASONS = (
 allocated, and a container runtime that could not start a program although its image was present."""
 
 
-class AttemptIdentity(NamedTuple):
-    """The attempt that a pod names, or that holds a lease."""
-
-    namespace: str
-    workflow_uid: str
-    attempt: str
-
-
 class PodFacts(NamedTuple):
     """The relevant facts of a pod that has a node."""
 
     node: str
     """Name of the Node object."""
     gpus: int = 0
-    attempt: AttemptIdentity | None = None
-    """The attempt that the pod says it belongs to; None without the label of attempts."""
+    attempt: str = ""
+    """Namespace, Workflow uid and number of the attempt that the pod says it belongs to; empty without its label."""
     hint: NodeEvidence | None = None
 
 
@@ -143,7 +135,7 @@ def read_pod_facts(pod: Object) -> PodFacts | None:
     if not gpus and hint is None:
         return None
     status = pod_status(pod)
-    attempt = AttemptIdentity(status.namespace, status.workflow_uid, status.labels[ATTEMPT_LABEL])
+    attempt = f"{status.namespace}/{status.workflow_uid}/{status.labels[ATTEMPT_LABEL]}"
     return PodFacts(node, gpus, attempt, hint)
 
 
@@ -170,23 +162,23 @@ def foreign_gpus_by_node(
         nodes: Results of `relevant_node_fields`, because leases name nodes by their host name label.
         leases: All leases; None trusts the labels of pods, while the ledger is being recovered from them.
     """
-    used = Counter[tuple[str, AttemptIdentity | None]]()
+    unleased = defaultdict[tuple[str, str], int](int)
     for pod in facts:
-        used[pod.node, pod.attempt] += pod.gpus
-    leased, unplaced = Counter[tuple[str, AttemptIdentity]](), set[AttemptIdentity]()
+        if pod.gpus and (leases is not None or not pod.attempt):
+            unleased[pod.attempt, pod.node] += pod.gpus
+    names = {node["metadata"]["labels"].get(HOSTNAME_LABEL, ""): node["metadata"]["name"] for node in nodes}
+    unplaced = set[str]()
     for lease in leases or ():
         request = lease.request
-        attempt = AttemptIdentity(request.namespace, request.uid, str(request.attempt))
-        unplaced.update(() if lease.nodes else (attempt,))
+        attempt, gpus = f"{request.namespace}/{request.uid}/{request.attempt}", request.gpus_per_member
+        if not lease.nodes:
+            unplaced.add(attempt)  # its pods may be on each node
         for host in lease.nodes:
-            leased[host, attempt] += request.gpus_per_member
-    hosts = {node["metadata"]["name"]: node["metadata"]["labels"].get(HOSTNAME_LABEL, "") for node in nodes}
+            unleased[attempt, names.get(host, "")] -= gpus
     foreign = Counter[str]()
-    for (name, claimed), gpus in used.items():
-        if claimed is None:
+    for (attempt, name), gpus in unleased.items():
+        if gpus > 0 and attempt not in unplaced:
             foreign[name] += gpus
-        elif leases is not None and claimed not in unplaced:
-            foreign[name] += max(0, gpus - leased[hosts.get(name, ""), claimed])
     return foreign
 
 
