@@ -36,6 +36,9 @@ demo: setup  ## watch a training run survive kills, corruption and a lost orches
 test: setup  ## run the tests (COVERAGE=1: and hold the coverage of tiphys/ at 92 %)
 	@$(RUN) python -m pytest $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
+argo-examples: setup  ## adopt and compile the Workflows of EXAMPLES=FOLDER, such as Argo's own, and print what became of them
+	@TIPHYS_ARGO_EXAMPLES="$(abspath $(EXAMPLES))" $(RUN) pytest -q -s -n0 tests/unit/authoring/adoption/test_differences.py -k folder
+
 fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)
 	@PYTHONPATH=tests $(RUN) python -m runner.fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
@@ -154,4 +157,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .venv-mlflow .venv-programs .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

@@ -66,10 +66,11 @@ def run_template(step: GatedStep, store: str) -> Manifest:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if step.is_training or step.uses_store:
         container["envFrom"] = [_CREDENTIALS, *(container.get("envFrom") or [])]
-    if not step.is_training:
-        template.setdefault("retryStrategy", step_retry_strategy(step.settings.retry))
+    if not step.is_training and template.get("retryStrategy") is None:
+        template["retryStrategy"] = step_retry_strategy(step.settings.retry)
     apply_placement(template, step)
-    return drop_empty_fields(template)
+    # An empty one means something to Argo: retries without limit, or none of the Workflow's security context.
+    return {field: value for field, value in template.items() if value or field not in ("inputs", "outputs")}
 
 
 def _metadata(step: GatedStep) -> Manifest:

@@ -110,7 +110,7 @@ class _NodeCounter:
     def _count_template(self, template: Manifest) -> _Count:
         groups: list[list[Manifest]] = template.get("steps") or []
         tasks = [*list_declared(template, "dag", "tasks"), *chain.from_iterable(groups)]
-        own = _Count(1 + bool(template.get("retryStrategy")) + len(groups))
+        own = _Count(1 + (template.get("retryStrategy") is not None) + len(groups))
         return _total([own, *map(self._count_task, tasks)])
 
     def _count_task(self, task: Manifest) -> _Count:

@@ -88,7 +88,7 @@ class Interpreter:
             template = self.definition.template(call.template)
             variables = self._local_variables(call, template)
             bound = bind_arguments(template, call.arguments, variables)
-            strategy = RetryStrategy.parse(bound["retryStrategy"]) if bound.get("retryStrategy") else None
+            strategy = None if bound.get("retryStrategy") is None else RetryStrategy.parse(bound["retryStrategy"])
         except UsageError as error:
             return self.nodes.add(call.node, "Skipped", call.template, call.task, NodePhase.ERROR, str(error))
         if strategy is None:
@@ -285,7 +285,7 @@ class Interpreter:
         variables = {**self.variables, "node.name": call.node}
         if call.caller[0]:
             variables[call.caller[0]] = call.caller[1]
-        if NODE_KINDS[template_type(template)] == "Pod" and not template.get("retryStrategy"):
+        if NODE_KINDS[template_type(template)] == "Pod" and template.get("retryStrategy") is None:
             variables["pod.name"] = pod_name(self.definition.workflow_name, call.node, call.template)
         return variables
 

@@ -205,7 +205,7 @@ def _check_template(template: Manifest, names: set[str], volumes: set[str]) -> I
     yield from _check_readable(template_type, template)
     yield from _check_volumes(template, "template")
     yield from _check_inputs_and_outputs(template)
-    if template.get("retryStrategy"):
+    if template.get("retryStrategy") is not None:
         yield from unknown_fields(template["retryStrategy"], RETRY_FIELDS, "retryStrategy")
         yield from _check_readable(RetryStrategy.parse, template["retryStrategy"])
     if "dag" in template:

@@ -146,7 +146,10 @@ def _parse(path: Path, text: str) -> list[tuple[Any, yaml.Node]]:
     except UNREADABLE_YAML as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{min(mark.line, text.count(chr(10))) + 1}" if mark else str(path)  # libyaml ends a line more
-        raise UsageError(f"{place}: this is not YAML: {getattr(error, 'problem', None) or error}") from error
+        problem = getattr(error, "problem", None) or error
+        if "duplicate anchor" in str(getattr(error, "context", "")):  # YAML allows it, libyaml does not
+            raise UsageError(f"{place}: this anchor is defined twice; give the second another name") from error
+        raise UsageError(f"{place}: this is not YAML: {problem}") from error
 
 
 def _check_levels(text: str) -> None:

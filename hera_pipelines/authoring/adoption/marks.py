@@ -106,7 +106,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
         checkpoints=_read_checkpoints(marks, where),
         runtime_image=marks.get(RUNTIME_IMAGE),
         grace=marks.get(_GRACE),
-        retries=_translate_retries(template.get("retryStrategy") or {}, where),
+        retries=_translate_retries(template.get("retryStrategy"), where),
         data=_read_data(marks),
     ).step_settings(name)
 
@@ -141,9 +141,9 @@ def _read_checkpoints(marks: Mapping[str, Any], where: str) -> Checkpoints | Non
     return None
 
 
-def _translate_retries(strategy: Manifest, where: str) -> Retries | None:
+def _translate_retries(strategy: Manifest | None, where: str) -> Retries | None:
     """Budgets in the place of Argo's ``retryStrategy``, which a training cannot have."""
-    if not strategy:
+    if strategy is None:
         return None
     limit = str(strategy.get("limit", ""))
     if not limit.isdigit() or strategy.get("expression"):

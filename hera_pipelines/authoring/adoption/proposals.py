@@ -16,6 +16,7 @@ from hera_pipelines.authoring.adoption.translation import (
     is_leaf,
     list_tasks,
     mounts_workflow_volume,
+    template_kind,
     translate_workflow,
 )
 from hera_pipelines.compile import CompileOptions, compile_workflow
@@ -31,7 +32,6 @@ def _unknown_version(source: DataSource) -> DataVersion:
 
 
 _OPTIONS = CompileOptions(pipeline="adopted", store="s3://bucket/prefix", read_data_version=_unknown_version)
-_TYPES = ("steps", "dag", "resource", "suspend", "http", "plugin", "data", "containerSet")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def propose_adoption(document: ArgoDocument) -> Adoption:
         proposals.append(proposal)
         if proposal.kind is not AdoptedKind.PLAIN:
             chosen[proposal.template] = proposal.kind
-    refusal = "" if chosen else "no container of its entry point can become a step"
+    refusal = "" if chosen else _describe_refusal(spec, proposals)
     if chosen and chosen not in compiled:
         try:
             compile_workflow(translate_workflow(_mark(workflow, chosen)), _OPTIONS)
@@ -129,7 +129,7 @@ def _propose(
         return Proposal(name, document.lines.get(name, 0), kind, reason, tasks, declared is not None)
 
     if not is_leaf(template):
-        what = next((one for one in _TYPES if one in template), "of an unknown type")
+        what = template_kind(template)
         nested = "holds steps of its own, which Argo runs as before" if what in ("steps", "dag") else f"is {what}"
         return build(AdoptedKind.PLAIN, "holds the steps" if name == workflow["spec"]["entrypoint"] else nested)
     if not tasks:
@@ -159,6 +159,16 @@ def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bo
         return f"its result is recorded, and a resume takes it over{why}"
     granted = f"its {gpus} GPU{'' if gpus == 1 else 's'} from a queue" if gpus else "part in a queue only with GPUs"
     return f"it takes {granted}; nothing is kept without {marks.CHECKPOINT_FOLDER} or a session"
+
+
+def _describe_refusal(spec: Manifest, proposals: list[Proposal]) -> str:
+    """Why a Workflow without a step stays as it is: what its tasks run, and how that becomes a step."""
+    entry = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    reasons = [f"template {one.template!r}: {one.reason}" for one in proposals if one.tasks]
+    if referring := next((task for task in list_tasks(entry) if task.get("templateRef")), None):
+        library = referring["templateRef"].get("name")
+        reasons.append(f"templateRef {library!r} is another object; copy the template that it names into this file")
+    return f"no container of its entry point can become a step: {'; '.join(reasons) or 'it has no tasks'}"
 
 
 def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:

@@ -26,6 +26,7 @@ from tiphys.protocol.variables import Variable, map_variables
 
 ENTRY_DAG = "adopted"
 _LEAF_FIELDS = ("container", "script")
+_OTHER_KINDS = ("steps", "dag", "resource", "suspend", "http", "plugin", "data", "containerSet")
 _POD_FIELDS = (*_LEAF_FIELDS, "containerSet", "resource", "data")
 _COMPOSITE_DEFAULTS = ("retryStrategy", "memoize", "synchronization", "parallelism", "failFast", "metrics")
 """Fields of templateDefaults that Argo also applies to steps and DAGs."""
@@ -66,6 +67,11 @@ def is_leaf(template: Manifest) -> bool:
     return any(field in template for field in _LEAF_FIELDS)
 
 
+def template_kind(template: Manifest) -> str:
+    """The field that says what a template is, for messages."""
+    return next((field for field in (*_LEAF_FIELDS, *_OTHER_KINDS) if field in template), "of an unknown type")
+
+
 def is_marked(spec: Manifest) -> bool:
     """Whether any template of a Workflow says what becomes of it."""
     inline = [task["inline"] for task in inline_templates(spec).values()]
@@ -91,6 +97,8 @@ def _check_spec(spec: Manifest) -> None:
         name = spec["workflowTemplateRef"].get("name")
         raise UsageError(f"its templates are those of WorkflowTemplate {name!r}; adopt that, and refer to the result")
     templates = spec.get("templates") or []
+    if any(STEP_ANNOTATION in _annotations(template) for template in templates):
+        raise UsageError("it is compiled already; submit it as it is, or adopt the file that it was compiled from")
     if not spec.get("entrypoint"):
         raise UsageError("it has no entrypoint; a library of templates has nothing that runs")
     if not any(template.get("name") == spec["entrypoint"] for template in templates):
@@ -151,7 +159,10 @@ def _make_entry_dag(spec: Manifest) -> Manifest:
         _turn_steps_into_dag(entry)
         return entry
     if not is_leaf(entry):
-        raise UsageError(f"its entry point {entry['name']!r} is neither a container nor steps nor a DAG")
+        raise UsageError(
+            f"its entry point {entry['name']!r} is {template_kind(entry)}, of which no step can be made; call it from "
+            "an entry point of steps or a DAG that also runs a container or script"
+        )
     inputs = entry.get("inputs") or {}
     parameters = inputs.get("parameters") or []
     arguments = {

@@ -75,6 +75,15 @@ def test_a_step_before_others_is_admitted_run_and_concluded() -> None:
     assert "retryStrategy" in made["prep-run"]
 
 
+@pytest.mark.parametrize("field", ["retryStrategy", "securityContext", "affinity"])
+def test_an_empty_field_of_the_author_stays_because_it_means_something_to_argo(field: str) -> None:
+    assert compiled(step("prep", **{field: {}}))["prep-run"][field] == {}
+
+
+def test_a_retry_strategy_without_content_is_none_so_that_the_step_has_its_own() -> None:
+    assert compiled(step("prep", retryStrategy=None)) == compiled(step("prep"))
+
+
 def test_a_single_step_is_ended_by_finalize() -> None:
     made = compiled(step("prep", outputs=EXPORTING))
 

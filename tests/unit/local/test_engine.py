@@ -163,6 +163,12 @@ def test_attempts_know_their_number_and_how_the_last_one_ended(bench: Bench) -> 
     assert told == ["Backoff for 1 seconds", "Backoff for 2 seconds"]
 
 
+def test_an_empty_strategy_retries_failures_without_limit_as_on_argo(bench: Bench) -> None:
+    source = "[ {{retries}} = 3 ] || exit 1"
+    assert bench.run(workflow(dag(call("run")), shell(source, "run", retryStrategy={}))) == "Succeeded"
+    assert "wf.run(3)" in bench.phases()
+
+
 def test_an_expression_ends_the_retries(bench: Bench) -> None:
     retry = {"limit": 5, "expression": "asInt(lastRetry.exitCode) in [75]"}
     assert bench.run(workflow(dag(call("run")), shell("exit 1", "run", retryStrategy=retry))) == "Failed"

@@ -159,6 +159,26 @@ def test_gpus_for_which_there_can_be_no_lease_are_in_no_step(tmp_path, original,
     assert reason in train.reason
 
 
+@pytest.mark.parametrize(
+    ("template", "task", "words"),
+    [
+        ("{name: a-1, steps: []}", "template: a-1", "template 'a-1': holds steps of its own"),
+        ("{name: a-1, suspend: {}}", "template: a-1", "template 'a-1': is suspend"),
+        (
+            "{name: b, suspend: {}}",
+            "templateRef: {name: lib, template: x}",
+            "templateRef 'lib' is another object; copy",
+        ),
+    ],
+)
+def test_a_workflow_without_a_step_says_why_none_of_its_templates_becomes_one(
+    tmp_path: Path, template: str, task: str, words: str
+) -> None:
+    text = PARTS.partition("      dag")[0] + f"      dag: {{tasks: [{{name: a, {task}}}]}}\n    - {template}\n"
+    [adoption] = adopt(write(tmp_path, text))
+    assert adoption.refusal.startswith(f"no container of its entry point can become a step: {words}")
+
+
 INLINE = """\
 apiVersion: argoproj.io/v1alpha1
 kind: Workflow
@@ -389,6 +409,7 @@ def test_templates_are_compiled_together_and_only_those_that_are_refused_alone(
         ("kind: Service\napiVersion: v1\n", "but Service"),
         ("[" * 5000, "nested too deeply"),
         ("[" * 400_000, "nested too deeply"),
+        ("a: &x 1\nb: &x 2", r"old\.yaml:2: this anchor is defined twice; give the second another name"),
         ("b: 1\na: &a [*a]", r"old\.yaml:2: .*an anchor contains its own alias"),
         ("a: &u-1 {b: {<<: [{c: *u-1}]}}", r"old\.yaml:1: .*an anchor contains its own alias"),
         ("a:\n  b: 1" + "0" * 5000, r"old\.yaml:2: .*5001 digits"),

@@ -357,7 +357,10 @@ CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
             workflow(MAIN, {**marked("echo"), "volumes": [], "dns": {"a": 1}}, templateDefaults={"dns": {"b": 1}}),
             "Argo merges the two",
         ),
-        (workflow({"name": "main", "suspend": {}}), "neither a container nor steps nor a DAG"),
+        (
+            workflow({"name": "main", "suspend": {}}),
+            "is suspend, of which no step can be made; call it from an entry point of steps or a DAG",
+        ),
         (
             workflow(
                 {"name": "main", "steps": [[{"name": "one", "template": "echo", "withItems": [1]}]]},
@@ -394,6 +397,7 @@ CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
         ),
         (workflow(MAIN, marked("echo", "step", gpu_speed="H100=2")), "tiphys.dev/gpu-speed is for a training"),
         (workflow(MAIN, {**marked("echo", "train"), "retryStrategy": {"expression": "x"}}), "no counterpart"),
+        (workflow(MAIN, {**marked("echo", "train"), "retryStrategy": {}}), "without a fixed limit"),
         (
             workflow(MAIN, {**marked("echo", "train", checkpoint_folder="/c"), "container": {"image": "x"}}),
             "write the entry point of its image as command",
