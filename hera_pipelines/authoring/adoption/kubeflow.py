@@ -10,18 +10,25 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.documents import read_yaml_documents
+from hera_pipelines.authoring.adoption.kubeflow_tasks import (
+    PLACEHOLDER,
+    VALUE,
+    KubeflowTask,
+    definitions,
+    read_tasks,
+    refuse_platform_settings,
+)
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
 from hera_pipelines.authoring.adoption.translation import translate_workflow
 from hera_pipelines.authoring.functions.parameter_types import NO_TEXT
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, replace_tags, split_tags
+from tiphys.protocol.compiled_workflow import Manifest, replace_tags
 
 _FOLDER = "/tmp/kfp"  # noqa: S108  a path in the container
 _EXECUTOR_OUTPUT = f"{_FOLDER}/executor_output.json"
@@ -29,20 +36,11 @@ _EXECUTOR_ARTIFACT = "executor-output"
 _METADATA_SUFFIX = "-metadata"
 _RAW_TYPES = ("NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT")
 """Types whose values as text are JSON already."""
-_MAX_NAME = 50
 _CHANNEL = "pipelinechannel--"
-_PLACEHOLDER = "{{$"
-_VALUE = re.compile(r"\.(inputs|outputs)\.(parameters|artifacts)\[['\"]([^'\"]+)['\"]\](?:\.(\w+))?")
 _JOB_PLACEHOLDERS = {
     ".pipeline_job_name": "{{workflow.name}}",
     ".pipeline_job_resource_name": "{{workflow.name}}",
     ".pipeline_job_uuid": "{{workflow.uid}}",
-}
-_UNSUPPORTED_TASK_FIELDS = {
-    "parameterIterator": "a loop (ParallelFor)",
-    "artifactIterator": "a loop over artifacts (ParallelFor)",
-    "iteratorPolicy": "a loop (ParallelFor)",
-    "triggerPolicy": "a condition (If) or an exit handler",
 }
 # Reads what a Python component returned, and writes each output to the file that Argo takes it from. Artifacts such as
 # metrics may have metadata and no file.
@@ -98,15 +96,17 @@ def translate_pipeline(document: Manifest, platforms: Manifest | None = None) ->
             f"its schemaVersion is {document.get('schemaVersion')!r}; compile it with version 2 of the SDK"
         )
     try:
-        name = re.sub(r"[^-a-z0-9]+", "-", document["pipelineInfo"]["name"].lower()).strip("-") or "pipeline"
-        _refuse_platform_settings(platforms)
-        tasks = list(_read_tasks(document))
+        name = re.sub(r"[^-a-z0-9]+", "-", str(document["pipelineInfo"]["name"] or "").lower()).strip("-") or "pipeline"
+        refuse_platform_settings(platforms)
+        tasks = list(read_tasks(document))
         by_key = {task.key: task for task in tasks}
-        definitions = _definitions(document["root"], "inputDefinitions")
-        parameters = [_pipeline_parameter(name, one, tasks) for name, one in definitions.items()]
+        declared = definitions(document["root"], "inputDefinitions")
+        parameters = [_pipeline_parameter(name, one, tasks) for name, one in declared.items()]
         dag = {"name": "main", "dag": {"tasks": [_build_task(task, by_key) for task in tasks]}}
         templates = [dag, *(_build_template(task) for task in tasks)]
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise UsageError(f"this is no pipeline that the SDK has compiled: it lacks the field {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"this is no pipeline that the SDK has compiled: {type(error).__name__}: {error}") from error
     spec: Manifest = {"entrypoint": "main", "templates": templates}
     if parameters:
@@ -117,101 +117,13 @@ def translate_pipeline(document: Manifest, platforms: Manifest | None = None) ->
         "metadata": {"generateName": f"{name}-"},
         "spec": spec,
     }
-    if left := json.dumps(workflow, ensure_ascii=False).partition(_PLACEHOLDER)[2]:
-        raise UsageError(f"it uses {_PLACEHOLDER}{left.partition('}}')[0]}}}}}, which is not translated")
+    if left := json.dumps(workflow, ensure_ascii=False).partition(PLACEHOLDER)[2]:
+        raise UsageError(f"it uses {PLACEHOLDER}{left.partition('}}')[0]}}}}}, which is not translated")
     compile_workflow(translate_workflow(workflow), CompileOptions(pipeline=name, store="s3://bucket/prefix"))
     return workflow
 
 
-def _refuse_platform_settings(platforms: Manifest | None) -> None:
-    executors = ((platforms or {}).get("platforms") or {}).get("kubernetes", {}).get("deploymentSpec", {})
-    for label, settings in (executors.get("executors") or {}).items():
-        if settings:
-            raise UsageError(
-                f"executor {label!r} has settings of kfp-kubernetes ({', '.join(sorted(settings))}), which are not "
-                "translated; remove them, and write them into the template"
-            )
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A task of the root DAG with its component and executor."""
-
-    key: str
-    name: str
-    document: Manifest
-    component: Manifest
-    container: Manifest
-
-    @classmethod
-    def read(cls, key: str, name: str, task: Manifest, pipeline: Manifest) -> "_Task":
-        if field := next((field for field in _UNSUPPORTED_TASK_FIELDS if task.get(field)), None):
-            raise UsageError(
-                f"task {key!r} is in {_UNSUPPORTED_TASK_FIELDS[field]}, which is not translated; write that part with "
-                "hera_pipelines"
-            )
-        component = pipeline["components"][task["componentRef"]["name"]]
-        if "dag" in component:
-            raise UsageError(
-                f"task {key!r} is a pipeline, loop or condition of its own, which is not translated; write that part "
-                "with hera_pipelines"
-            )
-        executor = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
-        if "container" not in executor:
-            kinds = ", ".join(sorted(executor))
-            raise UsageError(f"task {key!r} is run by {kinds} and not by a container; hand its data on as a parameter")
-        return cls(key, name, task, component, executor["container"])
-
-    @property
-    def is_python(self) -> bool:
-        """Whether it is a Python function, which takes ``executor_input``."""
-        return any("{{$}}" in text for text in self._program())
-
-    def _program(self) -> list[str]:
-        return [*(self.container.get("command") or []), *(self.container.get("args") or [])]
-
-    @property
-    def given(self) -> Mapping[str, Manifest]:
-        """Where its parameters come from."""
-        found: Mapping[str, Manifest] = (self.document.get("inputs") or {}).get("parameters") or {}
-        return found
-
-    def channels(self) -> list[str]:
-        """Values of the pipeline that its container uses, and that are no inputs of its component."""
-        texts = [self.container["image"], *self._program(), *_environment(self).values()]
-        tags = [tag for text in texts if isinstance(text, str) for _, tag in split_tags(text, _PLACEHOLDER) if tag]
-        found = {
-            value[3] for value in map(_VALUE.fullmatch, tags) if value and value.group(1, 2) == ("inputs", "parameters")
-        }
-        return sorted(found - self.inputs("parameters").keys())
-
-    def inputs(self, kind: str) -> dict[str, Manifest]:
-        return _definitions(self.component, "inputDefinitions", kind)
-
-    def outputs(self, kind: str) -> dict[str, Manifest]:
-        return _definitions(self.component, "outputDefinitions", kind)
-
-
-def _read_tasks(document: Manifest) -> Iterator[_Task]:
-    taken: set[str] = set()
-    for key, task in document["root"]["dag"]["tasks"].items():
-        name = re.sub(r"[^-a-z0-9]+", "-", key.lower()).strip("-") or "task"
-        numbered = (f"{name[: _MAX_NAME - 5]}-{number}" for number in itertools.count(2))
-        short = next(one for one in itertools.chain([name[:_MAX_NAME].strip("-")], numbered) if one not in taken)
-        taken.add(short)
-        yield _Task.read(key, short, task, document)
-
-
-def _environment(task: _Task) -> dict[str, str]:
-    return {one["name"]: one.get("value", "") for one in task.container.get("env") or []}
-
-
-def _definitions(owner: Manifest, side: str, kind: str = "parameters") -> dict[str, Manifest]:
-    found: dict[str, Manifest] = (owner.get(side) or {}).get(kind) or {}
-    return found
-
-
-def _pipeline_parameter(name: str, definition: Manifest, tasks: list[_Task]) -> Manifest:
+def _pipeline_parameter(name: str, definition: Manifest, tasks: list[KubeflowTask]) -> Manifest:
     if "defaultValue" in definition:
         return {"name": name, "value": _text(definition["defaultValue"], definition)}
     uses = [
@@ -222,7 +134,7 @@ def _pipeline_parameter(name: str, definition: Manifest, tasks: list[_Task]) -> 
     return {"name": name}
 
 
-def _may_be_absent(task: _Task, name: str, definition: Manifest) -> bool:
+def _may_be_absent(task: KubeflowTask, name: str, definition: Manifest) -> bool:
     """Whether a task runs without an input, which a value of the pipeline with this definition fills in."""
     own = task.inputs("parameters").get(name, {})
     return task.is_python and bool(own.get("isOptional")) and _absent_value(own) == _absent_value(definition)
@@ -241,7 +153,7 @@ def _text(value: Any, definition: Manifest) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _build_task(task: _Task, tasks: Mapping[str, _Task]) -> Manifest:
+def _build_task(task: KubeflowTask, tasks: Mapping[str, KubeflowTask]) -> Manifest:
     """The task of the DAG that runs ``task``, with its arguments."""
     values = {name: _argument(task, name, tasks) for name in task.inputs("parameters")}
     values |= {_input_name(name): _argument(task, name, tasks) for name in task.channels()}
@@ -261,10 +173,13 @@ def _build_task(task: _Task, tasks: Mapping[str, _Task]) -> Manifest:
     return built
 
 
-def _producer(task: _Task, name: str, source: Manifest, field: str, tasks: Mapping[str, _Task]) -> tuple[_Task, str]:
+def _producer(
+    task: KubeflowTask, name: str, source: Manifest, field: str, tasks: Mapping[str, KubeflowTask]
+) -> tuple[KubeflowTask, str]:
     if source.get("producerTask") not in tasks:
         raise UsageError(
-            f"task {task.key!r}: its input {name!r} comes from no task of the pipeline; that is not translated"
+            f"task {task.key!r}: its input {name!r} comes from no task of the pipeline, but is given to it; hand its "
+            "address on as a parameter"
         )
     return tasks[source["producerTask"]], source[field]
 
@@ -273,7 +188,7 @@ def _input_name(name: str) -> str:
     return f"pipeline-{name.removeprefix(_CHANNEL)}" if name.startswith(_CHANNEL) else name
 
 
-def _argument(task: _Task, name: str, tasks: Mapping[str, _Task]) -> str | None:
+def _argument(task: KubeflowTask, name: str, tasks: Mapping[str, KubeflowTask]) -> str | None:
     """The value of an input parameter in the DAG; None for one that the task may leave out and does."""
     definition = task.inputs("parameters").get(name, {})  # that of a value within another has none
     source = task.given.get(name)
@@ -284,7 +199,9 @@ def _argument(task: _Task, name: str, tasks: Mapping[str, _Task]) -> str | None:
             return None
         raise UsageError(f"task {task.key!r}: its input {name!r} has no value")
     if source.get("parameterExpressionSelector"):
-        raise UsageError(f"task {task.key!r}: its input {name!r} selects a part of a value, which is not translated")
+        raise UsageError(
+            f"task {task.key!r}: its input {name!r} selects a part of a value; make it an output of its own"
+        )
     if "componentInputParameter" in source:
         return f"{{{{workflow.parameters.{source['componentInputParameter']}}}}}"
     if "taskOutputParameter" in source:
@@ -296,30 +213,30 @@ def _argument(task: _Task, name: str, tasks: Mapping[str, _Task]) -> str | None:
         )
 
     def resolve(inner: str) -> str:
-        value = _VALUE.fullmatch(inner)
+        value = VALUE.fullmatch(inner)
         if value and value[1] == "inputs" and value[2] == "parameters" and value[3] != name:
             return _argument(task, value[3], tasks) or ""
         return _job_value(task, _placeholder(inner), inner)
 
     text = _text(source["runtimeValue"]["constant"], definition)
     _refuse_braces(task, f"its input {name!r}", text)
-    return replace_tags(text, resolve, _PLACEHOLDER)
+    return replace_tags(text, resolve, PLACEHOLDER)
 
 
-def _refuse_braces(task: _Task, part: str, text: str) -> None:
-    if "{{" in replace_tags(text, lambda _: "", _PLACEHOLDER):
+def _refuse_braces(task: KubeflowTask, part: str, text: str) -> None:
+    if "{{" in replace_tags(text, lambda _: "", PLACEHOLDER):
         raise UsageError(f"task {task.key!r}: {part} contains '{{{{', which Argo would take for a placeholder")
 
 
-def _job_value(task: _Task, placeholder: str, inner: str) -> str:
+def _job_value(task: KubeflowTask, placeholder: str, inner: str) -> str:
     if inner == ".pipeline_task_name":
         return task.name
     if inner not in _JOB_PLACEHOLDERS:
-        raise UsageError(f"task {task.key!r} uses {placeholder}, which is not translated")
+        raise UsageError(f"task {task.key!r} uses {placeholder}, which is not translated; hand it on as a parameter")
     return _JOB_PLACEHOLDERS[inner]
 
 
-def _build_template(task: _Task) -> Manifest:
+def _build_template(task: KubeflowTask) -> Manifest:
     container: Manifest = {"image": _translate_word(task, task.container["image"], "its image")}
     for field in ("command", "args"):
         container[field] = [_translate_word(task, word) for word in task.container.get(field) or []]
@@ -333,7 +250,7 @@ def _build_template(task: _Task) -> Manifest:
             },
         )
         container["command"] = ["sh", "-ec", '"$@"; exec python3 -c "$0"', script, *container["command"]]
-    if env := _environment(task):
+    if env := task.environment:
         container["env"] = [
             {"name": name, "value": _translate_word(task, value, f"its variable {name}")} for name, value in env.items()
         ]
@@ -348,12 +265,12 @@ def _build_template(task: _Task) -> Manifest:
         "outputs": _template_outputs(task),
         "container": container,
     }
-    if retries := (task.document.get("retryPolicy") or {}).get("maxRetryCount"):
-        template["retryStrategy"] = {"limit": str(int(retries))}
+    if strategy := task.retry_strategy():
+        template["retryStrategy"] = strategy
     return {field: value for field, value in template.items() if value}
 
 
-def _template_inputs(task: _Task) -> Manifest:
+def _template_inputs(task: KubeflowTask) -> Manifest:
     names = [name for name, one in task.inputs("parameters").items() if _is_passed(task, name, one)]
     names += map(_input_name, task.channels())
     if task.is_python:
@@ -363,11 +280,11 @@ def _template_inputs(task: _Task) -> Manifest:
     return {kind: entries for kind, entries in inputs.items() if entries}
 
 
-def _is_passed(task: _Task, name: str, definition: Manifest) -> bool:
+def _is_passed(task: KubeflowTask, name: str, definition: Manifest) -> bool:
     return name in task.given or "defaultValue" in definition
 
 
-def _template_outputs(task: _Task) -> Manifest:
+def _template_outputs(task: KubeflowTask) -> Manifest:
     names = list(task.outputs("parameters"))
     artifacts = [{"name": name, "path": _artifact_path(name)} for name in task.outputs("artifacts")]
     if task.is_python:
@@ -385,27 +302,30 @@ def _parameter_path(name: str) -> str:
     return f"{_FOLDER}/outputs/{name}"
 
 
-def _translate_word(task: _Task, word: str, part: str = "its program") -> str:
+def _translate_word(task: KubeflowTask, word: str, part: str = "its program") -> str:
     """A text of the container with Argo's placeholders in the place of Kubeflow's."""
     if not isinstance(word, str) or word.startswith(('{"IfPresent"', '{"Concat"')):
-        raise UsageError(f"task {task.key!r} builds its command from optional parts, which is not translated")
+        raise UsageError(
+            f"task {task.key!r} builds its command from optional parts (ConcatPlaceholder, IfPresentPlaceholder), "
+            "which is not translated; write the words out, or make it a Python component"
+        )
     _refuse_braces(task, part, word)
 
     def translate(inner: str) -> str:
         if not inner:
             return _executor_input(task)
-        if (value := _VALUE.fullmatch(inner)) is None:
+        if (value := VALUE.fullmatch(inner)) is None:
             return _job_value(task, _placeholder(inner), inner)
         return _translate_value(task, _placeholder(inner), *value.groups())
 
-    return replace_tags(word, translate, _PLACEHOLDER)
+    return replace_tags(word, translate, PLACEHOLDER)
 
 
 def _placeholder(inner: str) -> str:
-    return f"{_PLACEHOLDER}{inner}}}}}"
+    return f"{PLACEHOLDER}{inner}}}}}"
 
 
-def _translate_value(task: _Task, placeholder: str, side: str, kind: str, name: str, field: str | None) -> str:
+def _translate_value(task: KubeflowTask, placeholder: str, side: str, kind: str, name: str, field: str | None) -> str:
     if (side, kind, field) == ("inputs", "parameters", None):
         return f"{{{{inputs.parameters.{_input_name(name)}}}}}"
     if (kind, side) == ("artifacts", "inputs") and field in ("path", "uri"):
@@ -414,10 +334,10 @@ def _translate_value(task: _Task, placeholder: str, side: str, kind: str, name: 
         return _artifact_path(name)
     if (side, kind, field) == ("outputs", "parameters", "output_file"):
         return _parameter_path(name)
-    raise UsageError(f"task {task.key!r} uses {placeholder}, which is not translated")
+    raise UsageError(f"task {task.key!r} uses {placeholder}, which is not translated; hand it on as a parameter")
 
 
-def _executor_input(task: _Task) -> str:
+def _executor_input(task: KubeflowTask) -> str:
     """The JSON that Kubeflow's launcher passes to a Python component, with Argo's placeholders for the values."""
     values = ",".join(
         f"{json.dumps(name)}:{_json_placeholder(task, name, definition)}"
@@ -440,7 +360,7 @@ def _executor_input(task: _Task) -> str:
     )
 
 
-def _json_placeholder(task: _Task, name: str, definition: Manifest) -> str:
+def _json_placeholder(task: KubeflowTask, name: str, definition: Manifest) -> str:
     """Kubeflow's executor takes null for a parameter without a value."""
     if definition.get("parameterType") in _RAW_TYPES:
         return f"{{{{inputs.parameters.{name}}}}}"
@@ -457,12 +377,12 @@ def _metadata_placeholder(name: str) -> str:
 def _artifact_list(name: str, definition: Manifest, uri: str, metadata: str) -> str:
     kind = definition.get("artifactType") or {}
     if definition.get("isArtifactList"):
-        raise UsageError(f"artifact {name!r} is a list of artifacts, which is not translated")
+        raise UsageError(f"artifact {name!r} is a list of artifacts, which is not translated; make a folder of it")
     fields = json.dumps({"name": name, "type": kind, "uri": uri})
     return f'{{"artifacts":[{fields[:-1]}, "metadata":{metadata}}}]}}'
 
 
-def _translate_resources(task: _Task) -> tuple[Manifest, bool]:
+def _translate_resources(task: KubeflowTask) -> tuple[Manifest, bool]:
     """Resources as Kubernetes has them, and whether GPUs are among them."""
     resources = task.container.get("resources") or {}
     sides: dict[str, Manifest] = {"requests": {}, "limits": {}}

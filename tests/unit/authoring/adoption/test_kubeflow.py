@@ -285,9 +285,19 @@ CHANNEL = "{{$.inputs.parameters['pipelinechannel--who']}}"
     ("document", "words"),
     [
         (changed(schemaVersion="1.0"), "compile it with version 2 of the SDK"),
-        (changed(*TASKS, "fit", parameterIterator={"x": 1}), "task 'fit' is in a loop (ParallelFor)"),
-        (changed(*TASKS, "fit", triggerPolicy={"condition": "x"}), "in a condition (If) or an exit handler"),
-        (changed("components", "comp-fit", dag={"tasks": {}}), "a pipeline, loop or condition of its own"),
+        (changed(*TASKS, "fit", parameterIterator={"x": 1}), "task 'fit' is a loop (ParallelFor)"),
+        (changed(*TASKS, "fit", triggerPolicy={"condition": "x"}), "task 'fit' is a condition (If, Elif, Else)"),
+        (changed("components", "comp-fit", dag={"tasks": {}}), "task 'fit' is a pipeline of its own"),
+        (
+            changed(*TASKS, "fit", retryPolicy={"maxRetryCount": 1, "backoffDuration": "1s", "backoffFactor": 1.5}),
+            "1.5",
+        ),
+        (
+            changed(
+                "components", "comp-fit", "inputDefinitions", "parameters", rows={"parameterType": "TASK_FINAL_STATUS"}
+            ),
+            "task 'fit': its input 'rows' is the status of another task (PipelineTaskFinalStatus)",
+        ),
         (changed("deploymentSpec", "executors", **{"exec-fit": {"importer": {}}}), "run by importer and not by"),
         (changed(*FIT, args=['{"IfPresent": {"InputName": "x"}}']), "builds its command from optional parts"),
         (changed(*FIT, args=["print('{{ x }}')"]), "which Argo would take for a placeholder"),
@@ -324,7 +334,7 @@ CHANNEL = "{{$.inputs.parameters['pipelinechannel--who']}}"
             changed("components", "comp-fit", "outputDefinitions", artifacts={"m": {**MODEL, "isArtifactList": True}}),
             "a list of artifacts",
         ),
-        (changed(*TASKS, "fit", componentRef={"name": "absent"}), "KeyError: 'absent'"),
+        (changed(*TASKS, "fit", componentRef={"name": "absent"}), "it lacks the field 'absent'"),
         (changed(root={"dag": 7}), "this is no pipeline that the SDK has compiled"),
     ],
 )
