@@ -18,6 +18,7 @@ from urllib.parse import urljoin
 from hera.exceptions import exception_from_server_response
 from hera.workflows import DAG, Parameter, Workflow, WorkflowsService, models
 from hera.workflows.async_service import AsyncWorkflowsService
+from hera.workflows.protocol import Templatable
 
 from hera_pipelines.authoring.data_versions import read_data_version
 from hera_pipelines.authoring.functions.decorators import check_workflow_parameters
@@ -43,6 +44,7 @@ class PipelineMixin:
         auto_resume: AutoResume | None
         drift: Drift | None
         entrypoint: str | None
+        on_exit: Any
         name: str | None
         generate_name: str | None
         templates: list[Any]
@@ -55,10 +57,16 @@ class PipelineMixin:
         """Open the DAG for tasks that are called outside any DAG; the first call creates it.
 
         Raises:
-            UsageError: the pipeline also has a DAG as its own entry point.
+            UsageError: the pipeline also has a DAG as its own entry point, or names another one.
         """
         if self._entry_dag is None:
-            if self.entrypoint not in (None, ENTRY_DAG) or any(t.name == ENTRY_DAG for t in self.templates):
+            names = {template.name for template in self.templates}
+            if self.entrypoint not in (None, ENTRY_DAG, *names):
+                raise UsageError(
+                    f"pipeline {self.pipeline_name!r} calls tasks directly, which form its entry DAG, and names the "
+                    f"entry point {self.entrypoint!r}; drop entrypoint=, or call them inside that DAG"
+                )
+            if self.entrypoint not in (None, ENTRY_DAG) or ENTRY_DAG in names:
                 raise UsageError(
                     f"pipeline {self.pipeline_name!r} has a DAG of its own, and tasks outside it; "
                     "call all tasks inside the DAG, or none"
@@ -86,9 +94,23 @@ class PipelineMixin:
         Raises:
             UsageError: names step, input and what is wrong with the value.
         """
-        tasks = [task for template in self.templates if isinstance(template, DAG) for task in template.tasks]
-        for task in [*tasks, *(self._entry_dag.tasks if self._entry_dag else [])]:
+        for task in self._tasks():
             check_workflow_parameters(task, values)
+
+    def _tasks(self) -> list[Any]:
+        tasks = [task for template in self.templates if isinstance(template, DAG) for task in template.tasks]
+        return [*tasks, *(self._entry_dag.tasks if self._entry_dag else [])]
+
+    def _check_exit_handlers(self) -> None:
+        """Refuse a function as exit handler: Hera takes a template, and a function is one only where it is called."""
+        owners = [(f"pipeline {self.pipeline_name!r}", self.on_exit)]
+        owners += [(f"task {task.name!r}", task.on_exit) for task in self._tasks()]
+        for where, handler in owners:
+            if callable(handler) and not isinstance(handler, Templatable):
+                raise UsageError(
+                    f"{where}: its on_exit is the function {handler.__name__!r}; call it in "
+                    "`with DAG(name='at-exit') as handler:`, and write on_exit = handler"
+                )
 
     @property
     def pipeline_name(self) -> str:
@@ -256,6 +278,7 @@ class Pipeline(PipelineMixin, Workflow):
         Raises:
             TiphysError: see `hera_pipelines.compile.compile_workflow`.
         """
+        self._check_exit_handlers()
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
         self._restore_plugin_bodies(built["spec"].get("templates", []))
         options = self._compile_options(store, queues, executor_plugin)

@@ -23,7 +23,7 @@ ADDED = {
         "variables TIPHYS_… and CHECKPOINT_URI",
         "terminationMessagePolicy",
         "labels tiphys.dev/…",
-        "inputs tiphys-…",
+        "inputs tiphys-…, and the default [] of an input that takes the outputs of all items",
         "outputs tiphys-…, and keys below the attempt's prefix for the author's",
         "retryStrategy, where the author has none",
         "the modes by which programs that are not root can read an input artifact",
@@ -161,8 +161,8 @@ class _Comparison:
             yield f"entry point: {len(self.tasks)} tasks became {len(new_tasks)}"
             return
         if not any(field in self.entry for field in _LEAVES):
-            fields = {k: v for k, v in self.entry.items() if k not in ("steps", "dag")}
-            after = {k: v for k, v in entry.items() if k not in ("dag", "parallelism")}
+            fields = {k: v for k, v in self.entry.items() if k not in ("name", "steps", "dag")}
+            after = {k: v for k, v in entry.items() if k not in ("name", "dag", "parallelism")}
             fields.pop("parallelism", None)  # compile may lower it
             yield from differences(self._canonical(fields), self._canonical(after), "entry point")
         for task in self.tasks:
@@ -212,7 +212,8 @@ class _Comparison:
         if before.get("retryStrategy") is not None and not is_train:
             yield from differences(before["retryStrategy"], run.get("retryStrategy"), f"{where} retryStrategy")
         yield from self._program(before[leaf], run.get(leaf) or {}, where, task=task, is_train=bool(is_train))
-        yield from self._values(before, run, wrapper, where)
+        yield from self._inputs(before, run, wrapper, where)
+        yield from self._outputs(before.get("outputs") or {}, run, wrapper, where)
 
     def _program(self, before: Manifest, after: Manifest, where: str, *, task: str, is_train: bool) -> Iterator[str]:
         old, new = dict(before), dict(after)
@@ -230,10 +231,14 @@ class _Comparison:
             old, new = _map_numbers(old), _map_numbers(new)  # compile writes amounts of GPUs as text
         yield from differences(self._named(old, task), self._named(new, task), where)
 
-    def _values(self, before: Manifest, run: Manifest, wrapper: Manifest, where: str) -> Iterator[str]:
-        inputs, outputs = before.get("inputs") or {}, before.get("outputs") or {}
+    def _inputs(self, before: Manifest, run: Manifest, wrapper: Manifest, where: str) -> Iterator[str]:
+        inputs = before.get("inputs") or {}
         given = _by_name(wrapper, "inputs", "parameters")
-        yield from differences(_by_name(before, "inputs", "parameters"), given, f"{where} inputs")
+        declared = _by_name(before, "inputs", "parameters")
+        for name, parameter in given.items():
+            if parameter.get("default") == "[]" and "default" not in declared.get(name, {}):
+                given[name] = _without(parameter, ("default",))
+        yield from differences(declared, given, f"{where} inputs")
         missing = given.keys() - _by_name(run, "inputs", "parameters").keys()
         if missing:
             yield f"{where}: its program lacks the inputs {sorted(missing)}"
@@ -245,6 +250,8 @@ class _Comparison:
                 if field not in artifact and "mode" not in artifact:
                     both.pop(field, None)
             yield from differences(artifact, both, f"{where} input {name}")
+
+    def _outputs(self, outputs: Manifest, run: Manifest, wrapper: Manifest, where: str) -> Iterator[str]:
         names = [one["name"] for kind in ("parameters", "artifacts") for one in outputs.get(kind) or []]
         shown = [
             one["name"]
