@@ -126,11 +126,12 @@ def fetch_input(store: Store, key: str, path: Path, should_stop: Callable[[], bo
 def store_output(store: Store, path: Path, key: str) -> None:
     """Upload the file ``path``, or all files below it, as ``key``.
 
-    A missing path is no error here: the check of the step's outputs reports it.
+    A missing path is no error here: the check of the step's outputs reports it. A link to a file of the same folder,
+    such as ``last.ckpt`` of many trainers, is stored as that file: no long training fails at its end because of one.
 
     Raises:
         UsageError: no store can keep an entry of the folder.
     """
-    for file, object_key in list_output_files(path, key, f"output {path}"):
+    for file, object_key in list_output_files(path, key, f"output {path}", copies_links=True):
         with contextlib.suppress(ObjectExistsError):  # a retried request: no other process writes below this attempt
             store.create_from_file(object_key, file)

@@ -106,7 +106,7 @@ def _is_changed(expected: OutputObject, info: ObjectInfo) -> bool:
     return "" not in (expected.version, info.version) and expected.version != info.version
 
 
-def list_output_files(path: Path, key: str, output: str) -> list[tuple[Path, str]]:
+def list_output_files(path: Path, key: str, output: str, *, copies_links: bool = False) -> list[tuple[Path, str]]:
     """Each file of an output with the key to store it as; empty if there is nothing at ``path``.
 
     Object storage has files only: Argo drops links without a word, and reports a wrong name as an error of its own.
@@ -115,15 +115,16 @@ def list_output_files(path: Path, key: str, output: str) -> list[tuple[Path, str
         path: A file or a folder.
         key: Key of the file, or the beginning of the keys of the files in the folder.
         output: The output, for the error.
+        copies_links: Whether a link to a file of the same folder is stored as that file.
 
     Raises:
-        UsageError: an entry is a link in a folder or no file, or its name is not valid in every store.
+        UsageError: an entry is another link in a folder or no file, or its name is not valid in every store.
     """
     if not path.is_dir() or path.is_symlink():
         if path.exists() and not path.is_file():
             raise _unkept(output, path.name, "is a link to a folder, a socket or a device", "write files there")
         return [(path, key)] if path.exists() else []
-    files = sorted(_walk(path, output))
+    files = sorted(_walk(path, output, path.resolve() if copies_links else None))
     objects = [(file, f"{key}/{file.relative_to(path).as_posix()}") for file in files]
     for file, object_key in objects:
         name = str(file.relative_to(path))
@@ -135,19 +136,24 @@ def list_output_files(path: Path, key: str, output: str) -> list[tuple[Path, str
     return objects
 
 
-def _walk(folder: Path, output: str) -> Iterator[Path]:
+def _walk(folder: Path, output: str, copied_below: Path | None) -> Iterator[Path]:
+    """Files of a folder; a link to a file below ``copied_below`` is one, too."""
     with os.scandir(folder) as entries:
         for entry in entries:
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
-                yield from _walk(Path(entry.path), output)
-            elif stat.S_ISREG(mode):
+                yield from _walk(Path(entry.path), output, copied_below)
+            elif stat.S_ISREG(mode) or (copied_below and _leads_to_file(Path(entry.path), copied_below)):
                 yield Path(entry.path)
             elif stat.S_ISLNK(mode):
                 link = f"{entry.name} -> {Path(entry.path).readlink()}"
                 raise _unkept(output, repr(link), "is a link", "write a copy, or pack the folder into a tar file")
             else:
                 raise _unkept(output, repr(entry.name), "is a pipe, a socket or a device", "remove it at its end")
+
+
+def _leads_to_file(link: Path, below: Path) -> bool:
+    return link.is_file() and link.resolve().is_relative_to(below)
 
 
 def _unkept(output: str, name: str, reason: str, remedy: str) -> UsageError:

@@ -20,7 +20,7 @@ from tiphys.launch.__main__ import main
 from tiphys.store import DirectoryStore, RunLayout, Store
 
 PREFIX = RunLayout("digits").outputs("fit", 2)
-LINK = "os.symlink('weights', folder / 'out' / 'w')"
+LINK = "os.symlink('gone', folder / 'out' / 'w')"
 PROGRAM = """
 import os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -117,8 +117,18 @@ def test_an_output_that_no_store_can_keep_is_refused_by_name_before_any_of_it_is
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "PROGRAM", f"{PROGRAM[: PROGRAM.rindex('sys.exit')]}{LINK}")
     assert run(monkeypatch, tmp_path, store) == 2
-    assert f"tiphys: output {tmp_path}/out: 'w -> weights' is a link" in capfd.readouterr().err
+    assert f"tiphys: output {tmp_path}/out: 'w -> gone' is a link" in capfd.readouterr().err
     assert not [key for key in stored(store) if key.startswith("artifacts/model")]
+
+
+def test_a_link_to_a_file_of_the_same_folder_is_stored_as_that_file(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "epoch=9.ckpt").write_text("w")
+    (tmp_path / "out" / "last.ckpt").symlink_to("epoch=9.ckpt")
+
+    member_files.store_output(store, tmp_path / "out", "outputs/model")
+
+    assert [store.read(f"outputs/model/{name}") for name in ("epoch=9.ckpt", "last.ckpt")] == [b"w", b"w"]
 
 
 @pytest.mark.usefixtures("data")

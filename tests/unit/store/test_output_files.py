@@ -4,6 +4,7 @@
 |---|---|
 | file, hard link, file in folders | its bytes, under its name |
 | link to anything, inside or outside, dangling, or to its own folder | refused by name |
+| link to a file of the same folder, where copies are asked for | the bytes of that file |
 | pipe, socket | refused by name |
 | a name that is not UTF-8, a key above 1,024 bytes | refused by name, escaped |
 | the output itself is a link to a file | its bytes |
@@ -48,6 +49,22 @@ def test_one_file_has_the_key_of_the_output_also_behind_a_link(folder: Path) -> 
     (folder / "latest").symlink_to("weights")
     assert stored(folder / "weights") == [""]
     assert stored(folder / "latest") == [""]
+
+
+def test_links_to_files_of_the_folder_are_files_where_they_are_asked_for(folder: Path) -> None:
+    (folder / "deep" / "last").symlink_to("../weights")
+    (folder / "last").symlink_to("deep/last")
+    listed = list_output_files(folder, KEY, "output", copies_links=True)
+    assert {key.removeprefix(KEY): file.read_text() for file, key in listed} == dict.fromkeys(
+        ["/deep/last", "/last", "/weights"], "w"
+    )
+
+
+@pytest.mark.parametrize("target", ["../outside", "/etc/hostname", "gone", "deep", ".", "loop"])
+def test_no_other_link_is_stored_as_a_file(folder: Path, target: str) -> None:
+    (folder / "loop").symlink_to(target)
+    with pytest.raises(UsageError, match=f"'loop -> {target}' is a link"):
+        list_output_files(folder, KEY, "output", copies_links=True)
 
 
 def test_nothing_is_listed_where_nothing_was_written(folder: Path) -> None:
