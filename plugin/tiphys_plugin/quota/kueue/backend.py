@@ -79,6 +79,8 @@ _FORGET_GRANTLESS_AFTER = timedelta(minutes=5)
 """A step repeats its request at least twice a minute. What is admitted for longer without a grant is returned."""
 _KEEP_FINISHED = timedelta(minutes=10)
 """How long a finished Workload is kept for people who look into a queue."""
+_KEEP_HELD = timedelta(days=7)
+"""How long one that an administrator holds: the next attempt, which may come late, is held by it."""
 _log = structlog.get_logger()
 
 
@@ -220,6 +222,8 @@ class KueueAdmission:
     def explain(self, workload: KueueWorkload) -> Deferred:
         """Why Kueue has not admitted a Workload, and its position."""
         reason, message = describe_wait(workload)
+        if workload.is_reserved:  # it has left the line: only its admission checks hold it up
+            return Deferred(reason, message, 1, (DeferralReason(reason, message),))
         position, where = self._positions.find(workload)
         message = f"{where}; {message}"
         return Deferred(reason, message, position, (DeferralReason(reason, message),))
@@ -355,7 +359,7 @@ class KueueAdmission:
         return self._list(MANAGED_BY)
 
     def sweep(self) -> None:
-        """Delete finished Workloads after ten minutes, and those whose step has asked no more since Kueue admitted it.
+        """Delete finished Workloads after a while, and those whose step has asked no more since Kueue admitted it.
 
         Raises:
             StoreError: Kueue did not answer.
@@ -364,7 +368,8 @@ class KueueAdmission:
         for workload in self.workloads():
             # Not what is reserved and waits for admission checks: its step is told to wait, and asks on.
             finished, admitted = workload.find_true("Finished"), workload.find_true("Admitted")
-            is_old = finished is not None and finished.since < now - _KEEP_FINISHED
+            kept = _KEEP_HELD if workload.is_on_hold else _KEEP_FINISHED
+            is_old = finished is not None and finished.since < now - kept
             is_unused = (
                 workload.grant is None and admitted is not None and admitted.since < now - _FORGET_GRANTLESS_AFTER
             )

@@ -381,9 +381,12 @@ _REASONS = {
 }
 """Kueue's reasons that have another name here."""
 _VAGUE = ("Pending", "Inadmissible", "Waiting")
-"""Reasons of Kueue before 0.18, of which only the sentence tells more (its ``flavorassigner.go``)."""
+"""Reasons of Kueue without its feature gate ``UnadmittedWorkloadsObservability``, which 0.19 has and leaves off: only
+the sentence tells more (its ``flavorassigner.go``, ``scheduler.go`` and ``workload_controller.go``)."""
 _SENTENCES = (
     (" is stopped", AdmissionReason.QUEUE_STOPPED),
+    (" is inactive", AdmissionReason.QUEUE_STOPPED),
+    ("Pending the preemption of", AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT),
     ("insufficient unused quota", AdmissionReason.WAITING_FOR_QUOTA),
     ("> maximum capacity", AdmissionReason.EXCEEDS_MAX_QUOTA),
     ("doesn't match node affinity", AdmissionReason.NO_MATCHING_GPU_TYPE),

@@ -605,6 +605,27 @@ def test_a_step_that_an_administrator_holds_is_held_in_its_next_attempt_too(back
     assert [one["spec"]["active"] for one in kueue.workloads if not is_true(one, "Finished")] == [True]
 
 
+def test_a_hold_lasts_however_late_the_next_attempt_asks(backend, kueue, server, clock):
+    first = admitted(backend, kueue)
+    hold(server, first.lease.partition("/")[2])
+    kueue.evict(message="The workload is deactivated")
+    backend.release(first.lease)
+    clock.now += timedelta(days=1)
+    backend.sweep()
+    backend.request(ask(8, attempt=2))
+    assert [one["spec"]["active"] for one in kueue.workloads if not is_true(one, "Finished")] == [False]
+
+
+def test_what_waits_for_its_admission_checks_has_left_the_line(backend, kueue, server):
+    backend.request(ask(4))
+    waiting_for_a_check(server, kueue)
+    backend.request(ask(8, "u2"))
+    answer = backend.request(ask(4))
+    assert deferral(answer) is AdmissionReason.ADMISSION_CHECK_PENDING
+    assert answer.position == 1
+    assert "position" not in answer.message
+
+
 def test_another_step_of_the_workflow_is_not_held(backend, kueue, server):
     first = admitted(backend, kueue, 2)
     hold(server, first.lease.partition("/")[2])
@@ -644,7 +665,14 @@ def test_a_waiting_one_is_not_told_that_its_gpus_were_taken(backend, kueue, serv
             "flavor t4 doesn't match node affinity, insufficient unused quota for x in flavor a, 2 more needed",
             "WaitingForQuota",
         ),
+        (
+            "Pending",
+            "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor a, 8 more "
+            "needed. Pending the preemption of 1 workload(s)",
+            "WaitingForPreemptedCheckpoint",
+        ),
         ("Inadmissible", "ClusterQueue all-research is stopped", "QueueStopped"),
+        ("Inadmissible", "ClusterQueue all-research is inactive", "QueueStopped"),
         ("Inadmissible", "LocalQueue research doesn't exist", "Misconfigured"),
         ("Waiting", "waiting for all admitted workloads to be in PodsReady condition", "PendingEvaluation"),
         ("NoMatchingFlavor", "flavor t4 doesn't match node affinity", "NoMatchingGpuType"),
