@@ -8,7 +8,7 @@ import secrets
 import pytest
 from support.mlflow import FakeMlflow
 
-from tiphys.errors import NotFoundError, TiphysError
+from tiphys.errors import ConflictError, NotFoundError, TiphysError
 from tiphys.tracking.server import MlflowApi, connect
 
 SOURCE = "s3://ml-runs/tiphys/data/runs/digits-1/outputs/fit/000000001/artifacts/model"
@@ -87,3 +87,29 @@ def test_an_alias_names_one_version_and_moves(server: MlflowApi, name: str) -> N
     assert server.alias(name, "champion") == first
     with pytest.raises(TiphysError):
         server.set_alias(name, "champion", 99)
+
+
+@pytest.mark.parametrize("collisions", [1, 2])
+def test_a_row_that_another_caller_wrote_at_the_same_moment_is_written_again(
+    tracking_uri: str, name: str, monkeypatch: pytest.MonkeyPatch, collisions: int
+) -> None:
+    exceptions = pytest.importorskip("mlflow.exceptions")
+    found = connect({"MLFLOW_TRACKING_URI": tracking_uri})
+    found.ensure_model(name)
+    version = found.create_version(name, SOURCE, "", {})
+    write, left = found._client.set_registered_model_alias, [None] * collisions
+
+    def collide(*given: str) -> None:
+        if left:
+            left.pop()
+            text = "(sqlite3.IntegrityError) UNIQUE constraint failed: registered_model_aliases.alias"
+            raise exceptions.MlflowException(text, error_code=exceptions.BAD_REQUEST)
+        write(*given)
+
+    monkeypatch.setattr(found._client, "set_registered_model_alias", collide)
+    if collisions == 1:
+        found.set_alias(name, "champion", version)
+        assert found.alias(name, "champion") == version
+    else:
+        with pytest.raises(ConflictError, match="IntegrityError"):
+            found.set_alias(name, "champion", version)

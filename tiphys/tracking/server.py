@@ -7,7 +7,7 @@ holding up a training.
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -188,8 +188,7 @@ class MlflowServer:
         return True
 
     def tag_version(self, model: str, version: int, tag: str, value: str) -> None:
-        with self._translated():
-            self._client.set_model_version_tag(model, str(version), tag, value)
+        self._write_row(lambda: self._client.set_model_version_tag(model, str(version), tag, value))
 
     def alias(self, model: str, alias: str) -> int | None:
         try:
@@ -199,8 +198,18 @@ class MlflowServer:
             return None
 
     def set_alias(self, model: str, alias: str, version: int) -> None:
-        with self._translated():
-            self._client.set_registered_model_alias(model, alias, str(version))
+        self._write_row(lambda: self._client.set_registered_model_alias(model, alias, str(version)))
+
+    def _write_row(self, write: Callable[[], object]) -> None:
+        """Insert or update a row. MLflow looks for the row first: of two callers that find none, it refuses one."""
+        for is_last in (False, True):
+            try:
+                with self._translated():
+                    write()
+                return
+            except ConflictError:
+                if is_last:
+                    raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -284,4 +293,6 @@ def _translate(uri: str, error: Exception) -> TiphysError:
     """``error`` of MLflow's client as ours. The text of a server may be a page of HTML; it is cut to one line."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:_MOST_CHARACTERS]
     kind, remedy = _ERRORS.get(_error_code(error), (StoreError, "; it is tried again later"))
+    if _error_code(error) == "BAD_REQUEST" and "IntegrityError" in text:  # of SQLAlchemy, in store/db/utils.py
+        kind = ConflictError
     return kind(f"MLflow at {uri} answered: {text}{remedy}")
