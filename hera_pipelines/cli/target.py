@@ -17,7 +17,7 @@ from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
-from tiphys.store import Store, Submission, read_run, read_submissions
+from tiphys.store import Store, Submission, last_submission, read_run
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -53,11 +53,6 @@ def refuse_options(command: typer.Context, options: Mapping[str, str], why: str)
     """
     if refused := [option for parameter, option in options.items() if _is_given(command, parameter)]:
         raise UsageError(f"{', '.join(refused)}: {why}")
-
-
-def last_submission(store: Store, run: str) -> Submission | None:
-    """The newest submission of a run; None if the run was never submitted."""
-    return next(iter(reversed(read_submissions(store, run))), None)
 
 
 def required_submission(store: Store, run: str, verb: str) -> Submission:

@@ -23,7 +23,7 @@ from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.records import AttemptEndOutcome, Preemption
-from tiphys.store import Store, read_submissions
+from tiphys.store import Store, last_submission
 
 MAX_ATTEMPTS = 100
 """Most attempts, and most outputs, of a page: the records of no others are read."""
@@ -191,8 +191,7 @@ class UsageReader:
         now, newest = self._clock(), self._newest
         if newest is not None and newest[0] == run and abs(now - newest[1]) < _SHARED_FOR:
             return newest[2]
-        last = next(iter(reversed(read_submissions(store, run))), None)
-        lost_at = find_last_sign_of_life(last, self._submitter)
+        lost_at = find_last_sign_of_life(last_submission(store, run), self._submitter)
         [usage] = measure_time_usage(store, [run], now, slice(MAX_MEASURED), {} if lost_at is None else {run: lost_at})
         self._newest = run, now, usage
         return usage

@@ -216,6 +216,11 @@ def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None
     return [submission for submission in read_concurrently(read, numbers) if submission is not None]
 
 
+def last_submission(store: Store, run: str) -> Submission | None:
+    """The newest submission of a run; None if the run was never submitted."""
+    return next(iter(reversed(read_submissions(store, run))), None)
+
+
 ALL_ATTEMPTS = slice(None)
 
 

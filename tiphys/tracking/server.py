@@ -202,14 +202,12 @@ class MlflowServer:
 
     def _write_row(self, write: Callable[[], object]) -> None:
         """Insert or update a row. MLflow looks for the row first: of two callers that find none, it refuses one."""
-        for is_last in (False, True):
-            try:
-                with self._translated():
-                    write()
-                return
-            except ConflictError:
-                if is_last:
-                    raise
+        try:
+            with self._translated():
+                write()
+        except ConflictError:  # now it finds the row of the other
+            with self._translated():
+                write()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

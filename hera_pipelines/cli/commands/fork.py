@@ -55,13 +55,12 @@ from hera_pipelines.cli.target import (
     CLUSTER_OPTIONS,
     ENGINE_OPTIONS,
     OnClusterOption,
-    last_submission,
     refuse_options,
     runs_on_cluster,
     tenant_submitter,
 )
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.store import Store, Submission, read_run
+from tiphys.store import Store, Submission, last_submission, read_run
 
 _MAX_NAMED = 5
 """Most trainings that a warning names."""

@@ -15,12 +15,12 @@ from tiphys_controller.run_phase import find_last_sign_of_life
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time, write_page
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
-from hera_pipelines.cli.target import find_local_workflows, is_on_cluster, last_submission
+from hera_pipelines.cli.target import find_local_workflows, is_on_cluster
 from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage, time_unit
 from tiphys.errors import UsageError
 from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.records import utc_now
-from tiphys.store import Store, list_runs
+from tiphys.store import Store, last_submission, list_runs
 
 EXAMPLES = """\b
 Examples:

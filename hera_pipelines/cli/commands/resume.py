@@ -60,7 +60,6 @@ from hera_pipelines.cli.target import (
     OnClusterOption,
     cluster_of_submission,
     is_on_cluster,
-    last_submission,
     refuse_options,
     require_same_cluster,
     runs_on_cluster,
@@ -71,7 +70,7 @@ from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
-from tiphys.store import Store, Submission, read_current_workflow
+from tiphys.store import Store, Submission, last_submission, read_current_workflow
 
 PLAN_EXAMPLES = """\b
 Examples:

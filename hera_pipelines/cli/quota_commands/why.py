@@ -60,12 +60,12 @@ from hera_pipelines.cli.shared_options import (
     existing_default_store,
     named_store,
 )
-from hera_pipelines.cli.target import is_on_cluster, last_submission
+from hera_pipelines.cli.target import is_on_cluster
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.kube import KubeApi
 from tiphys.lineage.step_names import read_step_names, selects_step
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
-from tiphys.store import Attempt, open_store, read_all_attempts
+from tiphys.store import Attempt, last_submission, open_store, read_all_attempts
 from tiphys.store.open import PLACEHOLDER
 
 

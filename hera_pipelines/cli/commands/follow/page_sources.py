@@ -20,13 +20,12 @@ from hera_pipelines.cli.target import (
     cluster_of_submission,
     find_local_workflows,
     is_on_cluster,
-    last_submission,
     require_same_cluster,
 )
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.store import Attempt, Store, Submission
+from tiphys.store import Attempt, Store, Submission, last_submission
 
 _COMMAND_SECONDS = 120.0
 _ERRORS = {2: UsageError, 3: NotFoundError, 4: ConflictError, 75: StoreError}
