@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hera.shared import global_config
 from hypothesis import HealthCheck, settings
 from support.emulators import azure_container, azure_endpoint, gcs_bucket, gcs_endpoint, own_cloud_settings
 from support.s3 import bucket, own_aws_settings, s3_endpoint
@@ -86,3 +87,12 @@ def logging_is_as_imported() -> Iterator[None]:
     structlog.reset_defaults()
     assert logging.lastResort is not None
     logging.lastResort.setFormatter(None)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_hera_are_as_imported() -> Iterator[None]:
+    """An author's file that was loaded in this process has set them for itself, and for every test after it."""
+    before = dict(vars(global_config))
+    yield
+    vars(global_config).clear()
+    vars(global_config).update(before)
