@@ -38,14 +38,19 @@ def least_seconds(measured: Measured, text: str, tries: int = 1) -> float:
     return min(found)
 
 
+def is_noticeable(measured: Measured, text: str) -> bool:
+    """Whether it takes that long each time: a collection of garbage takes as long, once."""
+    return all(least_seconds(measured, text) > NOTICEABLE_SECONDS for _ in range(TRIES))
+
+
 def is_superlinear(measured: Measured, text: Callable[[int], str], bound: int = LONG) -> bool:
     length = 12.0
     while length < SHORT:  # slowly, because one that is exponential would not come back from a long text
-        if least_seconds(measured, text(int(length))) > NOTICEABLE_SECONDS:
+        if is_noticeable(measured, text(int(length))):
             return True
         length *= 1.15
     if bound < LONG:
-        return least_seconds(measured, text(bound), TRIES) > NOTICEABLE_SECONDS
+        return is_noticeable(measured, text(bound))
     long_seconds = least_seconds(measured, text(LONG))
     if long_seconds < NOTICEABLE_SECONDS:
         return False
