@@ -239,7 +239,7 @@ if ending == "deaf": begin()
 signal.signal(15, leave)
 (folder / "step_1.bin").write_bytes(b"x" * 1000)
 print("wrote 1", flush=True)
-while True: signal.pause()
+while True: time.sleep(0.01)
 """
 
 

@@ -39,6 +39,9 @@ def train(saved="saved"):
     sys.exit(75)
 """
 
+# Not signal.pause: a signal that comes just before it would be waited for forever.
+WAIT_FOR_SIGNAL = "while True: time.sleep(0.01)"
+
 
 def python(script, *arguments):
     return [sys.executable, "-c", script, *arguments]
@@ -297,7 +300,7 @@ def test_program_that_has_saved_and_ends_with_0_is_not_complete(training):
 
 
 def test_program_with_a_session_that_completes_after_sigterm_keeps_its_exit_code():
-    end = "signal.signal(15, lambda *_: sys.exit(0)); say('ready'); signal.pause()"
+    end = f"signal.signal(15, lambda *_: sys.exit(0)); say('ready')\n{WAIT_FOR_SIGNAL}"
     launched = Launched(python(f"{TRAINING}\n{end}"))
     launched.signal_group()
     assert launched.ended() == (0, "")
@@ -313,12 +316,12 @@ def test_second_sigterm_changes_nothing(training):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2])
 def test_other_signals_reach_the_program_alone(number):
     script = f"""
-import os, signal, sys
+import os, signal, sys, time
 child = os.fork()
 if not child: signal.pause()
 signal.signal({int(number)}, lambda *_: (print(os.waitpid(child, os.WNOHANG)[0]), sys.exit(9)))
 print("ready", flush=True)
-signal.pause()
+{WAIT_FOR_SIGNAL}
 """
     launched = Launched(python(script))
     launched.signal_group(number)

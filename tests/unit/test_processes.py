@@ -103,8 +103,8 @@ earlier.wait()
 
 @pytest.mark.parametrize(("code", "end"), [(75, "75 True"), (0, "143 True"), (3, "143 False")])
 def test_program_that_was_stopped_ends_as_what_it_left_behind(code, end):
-    stop = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({code}))"
-    trainer = f"{stop}; print('ready', flush=True); signal.pause()"
+    stop = f"import signal, sys, time; signal.signal(15, lambda *_: sys.exit({code}))"
+    trainer = f"{stop}; print('ready', flush=True)\nwhile True: time.sleep(0.01)"
     line = f"{shlex.join([sys.executable, '-c', trainer])}; true"
     assert (
         run(f"""
@@ -129,12 +129,12 @@ from tiphys import processes
 clock = [0.0]
 processes.time = types.SimpleNamespace(monotonic=lambda: clock[0])
 trainer = '''
-import os, signal, sys
+import os, signal, sys, time
 from tiphys.processes import register_session
 signal.signal(signal.SIGTERM, lambda *_: (register_session(os.environ, has_preempted=True), sys.exit(75)))
 register_session(os.environ)
 print("ready", flush=True)
-while True: signal.pause()
+while True: time.sleep(0.01)
 '''
 reader, writer = os.pipe()
 script = 'trap "" TERM; "$0" -c "$1"; echo saved; sleep 600'

@@ -87,11 +87,11 @@ def test_a_run_that_the_author_has_chosen_stays(
 
 
 STOPPED_PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 os.kill(os.getppid(), signal.SIGTERM)
 while True:
-    signal.pause()
+    time.sleep(0.01)
 """
 # A process of its own: a signal to a worker of pytest, which has several threads, would end it.
 LAUNCHER = """
