@@ -173,10 +173,15 @@ class ArgoServerSubmitter:
         Raises:
             UsageError: the argo-server belongs to another cluster than the API server.
         """
+        found = self.read(namespace, name)
+        return build_live_workflow(found) if found else None
+
+    def read(self, namespace: str, name: str) -> Object | None:
+        """Like `find`, the whole object. Argo-server has read offloaded nodes into it."""
         for _ in range(2):  # it may appear or vanish between the two reads
             workflow = _exclude_archived(self._read(namespace, name))
             if self._kube_api is None or _uid(workflow) == _uid(self._kube_api.get(WORKFLOWS, namespace, name)):
-                return build_live_workflow(workflow) if workflow else None
+                return workflow
         raise self._wrong_cluster_error(f"they return different objects for Workflow {namespace}/{name}")
 
     def create(self, manifest: Manifest) -> LiveWorkflow:

@@ -23,6 +23,7 @@ from tiphys.records import (
     MemoRecord,
     ReuseRecord,
     RunRecord,
+    SubmissionBinding,
     SubmissionClaim,
     SubmissionKind,
 )
@@ -45,6 +46,7 @@ from tiphys.store import (
 )
 from tiphys.store.layout import parse_attempt, parse_reused, parse_reused_attempt, parse_submission
 from tiphys.store.runs import is_partly_deleted, read_concurrently
+from tiphys.store.workflow_layout import output_origins, workflow_outputs
 from tiphys_controller.run_phase import RunPhase, determine_run_phase, look_up_workflow
 from tiphys_controller.submit.submitter import Submitter
 
@@ -232,10 +234,18 @@ def _find_dependencies_of(store: Store, other: str) -> Iterator[_Dependency]:
 def _measure(store: Store, run: str) -> tuple[int, int]:
     """Number of objects of a run, and their bytes."""
     layout, objects, size_bytes = RunLayout(run), 0, 0
-    for prefix in (layout.control, layout.data, layout.lineages):
+    for prefix in (layout.control, layout.data, layout.lineages, *_workflow_prefixes(store, run)):
         for info in store.list(prefix):
             objects, size_bytes = objects + 1, size_bytes + info.size
     return objects, size_bytes
+
+
+def _workflow_prefixes(store: Store, run: str) -> list[str]:
+    """Where the Workflows of a run have stored outputs of steps without a gate, and whose these are."""
+    keys = [info.key for info in store.list(RunLayout(run).submissions)]
+    bound = [key for key in keys if (parsed := parse_submission(key)) is not None and parsed[1] == "bound"]
+    uids = [one.uid for one in read_concurrently(lambda key: find_record(store, key, SubmissionBinding), bound) if one]
+    return [prefix for uid in uids for prefix in (workflow_outputs(uid), output_origins(uid))]
 
 
 def _claim_deletion(store: Store, run: str) -> None:
@@ -289,6 +299,8 @@ def _delete_run(store: Store, run: str, progress: Progress) -> None:
         delete_all(lineage.manifests)
     delete_all(layout.lineages)
     delete_all(layout.data)
+    for prefix in _workflow_prefixes(store, run):
+        delete_all(prefix)
     delete_all(layout.control, _is_kept_to_the_end)
     delete_all(layout.attempts)  # claims, which an end must not lack
     for key in _submission_keys(store, layout):

@@ -49,9 +49,9 @@ from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.run_phase import RunPhase, determine_run_phase, look_up_workflow
+from tiphys_controller.submit.authored_facts import author_parameters, read_code_version
 from tiphys_controller.submit.plan_report import OutputDocument, PlanReport, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
-from tiphys_controller.submit.start import author_parameters, read_code_version
 from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
 from tiphys_controller.submit.submission import submission_cluster
 from tiphys_controller.submit.submitter import Submitter

@@ -7,7 +7,7 @@ from hera.workflows.models import Template, ValueFrom
 from hera.workflows.protocol import Templatable
 
 from hera_pipelines.authoring.containers import Step
-from hera_pipelines.compile.gated_step import list_declared, program_container
+from hera_pipelines.compile.authored_step import list_declared, program_container, settings_annotation
 from tiphys.errors import UsageError
 from tiphys.lineage.best import TRIAL_OUTPUT
 from tiphys.protocol.compiled_workflow import Manifest
@@ -44,6 +44,11 @@ def best(
     if not metric:
         raise UsageError("best(…) needs the name of a metric, such as 'loss'")
     program = _sweep_template(sweep)
+    if settings_annotation(program) is None:
+        raise UsageError(
+            f"best(…): {program['name']!r} is plain, so its trials have no record to choose among; make it a @step or "
+            "a @train"
+        )
     parameters = [
         Parameter(name=output, value_from=ValueFrom(path=f"{_OUTPUT_FOLDER}/{output}"))
         for output in _output_parameters(program)
@@ -58,8 +63,8 @@ def best(
         command=["python", "-m", "tiphys.lineage.best"],
         args=[sweep.name, "--metric", metric, "--mode", mode],
         outputs=[*parameters, *artifacts],
-        # The step reads its inputs from storage, so its step key does not cover them.
-        **{"cache": False, "env_from": SecretEnvFrom(name=STORE_SECRET, optional=True), **step},
+        # The step reads its inputs from storage, so no step key covers them; admit names run and store.
+        **{"cache": False, "env_from": SecretEnvFrom(name=STORE_SECRET, optional=True), **step, "gate": True},
     )
     return chooser(depends=f"{sweep.name}.AnySucceeded")
 

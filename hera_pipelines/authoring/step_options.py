@@ -46,6 +46,7 @@ class StepOptions:
     spot: bool | Spot = False
     data: DataSource | Sequence[DataSource] = ()
     tracking: Mlflow | Wandb | None = None
+    gate: bool = False
 
     def step_settings(self, step: str) -> StepSettings:
         """The settings for the annotation of the template ``step``.
@@ -60,6 +61,7 @@ class StepOptions:
         deadline = None if self.deadline is None else resolve_duration(self.deadline, f"{where}: deadline")
         return {
             "kind": StepKind.STEP,
+            "gate": self.gate,
             "cache": self.cache,
             "share": self.share,
             "retry": (self.retries or Retries()).policy(),
@@ -92,6 +94,8 @@ class TrainOptions(StepOptions):
     backend: GangBackend | str = GangBackend.JOB
 
     def _setting_values(self, where: str) -> dict[str, Any]:
+        if self.gate:
+            raise UsageError(f"{where} is a training, which always has a gate; drop gate=True")
         return {
             **super()._setting_values(where),
             "kind": StepKind.TRAIN,

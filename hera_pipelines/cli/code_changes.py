@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_controller import DriftFinding, WorkflowChange, format_drift
-from tiphys_controller.submit.start import author_parameters
+from tiphys_controller.submit.authored_facts import author_parameters
 
 from hera_pipelines.cli.progress.local import record_code_folder
 from hera_pipelines.cli.screen import Screen

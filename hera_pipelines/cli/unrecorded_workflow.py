@@ -10,7 +10,6 @@ from hera_pipelines.cli.shared_options import ClusterOptions
 from tiphys.errors import ConflictError, NotFoundError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, read_workflow_parameters
 from tiphys.protocol.execute_api import WorkflowMetadata
-from tiphys.protocol.operations import FinalizeOperation
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import SUBMISSION_PARAMETER
 from tiphys.records import make_run_name
@@ -45,11 +44,11 @@ def adopt_workflow(store: Store, name: str, options: ClusterOptions, *, dry_run:
         StoreError: store or API server does not answer.
     """
     # Imported here, because only this path of the command needs the plugin and the Kubernetes client.
-    from tiphys_controller.submit.start import check_authored_name
-    from tiphys_plugin.attempts.run_binding import bind_workflow, submitted_manifest
+    from tiphys_controller.submit.authored_facts import check_authored_name
     from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
     from tiphys.kube import identify_cluster
+    from tiphys.recording.run_binding import bind_workflow, submitted_manifest
 
     api = options.connect()
     cluster = KubernetesCluster(api, None, identify_cluster(api))
@@ -79,5 +78,6 @@ def adopt_workflow(store: Store, name: str, options: ClusterOptions, *, dry_run:
         store,
         cluster,
         WorkflowMetadata(name=name, namespace=api.namespace, uid=uid),
-        FinalizeOperation(run=authored, submission=submission, uid=uid, node=name),
+        authored,
+        submission,
     ).run

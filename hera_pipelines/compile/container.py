@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.gated_step import GatedStep, program_container
+from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.gpu_resources import GPU
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
@@ -31,7 +31,7 @@ from tiphys.records.tracking import (
 )
 
 
-def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
+def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
     """The variables of `tiphys.protocol.environment` as ``env`` of a container; ``store`` is the run store's URL."""
     values = {
         environment.STORE: store,
@@ -46,9 +46,7 @@ def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
         values[environment.IMAGE] = program_container(step.program).get("image", "")
     if step.settings.registration is not None:
         values[environment.REGISTRATION] = step.settings.registration.model_dump_json()
-    values |= _path_variables(step) | _tracking_variables(step)
-    if step.data:
-        values[environment.DATA] = encode_data_versions(step.data)
+    values |= path_variables(step) | _tracking_variables(step) | data_variables(step)
     return [{"name": name, "value": value} for name, value in values.items() if value]
 
 
@@ -95,7 +93,7 @@ _INTERPRETER = re.compile(r"(.*/)?python[\d.]*")
 RUNTIME_VOLUME, _RUNTIME_FOLDER = "tiphys-runtime", "/tiphys-runtime"
 
 
-def launch_program(template: Manifest, step: GatedStep) -> None:
+def launch_program(template: Manifest, step: AuthoredStep) -> None:
     """Put the launcher in front of the program of a training, and of a step that MLflow tracks.
 
     `tiphys-exec` is one itself. Without ``runtime_image`` the program's own Python runs the launcher, if it has one.
@@ -145,7 +143,7 @@ def _bring_runtime(template: Manifest, container: Manifest, image: str) -> None:
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), {**mount, "readOnly": True}]
 
 
-def _tracking_variables(step: GatedStep) -> dict[str, str]:
+def _tracking_variables(step: AuthoredStep) -> dict[str, str]:
     """Variables of the tracking service that the author has not set."""
     match step.settings.tracking:
         case None:
@@ -166,11 +164,17 @@ def _tracking_variables(step: GatedStep) -> dict[str, str]:
     return {name: value for name, value in values.items() if name not in own}
 
 
-def _path_variables(step: GatedStep) -> dict[str, str]:
+def path_variables(step: AuthoredStep) -> dict[str, str]:
+    """The paths of the inputs and outputs, by the variables that `tiphys.inputs` and `tiphys.outputs` read."""
     inputs = {environment.input_path_variable(a["name"]): a["path"] for a in step.input_artifacts}
     parameters = {environment.output_path_variable(p["name"]): p["valueFrom"]["path"] for p in step.output_parameters}
     artifacts = {environment.output_path_variable(a["name"]): a["path"] for a in step.output_artifacts}
     return inputs | parameters | artifacts
+
+
+def data_variables(step: AuthoredStep) -> dict[str, str]:
+    """The variable with the versions of the data that the step declares; empty where it declares none."""
+    return {environment.DATA: encode_data_versions(step.data)} if step.data else {}
 
 
 def _admit_output_placeholder(name: str) -> str:
@@ -184,7 +188,7 @@ METRICS_PORT = "tiphys-metrics"
 """Name of the container port at which a training serves metrics; the chart's PodMonitor looks for it."""
 
 
-def apply_placement(template: Manifest, step: GatedStep) -> None:
+def apply_placement(template: Manifest, step: AuthoredStep) -> None:
     """Write the step's GPUs, nodes, volume, deadline and grace period into its run template."""
     settings = step.settings
     if settings.gpu is not None:
@@ -226,7 +230,7 @@ def _require_node(template: Manifest, expression: Manifest) -> None:
         term["matchExpressions"] = [*(term.get("matchExpressions") or []), expression]
 
 
-def _allow_spot(template: Manifest, step: GatedStep) -> None:
+def _allow_spot(template: Manifest, step: AuthoredStep) -> None:
     kinds = step.settings.spot
     tolerated: list[Any] = [
         {"key": kind.label, "operator": "Equal", "value": kind.value, "effect": "NoSchedule"}

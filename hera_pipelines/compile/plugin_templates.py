@@ -6,8 +6,7 @@ Their bodies are the models of `tiphys.protocol.operations`, which the plugin pa
 from typing import Any
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.gated_step import GatedStep
-from hera_pipelines.compile.references import workflow_parameters_used
+from hera_pipelines.compile.authored_step import AuthoredStep
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import (
     PLUGIN_BODY_KEY,
@@ -18,18 +17,18 @@ from tiphys.protocol.operations import (
     FinalizeOperation,
     SettleOperation,
     gang_outputs,
-    reused_parameter,
 )
-from tiphys.protocol.step_spec import RESULT_PARAMETER, RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.protocol.step_spec import ITEM_PARAMETER, RESULT_PARAMETER, RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.recording.step_key import workflow_parameters_used
 from tiphys.records.tracking import TRACKING_ID_OUTPUT
 
-STATUS, EXIT_CODE = "status", "exit-code"
+STATUS, EXIT_CODE, STEP = "status", "exit-code", "step"
 _RUN_OUTPUTS = ("run-id", "attempt", "outputs")
 _CHECKPOINT_OUTPUTS = ("lineage", "resume-from", "checkpoint-uri")
 _TRAINING_OUTPUTS = ("pod-patch",)
 
 
-def admit_output_names(step: GatedStep) -> tuple[str, ...]:
+def admit_output_names(step: AuthoredStep) -> tuple[str, ...]:
     """Names of the outputs of admit that the run template of ``step`` takes as inputs."""
     checkpoints = _CHECKPOINT_OUTPUTS if step.settings.checkpoints else ()
     placement = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAINING_OUTPUTS
@@ -52,11 +51,11 @@ class IdentityPlaceholders:
             "node": "{{node.name}}",
         }
 
-    def step_fields(self, step: GatedStep) -> dict[str, str]:
+    def step_fields(self, step: AuthoredStep) -> dict[str, str]:
         return {
             **self.fields(),
             "step": step.name,
-            "item": input_placeholder(references.ITEM_PARAMETER) if step.fan_out else "",
+            "item": input_placeholder(ITEM_PARAMETER) if step.fan_out else "",
         }
 
 
@@ -72,7 +71,7 @@ def input_placeholder(name: str) -> str:
     return f"{{{{inputs.parameters.{name}}}}}"
 
 
-def admit_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
+def admit_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Manifest:
     """Build the template that asks if the step may run; it takes the step's inputs, which are part of the step key."""
     inputs_by_name = {p["name"]: input_placeholder(p["name"]) for p in step.input_parameters}
     workflow_parameters = {
@@ -87,12 +86,7 @@ def admit_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
         supplied_output(name, step.admitted_memory.get(name, "")) for name in ("run", *admit_output_names(step))
     ]
     outputs: Manifest = {"parameters": parameters}
-    if step.ended_by_next:
-        parameters += [supplied_output(reused_parameter(p["name"])) for p in step.output_parameters]
-        outputs["artifacts"] = [supplied_artifact(a["name"]) for a in step.output_artifacts]
-    body = AdmitOperation(
-        **identity.step_fields(step), after=step.previous, inputs={**inputs_by_name, **workflow_parameters}
-    )
+    body = AdmitOperation(**identity.step_fields(step), inputs={**inputs_by_name, **workflow_parameters})
     return drop_empty_fields(
         {
             "name": step.template_names.admit,
@@ -103,16 +97,20 @@ def admit_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
     )
 
 
-def settle_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
-    """Build the template that asks if another attempt follows a training attempt."""
+def settle_template(identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that asks if another attempt follows one of a training; all trainings share it."""
     body = SettleOperation(
-        **identity.step_fields(step), status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
+        **identity.fields(),
+        step=input_placeholder(STEP),
+        item=input_placeholder(ITEM_PARAMETER),
+        status=input_placeholder(STATUS),
+        exit_code=input_placeholder(EXIT_CODE),
     )
-    inputs = [{"name": STATUS}, {"name": EXIT_CODE}, *item_input(step)]
-    return {"name": step.template_names.settle, "inputs": {"parameters": inputs}, "plugin": _plugin_body(body)}
+    inputs = [{"name": name} for name in (STATUS, EXIT_CODE, STEP, ITEM_PARAMETER)]
+    return {"name": references.SETTLE, "inputs": {"parameters": inputs}, "plugin": _plugin_body(body)}
 
 
-def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
+def conclude_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Manifest:
     """Build the template that asks for the result of the step; its outputs are those of the step."""
     result = {"result": input_placeholder(RESULT_PARAMETER)} if step.has_result else {}
     body = ConcludeOperation(
@@ -139,11 +137,9 @@ def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manife
     )
 
 
-def finalize_template(identity: IdentityPlaceholders, last_step: str) -> Manifest:
-    """Build the template that reports the end of the workflow to the plugin, and so that of ``last_step`` if given."""
-    body = FinalizeOperation(
-        **identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}", after=last_step
-    )
+def finalize_template(identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that reports the end of the workflow to the plugin."""
+    body = FinalizeOperation(**identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}")
     outputs = {"artifacts": [supplied_artifact(REPORT_ARTIFACT)]}
     return {"name": references.FINALIZE, "outputs": outputs, "plugin": _plugin_body(body)}
 
@@ -157,15 +153,22 @@ def wake_template() -> Manifest:
     return {"name": WAKE_TEMPLATE, "suspend": {"duration": _WAKE_DURATION}}
 
 
-def wake_task(after: str = "") -> Manifest:
-    """A task of the timer, which starts at once, or when the task ``after`` has ended."""
-    name = "wake-again" if after else "wake"
-    return {"name": name, "template": WAKE_TEMPLATE, **({"depends": after} if after else {})}
+def wake_tasks(call: Manifest) -> list[Manifest]:
+    """The two timers beside the task ``call``: the first has Argo consume the answer, the second go on after it.
+
+    They begin when the call does. That of finalize and of admit needs nothing to begin.
+    """
+    first = "wake" if call["name"] in ("admit", "finalize") else f"wake-{call['name']}"
+    begin = {"depends": call["depends"]} if call.get("depends") else {}
+    return [
+        {"name": first, "template": WAKE_TEMPLATE, **begin},
+        {"name": f"{first}-again", "template": WAKE_TEMPLATE, "depends": first},
+    ]
 
 
-def item_input(step: GatedStep) -> list[Manifest]:
+def item_input(step: AuthoredStep) -> list[Manifest]:
     """The input parameter for the fan-out item; empty for a step that is not fanned out."""
-    return [{"name": references.ITEM_PARAMETER}] if step.fan_out else []
+    return [{"name": ITEM_PARAMETER}] if step.fan_out else []
 
 
 def leaf_artifact(artifact: Manifest) -> Manifest:

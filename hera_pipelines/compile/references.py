@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.operations import SETTLE_TEMPLATE
 from tiphys.protocol.step_spec import RESULT_PARAMETER
 from tiphys.protocol.variables import Variable, find_variables, map_variables
 
 RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
+SETTLE = SETTLE_TEMPLATE
 EXIT_HANDLER = "tiphys-exit"
-ITEM_PARAMETER = "tiphys-item"
 CHECKPOINT_VOLUME = "tiphys-checkpoints"
 
 
@@ -54,28 +55,17 @@ class TemplateNames:
         return f"{self.step}-attempt"
 
     @property
-    def settle(self) -> str:
-        return f"{self.step}-settle"
-
-    @property
     def conclude(self) -> str:
         return f"{self.step}-conclude"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names of all of them, for a training or another step."""
+        return self.step, self.admit, self.run, self.attempt, self.conclude
 
 
 RESULT_FIELD = "outputs.result"
 _DEPENDENCY_FIELDS = ("depends", "dependencies")
-
-
-def workflow_parameters_used(part: Any) -> list[str]:
-    """Names of the workflow parameters that ``part`` uses directly, sorted."""
-    names = [variable.names for variable in find_variables(part)]
-    return sorted({found[2] for found in names if found[:2] == ("workflow", "parameters") and len(found) > 2})
-
-
-def only_dependency(task: Manifest) -> str:
-    """The task that ``task`` waits for, if that is one alone, and its success is required; else empty."""
-    names = task.get("dependencies") or [(task.get("depends") or "").removesuffix(".Succeeded")]
-    return str(names[0]) if len(names) == 1 and re.fullmatch(r"[-\w]*", names[0]) else ""
 
 
 def tasks_used(part: Any) -> set[str]:

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from hera_pipelines.compile.gated_step import GatedStep, list_declared
-from hera_pipelines.compile.references import workflow_parameters_used
+from hera_pipelines.compile.authored_step import AuthoredStep, list_declared
 from tiphys.errors import UsageError
-from tiphys.failures.classify import CAUSE_PHRASES, EXIT_CODES
+from tiphys.failures.classify import CAUSE_PHRASES, EXIT_CODES, MISSING_OUTPUT_PATTERN
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import format_argo_duration
 from tiphys.protocol.step_spec import RetryPolicy
+from tiphys.recording.step_key import workflow_parameters_used
 from tiphys.records import Cause
 
 UNLIMITED_RETRIES = 1000
@@ -42,8 +42,8 @@ def attempt_retry_strategy(policy: RetryPolicy) -> Manifest:
 def step_retry_strategy(policy: RetryPolicy) -> Manifest:
     """RetryStrategy of a step's container.
 
-    It is set even where no cause is retried: without a strategy Argo would not
-    replace ``{{retries}}`` in the keys of the outputs.
+    A gated step has one even where no cause is retried: without a strategy Argo
+    would not replace ``{{retries}}`` in the keys of the outputs.
     """
     retried = [cause for cause in Cause if _is_retried(policy, cause)]
     if not retried:
@@ -56,12 +56,18 @@ def step_retry_strategy(policy: RetryPolicy) -> Manifest:
     }
 
 
+def has_retries(policy: RetryPolicy) -> bool:
+    """Whether ``policy`` lets Argo repeat a step for any cause."""
+    return any(_is_retried(policy, cause) for cause in Cause)
+
+
 def retry_expression(policy: RetryPolicy) -> str:
     """Expression in expr-lang: whether ``policy`` retries the cause of the last failure.
 
     A phrase of a cause in the message decides first, then an exit code that has a meaning, then Argo's status.
     """
     refused = [words for cause, words in CAUSE_PHRASES.items() if not _is_retried(policy, cause)]
+    refused.append((MISSING_OUTPUT_PATTERN,))
     retried = [words for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
     codes = sorted(code for code, (cause, _) in EXIT_CODES.items() if _is_retried(policy, cause))
     accepted = [_message_matches(retried)] if retried else []
@@ -119,7 +125,7 @@ _VALUE_BYTES = 1_024
 
 
 def limit_open_nodes(
-    entry: Manifest, steps: list[GatedStep], templates: list[Manifest], parameters: Mapping[str, str]
+    entry: Manifest, steps: list[AuthoredStep], templates: list[Manifest], parameters: Mapping[str, str]
 ) -> None:
     """Set ``parallelism`` on the entry DAG where its fan-outs could overfill the task set.
 
@@ -132,6 +138,8 @@ def limit_open_nodes(
     Raises:
         UsageError: the author's parallelism is too high, or one node alone is too large.
     """
+    if not steps:
+        return
     capacity = TASK_SET_BYTES // _node_bytes(steps, templates, parameters)
     if capacity < 1:
         raise UsageError(
@@ -149,25 +157,25 @@ def limit_open_nodes(
         )
 
 
-def _max_open_steps(steps: list[GatedStep]) -> int | None:
+def _max_open_steps(steps: list[AuthoredStep]) -> int | None:
     """Largest number of steps open at once; None where it depends on the run."""
     widths = [_item_count(step) for step in steps]
     return None if None in widths else sum(width for width in widths if width is not None)
 
 
-def _item_count(step: GatedStep) -> int | None:
+def _item_count(step: AuthoredStep) -> int | None:
     if (items := step.task.get("withItems")) is not None:
         return len(items)
     return None if step.fan_out else 1
 
 
-def _node_bytes(steps: list[GatedStep], templates: list[Manifest], parameters: Mapping[str, str]) -> int:
+def _node_bytes(steps: list[AuthoredStep], templates: list[Manifest], parameters: Mapping[str, str]) -> int:
     plugins = [template for template in templates if "plugin" in template]
     largest = max(_json_bytes(template) for template in plugins)
     return largest + max(_input_bytes(step, parameters) + _largest_item_bytes(step) for step in steps) + _REPLY_BYTES
 
 
-def _input_bytes(step: GatedStep, parameters: Mapping[str, str]) -> int:
+def _input_bytes(step: AuthoredStep, parameters: Mapping[str, str]) -> int:
     arguments = {p["name"]: p.get("value") for p in list_declared(step.task, "arguments", "parameters")}
     values = [arguments.get(p["name"], p.get("value", p.get("default", ""))) for p in step.input_parameters]
     # The node holds a value twice: as input and in the body.
@@ -179,7 +187,7 @@ def _referenced_bytes(part: Any, parameters: Mapping[str, str]) -> int:
     return sum(_json_bytes(parameters.get(name, "")) for name in workflow_parameters_used(part))
 
 
-def _largest_item_bytes(step: GatedStep) -> int:
+def _largest_item_bytes(step: AuthoredStep) -> int:
     # The node holds an item twice: as input and in the body.
     return 2 * max((_json_bytes(item) for item in step.task.get("withItems") or []), default=0)
 

@@ -3,7 +3,7 @@
 `StepSettings` is JSON in the annotation ``tiphys.dev/step`` of the author's
 template. So compile is a function from one document to another, and a template
 written as YAML can have the same settings. In the compiled Workflow the
-annotation of the wrapper holds the `StepSpec` instead.
+annotation holds the `StepSpec` instead.
 """
 
 import functools
@@ -155,6 +155,8 @@ class StepSettings(_Setting):
     """All settings of a step. `StepSpec` documents the fields that both have."""
 
     kind: StepKind
+    gate: bool = Field(default=False, exclude_if=lambda gate: not gate)
+    """Whether the plugin admits a step of the kind `StepKind.STEP` before it runs."""
     cache: bool = True
     share: bool = False
     retry: RetryPolicy = RetryPolicy()
@@ -177,6 +179,12 @@ class StepSettings(_Setting):
     runtime_image: str | None = Field(default=None, exclude_if=lambda image: image is None)
     """Image from which an init container brings the launcher; None: the image of the step has tiphys."""
     registration: ModelRegistration | None = Field(default=None, exclude_if=lambda registration: registration is None)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the plugin admits it, because something is granted, or the run of a tracking service is chosen."""
+        is_training = self.kind is StepKind.TRAIN
+        return is_training or self.gate or self.tracking is not None or self.registration is not None
 
     @classmethod
     def from_annotation(cls, template: str, text: str) -> "StepSettings":

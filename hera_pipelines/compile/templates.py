@@ -1,27 +1,26 @@
 """Compiles one gated step into its templates, in the shapes that `docs/architecture.md` draws.
 
-A `Step` is a DAG of admit and run. Its outputs come from run, or from admit if a
-result is reused. The admit of the next step records its end, and finalize that of
-the last step; where neither follows at once, a conclude does. A `Train` repeats
-attempts of admit, run, settle, and then concludes. The run template is the
-author's container with its identity, the keys of its outputs and its placement.
+A gated `Step` is a DAG of admit, run and conclude. A `Train` repeats attempts of
+admit, run, settle, and then concludes. The run template is the author's container
+with its identity, the keys of its outputs and its placement.
 
 Argo consumes the answer of a plugin at the end of one reconciliation and starts
 what depends on it in the next one, and events start a reconciliation only after
-DEFAULT_REQUEUE_TIME. A timer starts one sooner: a `Suspend` node beside an admit
-ends shortly after the answer (``workflow/controller/operator.go``,
-``executeSuspend`` and ``reconcileTaskSet``).
+DEFAULT_REQUEUE_TIME. Two timers beside a call start both sooner: `Suspend` nodes,
+one behind the other, that end shortly after the answer
+(``workflow/controller/operator.go``, ``executeSuspend`` and ``reconcileTaskSet``).
 """
 
 import copy
 
 from hera_pipelines.compile import references
+from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.container import apply_placement, build_step_environment, launch_program
 from hera_pipelines.compile.gang import gang_template
-from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import (
     EXIT_CODE,
     STATUS,
+    STEP,
     IdentityPlaceholders,
     admit_output_names,
     admit_template,
@@ -30,15 +29,14 @@ from hera_pipelines.compile.plugin_templates import (
     input_placeholder,
     item_input,
     leaf_artifact,
-    settle_template,
-    wake_task,
+    wake_tasks,
 )
 from hera_pipelines.compile.retries import attempt_retry_strategy, step_retry_strategy
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GangBackend
-from tiphys.protocol.operations import reused_parameter
 from tiphys.protocol.step_spec import (
     ATTEMPT_LABEL,
+    ITEM_PARAMETER,
     RESULT_PARAMETER,
     RUN_LABEL,
     STEP_ANNOTATION,
@@ -52,7 +50,7 @@ from tiphys.protocol.step_spec import (
 _CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
 
 
-def run_template(step: GatedStep, store: str) -> Manifest:
+def run_template(step: AuthoredStep, store: str) -> Manifest:
     """The author's template as Argo runs it: renamed, without the annotation, with admit's outputs as inputs."""
     template = copy.deepcopy(step.program)
     template["name"] = step.template_names.run
@@ -73,7 +71,7 @@ def run_template(step: GatedStep, store: str) -> Manifest:
     return {field: value for field, value in template.items() if value or field not in ("inputs", "outputs")}
 
 
-def _metadata(step: GatedStep) -> Manifest:
+def _metadata(step: AuthoredStep) -> Manifest:
     metadata = copy.deepcopy(step.program.get("metadata") or {})
     metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != STEP_ANNOTATION}
     # The plugin finds the pods of an attempt by these labels; a podSpecPatch cannot set labels.
@@ -86,32 +84,22 @@ def _metadata(step: GatedStep) -> Manifest:
     return {field: value for field, value in metadata.items() if value}
 
 
-def _inputs(step: GatedStep) -> Manifest:
+def _inputs(step: AuthoredStep) -> Manifest:
     declared = [{"name": p["name"]} for p in step.input_parameters]
     admitted = [{"name": references.admit_output_parameter(name)} for name in admit_output_names(step)]
     inputs: Manifest = {"parameters": declared + admitted}
     if step.input_artifacts:
-        inputs["artifacts"] = [_readable_artifact(a) for a in step.input_artifacts]
+        inputs["artifacts"] = [{**leaf_artifact(a), **readable_mode(a)} for a in step.input_artifacts]
     return inputs
 
 
-def _readable_artifact(artifact: Manifest) -> Manifest:
-    """Make the artifact readable for all: Argo's executor writes it as root, with a mode for root alone."""
-    mode = {} if "mode" in artifact else {"mode": 0o755, "recurseMode": True}
-    return {**leaf_artifact(artifact), **mode}
+def readable_mode(artifact: Manifest) -> Manifest:
+    """Fields that make an input artifact readable for all: Argo's executor writes it as root, for root alone."""
+    return {} if "mode" in artifact else {"mode": 0o755, "recurseMode": True}
 
 
-def _outputs(step: GatedStep) -> Manifest:
-    """The files of the outputs at fixed keys; also the values, where the step's outputs are those of its program."""
-    values = [
-        # Optional as the files are: the call that records the end checks that they exist.
-        {"name": p["name"], "valueFrom": {"path": p["valueFrom"]["path"], "default": ""}}
-        for p in (step.output_parameters if step.ended_by_next else [])
-    ]
-    return drop_empty_fields({"parameters": values, "artifacts": _output_files(step)})
-
-
-def _output_files(step: GatedStep) -> list[Manifest]:
+def _outputs(step: AuthoredStep) -> Manifest:
+    """The files of the outputs at fixed keys."""
     spec = step.spec()
     artifacts = [
         _keyed_artifact(step, a["name"], a["path"], f"artifacts/{spec.artifact_file(a['name'])}")
@@ -123,10 +111,10 @@ def _output_files(step: GatedStep) -> list[Manifest]:
         )
         for p in step.output_parameters
     ]
-    return artifacts + parameters
+    return drop_empty_fields({"artifacts": artifacts + parameters})
 
 
-def _keyed_artifact(step: GatedStep, name: str, path: str, key: str) -> Manifest:
+def _keyed_artifact(step: AuthoredStep, name: str, path: str, key: str) -> Manifest:
     """An artifact at a fixed key. It is optional for Argo; the call that records the end checks that it exists."""
     # Argo's own retries of a step share one admit, and so one prefix; each writes below its retry number.
     retry = "" if step.is_training else "{{retries}}/"
@@ -144,7 +132,9 @@ _PRINTED = "{{=tasks['run'].status == 'Succeeded' ? tasks['run'].outputs.result 
 """Argo keeps the standard output of a task only if it finds this form of a reference to it beside the task."""
 
 
-def step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str, workflow: Manifest) -> list[Manifest]:
+def step_templates(
+    step: AuthoredStep, identity: IdentityPlaceholders, store: str, workflow: Manifest
+) -> list[Manifest]:
     """Return all templates of one step, the wrapper first.
 
     Args:
@@ -160,25 +150,21 @@ def step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str, 
     )
 
 
-def _has_timer(step: GatedStep) -> bool:
-    """Whether a timer stands beside the first admit; not where conclude, or each item of a fan-out, adds nodes."""
-    return step.ended_by_next or (step.is_training and not step.fan_out)
-
-
-def _plain_step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str) -> list[Manifest]:
-    tasks = [_admit_task(step), _run_task(step)]
-    templates = [admit_template(step, identity), run_template(step, store)]
-    if not step.ended_by_next:
-        conclude = _end_task(step, "conclude", step.template_names.conclude, "run", _exit_code_placeholder("run"))
-        if step.has_result:
-            conclude["arguments"]["parameters"].append({"name": RESULT_PARAMETER, "value": _PRINTED})
-        tasks.append(conclude)
-        templates.append(conclude_template(step, identity))
-    return [_wrapper_template(step, tasks), *templates]
+def _plain_step_templates(step: AuthoredStep, identity: IdentityPlaceholders, store: str) -> list[Manifest]:
+    conclude = _end_task(step, "conclude", step.template_names.conclude, "run", _exit_code_placeholder("run"))
+    if step.has_result:
+        conclude["arguments"]["parameters"].append({"name": RESULT_PARAMETER, "value": _PRINTED})
+    tasks = [*_awoken(step, _admit_task(step)), _run_task(step), *_awoken(step, conclude)]
+    return [
+        _wrapper_template(step, tasks),
+        admit_template(step, identity),
+        run_template(step, store),
+        conclude_template(step, identity),
+    ]
 
 
 def _training_templates(
-    step: GatedStep, identity: IdentityPlaceholders, store: str, workflow: Manifest
+    step: AuthoredStep, identity: IdentityPlaceholders, store: str, workflow: Manifest
 ) -> list[Manifest]:
     run = run_template(step, store)
     attempts: Manifest = {
@@ -189,55 +175,45 @@ def _training_templates(
     # A composite node has no exit code; settle got the exit code of each attempt.
     conclude = _end_task(step, "conclude", step.template_names.conclude, "attempts", _NO_EXIT_CODE)
     return [
-        _wrapper_template(step, [drop_empty_fields(attempts), conclude]),
+        _wrapper_template(step, [drop_empty_fields(attempts), *_awoken(step, conclude)]),
         _attempt_template(step),
         admit_template(step, identity),
         run if step.settings.gang is None else gang_template(step, run, workflow),
-        settle_template(step, identity),
         conclude_template(step, identity),
     ]
 
 
-def _wrapper_template(step: GatedStep, tasks: list[Manifest]) -> Manifest:
-    timer = [wake_task()] if _has_timer(step) else []
+def _awoken(step: AuthoredStep, call: Manifest) -> list[Manifest]:
+    """The task of a call with its timers beside it; alone in an item of a fan-out, of which there may be thousands."""
+    return [call] if step.fan_out else [call, *wake_tasks(call)]
+
+
+def _wrapper_template(step: AuthoredStep, tasks: list[Manifest]) -> Manifest:
     return drop_empty_fields(
         {
             "name": step.name,
             "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json(exclude_defaults=True)}},
             "inputs": _wrapper_inputs(step),
             "outputs": _wrapper_outputs(step),
-            "dag": {"tasks": tasks + timer},
+            "dag": {"tasks": tasks},
         }
     )
 
 
-def _wrapper_inputs(step: GatedStep) -> Manifest:
+def _wrapper_inputs(step: AuthoredStep) -> Manifest:
     # Argo allows the path of an artifact in leaf templates only.
     artifacts = [{k: v for k, v in a.items() if k not in ("path", "mode", "recurseMode")} for a in step.input_artifacts]
     return drop_empty_fields({"parameters": step.input_parameters + item_input(step), "artifacts": artifacts})
 
 
-def _wrapper_outputs(step: GatedStep) -> Manifest:
+def _wrapper_outputs(step: AuthoredStep) -> Manifest:
     declared = [*step.output_parameters, *([{"name": RESULT_PARAMETER}] if step.has_result else [])]
-    parameters = [_exported_output(p, valueFrom=_parameter_source(step, p["name"])) for p in declared]
-    artifacts = [{**_exported_output(a), **_artifact_source(step, a["name"])} for a in step.output_artifacts]
+    source = "{{tasks.conclude.outputs"
+    parameters = [
+        _exported_output(p, valueFrom={"parameter": f"{source}.parameters.{p['name']}}}}}"}) for p in declared
+    ]
+    artifacts = [{**_exported_output(a), "from": f"{source}.artifacts.{a['name']}}}}}"} for a in step.output_artifacts]
     return drop_empty_fields({"parameters": parameters, "artifacts": artifacts})
-
-
-def _parameter_source(step: GatedStep, name: str) -> Manifest:
-    if step.ended_by_next:
-        made = f"tasks.run.outputs.parameters['{name}']"
-        reused = f"tasks.admit.outputs.parameters['{reused_parameter(name)}']"
-        return {"expression": f"tasks.run.status == 'Succeeded' ? {made} : {reused}"}
-    return {"parameter": f"{{{{tasks.conclude.outputs.parameters.{name}}}}}"}
-
-
-def _artifact_source(step: GatedStep, name: str) -> Manifest:
-    if step.ended_by_next:
-        # Never without a value, or Argo's DAG would hang: Argo does not list an optional artifact that was not written.
-        made, reused = (f"tasks.run?.outputs?.artifacts?.['{name}']", f"tasks.admit.outputs.artifacts['{name}']")
-        return {"fromExpression": f"{made} ?? {reused}"}
-    return {"from": f"{{{{tasks.conclude.outputs.artifacts.{name}}}}}"}
 
 
 def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
@@ -245,8 +221,11 @@ def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
     return {**declared, **fields}
 
 
-def _attempt_template(step: GatedStep) -> Manifest:
-    settle = _end_task(step, "settle", step.template_names.settle, "run", _exit_code_placeholder("run"))
+def _attempt_template(step: AuthoredStep) -> Manifest:
+    settle = _end_task(step, "settle", references.SETTLE, "run", _exit_code_placeholder("run"))
+    settle["arguments"]["parameters"].append({"name": STEP, "value": step.name})
+    if not step.fan_out:
+        settle["arguments"]["parameters"].append({"name": ITEM_PARAMETER, "value": ""})
     inputs = drop_empty_fields(
         {
             "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
@@ -260,18 +239,18 @@ def _attempt_template(step: GatedStep) -> Manifest:
             "name": step.template_names.attempt,
             "inputs": inputs,
             "retryStrategy": attempt_retry_strategy(step.settings.retry),
-            "dag": {"tasks": [_admit_task(step), _run_task(step), settle]},
+            "dag": {"tasks": [*_awoken(step, _admit_task(step)), _run_task(step), *_awoken(step, settle)]},
         }
     )
 
 
-def _admit_task(step: GatedStep) -> Manifest:
+def _admit_task(step: AuthoredStep) -> Manifest:
     return drop_empty_fields(
         {"name": "admit", "template": step.template_names.admit, "arguments": _passed_arguments(step)}
     )
 
 
-def _run_task(step: GatedStep) -> Manifest:
+def _run_task(step: AuthoredStep) -> Manifest:
     arguments = _passed_arguments(step, item=False)
     if step.settings.gang is not None:
         arguments.pop("artifacts", None)  # the members fetch them, by keys from admit
@@ -288,7 +267,7 @@ def _run_task(step: GatedStep) -> Manifest:
     }
 
 
-def _end_task(step: GatedStep, name: str, template: str, observed: str, exit_code: str) -> Manifest:
+def _end_task(step: AuthoredStep, name: str, template: str, observed: str, exit_code: str) -> Manifest:
     """The task that judges how the task ``observed`` ended; Argo leaves it out where a stop kept that from starting."""
     results = ("Succeeded", "Failed", "Errored", "Skipped")
     status = {"name": STATUS, "value": f"{{{{tasks.{observed}.status}}}}"}
@@ -305,7 +284,7 @@ def _exit_code_placeholder(name: str) -> str:
     return f"{{{{=tasks['{name}'].exitCode ?? '{_NO_EXIT_CODE}'}}}}"
 
 
-def _passed_arguments(step: GatedStep, item: bool = True) -> Manifest:
+def _passed_arguments(step: AuthoredStep, item: bool = True) -> Manifest:
     parameters = [{"name": p["name"], "value": input_placeholder(p["name"])} for p in step.input_parameters]
     artifacts = [
         {"name": a["name"], "from": f"{{{{inputs.artifacts.{a['name']}}}}}"}
@@ -317,9 +296,5 @@ def _passed_arguments(step: GatedStep, item: bool = True) -> Manifest:
     )
 
 
-def _item_arguments(step: GatedStep) -> list[Manifest]:
-    return (
-        [{"name": references.ITEM_PARAMETER, "value": input_placeholder(references.ITEM_PARAMETER)}]
-        if step.fan_out
-        else []
-    )
+def _item_arguments(step: AuthoredStep) -> list[Manifest]:
+    return [{"name": ITEM_PARAMETER, "value": input_placeholder(ITEM_PARAMETER)}] if step.fan_out else []

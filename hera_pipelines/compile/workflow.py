@@ -10,26 +10,27 @@ import copy
 from collections.abc import Mapping
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.executor_plugins import parse_executor_plugin
-from hera_pipelines.compile.gated_step import (
-    GatedStep,
-    find_gated_steps,
-    link_steps,
+from hera_pipelines.compile.authored_step import (
+    AuthoredStep,
+    find_steps,
     list_declared,
     read_data_versions,
     settings_annotation,
 )
+from hera_pipelines.compile.executor_plugins import parse_executor_plugin
 from hera_pipelines.compile.plugin_templates import (
     IdentityPlaceholders,
     finalize_template,
     identity_placeholders,
-    wake_task,
+    settle_template,
+    wake_tasks,
     wake_template,
 )
-from hera_pipelines.compile.references import ITEM_PARAMETER, add_dependencies
+from hera_pipelines.compile.references import add_dependencies
 from hera_pipelines.compile.retries import limit_open_nodes
 from hera_pipelines.compile.settings import CompileOptions
 from hera_pipelines.compile.templates import step_templates
+from hera_pipelines.compile.ungated_template import ungated_template
 from hera_pipelines.compile.validate.validate_workflow import check_order, check_steps, check_workflow
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
@@ -39,6 +40,7 @@ from tiphys.protocol.step_spec import (
     DESCRIPTION_ANNOTATION,
     EXECUTOR_ACCOUNT,
     GENERATED_TEXT_ANNOTATION,
+    ITEM_PARAMETER,
     PIPELINE_ANNOTATION,
     RUN_PARAMETER,
     STORE_ANNOTATION,
@@ -66,7 +68,7 @@ def add_description(annotations: Mapping[str, str], pipeline: str, store: str) -
     return {**annotations, **{name: texts[name] for name in generated}, GENERATED_TEXT_ANNOTATION: names}
 
 
-def exit_templates(manifest: Manifest, steps: list[GatedStep], identity: IdentityPlaceholders) -> list[Manifest]:
+def exit_templates(manifest: Manifest, identity: IdentityPlaceholders) -> list[Manifest]:
     """Make finalize the exit handler of ``manifest``, and return the templates for it.
 
     The author's handler runs beside it. So neither can prevent the other, and a
@@ -78,11 +80,8 @@ def exit_templates(manifest: Manifest, steps: list[GatedStep], identity: Identit
     handler = _author_exit_handler(manifest)
     spec["onExit"] = references.EXIT_HANDLER
     finalize_task = {"name": "finalize", "template": references.FINALIZE}
-    tasks = [*([handler] if handler else []), finalize_task, wake_task(), wake_task(after="wake")]
-    previous = {step.previous for step in steps}
-    last_step = next((step.name for step in steps if step.ended_by_next and step.name not in previous), "")
-    finalize = finalize_template(identity, last_step)
-    return [{"name": references.EXIT_HANDLER, "dag": {"tasks": tasks}}, finalize, wake_template()]
+    tasks = [*([handler] if handler else []), finalize_task, *wake_tasks(finalize_task)]
+    return [{"name": references.EXIT_HANDLER, "dag": {"tasks": tasks}}, finalize_template(identity), wake_template()]
 
 
 def _author_exit_handler(manifest: Manifest) -> Manifest | None:
@@ -115,8 +114,8 @@ def _workflow_arguments(manifest: Manifest, template: str) -> Manifest:
 def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) -> Manifest:
     """Compile the Workflow that Hera built into the Workflow that Argo runs.
 
-    Tasks of the entry DAG whose template is annotated become gated steps. The
-    rest of the Workflow, and ``manifest`` itself, stay unchanged.
+    Tasks of the entry DAG whose template is annotated become steps. The rest of
+    the Workflow, and ``manifest`` itself, stay unchanged.
 
     Args:
         manifest: Workflow as Hera builds it.
@@ -135,19 +134,20 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     _withhold_token(spec)
     entry = find_template(workflow, spec["entrypoint"])
     _give_defaults_to_fan_ins(entry, spec["templates"])
-    steps = find_gated_steps(entry, spec["templates"])
+    steps = find_steps(entry, spec["templates"])
     check_steps(workflow, steps, options)
     steps = read_data_versions(steps, options.read_data_version)
     add_dependencies(entry["dag"]["tasks"])
     for template in spec["templates"]:
         check_order(template)
-    steps = link_steps(steps, entry["dag"], bool(spec.get("onExit") or spec.get("hooks")))
     identity = identity_placeholders(options.run_name)
-    references.read_results_as_parameters(entry, (step.name for step in steps if step.has_result))
-    compiled = [template for step in steps for template in step_templates(step, identity, options.store, spec)]
-    compiled += exit_templates(workflow, steps, identity)
-    limit_open_nodes(entry, steps, compiled, read_workflow_parameters(workflow))
-    _use_wrapper_templates(steps)
+    gated = [step for step in steps if step.is_gated]
+    references.read_results_as_parameters(entry, (step.name for step in gated if step.has_result))
+    compiled = _compile_steps(steps, identity, options.store, spec)
+    compiled += exit_templates(workflow, identity)
+    limit_open_nodes(entry, gated, compiled, read_workflow_parameters(workflow))
+    for step in steps:
+        _use_compiled_template(step)
     spec["templates"] = [t for t in spec["templates"] if settings_annotation(t) is None] + compiled
     _add_parameters(workflow)
     _add_metadata(workflow, name, options)
@@ -191,12 +191,29 @@ def _withhold_token(spec: Manifest) -> None:
     spec["executor"] = {"serviceAccountName": EXECUTOR_ACCOUNT, **(spec.get("executor") or {})}
 
 
-def _use_wrapper_templates(steps: list[GatedStep]) -> None:
+def _compile_steps(
+    steps: list[AuthoredStep], identity: IdentityPlaceholders, store: str, spec: Manifest
+) -> list[Manifest]:
+    """The templates of all steps: one for each function without a gate, and several for each gated step."""
+    by_function: dict[str, list[AuthoredStep]] = {}
     for step in steps:
+        if not step.is_gated:
+            by_function.setdefault(step.program["name"], []).append(step)
+    compiled = [ungated_template(calls, store) for calls in by_function.values()]
+    for step in steps:
+        if step.is_gated:
+            compiled += step_templates(step, identity, store, spec)
+    if any(step.is_training for step in steps):
+        compiled.append(settle_template(identity))
+    return compiled
+
+
+def _use_compiled_template(step: AuthoredStep) -> None:
+    if step.is_gated:
         step.task["template"] = step.name
-        if step.fan_out:
-            parameters = step.task.setdefault("arguments", {}).setdefault("parameters", [])
-            parameters.append({"name": ITEM_PARAMETER, "value": "{{item}}"})
+    if step.fan_out:
+        parameters = step.task.setdefault("arguments", {}).setdefault("parameters", [])
+        parameters.append({"name": ITEM_PARAMETER, "value": "{{item}}"})
 
 
 def _add_parameters(workflow: Manifest) -> None:

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from hera_pipelines.compile.gated_step import list_declared
+from hera_pipelines.compile.authored_step import list_declared
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters, substitute_tags
-from tiphys.protocol.fan_out import is_fan_out, item_documents, sequence_numbers
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out, read_workflow_parameters, substitute_tags
+from tiphys.protocol.fan_out import item_documents, sequence_numbers
 
 MAX_WORKFLOW_BYTES = 1 << 20
 """Argo's default of ``MAX_WORKFLOW_SIZE``."""
@@ -63,7 +63,7 @@ def size_warning(workflow: Manifest) -> str | None:
     return (
         f"the Workflow will have some {size.nodes:,} nodes and {size.bytes:,} bytes, and Argo stores at most "
         f"{MAX_WORKFLOW_BYTES:,} in one object: configure Argo's node status offloading, start fewer items per run, or "
-        f"make steps that need no record Plain; see {_LARGE_RUNS}"
+        f"give small steps retries that repeat nothing; see {_LARGE_RUNS}"
     )
 
 
@@ -76,8 +76,8 @@ def _list_warning(spec: Manifest) -> str | None:
         if len(entries) > _MAX_LIST_ITEMS:
             return (
                 f"{name} has {len(entries):,} entries, and a cluster with Argo's full CRDs refuses more than "
-                f"{_MAX_LIST_ITEMS}: have one step work on many items (a fan-out), make small steps Plain, start "
-                f"several runs, or install Argo's minimal CRDs; see {_LARGE_RUNS}"
+                f"{_MAX_LIST_ITEMS}: have one step work on many items (a fan-out), start several runs, or install "
+                f"Argo's minimal CRDs; see {_LARGE_RUNS}"
             )
     return None
 

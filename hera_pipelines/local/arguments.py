@@ -10,7 +10,6 @@ Source: Argo Workflows ``workflow/common/util.go`` (ProcessArgs),
 ``controller/scope.go`` and ``util/template``.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from hera_pipelines.local.nodes import Artifact, WorkflowNode, WorkflowNodeOutpu
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, split_tags
 from tiphys.protocol.compiled_workflow import replace_tags as replace_each_tag
-from tiphys.protocol.fan_out import aggregate_outputs, compact_json, go_json
+from tiphys.protocol.fan_out import aggregate_outputs, aggregate_results, go_json
 from tiphys.protocol.variables import find_expression_variables
 
 Variables = Mapping[str, str | None]
@@ -116,21 +115,13 @@ def _default_output_scope(kind: str, prefix: str, template: Manifest) -> Variabl
 def _aggregate_outputs(prefix: str, items: Iterable[WorkflowNode]) -> dict[str, str | None]:
     """Outputs of a fan-out's succeeded items as JSON lists (Argo: processAggregateNodeOutputs)."""
     produced = [item.outputs for item in items if item.phase == "Succeeded" and item.outputs is not None]
-    results = [_raw_json(outputs.result) for outputs in produced if outputs.result is not None]
     parameters = aggregate_outputs(outputs.parameters for outputs in produced)
     return {
-        f"{prefix}.outputs.result": "[" + ",".join(results) + "]",
+        f"{prefix}.outputs.result": aggregate_results(
+            outputs.result for outputs in produced if outputs.result is not None
+        ),
         **{f"{prefix}.{path}": text for path, text in parameters.items()},
     }
-
-
-def _raw_json(text: str) -> str:
-    """``text`` as a raw message of Go if it is JSON; other text, which Argo refuses, as a JSON string."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return go_json(text)
-    return compact_json(text)
 
 
 _ALL_ROOTS = ("",)

@@ -164,9 +164,8 @@ class LocalEngine:
         heartbeat = asyncio.ensure_future(self._mark_alive(metadata["name"]))
         try:
             async with PluginClient(self._plugin, identity, self._speed) as plugin_client:
-                return await self._run_main_and_exit_handler(
-                    self._build_interpreter(workflow, nodes, shutdown, plugin_client), shutdown
-                )
+                interpreter = self._build_interpreter(workflow, nodes, shutdown, plugin_client)
+                return await self._run_main_and_exit_handler(interpreter, shutdown, stored_workflow)
         finally:
             for task in (writer, disk_watch, heartbeat):
                 task.cancel()
@@ -179,7 +178,7 @@ class LocalEngine:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
 
     async def _run_main_and_exit_handler(
-        self, interpreter: Interpreter, shutdown: WorkflowShutdown
+        self, interpreter: Interpreter, shutdown: WorkflowShutdown, stored_workflow: StoredWorkflow
     ) -> tuple[NodePhase, str]:
         """Run the entry point, then the exit handler; return the final phase and message of the workflow."""
         spec = interpreter.definition.manifest["spec"]
@@ -188,6 +187,7 @@ class LocalEngine:
         main = await self._run_main(
             interpreter, TemplateCall(name, spec["entrypoint"], spec.get("arguments") or {}), limit
         )
+        stored_workflow.write_nodes(interpreter.nodes)  # finalize records the steps that they show
         handler = await self._run_exit_handler(interpreter, main, spec.get("onExit"))
         if main.failed:
             stopped = f"Stopped with strategy '{shutdown.strategy}'" if shutdown.strategy else ""

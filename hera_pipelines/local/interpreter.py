@@ -232,6 +232,7 @@ class Interpreter:
 
     async def _run_pod(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> WorkflowNode:
         node = self.nodes.add(call.node, "Pod", call.template, call.task, NodePhase.PENDING)
+        node.inputs = template.get("inputs") or {}
 
         def show_message(message: str) -> None:
             self.nodes.set_phase(node, NodePhase.RUNNING, message)
@@ -278,6 +279,7 @@ class Interpreter:
 
     def _finish_node(self, node: WorkflowNode, end: NodeEnd) -> WorkflowNode:
         node.outputs = end.outputs
+        node.termination_message = "\n".join(end.log_tail)
         self.nodes.set_phase(node, end.phase, end.message, end.log_tail)
         return node
 

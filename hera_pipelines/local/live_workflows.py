@@ -44,6 +44,10 @@ class LocalWorkflows:
         document = self._cluster.workflow(namespace, name)
         return self._live_workflow(document) if document is not None else None
 
+    def read(self, namespace: str, name: str) -> Manifest | None:
+        """The whole object of that name; None if there is none."""
+        return self._cluster.workflow(namespace, name)
+
     def create(self, manifest: Manifest) -> LiveWorkflow:
         """Raise `ConflictError`: no engine runs here."""
         name = manifest["metadata"].get("name", "")

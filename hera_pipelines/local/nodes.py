@@ -15,6 +15,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from tiphys.protocol.compiled_workflow import Manifest
+
 WORKFLOW_KIND = "Workflow"
 """Kind of a change of the whole workflow, not of one node."""
 
@@ -138,7 +140,10 @@ class WorkflowNode:
     message: str
     started: datetime
     finished: datetime | None = None
+    inputs: Manifest = field(default_factory=dict)
     outputs: WorkflowNodeOutputs | None = None
+    termination_message: str = ""
+    """End of the log of a program that failed."""
     attempts: list["WorkflowNode"] = field(default_factory=list)
     """Attempts of a Retry node."""
     items: list["WorkflowNode"] = field(default_factory=list)
@@ -225,7 +230,7 @@ class NodeTable:
 
 
 def _node_document(node: WorkflowNode) -> dict[str, Any]:
-    return {
+    document = {
         "id": node.id,
         "name": node.name,
         "displayName": display_name(node.name),
@@ -235,7 +240,24 @@ def _node_document(node: WorkflowNode) -> dict[str, Any]:
         "message": node.message,
         "startedAt": _optional_rfc3339(node.started),
         "finishedAt": _optional_rfc3339(node.finished),
+        "inputs": node.inputs,
+        "outputs": _outputs_document(node.outputs),
+        # In Argo this is a part of the message.
+        "terminationMessage": node.termination_message,
     }
+    return {name: value for name, value in document.items() if value or name == "message"}
+
+
+def _outputs_document(outputs: WorkflowNodeOutputs | None) -> dict[str, Any]:
+    if outputs is None:
+        return {}
+    document: dict[str, Any] = {
+        "parameters": [{"name": name, "value": value} for name, value in outputs.parameters.items()],
+        "artifacts": [{**artifact, "name": name} for name, artifact in outputs.artifacts.items()],
+        "result": outputs.result,
+        "exitCode": outputs.exit_code,
+    }
+    return {name: value for name, value in document.items() if value not in (None, [])}
 
 
 def _optional_rfc3339(moment: datetime | None) -> str | None:

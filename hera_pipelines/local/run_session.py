@@ -9,12 +9,15 @@ run forever and hold their GPUs. Their processes ended with the engine (see
 
 import secrets
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
+import structlog
 from tiphys_controller import LiveWorkflow
+from tiphys_controller.submit.authored_facts import check_authored_name
 from tiphys_plugin import LOCAL_SETTINGS, DirectoryCluster, PluginCore, PluginServer, SqliteLedger, load_queues
 
 from hera_pipelines.local.engine import LocalEngine
@@ -22,11 +25,17 @@ from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lo
 from hera_pipelines.local.nodes import NodeChange, NodePhase, format_rfc3339, ignore_change
 from hera_pipelines.local.plugin_client import PluginEndpoint
 from hera_pipelines.local.workflow_object import add_server_fields
-from tiphys.errors import ConflictError, NotFoundError, SettingsError, StoreError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.errors import ConflictError, NotFoundError, SettingsError, StoreError, TiphysError
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters
+from tiphys.protocol.execute_api import WorkflowMetadata
+from tiphys.protocol.step_spec import RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.protocol.workflow_nodes import read_nodes
+from tiphys.recording import WorkflowRecorder, bind_workflow
 from tiphys.records import utc_now
 from tiphys.store import Store
 
+_RECORD_SECONDS, _RECORD_PAUSE_SECONDS = 0.5, 5.0
+_log = structlog.get_logger()
 _ENGINE_LOST_MESSAGE = "the engine of this workflow has ended without finishing it"
 
 
@@ -191,12 +200,46 @@ class LocalSession(LocalWorkflows):
         if (phase := document["status"]["phase"]) != NodePhase.PENDING:
             raise ConflictError(f"Workflow {name} was started before and is {phase}; use `tiphys resume` for a new one")
         try:
-            return engine.run(document)
+            with self._record_steps(document):
+                return engine.run(document)
         except OSError as error:
             raise StoreError(
                 f"the engine cannot keep its state in {self._state}: {error.strerror or error}; "
                 "it has stopped; free space or grant access there, and resume the run"
             ) from error
+
+    @contextmanager
+    def _record_steps(self, document: Manifest) -> Iterator[None]:
+        """Record steps without a gate soon after they have ended, while the body runs; finalize records the last."""
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._record_until, args=(document, stopped), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    def _record_until(self, document: Manifest, stopped: threading.Event) -> None:
+        metadata, seen = document["metadata"], None
+        recorder: WorkflowRecorder | None = None
+        while not stopped.wait(_RECORD_SECONDS):
+            try:
+                recorder = recorder or self._open_recorder(document)
+                workflow = self._cluster.workflow("default", metadata["name"]) if recorder.specs else None
+                if workflow is not None and workflow != seen:
+                    recorder.record(workflow, read_nodes(workflow))
+                    seen = workflow
+            except (TiphysError, OSError) as error:  # finalize meets the same error, and says so
+                _log.warning("steps.unrecorded", workflow=metadata["name"], error=str(error))
+                stopped.wait(_RECORD_PAUSE_SECONDS)
+
+    def _open_recorder(self, document: Manifest) -> WorkflowRecorder:
+        metadata, parameters = document["metadata"], read_workflow_parameters(document)
+        name = parameters.get(RUN_PARAMETER) or check_authored_name(CompiledPipeline.from_manifest(document), None)
+        identity = WorkflowMetadata(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
+        binding = bind_workflow(self._store, self._cluster, identity, name, parameters.get(SUBMISSION_PARAMETER, ""))
+        return WorkflowRecorder(self._store, binding)
 
     def _new_engine(self, plugin: PluginEndpoint) -> LocalEngine:
         return LocalEngine(

@@ -48,6 +48,11 @@ class StoredWorkflow:
         with suppress(OSError):  # a person must be able to stop the workflow even if the disk is full
             self._cluster.write_workflow(self._document)
 
+    def write_nodes(self, nodes: NodeTable) -> None:
+        """Write the nodes now; a failed write is repeated by `write_periodically`."""
+        with suppress(OSError):
+            self._write_status(nodes=nodes.status_nodes())
+
     def mark_finished(self, phase: NodePhase, message: str, nodes: NodeTable) -> None:
         """Record the end of the workflow."""
         self._write_status(

@@ -74,9 +74,13 @@ def validate_step(program: Program) -> Step:
 
 
 def preprocess_step(program: Program) -> Step:
-    """Build the step that makes the training data; it runs again only for a new fingerprint."""
+    """Build the step that makes the training data; it runs again only for a new fingerprint.
+
+    Its gate looks for a recorded result once validate has told the fingerprint.
+    """
     return Step(
         name="preprocess",
+        gate=True,
         inputs=[Parameter(name="source"), Parameter(name="fingerprint")],
         outputs=_output_artifact("data"),
         **program.container(),

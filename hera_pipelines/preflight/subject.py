@@ -15,17 +15,17 @@ from typing import Any
 
 import yaml
 
-from hera_pipelines.compile.gated_step import list_declared
+from hera_pipelines.compile.authored_step import list_declared
 from hera_pipelines.compile.references import TemplateNames
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
     Manifest,
+    is_fan_out,
     read_workflow_parameters,
     replace_tags,
     substitute_tags,
 )
-from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import StepKind, StepSpec
 
 _CONTAINER_FIELDS = ("initContainers", "containers", "sidecars")
@@ -52,7 +52,7 @@ class PodTemplate:
 
     template: str
     step: str
-    """The gated step, or the template itself if it belongs to a plain task."""
+    """The step, or the template itself if it belongs to a plain task or to several steps."""
     containers: tuple[Manifest, ...]
     """Main containers first in each pod; those of init containers and sidecars follow."""
     main_images: tuple[str, ...]
@@ -132,12 +132,21 @@ class PreflightSubject:
         return str((self.spec.get("executor") or {}).get("serviceAccountName") or self.account)
 
     @cached_property
-    def _step_by_template(self) -> Mapping[str, str]:
-        return {TemplateNames(name).run: name for name in self.steps}
+    def _steps_by_template(self) -> Mapping[str, list[StepSpec]]:
+        calls = {task["name"]: str(task.get("template", "")) for task in self.pipeline.tasks()}
+        steps: dict[str, list[StepSpec]] = {}
+        for name, step in self.steps.items():
+            steps.setdefault(TemplateNames(name).run if step.is_gated else calls[name], []).append(step)
+        return steps
+
+    def steps_of(self, template: str) -> list[StepSpec]:
+        """The steps whose program a template is: all tasks that call it, where they have no gate."""
+        return self._steps_by_template.get(template, [])
 
     def step_of(self, template: str) -> str:
-        """The gated step that a template belongs to; the template itself for one of the author."""
-        return self._step_by_template.get(template, template)
+        """The step whose program a template is; the template itself for one of a plain task, or of several steps."""
+        steps = self.steps_of(template)
+        return steps[0].name if len(steps) == 1 else template
 
     def line_of(self, step: str) -> int | None:
         """Line of a step or template in the file; None if it is not known."""
@@ -179,9 +188,8 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
     shared = subject.spec.get("volumes") or []
     for template in subject.spec.get("templates") or []:
         name = template.get("name", "")
-        step = subject.step_of(name)
-        spec = subject.steps.get(step)
-        is_repeated = name in repeated or bool(spec and spec.fan_out)
+        step, steps = subject.step_of(name), subject.steps_of(name)
+        gang = steps[0].gang if steps else None
         if main := _main_containers(template):
             extra = [*(template.get("initContainers") or []), *(template.get("sidecars") or [])]
             yield PodTemplate(
@@ -190,12 +198,12 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                 containers=(*main, *extra),
                 main_images=(str(main[0].get("image") or ""),),
                 volumes=(*shared, *(template.get("volumes") or [])),
-                fan_out=is_repeated,
+                fan_out=name in repeated,
             )
         elif "resource" in template:
             document = _parse_manifest(template["resource"].get("manifest"))
             if specs := list(_iter_pod_specs(document)):
-                members = spec.gang.members if spec and spec.gang else _count_members(document)
+                members = gang.members if gang else _count_members(document)
                 yield PodTemplate(
                     template=name,
                     step=step,
@@ -205,8 +213,8 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                     main_images=tuple(str(one["containers"][0].get("image") or "") for one in specs),
                     volumes=tuple(chain.from_iterable(one.get("volumes") or [] for one in specs)),
                     members=members,
-                    spread=bool(spec and spec.gang),
-                    fan_out=is_repeated,
+                    spread=gang is not None,
+                    fan_out=name in repeated,
                 )
 
 

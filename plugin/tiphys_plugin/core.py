@@ -36,10 +36,10 @@ from tiphys.protocol.operations import (
     attempt_node_name,
     step_instance_name,
 )
+from tiphys.recording.run_binding import RunBinding, bind_workflow, resolve_step_id
 from tiphys.records import make_run_name, utc_now
 from tiphys.store import Store
 from tiphys.store.layout import RUNS
-from tiphys_plugin.attempts.run_binding import RunBinding, bind_workflow, resolve_step_id
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.operations import replies
@@ -234,7 +234,9 @@ class PluginCore:
                     f"this call names {operation.run!r}: compile the pipeline again"
                 )
             check = self._check_store_url if self._tenant else None
-            binding = bind_workflow(self._context.store, self._context.cluster, metadata, operation, check)
+            binding = bind_workflow(
+                self._context.store, self._context.cluster, metadata, operation.run, operation.submission, check
+            )
             self._keep_binding(cache_key, binding)
         return binding
 
@@ -269,13 +271,13 @@ class PluginCore:
             )
 
     def _build_step_call(self, binding: RunBinding, operation: StepOperation) -> StepCall:
-        spec = binding.pipeline.step(operation.step)
+        spec, instance = binding.pipeline.step(operation.step), step_instance_name(operation.node)
         return StepCall(
             context=self._context,
             binding=binding,
             spec=spec,
-            step=resolve_step_id(self._context.store, binding, spec, operation),
-            instance=step_instance_name(operation.node),
+            step=resolve_step_id(self._context.store, binding, spec, instance, operation.item),
+            instance=instance,
             node=operation.node,
         )
 

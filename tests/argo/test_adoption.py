@@ -175,7 +175,7 @@ def test_programs_do_what_they_did(world: World, tmp_path: Path) -> None:
     assert "hello world WORLD 2" in said(world, after.name)
     for step in ("makeit", "flip", "heads", "within"):
         assert [attempt.end and attempt.end.outcome for attempt in after.attempts(step)] == [AttemptEndOutcome.DONE]
-    assert after.phases("fails") == before.phases("fail") == ["Failed"]
+    assert after.phases("fail") == before.phases("fail") == ["Failed"]
 
 
 def test_an_unchanged_image_goes_on_from_its_checkpoint(world: World, tmp_path: Path) -> None:

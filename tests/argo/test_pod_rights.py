@@ -72,8 +72,8 @@ def test_a_program_finds_no_token_and_what_it_returns_arrives(world: World) -> N
     workflow = world.submit(pipeline.compile())
     workflow.wait()
     nodes = (workflow.read() or {})["status"]["nodes"].values()
-    [concluded] = [node for node in nodes if node.get("templateName") == "look-conclude"]
-    assert [one["value"] for one in concluded["outputs"]["parameters"] if one["name"] == "found"] == ["False"]
+    [look_pod] = [node for node in nodes if node.get("templateName") == "look" and node["type"] == "Pod"]
+    assert [one["value"] for one in look_pod["outputs"]["parameters"] if one["name"] == "found"] == ["False"]
     [pod] = pods_of(workflow)
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert set(token_secrets(pod)) == {(name, of_account(EXECUTOR_ACCOUNT)) for name in ("init", "wait")}

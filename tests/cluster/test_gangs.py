@@ -117,7 +117,7 @@ class Training:
         assert answers["run"] == "true", said(admitted)
         [run] = [one for one in self.manifest["spec"]["templates"] if one["name"] == "fit-run"]
         given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
-        node = f"digits.fit[0].attempts({retry})[1].run"
+        node = f"digits.fit.attempts({retry}).run"
         text = run["resource"]["manifest"]
         manifest = filled_in(text, {**given, "workflow.uid": self.uid, "node.name": node})
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits", "uid": self.uid}

@@ -17,9 +17,9 @@ from tiphys_plugin.quota.queues import load_queues, parse_queues
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError
 from tiphys.kube import KubeApi, connect_to_cluster
+from tiphys.kube.ledger_log import LOG_FORMAT
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 from tiphys.kube.whole_ledger import WholeLedgerReader
-from tiphys.protocol.ledger_format import LOG_FORMAT
 from tiphys.records import utc_now
 
 ROOT = Path(__file__).parents[2]

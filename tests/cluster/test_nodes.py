@@ -165,7 +165,7 @@ def run_pods(cluster: Cluster, api: KubeApi, manifest: Json, answers: dict[str, 
     """Create the Job as Argo's executor would; the nodes on which its pods run, all at one time."""
     [run] = [one for one in manifest["spec"]["templates"] if one["name"] == "fit-run"]
     given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
-    node = "digits.fit[0].attempts(0)[1].run"
+    node = "digits.fit.attempts(0).run"
     job = filled_in(run["resource"]["manifest"], {**given, "workflow.uid": uid, "node.name": node})
     name = api.create(JOBS, api.namespace, job)["metadata"]["name"]
 
@@ -212,7 +212,7 @@ def training_pod(node: str, uid: str, instance: str) -> Json:
     metadata = {
         "name": node,
         "labels": {ATTEMPT_LABEL: "1", RUN_LABEL: node, STEP_LABEL: "fit", WORKFLOW_UID_LABEL: uid},
-        "annotations": {"workflows.argoproj.io/node-name": f"{instance}[0].run"},
+        "annotations": {"workflows.argoproj.io/node-name": f"{instance}.run"},
     }
     container = {"name": "main", "image": "nowhere.test/none:1", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
     spec = {"tolerations": [FAKE], "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}

@@ -23,8 +23,8 @@ from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
-from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.store import Store
 
 __all__ = ["training"]
@@ -68,7 +68,7 @@ class Place:
         metadata = {
             "name": name,
             "labels": {RUN_LABEL: flow.name, STEP_LABEL: "fit", ATTEMPT_LABEL: str(attempt)},
-            "annotations": {NODE_NAME_ANNOTATION: f"{flow.name}.fit[0].attempts({retry})[1].run"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{flow.name}.fit.attempts({retry}).run"},
             "ownerReferences": [owner],
         }
         container = {"name": "main", "image": self.image, "command": ["python", "-c", PROGRAM]}

@@ -44,10 +44,10 @@ from tiphys.kube.resources import (
     WORKFLOWS,
 )
 from tiphys.kube.whole_ledger import WholeLedgerReader
-from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, GangSpec, gang_name
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
+from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.records import Cause, utc_now
 
 __all__ = ["release"]
@@ -173,7 +173,7 @@ class Tenant:
         metadata = {
             "name": f"{self.name}-asked",
             "labels": {RUN_LABEL: self.name, ATTEMPT_LABEL: "1"},
-            "annotations": {NODE_NAME_ANNOTATION: f"{self.name}.asked[0].run"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{self.name}.asked.run"},
             "ownerReferences": [reference],
         }
         container = {"name": "main", "image": "none", "securityContext": RESTRICTED}

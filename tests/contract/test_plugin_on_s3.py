@@ -2,7 +2,9 @@
 
 import pytest
 from support.emulators import ACCOUNT
-from support.world import World, artifacts, commit, fit, outputs, phase, prep, records, world
+from support.recorded import ArgoWorkflow, ungated
+from support.recorded_flow import RecordedFlow
+from support.world import World, artifacts, commit, fit, outputs, phase, prep, records, said, world
 
 from tiphys.store import open_store
 
@@ -37,6 +39,24 @@ def test_run_is_kept_below_the_prefix_of_the_store(here):
     assert outputs(again)["checkpoint-uri"] == f"{here.store.url}/{shards}"
     keys = [record["step_key"] for record in records(here.store, "control/runs/digits-abc12/attempts/fit/")]
     assert len(set(keys)) == 1
+
+
+def test_outputs_of_a_step_without_a_gate_are_found_below_the_prefix_of_the_store(here):
+    train = prep(name="train", template="t-train", parameters=(), artifacts=())
+    first = RecordedFlow(here, ArgoWorkflow(here.store, [ungated(), train], {"train": "prep"}))
+    artifact = first.finish(b"1,2")
+    assert artifact["s3"]["key"] == f"team/tiphys/data/workflows/uid-1/{first.argo.pod()}/data"
+    first.store("Succeeded")
+    assert outputs(first.admit("train", artifact))["run"] == "true"
+    assert phase(first.flow.conclude("train")) == "Succeeded"
+    assert phase(first.finalize()) == "Succeeded"
+    assert first.end().outputs_prefix == first.argo.folder()
+
+    # The content of the input counts, and not its place.
+    second = first.resumed()
+    made_again = second.finish(b"1,2")
+    second.store()
+    assert said(second.admit("train", made_again)) == "Adopted from attempt 1"
 
 
 def test_two_plugins_on_one_bucket_open_one_attempt(here):

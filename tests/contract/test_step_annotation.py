@@ -7,6 +7,7 @@ LEFT_OUT = {
     "artifacts": [],
     "suffixes": {},
     "cache": True,
+    "gate": False,
     "share": False,
     "gpu": None,
     "checkpoints": None,

@@ -57,7 +57,7 @@ with checkpoint.session() as session:
 
 
 def pipeline() -> dict[str, Any]:
-    with Pipeline("digits", store="s3://ml-runs/tiphys", entrypoint="main") as made:
+    with Pipeline("digits", store="s3://ml-runs", entrypoint="main") as made:
         fit = Train(
             name="fit",
             image="i",

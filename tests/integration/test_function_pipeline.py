@@ -190,9 +190,12 @@ def test_functions_hand_on_values_files_and_checkpoints(tiphys: Command, tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout == "first\n"
     assert "announce: Succeeded" in done.stderr
+    shown = json.loads(tiphys("get", "first", "-o", "json").stdout)
+    [best] = [
+        output["value"] for step in shown["steps"] for output in step.get("outputs", []) if output["name"] == "best"
+    ]
+    assert best == "1.0 of two"
     outputs = tmp_path / "store" / "data" / "runs" / "first" / "outputs"
-    (best,) = outputs.glob("report/*/*/parameters/best")
-    assert best.read_text() == "1.0 of two"
     cards = {card.read_text() for card in outputs.glob("sweep.*/*/artifacts/card")}
     assert cards == {'{"step": 0, "started": ["1"]}', '{"step": 1, "started": ["1", "2"]}'}
 

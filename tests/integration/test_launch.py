@@ -25,7 +25,7 @@ from support.polling import until
 # A stand-in for a training with a session: it saves for a while, and leaves with 75.
 TRAINING = """
 import os, signal, sys, time
-from tiphys.processes import register_session
+from tiphys.launch.processes import register_session
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 register_session(os.environ)

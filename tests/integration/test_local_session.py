@@ -70,7 +70,7 @@ def code(tmp_path: Path) -> Path:
 
 
 def pipeline() -> dict[str, Any]:
-    with Pipeline("digits", store="s3://ml-runs/tiphys", entrypoint="main") as made:
+    with Pipeline("digits", store="s3://ml-runs", entrypoint="main") as made:
         prep = Step(
             name="prep", image="i", command=["python", "prep.py"], outputs=[Artifact(name="data", path="/tmp/data")]
         )

@@ -90,10 +90,10 @@ def test_ends_are_recorded(desk: Desk) -> None:
 def test_an_output_that_is_missing_stops_the_next_step(desk: Desk, script: str) -> None:
     desk.write(first=script)
 
-    assert desk.run() == "Failed"
+    assert desk.run() == "Error"  # as in Argo, whose executor finds no file
 
     assert desk.ends() == {FIRST: ["output_missing"]}
-    assert desk.why().startswith("first failed in attempt 1 by output missing: declared output ")
+    assert desk.why().startswith("first failed in attempt 1 by output missing: a declared output is missing")
     desk.write()
     assert desk.run(resume=True) == "Succeeded"
     assert desk.ends() == {FIRST: ["output_missing", "done"], LAST: ["done"]}
@@ -102,10 +102,10 @@ def test_an_output_that_is_missing_stops_the_next_step(desk: Desk, script: str) 
 def test_an_output_that_the_last_step_leaves_out_fails_the_run(desk: Desk) -> None:
     desk.write(last="true")
 
-    assert desk.run() == "Failed"
+    assert desk.run() == "Error"
 
     assert desk.ends() == {FIRST: ["done"], LAST: ["output_missing"]}
-    assert desk.why().startswith("last failed in attempt 1 by output missing: declared output ")
+    assert desk.why().startswith("last failed in attempt 1 by output missing: a declared output is missing")
     desk.write()
     assert desk.run(resume=True) == "Succeeded"
     assert desk.ends() == {FIRST: ["done"], LAST: ["output_missing", "done"]}

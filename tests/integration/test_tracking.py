@@ -69,7 +69,7 @@ def pipeline(tracking: Mlflow | Wandb) -> dict[str, Any]:
         tracking=tracking,
         retries=Retries(user_error=1, unknown=1, backoff="1s"),
     )
-    with Pipeline("digits", store="s3://ml-runs/tiphys") as made:
+    with Pipeline("digits", store="s3://ml-runs") as made:
         fit()
     manifest: dict[str, Any] = made.to_dict()
     return manifest

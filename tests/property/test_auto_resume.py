@@ -47,6 +47,10 @@ class MemoryCluster:
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         return self.live.get(name)
 
+    def read(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """None: its steps have a gate, so that nothing is read from a Workflow."""
+        return None
+
     def create(self, manifest: dict[str, Any]) -> LiveWorkflow:
         name = manifest["metadata"]["name"]
         if name in self.live:

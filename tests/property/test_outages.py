@@ -197,7 +197,7 @@ def run_pipeline(trial: Trial) -> Iterator[str]:
         settled = trial.call(flow.body("settle", "fit", retry, status=phase, exit_code=str(code)))
         yield f"fit.{retry}.settle {settled.phase}"
     yield f"fit.conclude {trial.call(flow.body('conclude', 'fit', status='Succeeded', exit_code='0')).phase}"
-    node = {"op": "finalize", "node": f"{RUN}.onExit", "status": "Succeeded", "failures": '"null"', "after": ""}
+    node = {"op": "finalize", "node": f"{RUN}.onExit", "status": "Succeeded", "failures": '"null"'}
     yield f"finalize {trial.call(node).phase}"
 
 

@@ -2,7 +2,7 @@
 
 Every pattern in the sources is tried, also one that was written today, on texts that are made from
 its own parse tree (`support.patterns`). Time is CPU time of the thread, the least of several tries, and
-compared between two lengths of which one is eight times the other.
+compared between two lengths of which one is sixteen times the other.
 """
 
 import re
@@ -15,9 +15,9 @@ from support.patterns import FoundPattern, attack_texts, find_patterns
 from tiphys.protocol.compiled_workflow import replace_tags, split_tags, substitute_tags
 from tiphys.protocol.variables import find_variables, map_variables
 
-SHORT, LONG = 500, 4_000
-MAX_RATIO = 30.0
-"""For texts of which one is eight times as long: 8 is linear, 64 quadratic."""
+SHORT, LONG = 500, 8_000
+MAX_RATIO = 60.0
+"""For texts of which one is sixteen times as long: 16 is linear, 256 quadratic."""
 NOTICEABLE_SECONDS = 0.02
 TRIES = 3
 
@@ -104,7 +104,9 @@ def test_patterns_of_all_packages_are_found() -> None:
 )
 def test_bad_pattern_is_noticed(pattern: str, method: str) -> None:
     found = FoundPattern("planted", re.compile(pattern, re.MULTILINE), (method,))
-    assert find_bad_text(found) != ""
+    assert any(find_bad_text(found) for _ in range(TRIES)), (
+        "beside load the short text may take as long as the long one"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 The oracle interprets both. In the pruned one every task that is left must end
 as it did in the whole one, with the same inputs, and no task may be missing
-that is needed, nor left that is not.
+that is needed, nor left that is not. Of a fan-out without a gate only the items
+run that are not done, and what reads it gets the outputs of all items.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.compiled import History, gated, pipeline_of, plain
+from support.compiled import History, gated, pipeline_of, plain, ungated
 from support.interpreter import RESULTS, Ended, condition_holds, interpret, waits_for
 from support.memory import MemoryStore
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow
@@ -50,14 +51,15 @@ def cases(draw: st.DrawFn) -> Case:
         tasks.append(body)
         if draw(st.integers(0, 4)) == 0:
             failing.add(name)
-    lost = draw(st.frozensets(st.sampled_from([task["name"] for task in tasks]), max_size=3))
+    fan_outs = [task["name"] for task in tasks if "withItems" in task]
+    lost = draw(st.frozensets(st.sampled_from([*(task["name"] for task in tasks), *fan_outs]), max_size=3))
     order = draw(st.permutations(tasks))
     return Case(tuple(order), frozenset(failing), lost)
 
 
 @st.composite
 def bodies(draw: st.DrawFn, name: str, before: tuple[Manifest, ...], failing: frozenset[str], listed: bool) -> Manifest:
-    kind = draw(st.sampled_from([gated, gated, gated, plain]))
+    kind = draw(st.sampled_from([gated, gated, ungated, ungated, plain]))
     names = [task["name"] for task in before]
     body = kind(name)
     parents = draw(st.lists(st.sampled_from(names), unique=True, max_size=3)) if names else []
@@ -70,7 +72,7 @@ def bodies(draw: st.DrawFn, name: str, before: tuple[Manifest, ...], failing: fr
     readable = [task for task in before if task["name"] in above and ended[task["name"]].status == "Succeeded"]
     sources = draw(st.lists(st.sampled_from(readable), max_size=2, unique_by=id)) if readable else []
     body["arguments"] = arguments(sources)
-    if kind is gated and draw(st.integers(0, 3)) == 0:
+    if draw(st.integers(0, 3)) < {gated: 1, ungated: 2, plain: 0}[kind]:
         body["withItems"] = draw(st.lists(st.sampled_from(["x", "y"]), min_size=2, max_size=3))
     return body
 
@@ -175,7 +177,13 @@ def test_a_pruned_workflow_means_what_the_whole_one_meant(case: Case) -> None:
     left = CompiledPipeline.from_manifest(manifest).tasks()
     event(f"{len(left)} of {len(bodies)} tasks left")
     pruned = interpret(left, case.failing, keys)
-    assert {name: whole[name] for name in pruned} == pruned
+    expected = {name: whole[name] for name in pruned}
+    for task in found.decisions.tasks:
+        if task.kept_items is not None:
+            event("a part of a fan-out runs")
+            kept = tuple(whole[task.name].values[position] for position in task.kept_items)
+            expected[task.name] = whole[task.name]._replace(values=kept)
+    assert expected == pruned
     assert [task["name"] for task in left] == [task["name"] for task in bodies if task["name"] in pruned]
     assert_no_template_is_missing_or_unused(manifest)
 

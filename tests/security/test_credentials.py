@@ -26,9 +26,10 @@ from hera_pipelines.cli import main
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import DEPLOYMENTS, SECRETS
 from tiphys.records import CheckpointRef
-from tiphys.store import S3Store, layout
+from tiphys.store import S3Store, layout, workflow_layout
 from tiphys.store.credentials import CredentialsHolder, bucket_policy, probe_program_credentials
 from tiphys.store.layout import CONTROL, DATA, LineageLayout, RankStepTime, RunLayout
+from tiphys.store.workflow_layout import OutputOrigin
 
 URL = "s3://ml-runs/{namespace}/tiphys"
 PROGRAM = bucket_policy("s3://ml-runs/team-a/tiphys", CredentialsHolder.PROGRAM)
@@ -53,6 +54,8 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "name": ("release",),
     "nonce": ("abcd",),
     "number": (7,),
+    "origin": (OutputOrigin("digits-prep-1", "digits", "prep", 1),),
+    "pod": ("digits-prep-1",),
     "prefix": (RUN.events, RUN.program_events),
     "rank": (1,),
     "ref": (CheckpointRef(lineage="digits/fit", attempt=3, global_step=1200),),
@@ -63,6 +66,7 @@ ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "submission": (2,),
     "suffix": ("npy",),
     "template": ("on-object",),
+    "uid": ("5a3c1f80-0000-4000-8000-000000000000",),
     "workflow_digest": ("ab" * 32,),
 }
 """Examples of what keys are made of. A key function with another argument needs one here."""
@@ -100,9 +104,10 @@ def key_functions() -> Iterator[tuple[str, Callable[..., object] | object]]:
         for name in dir(type(place)):
             if not name.startswith(("_", "parse_")) and name not in ("run", "lineage"):
                 yield f"{type(place).__name__}.{name}", getattr(place, name)
-    for name, function in inspect.getmembers(layout, inspect.isfunction):
-        if function.__module__ == layout.__name__ and not name.startswith(("_", "parse_")) and name != "lineage_name":
-            yield name, function
+    for module in (layout, workflow_layout):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith(("_", "parse_", "lineage_name")):
+                yield name, function
     yield "FORMAT_MARKER", layout.FORMAT_MARKER
 
 

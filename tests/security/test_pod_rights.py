@@ -120,7 +120,7 @@ def test_what_an_author_says_of_tokens_is_kept() -> None:
     assert {field: spec[field] for field in asked} == asked
     spec = compiled(step(automountServiceAccountToken=True))
     assert spec["automountServiceAccountToken"] is False
-    assert by_name({"spec": spec})["prep-run"]["automountServiceAccountToken"] is True
+    assert by_name({"spec": spec})["prep"]["automountServiceAccountToken"] is True
 
 
 @pytest.mark.parametrize(("own", "shared"), [(True, None), (None, True), (False, True), (True, False)])

@@ -316,7 +316,7 @@ def test_the_ledger_of_a_cluster(desk: Desk) -> None:
 
 
 CHANGES = [
-    NodeChange(datetime.now(UTC), f"wf.fit({HOSTILE})[0].run", "fit", kind, "t", phase, HOSTILE, (HOSTILE,))
+    NodeChange(datetime.now(UTC), f"wf.fit({HOSTILE}).run", "fit", kind, "t", phase, HOSTILE, (HOSTILE,))
     for kind in ("Plugin", "Pod", WORKFLOW_KIND)
     for phase in (NodePhase.RUNNING, NodePhase.FAILED)
 ] + [NodeChange(datetime.now(UTC), "wf", "", WORKFLOW_KIND, "t", NodePhase.RUNNING, HOSTILE)]

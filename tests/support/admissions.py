@@ -23,7 +23,7 @@ def live_workflow(name: str, namespace: str, store: str, steps: int) -> dict[str
 
 def admit_task(workflow_name: str, uid: str, step: int) -> dict[str, Any]:
     """The template as Argo resolves it: with all outputs that compile declares."""
-    node = f"{workflow_name}.s{step}[0].admit"
+    node = f"{workflow_name}.s{step}.admit"
     body = {"op": "admit", "run": "", "submission": "", "uid": uid, "node": node, "step": f"s{step}", "item": ""}
     outputs = [{"name": name, "valueFrom": {"default": "", "supplied": {}}} for name in ADMIT_OUTPUTS]
     plugin = {"tiphys": {**body, "inputs": {}}}

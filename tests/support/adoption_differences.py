@@ -22,9 +22,9 @@ ADDED = {
     "program of a step": (
         "variables TIPHYS_… and CHECKPOINT_URI",
         "terminationMessagePolicy",
-        "labels tiphys.dev/…",
+        "the annotation tiphys.dev/step, and labels tiphys.dev/… of a step with a gate",
         "inputs tiphys-…, and the default [] of an input that takes the outputs of all items",
-        "outputs tiphys-…, and keys below the attempt's prefix for the author's",
+        "outputs tiphys-… of a step with a gate, and keys for the author's artifacts, which have no archive",
         "retryStrategy, where the author has none",
         "the modes by which programs that are not root can read an input artifact",
     ),
@@ -164,6 +164,8 @@ class _Comparison:
             fields = {k: v for k, v in self.entry.items() if k not in ("name", "steps", "dag")}
             after = {k: v for k, v in entry.items() if k not in ("name", "dag", "parallelism")}
             fields.pop("parallelism", None)  # compile may lower it
+            if not fields.get("metadata"):
+                fields.pop("metadata", None)
             yield from differences(self._canonical(fields), self._canonical(after), "entry point")
         for task in self.tasks:
             new = new_tasks.get(self._storable(task["name"]))
@@ -189,17 +191,20 @@ class _Comparison:
             return
         moved = self._with_defaults(template)
         users = [task["name"] for task in self.tasks if task.get("template") == template["name"]]
-        after = _without(self._renamed(new), ("name",))
+        after = self._nameless(new)
         found = [
-            list(differences(_without(self._renamed(text), ("name",)), after, f"template {template['name']}"))
+            list(differences(self._nameless(text), after, f"template {template['name']}"))
             for text in (moved, *(self._named(moved, user) for user in users))
         ]
         yield from min(found, key=len)  # the copy for a task has its name in the place of the variable
 
     def _step(self, task: str, template: Manifest) -> Iterator[str]:
         step = self._storable(task)
-        run, wrapper, where = self.new.get(f"{step}-run"), self.new[step], f"step {step}"
-        if run is None:
+        where, entry = f"step {step}", self.new[self.after["entrypoint"]]
+        called = next((one["template"] for one in entry["dag"]["tasks"] if one["name"] == step), "")
+        wrapper = self.new.get(called, {})
+        run = self.new.get(f"{step}-run") if "dag" in wrapper else wrapper
+        if not run:
             yield f"{where}: it has no program"
             return
         before = self._with_defaults(template)
@@ -213,7 +218,10 @@ class _Comparison:
             yield from differences(before["retryStrategy"], run.get("retryStrategy"), f"{where} retryStrategy")
         yield from self._program(before[leaf], run.get(leaf) or {}, where, task=task, is_train=bool(is_train))
         yield from self._inputs(before, run, wrapper, where)
-        yield from self._outputs(before.get("outputs") or {}, run, wrapper, where)
+        if run is wrapper:
+            yield from self._own_outputs(before, run, where)
+        else:
+            yield from self._outputs(before.get("outputs") or {}, run, wrapper, where)
 
     def _program(self, before: Manifest, after: Manifest, where: str, *, task: str, is_train: bool) -> Iterator[str]:
         old, new = dict(before), dict(after)
@@ -251,6 +259,16 @@ class _Comparison:
                     both.pop(field, None)
             yield from differences(artifact, both, f"{where} input {name}")
 
+    def _own_outputs(self, before: Manifest, run: Manifest, where: str) -> Iterator[str]:
+        """What a step without a gate does otherwise with its outputs, than to put its artifacts in another place."""
+        given, now = (_by_name(one, "outputs", "parameters") for one in (before, run))
+        yield from differences(given, now, f"{where} output parameters")
+        given, now = (
+            {name: _without(one, ("archive", "s3")) for name, one in _by_name(template, "outputs", "artifacts").items()}
+            for template in (before, run)
+        )
+        yield from differences(given, now, f"{where} output artifacts")
+
     def _outputs(self, outputs: Manifest, run: Manifest, wrapper: Manifest, where: str) -> Iterator[str]:
         names = [one["name"] for kind in ("parameters", "artifacts") for one in outputs.get(kind) or []]
         shown = [
@@ -280,9 +298,14 @@ class _Comparison:
             merged.setdefault("podSpecPatch", self.before["podSpecPatch"])
         return merged
 
+    def _nameless(self, template: Manifest) -> Manifest:
+        """A plain template without its name, and without metadata that say nothing."""
+        return _without(self._renamed(template), ("name",) if template.get("metadata") else ("name", "metadata"))
+
     def _plain_name(self, name: str) -> str:
         """A plain template with the name of a step has another one."""
-        return f"{name}-template" if f"{name}-template" in self.new else name
+        fresh = f"{name}-template"
+        return fresh if fresh in self.new and fresh not in self.old else name
 
     def _storable(self, name: str) -> str:
         return re.sub(r"[^-a-z0-9]+", "-", name.lower()).strip("-")[:50]

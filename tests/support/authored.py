@@ -22,6 +22,11 @@ def step(
     return {"name": name, "metadata": settings(**(asked or {})), "container": program, **fields}
 
 
+def gated(name: str = "prep", *, asked: Manifest | None = None, **fields: Any) -> Manifest:
+    """A container template that asks to be a `Step` with a gate."""
+    return step(name, asked={"gate": True, **(asked or {})}, **fields)
+
+
 def train(
     name: str = "fit", *, container: Manifest | None = None, asked: Manifest | None = None, **fields: Any
 ) -> Manifest:

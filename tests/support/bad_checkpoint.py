@@ -68,7 +68,7 @@ class Desk:
 
 
 def pipeline(user_errors: int) -> dict[str, Any]:
-    with Pipeline("digits", store="s3://ml-runs/tiphys", entrypoint="main") as made:
+    with Pipeline("digits", store="s3://ml-runs", entrypoint="main") as made:
         fit = Train(
             name="fit",
             image="i",

@@ -1,25 +1,57 @@
 """Workflows in the shape that compile emits, reduced to what the controller reads, and histories of their runs."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, StepKind, StepSpec
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out
+from tiphys.protocol.step_spec import (
+    ITEM_PARAMETER,
+    PIPELINE_ANNOTATION,
+    STEP_ANNOTATION,
+    STORE_ANNOTATION,
+    StepKind,
+    StepSpec,
+)
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, Output, OutputKind, OutputObject
 from tiphys.records import json_digest as digest_of
 from tiphys.store import RunLayout, Store, outputs_digest, read_record
+from tiphys.store.workflow_layout import pod_outputs
 
 
 def gated(
-    name: str, *, kind: StepKind = StepKind.STEP, cache: bool = True, plain: bool = False, **task: Any
+    name: str,
+    *,
+    kind: StepKind = StepKind.STEP,
+    cache: bool = True,
+    gate: bool = True,
+    plain: bool = False,
+    **task: Any,
 ) -> Manifest:
-    """A task, with what its templates are made from; ``pipeline_of`` takes it apart."""
-    return {"name": name, "template": name, "_kind": kind, "_cache": cache, "_plain": plain, **task}
+    """A step with a gate, with what its templates are made from; ``pipeline_of`` takes it apart."""
+    return {"name": name, "template": name, "_kind": kind, "_cache": cache, "_gate": gate, "_plain": plain, **task}
+
+
+def ungated(
+    name: str,
+    *,
+    parameters: Sequence[str] = (),
+    artifacts: Sequence[str] = (),
+    program: Manifest | None = None,
+    spec: Mapping[str, Any] | None = None,
+    **task: Any,
+) -> Manifest:
+    """A step without a gate, with these outputs. ``program`` are fields of its template, ``spec`` of its settings."""
+    declared = {"parameters": tuple(parameters), "artifacts": tuple(artifacts), **(spec or {})}
+    if is_fan_out(task):
+        given = task.get("arguments") or {}
+        item = {"name": ITEM_PARAMETER, "value": "{{item}}"}
+        task["arguments"] = {**given, "parameters": [*(given.get("parameters") or []), item]}
+    return gated(name, gate=False, **task) | {"_spec": declared, "_program": program or {}}
 
 
 def plain(name: str, **task: Any) -> Manifest:
-    """A task that Tiphys does not gate."""
+    """A task that Tiphys does not know."""
     return gated(name, plain=True, **task)
 
 
@@ -52,30 +84,49 @@ def pipeline_of(*tasks: Manifest, parameters: Mapping[str, str] | None = None, *
 
 
 def _templates(task: Manifest) -> list[Manifest]:
-    name = task["name"]
+    name = task["template"]
     if task["_plain"]:
         return [{"name": name, "container": {"image": "alpine", "command": ["true"]}}]
-    spec = StepSpec(
-        name=name,
-        kind=task["_kind"],
-        template="t" * 64,
-        cache=task["_cache"],
-        fan_out=any(field in task for field in ("withItems", "withParam", "withSequence")),
-    )
+    fields = {
+        "name": name,
+        "kind": task["_kind"],
+        "template": "t" * 64,
+        "cache": task["_cache"],
+        "gate": task["_gate"],
+        "fan_out": is_fan_out(task),
+    }
+    spec = StepSpec(**fields | task.get("_spec", {}))
+    annotated = {"name": name, "metadata": {"annotations": {STEP_ANNOTATION: spec.to_bytes().decode()}}}
+    container = {"image": "python:3.12", "command": ["python"]}
+    if not spec.is_gated:
+        return [{**annotated, "container": container, **_declarations(spec, task["_program"])}]
+    may_run = "{{tasks.admit.outputs.parameters.run}} == true"
+    has_ended = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
+    tasks = [
+        {"name": "admit", "template": f"{name}-admit"},
+        {"name": "run", "template": f"{name}-run", "depends": "admit", "when": may_run},
+        {"name": "conclude", "template": f"{name}-conclude", "depends": has_ended},
+    ]
     return [
-        {
-            "name": name,
-            "metadata": {"annotations": {STEP_ANNOTATION: spec.to_bytes().decode()}},
-            "steps": [
-                [{"name": "admit", "template": f"{name}-admit"}],
-                [{"name": "run", "template": f"{name}-run", "when": "{{steps.admit.outputs.parameters.run}} == true"}],
-                [{"name": "conclude", "template": f"{name}-conclude"}],
-            ],
-        },
+        {**annotated, "dag": {"tasks": tasks}},
         {"name": f"{name}-admit", "plugin": {"tiphys": {"op": "admit", "step": name}}},
-        {"name": f"{name}-run", "container": {"image": "python:3.12", "command": ["python"]}},
+        {"name": f"{name}-run", "container": container},
         {"name": f"{name}-conclude", "plugin": {"tiphys": {"op": "conclude", "step": name}}},
     ]
+
+
+def _declarations(spec: StepSpec, program: Manifest) -> Manifest:
+    """Inputs and outputs of the template of a step without a gate."""
+    inputs = dict(program.get("inputs") or {})
+    if spec.fan_out:
+        inputs["parameters"] = [*(inputs.get("parameters") or []), {"name": ITEM_PARAMETER, "default": ""}]
+    folder = pod_outputs("{{workflow.uid}}", "{{pod.name}}")
+    parameters = [{"name": name, "valueFrom": {"path": f"/out/{name}"}} for name in spec.parameters]
+    artifacts = [
+        {"name": name, "path": f"/out/{name}", "archive": {"none": {}}, "s3": {"key": f"{folder}{name}"}}
+        for name in spec.artifacts
+    ]
+    return {**program, "inputs": inputs, "outputs": {"parameters": parameters, "artifacts": artifacts}}
 
 
 class History:
@@ -94,7 +145,7 @@ class History:
             attempt=attempt,
             submission=submission,
             uid=f"uid-{submission}",
-            node=f"wf.{step}[0].admit",
+            node=f"wf.{step}.admit",
             instance=f"wf.{step}",
             step_key=digest_of(step),
         )

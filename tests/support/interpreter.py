@@ -2,7 +2,7 @@
 
 It shares no code with the controller. A task that runs answers a digest of its
 name and of everything that was put into it, so that one wrong input changes
-everything behind it.
+everything behind it. Expressions of Argo are those of the local engine.
 """
 
 import hashlib
@@ -11,7 +11,9 @@ import re
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
 
-from tiphys.protocol.compiled_workflow import Manifest
+from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out
+from tiphys.protocol.fan_out import aggregate_outputs
 
 RESULTS = "Succeeded|Failed|Errored|Skipped|Omitted|Daemoned"
 
@@ -22,6 +24,7 @@ class Ended(NamedTuple):
     status: str
     given: str = ""
     values: tuple[str, ...] = ()
+    is_fan_out: bool = False
 
 
 def interpret(tasks: list[Manifest], failing: frozenset[str], artifact_keys: dict[str, str]) -> dict[str, Ended]:
@@ -64,8 +67,9 @@ def _run(body: Manifest, ended: dict[str, Ended], failing: frozenset[str], artif
     given = json.dumps(_resolved(body.get("arguments", {}), ended, artifact_keys), sort_keys=True)
     if body["name"] in failing:
         return Ended("Failed", given)
-    items = body.get("withItems", [""])
-    return Ended("Succeeded", given, tuple(_digest(f"{body['name']} {item} {given}") for item in items))
+    items = json.loads(body["withParam"]) if "withParam" in body else body.get("withItems", [""])
+    values = tuple(_digest(f"{body['name']} {item} {given}") for item in items)
+    return Ended("Succeeded", given, values, is_fan_out(body))
 
 
 def _resolved(part: Any, ended: dict[str, Ended], artifact_keys: dict[str, str]) -> Any:
@@ -79,7 +83,14 @@ def _resolved(part: Any, ended: dict[str, Ended], artifact_keys: dict[str, str])
         return {"name": part["name"], "s3": {"key": artifact_keys[source[1]]}}
     if isinstance(part, dict):
         return {name: _resolved(value, ended, artifact_keys) for name, value in part.items()}
+    part = re.sub(r"\{\{=(.+?)\}\}", lambda match: _evaluated(match[1], ended), part)
     return re.sub(r"\{\{tasks\.(\w+)\.([a-z.]+)\}\}", lambda match: _value(ended[match[1]], match[2]), part)
+
+
+def _evaluated(expression: str, ended: dict[str, Ended]) -> str:
+    made = {name: aggregate_outputs([{"n": value} for value in task.values]) for name, task in ended.items()}
+    scope = {f"tasks.{name}.{path}": value for name, paths in made.items() for path, value in paths.items()}
+    return str(evaluate_expression(expression, nest_variables(scope)))
 
 
 def _value(task: Ended, path: str) -> str:
@@ -87,7 +98,7 @@ def _value(task: Ended, path: str) -> str:
         return task.status
     if task.status != "Succeeded":
         raise ValueError(path)
-    return task.values[0] if len(task.values) == 1 else json.dumps(list(task.values), separators=(",", ":"))
+    return json.dumps(list(task.values), separators=(",", ":")) if task.is_fan_out else task.values[0]
 
 
 def _digest(text: str) -> str:

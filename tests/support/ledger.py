@@ -54,7 +54,7 @@ def ask(
 ) -> LeaseRequest:
     """``node`` is the name of the admit node, and ``instance`` that of the step."""
     given = {
-        "node_hash": hash_node_name(node or f"{uid}.{step}[0].attempts(0)[0].admit"),
+        "node_hash": hash_node_name(node or f"{uid}.{step}.attempts(0).admit"),
         "instance_hash": hash_node_name(instance or f"wf-{uid}.{step}"),
         "uid": uid,
         "step": step,

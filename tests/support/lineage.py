@@ -44,7 +44,7 @@ def claim_of(
         attempt=attempt,
         submission=submission,
         uid="uid-1",
-        node=f"wf.{step}[0].attempts({attempt - 1})[0].admit",
+        node=f"wf.{step}.attempts({attempt - 1}).admit",
         instance=f"wf.{step}",
         step_key="k" * 64,
         lineage=f"{run}/{step}",

@@ -134,7 +134,7 @@ def write_run(
         name=STEP, image="trainer@sha256:" + "a" * 64, command=["fit"], outputs=Artifact(name="model", path="/m")
     )
     register = RegisterModel(name=REGISTER, model=name, alias=alias, image="tools:1")
-    with Pipeline("digits", store="s3://ml-runs/tiphys") as pipeline:
+    with Pipeline("digits", store="s3://ml-runs") as pipeline:
         register(model=fit())
     workflow = pipeline.compile()
     workflow["metadata"]["annotations"][CODE_VERSION_ANNOTATION] = "c" * 40

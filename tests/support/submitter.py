@@ -26,6 +26,17 @@ class FakeSubmitter:
     def cluster(self) -> str:
         return self._cluster
 
+    def read(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """What `show` was given; None before, as if the object were gone."""
+        path = self._path(namespace, name)
+        shown: dict[str, Any] | None = json.loads(path.read_text()).get("object") if path.exists() else None
+        return shown
+
+    def show(self, workflow: dict[str, Any]) -> None:
+        """The state of a Workflow that `read` answers with."""
+        path = self._path(workflow["metadata"]["namespace"], workflow["metadata"]["name"])
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"object": workflow}))
+
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         path = self._path(namespace, name)
         return LiveWorkflow(**json.loads(path.read_text())["live"]) if path.exists() else None

@@ -15,7 +15,6 @@ from tiphys.protocol.operations import (
     ELASTIC_OUTPUTS,
     GANG_OUTPUTS,
     MEMORY_OUTPUTS,
-    reused_parameter,
 )
 from tiphys.protocol.step_spec import (
     ATTEMPT_LABEL,
@@ -38,11 +37,12 @@ QUICK = PluginSettings(
 
 
 def prep(**changes: Any) -> StepSpec:
-    """A `Step` with one artifact and one parameter."""
+    """A `Step` with a gate, one artifact and one parameter."""
     return StepSpec(
         **{
             "name": "prep",
             "kind": StepKind.STEP,
+            "gate": True,
             "template": "t-prep",
             "parameters": ("rows",),
             "artifacts": ("data",),
@@ -77,7 +77,7 @@ def workflow(
     ]
     for spec in specs:
         annotations = {STEP_ANNOTATION: spec.to_bytes().decode()}
-        templates.append({"name": spec.name, "metadata": {"annotations": annotations}, "steps": []})
+        templates.append({"name": spec.name, "metadata": {"annotations": annotations}, "dag": {"tasks": []}})
     values = [{"name": key, "value": value} for key, value in (parameters or {"lr": "0.1"}).items()]
     return {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -206,9 +206,9 @@ class Flow:
         """``retry`` any number for a `Train`, None for a `Step`."""
         return self.call(self.body("conclude", step, retry, item, status=status, exit_code=exit_code, **fields))
 
-    def finalize(self, status: str = "Succeeded", failures: str = '"null"', after: str = "") -> ExecuteReply:
+    def finalize(self, status: str = "Succeeded", failures: str = '"null"') -> ExecuteReply:
         node = f"{self.name}.onExit.finalize"
-        return self.call({"op": "finalize", "node": node, "status": status, "failures": failures, "after": after})
+        return self.call({"op": "finalize", "node": node, "status": status, "failures": failures})
 
     def sealed(self) -> dict[str, Any]:
         """The record of the end of the submission."""
@@ -248,7 +248,7 @@ class Flow:
         specs = self.specs or (prep(), fit())
         values = [name for spec in specs for name in spec.output_parameters]
         names = [*ADMIT_OUTPUTS, *GANG_OUTPUTS, *ELASTIC_OUTPUTS, *MEMORY_OUTPUTS.values()]
-        names += [*values, *map(reused_parameter, values)]
+        names += values
         artifacts = [name for spec in specs for name in spec.artifacts]
         return {
             "parameters": [{"name": name} for name in names],

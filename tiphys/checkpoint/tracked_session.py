@@ -45,8 +45,8 @@ from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
 from tiphys.errors import FencedError, IntegrityError
+from tiphys.launch.processes import register_session
 from tiphys.lineage.quarantine import quarantine_checkpoint
-from tiphys.processes import register_session
 from tiphys.protocol.environment import EX_HANG, EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Store

@@ -122,6 +122,12 @@ def line_at(text: str, position: int) -> str:
     return line if len(line) <= _MAX_LINE_CHARACTERS else f"{line[: _MAX_LINE_CHARACTERS - 1]}…"
 
 
+MISSING_OUTPUT_PATTERN = "exit code 64.: .*no such file or directory"
+"""In the message of a node whose program ended well without an output that it declares: argoexec finds no such file.
+
+Without characters that an expression of Argo would have to escape.
+"""
+_MISSING_OUTPUT = re.compile(MISSING_OUTPUT_PATTERN, re.DOTALL)
 _DID_NOT_RUN = ("Skipped", "Omitted")
 _SIGTERM, _SIGKILL, _SIGALRM = 143, 137, 142
 _ARGOEXEC_EXIT_CODES = (64, 141)
@@ -133,7 +139,7 @@ _OWN_OUTPUT_PHRASES = (UNKEPT_OUTPUT, "is not UTF-8 text")
 _EXECUTOR_PREFIX = "wait: Error (exit code 64): "
 CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
     Cause.OUT_OF_MEMORY: ("OOMKilled",),
-    Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline"),
+    Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline", "exceeded its deadline"),
     Cause.INFRASTRUCTURE: (
         *("Evicted", "evicted", "low on resource", "NodeLost", "UnexpectedAdmissionError", "NodeAffinity"),
         *("OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage", "OutOfnvidia.com/gpu"),
@@ -251,6 +257,9 @@ def _rule_not_failed(observation: AttemptObservation) -> FailureVerdict | None:
 
 def _rule_pod(observation: AttemptObservation) -> FailureVerdict | None:
     detail = observation.pod_message or observation.pod_reason
+    if _MISSING_OUTPUT.search(observation.pod_message):
+        evidence = f"a declared output is missing: the program ended well, but did not write it ({detail})"
+        return FailureVerdict(Cause.OUTPUT_MISSING, evidence, "output-missing", detail)
     if phrase := observation.find_phrase(CAUSE_PHRASES[Cause.OUT_OF_MEMORY]):
         evidence = "the kernel killed it for using more memory than its limit (OOMKilled)"
         return FailureVerdict(Cause.OUT_OF_MEMORY, evidence, "pod-out-of-memory", phrase)

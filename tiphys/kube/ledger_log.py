@@ -31,8 +31,11 @@ from pydantic.alias_generators import to_camel
 from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, StoreError
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
-from tiphys.protocol.ledger_format import LOG_FORMAT
 
+WHOLE_STATUS_FORMAT = 5
+"""``version`` of a status that holds all leases and requests, as before the log."""
+LOG_FORMAT = 6
+"""``version`` of a status that is the head of a log."""
 SEGMENT_BYTES = 4096
 """Size of the entries in the head from which the next writer moves them to a record."""
 CHUNK_BYTES = 500_000

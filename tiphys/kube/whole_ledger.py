@@ -7,9 +7,15 @@ import itertools
 from collections.abc import Sequence
 
 from tiphys.kube.api import KubeApi, Object
-from tiphys.kube.ledger_log import JsonObject, LedgerRecords, LogDamagedError, LogReader, parse_head
+from tiphys.kube.ledger_log import (
+    WHOLE_STATUS_FORMAT,
+    JsonObject,
+    LedgerRecords,
+    LogDamagedError,
+    LogReader,
+    parse_head,
+)
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys.protocol.ledger_format import WHOLE_STATUS_FORMAT
 
 _READ_TRIES = 4
 

@@ -1,6 +1,6 @@
 """``python -P -m tiphys.launch [--mlflow] -- PROGRAM ARGS…``: runs the program of a training to its end.
 
-`tiphys.processes` says what signals the processes of the program get, and that none
+`tiphys.launch.processes` says what signals the processes of the program get, and that none
 outlives it. Around that, where the environment or an option asks for it, a member
 of a gang fetches its inputs and stores its outputs (`tiphys.launch.member_files`),
 and the run of MLflow is opened and closed (`tiphys.launch.mlflow_run`). Both are
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tiphys.errors import UsageError
-from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
+from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
 from tiphys.protocol import environment
 
 MLFLOW_OPTION = "--mlflow"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError, report_error
-from tiphys.processes import SignalQueue
+from tiphys.launch.processes import SignalQueue
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, list_output_files, open_store
 

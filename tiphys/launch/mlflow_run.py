@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tiphys.launch.member_files import is_first_member
-from tiphys.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
+from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
 from tiphys.protocol import environment
 from tiphys.records.tracking import MLFLOW_RUN_ID, STOPPED
 

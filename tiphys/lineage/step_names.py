@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, UsageError, unknown_name_message
-from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.protocol.compiled_workflow import CompiledPipeline, is_fan_out
 from tiphys.protocol.fan_out import (
     FanOutItem,
     format_item,
     format_item_value,
-    is_fan_out,
     item_display_name,
     parse_argo_item_name,
     parse_item_parameters,
@@ -191,14 +190,22 @@ class StepNames:
 
     @cached_property
     def _bound_items(self) -> Mapping[str, Mapping[str, NamedItem]]:
-        by_index: dict[tuple[str, int], NamedItem] = {}
+        """Items by step and id. A submission that runs a part of a fan-out counts its items anew: the first index of
+        an item is its name, unless two items had it, since then the fan-out was another one.
+        """
+        first: dict[str, NamedItem] = {}
+        newest: dict[tuple[str, int], NamedItem] = {}
         for binding in self._read_bindings():
             if argo := parse_argo_item_name(binding.label):
                 item = NamedItem(binding.step, argo.step, argo.index, binding.item or argo.value)
-                by_index[argo.step, argo.index] = item  # of a newer submission, whose index counts
+                first.setdefault(item.step_id, item)
+                newest[argo.step, argo.index] = item
         found: dict[str, dict[str, NamedItem]] = {}
-        for (step, _), item in sorted(by_index.items()):
-            found.setdefault(step, {})[item.step_id] = item
+        for step in {item.step for item in first.values()}:
+            items = [item for item in first.values() if item.step == step]
+            if len({item.index for item in items}) < len(items):
+                items = [item for (name, _), item in newest.items() if name == step]
+            found[step] = {item.step_id: item for item in sorted(items, key=lambda item: item.index)}
         return found
 
 

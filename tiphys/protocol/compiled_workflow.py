@@ -1,4 +1,4 @@
-"""Reader of a compiled Workflow: its gated steps, tasks, parameters, annotations and tags.
+"""Reader of a compiled Workflow: its steps, tasks, parameters, annotations and tags.
 
 Compiler, plugin, controller and local engine share this reader, so that they
 agree on the content of a Workflow.
@@ -10,7 +10,7 @@ Workflow itself: ``Stopped with strategy 'Stop'``).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ class CompiledPipeline:
     name: str
     store: str
     steps: Mapping[str, StepSpec]
-    """Gated steps by name; the name is also that of the DAG task and of its template."""
+    """Steps by name, which is that of the DAG task. Several steps without a gate may share a template."""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "CompiledPipeline":
@@ -154,12 +154,41 @@ def read_workflow_parameters(manifest: Manifest) -> dict[str, str]:
     return {p["name"]: str(p["value"]) for p in parameters if p.get("value") is not None}
 
 
+FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
+
+
+def is_fan_out(task: Manifest) -> bool:
+    """Whether ``task`` is fanned out."""
+    return any(task.get(field) for field in FAN_OUT_FIELDS)
+
+
 def _read_step_specs(manifest: Manifest) -> Iterator[StepSpec]:
-    for template in manifest["spec"].get("templates", []):
+    """The specs of all steps, in the order of the tasks: a template without a gate makes a step of each of its tasks.
+
+    A gated step without a task, as in a damaged Workflow, comes last.
+    """
+    templates = manifest["spec"].get("templates", [])
+    by_template = dict(read_template_specs(templates))
+    entry: Manifest = next((one for one in templates if one.get("name") == manifest["spec"].get("entrypoint")), {})
+    for task in (entry.get("dag") or {}).get("tasks") or []:
+        spec = by_template.get(task.get("template", ""))
+        if spec is None:
+            continue
+        yield spec if spec.is_gated else spec.model_copy(update={"name": task["name"], "fan_out": is_fan_out(task)})
+    yield from (spec for spec in by_template.values() if spec.is_gated)
+
+
+def read_template_specs(templates: Iterable[Manifest]) -> Iterator[tuple[str, StepSpec]]:
+    """Names of the templates of steps, each with its spec; several tasks may call one without a gate.
+
+    Raises:
+        UsageError: an annotation is damaged.
+    """
+    for template in templates:
         text = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION)
         if text is not None:
             try:
-                yield StepSpec.model_validate_json(text)
+                yield template["name"], StepSpec.model_validate_json(text)
             except ValidationError as error:
                 raise UsageError(
                     f"template {template.get('name')!r}: annotation {STEP_ANNOTATION} is damaged "

@@ -66,7 +66,7 @@ _PLACES = {"s3": ("bucket", "key"), "gcs": ("bucket", "key"), "azure": ("contain
 def find_artifact_place(artifact: Mapping[str, Any]) -> ArtifactPlace | None:
     """Where an artifact is; None if it is in no bucket of S3, Google Cloud Storage or Azure."""
     for kind, (bucket, key) in _PLACES.items():
-        if location := artifact.get(kind):
+        if isinstance(location := artifact.get(kind), Mapping) and location:
             return ArtifactPlace(str(location.get(bucket) or ""), str(location.get(key) or ""))
     return None
 

@@ -17,10 +17,9 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, contains_tags
+from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, contains_tags
 from tiphys.records import check_step_id, item_hash, task_name
 
-FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
 """Prefix of an annotation of the Workflow; followed by the name of a task, it describes how its items were chosen."""
 _ARGO_ITEM = re.compile(r"([^(\[.]+)\(([0-9]{1,9}):(.*)\)", re.DOTALL)
@@ -34,11 +33,6 @@ class FanOutItem(NamedTuple):
 
     step_id: str
     text: str
-
-
-def is_fan_out(task: Manifest) -> bool:
-    """Whether ``task`` is fanned out."""
-    return any(task.get(field) for field in FAN_OUT_FIELDS)
 
 
 def item_values(task: Manifest) -> list[Any]:
@@ -69,6 +63,34 @@ def item_documents(task: Manifest) -> list[str]:
     if task.get("withItems") or task.get("withSequence"):
         return [go_json(value) for value in values]
     return split_json_list(compact_json(task["withParam"]))
+
+
+def item_variables(document: str) -> tuple[str, dict[str, str]]:
+    """The text of an item in the name of its node, and its ``{{item}}`` variables; ``document`` is its JSON text.
+
+    Raises:
+        UsageError: the item is null; the message is the end of a sentence.
+    """
+    match json.loads(document):
+        case None:
+            raise UsageError("null; use a text, number, list or map")
+        case dict():
+            members = split_json_object(document)
+            fields = {key: _item_string(members[key]) for key in sorted(members)}
+            label = ",".join(sorted(f"{key}:{field}" for key, field in fields.items()))
+            text = "{" + ",".join(f"{go_json(key)}:{members[key]}" for key in fields) + "}"
+            return label, {"item": text, **{f"item.{key}": field for key, field in fields.items()}}
+        case list():
+            return "[" + " ".join(map(_item_string, split_json_list(document))) + "]", {"item": document}
+        case str() as value:
+            return _item_string(document), {"item": value}
+    return _item_string(document), {"item": _item_string(document)}
+
+
+def _item_string(document: str) -> str:
+    """Argo's ``Item.String``: the JSON of an item, of a string without its quotes, but with its other escapes."""
+    text = document[1:-1] if document.startswith('"') else document
+    return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 def static_items(task: Manifest) -> list[FanOutItem] | None:
@@ -178,12 +200,35 @@ def aggregate_outputs(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
     }
 
 
+def aggregate_results(results: Iterable[str]) -> str:
+    """The aggregated ``outputs.result`` that a fan-in reads: what each item printed, as JSON if it is."""
+    return "[" + ",".join(map(_result_document, results)) + "]"
+
+
+def _result_document(text: str) -> str:
+    """``text`` as a raw message of Go if it is JSON; other text, which Argo refuses, as a JSON string."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return go_json(text)
+    return compact_json(text)
+
+
+def parse_go_json(text: str) -> Any:
+    """Parse ``text`` as Go's ``json.Unmarshal`` does, whose numbers are floats.
+
+    Raises:
+        ValueError: it is no JSON, or a number is beyond a float.
+    """
+    return json.loads(text, parse_int=_go_float, parse_float=_go_float, parse_constant=_go_float)
+
+
 def _parse_json_texts(texts: list[str]) -> list[Any]:
     """The parsed texts if all are JSON objects or lists; otherwise the texts."""
     parsed: list[Any] = []
     for text in texts:
         try:
-            parsed.append(json.loads(text, parse_int=_go_float, parse_float=_go_float, parse_constant=_go_float))
+            parsed.append(parse_go_json(text))
         except ValueError:
             return texts
     return parsed if all(isinstance(value, dict | list) for value in parsed) else texts

@@ -17,6 +17,10 @@ REPORT_ARTIFACT = "report"
 """Name of the output artifact of finalize, a page that Argo's UI shows."""
 WAKE_TEMPLATE = "tiphys-wake"
 """Template of the timers, which say nothing about a run."""
+SETTLE_TEMPLATE = "tiphys-settle"
+"""Template of the settle of all trainings. One that fails only asks for the next attempt."""
+NOTHING_LEFT = "tiphys-nothing-left"
+"""The only task of a Workflow of which everything is taken over: a timer."""
 
 
 class _Operation(BaseModel):
@@ -45,8 +49,6 @@ class AdmitOperation(_StepOperation):
     op: Literal["admit"] = "admit"
     inputs: dict[str, str] = {}
     """Values of the step's input parameters, for its key."""
-    after: str = ""
-    """The step before this one, whose end this call records first; empty: that step has its own conclude."""
 
 
 class SettleOperation(_StepOperation):
@@ -75,8 +77,6 @@ class FinalizeOperation(_Operation):
     op: Literal["finalize"] = "finalize"
     status: str = ""
     failures: str = ""
-    after: str = ""
-    """The last step, whose end this call records first; empty: it has its own conclude."""
 
 
 Operation = Annotated[
@@ -108,11 +108,6 @@ ELASTIC_OUTPUTS = ("members", "spare")
 MEMORY_OUTPUTS = {"requests": "memory-request", "limits": "memory-limit"}
 
 
-def reused_parameter(name: str) -> str:
-    """Output parameter of admit for the value of the step's output parameter ``name``, if its result is reused."""
-    return f"output-{name}"
-
-
 def gang_outputs(gang: GangSpec | None) -> tuple[str, ...]:
     """Output parameters of admit in addition to `ADMIT_OUTPUTS`, without `MEMORY_OUTPUTS`."""
     if gang is None:
@@ -134,15 +129,14 @@ def parse_failure_summary(message: str) -> str:
     return match[1] if match else ""
 
 
-# A Workflow that was compiled before steps became DAGs has a group such as ``[0]`` before each part of a step.
-_SUFFIX = re.compile(r"((\[\d+\])?\.attempts\(\d+\))?(\[\d+\])?\.(admit|settle|conclude|run(\(\d+\))?)$")
-_RETRY = re.compile(r"\.attempts\((\d+)\)(\[\d+\])?\.(admit|settle)$")
+_SUFFIX = re.compile(r"(\.attempts\(\d+\))?\.(admit|settle|conclude|run(\(\d+\))?)$|\(\d+\)$")
+_RETRY = re.compile(r"\.attempts\((\d+)\)\.(admit|settle)$")
 
 
 def step_instance_name(node: str) -> str:
-    """Node name of the step of a plugin node or of a pod, without the part for its attempt.
+    """Node name of the step of a plugin node or of a pod, without the part for its attempt or try.
 
-    ``wf.sweep(1:lr:0.2).attempts(1).admit`` → ``wf.sweep(1:lr:0.2)``.
+    ``wf.sweep(1:lr:0.2).attempts(1).admit`` → ``wf.sweep(1:lr:0.2)``, ``wf.prep(0)`` → ``wf.prep``.
     """
     return _SUFFIX.sub("", node)
 

@@ -1,7 +1,8 @@
 """The author's settings of one step, as the compiled Workflow carries them.
 
-The template that wraps a step holds a `StepSpec` as JSON in the annotation
-``tiphys.dev/step``. Plugin and controller read the settings only from there, so
+The template of a step holds a `StepSpec` as JSON in the annotation
+``tiphys.dev/step``: the wrapper of a gated step, or the author's own template, which
+several tasks may call. Plugin and controller read the settings only from there, so
 that both apply the same policy. The module also defines the other annotations
 and labels of compiled objects, and parses the retention settings that authors
 write and that reach the training program as environment variables.
@@ -110,6 +111,8 @@ RUN_LABEL = "tiphys.dev/run"
 STEP_LABEL = "tiphys.dev/step"
 ATTEMPT_LABEL = "tiphys.dev/attempt"
 RUN_PARAMETER = "tiphys-run"
+ITEM_PARAMETER = "tiphys-item"
+"""Input parameter of the template of a fan-out for the value of the item."""
 SUBMISSION_PARAMETER = "tiphys-submission"
 
 
@@ -327,10 +330,12 @@ MAX_DATA_VERSIONS = 16
 
 
 class StepSpec(Record):
-    """Settings of one step that Tiphys gates."""
+    """Settings of one step of Tiphys."""
 
     name: str
     kind: StepKind
+    gate: bool = Field(default=False, exclude_if=lambda gate: not gate)
+    """Whether the plugin admits the step before it runs; always so for a training."""
     parameters: tuple[str, ...] = ()
     """Names of declared output parameters."""
     artifacts: tuple[str, ...] = ()
@@ -369,6 +374,11 @@ class StepSpec(Record):
         except UsageError as error:
             raise ValueError(str(error)) from error
         return data
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the plugin is asked before the step runs. Otherwise its template is the author's own."""
+        return self.gate or self.kind is StepKind.TRAIN
 
     @property
     def output_parameters(self) -> tuple[str, ...]:

@@ -318,6 +318,8 @@ class AttemptEnd(SealedRecord):
     """Its newest checkpoint; None if it committed none that is visible outside its pods."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
+    outputs_prefix: str = Field(default="", exclude_if=lambda prefix: not prefix)
+    """Prefix of the keys of its outputs, with a final slash; empty: the place that belongs to the attempt."""
 
     @property
     def outcome_name(self) -> str:

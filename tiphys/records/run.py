@@ -93,7 +93,7 @@ class SubmissionClaim(StoredRecord):
     cluster: str = ""
     """The target cluster; empty if the plugin of the Workflow itself writes the claim."""
     steps: tuple[str, ...] = ()
-    """Names of the steps to run; empty means all."""
+    """Names of the steps to run, and step ids of items where the finished ones are left out; empty means all."""
     rerun_roots: tuple[str, ...] = Field(default=(), exclude_if=lambda roots: not roots)
     """Done steps, or items of a fan-out, that the user wants to run again."""
     rerun_since: dict[str, PositiveInt] = Field(default={}, exclude_if=lambda since: not since)

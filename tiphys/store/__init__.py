@@ -8,7 +8,7 @@ from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.directory import DirectoryStore
 from tiphys.store.layout import LineageLayout, RunLayout, idempotency_record_key, lineage_name, memo_key
-from tiphys.store.open import TenantStores, is_bucket_url, open_store
+from tiphys.store.open import TenantStores, artifact_prefix, is_bucket_url, open_store
 from tiphys.store.outputs import find_output_fault, list_output_files, list_outputs, outputs_digest
 from tiphys.store.runs import (
     Attempt,
@@ -45,6 +45,7 @@ __all__ = [
     "Submission",
     "TenantStores",
     "append_events",
+    "artifact_prefix",
     "check_key",
     "claim_record",
     "claim_run",

@@ -57,6 +57,20 @@ def is_bucket_url(url: str) -> bool:
     return bool(colon) and scheme.lower() in _BUCKET_SCHEMES
 
 
+def artifact_prefix(url: str) -> str:
+    """What the store of ``url`` puts before its keys in the bucket of Argo's artifacts, as `Store.artifact_key` does.
+
+    Empty for a folder, and for a URL that is unknown or wrong.
+    """
+    if not is_bucket_url(url):
+        return ""
+    parts = urlsplit(url)
+    prefix = parts.path.strip("/")
+    if parts.scheme == "az":
+        prefix = prefix.partition("/")[2]
+    return f"{prefix}/" if prefix else ""
+
+
 def _find_store(url: str, must_exist: bool, namespace: str) -> Store:
     if not url:
         raise UsageError(f"the store's URL is empty; {_SUPPORTED_URLS}")

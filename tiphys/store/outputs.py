@@ -28,7 +28,12 @@ def outputs_digest(rows: Iterable[tuple[str, int] | tuple[str, int, str]]) -> st
 
 def list_outputs(store: Store, end: AttemptEnd) -> dict[str, ObjectInfo]:
     """The listed outputs of the attempt of ``end``, by key."""
-    return {info.key: info for info in store.list(RunLayout(end.run).outputs(end.step, end.attempt))}
+    return {info.key: info for info in store.list(outputs_prefix(end))}
+
+
+def outputs_prefix(end: AttemptEnd) -> str:
+    """Prefix of the keys of the outputs of the attempt of ``end``, with a final slash."""
+    return end.outputs_prefix or RunLayout(end.run).outputs(end.step, end.attempt)
 
 
 def find_output_fault(end: AttemptEnd, listed: Mapping[str, ObjectInfo]) -> str | None:
@@ -36,7 +41,7 @@ def find_output_fault(end: AttemptEnd, listed: Mapping[str, ObjectInfo]) -> str 
 
     ``listed`` are the outputs of the attempt, by key.
     """
-    own = RunLayout(end.run).outputs(end.step, end.attempt)
+    own = outputs_prefix(end)
     for output in end.outputs:
         if not output.key.startswith(own):
             return f"its record names {output.key}, which this attempt did not write"

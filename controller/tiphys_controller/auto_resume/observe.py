@@ -25,6 +25,7 @@ from tiphys_controller.auto_resume.state import (
 from tiphys_controller.plan.listing import RunListing
 from tiphys_controller.submit.submission import find_workflow
 from tiphys_controller.submit.submitter import Submitter
+from tiphys_controller.submit.takeovers import record_live_workflow
 
 _MAX_COUNTED_RESUMES = 100
 
@@ -62,6 +63,8 @@ def observe_run(
         and not is_thorough
     ):
         return RunObservation(run, number, status, policy, uid)
+    if status is not SubmissionStatus.RUNNING:
+        record_live_workflow(store, submitter, run, last)  # the causes of its failures decide
     done = _read_newest_done(store, run)
     advance = _read_advance(store, run, len(done))
     observation = RunObservation(

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from tiphys.errors import ForbiddenError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
-from tiphys.kube.workflow_nodes import WORKFLOW_LABEL, node_of_pod, read_nodes
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase, is_final_workflow_phase
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
+from tiphys.protocol.workflow_nodes import WORKFLOW_LABEL, node_of_pod, read_nodes
 from tiphys_controller.doctor.pod_readiness import container_statuses
 
 _PATIENCE = timedelta(seconds=20)

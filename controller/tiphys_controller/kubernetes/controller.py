@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, LeaderElector, Object, identify_cluster
-from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES, WORKFLOW_TEMPLATES
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, LEASES, WORKFLOW_TEMPLATES, WORKFLOWS
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.records import utc_now
 from tiphys.service.http_server import AppServer, ServerCertificate
@@ -34,6 +34,7 @@ from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.pod_cleanup import AgentPodCleaner, GangCleaner
+from tiphys_controller.kubernetes.step_recorder import StepRecorder
 from tiphys_controller.kubernetes.watch_cache import ClusterWatches, WatchCache, find_incomplete_reason
 from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
 from tiphys_controller.server.app import create_controller_app
@@ -294,7 +295,16 @@ class Controller:
             raise StoreError("a store or the API server does not answer; the log says which (look.failed)")
 
     def _run_workers(self, stop: threading.Event) -> None:
-        dependencies, view = self._dependencies, WatchCache(self._dependencies.api.unreadable)
+        dependencies = self._dependencies
+        step_recorder = StepRecorder(
+            lambda namespace, name: dependencies.api.get(WORKFLOWS, namespace, name),
+            functools.cache(lambda: identify_cluster(dependencies.api)),
+            dependencies.stores,
+            self.metrics,
+            dependencies.now,
+            dependencies.monotonic,
+        )
+        view = WatchCache(dependencies.api.unreadable, step_recorder.note, step_recorder.forget)
         writer = ClusterWriter(
             dependencies.api,
             lambda: self._lease.is_leader,
@@ -312,7 +322,11 @@ class Controller:
             ClusterWatches(dependencies.api, dependencies.namespaces, view, self.metrics, dependencies.agent_pods),
             recorder,
         )
-        specs: list[WorkerSpec] = [("gang-cleaner", gang_cleaner.run), ("recorder", recorder.run)]
+        specs: list[WorkerSpec] = [
+            ("gang-cleaner", gang_cleaner.run),
+            ("recorder", recorder.run),
+            ("step-recorder", step_recorder.run),
+        ]
         if dependencies.agent_pods:
             specs.append(("agent-cleaner", AgentPodCleaner(view, writer, self.metrics).run))
         specs += WorkerFactory(self._build_context(view, self._watches, writer)).create_workers()

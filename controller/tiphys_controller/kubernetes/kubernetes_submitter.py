@@ -32,8 +32,12 @@ class KubernetesSubmitter:
         return self._cluster
 
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
-        found = self._api.get(WORKFLOWS, namespace, name)
+        found = self.read(namespace, name)
         return build_live_workflow(found) if found else None
+
+    def read(self, namespace: str, name: str) -> Object | None:
+        """The whole object of that name; None if there is none."""
+        return self._api.get(WORKFLOWS, namespace, name)
 
     def find_obstacles(self, workflows: Collection[str], now: datetime) -> list[Obstacle]:
         """As of `tiphys_controller.submit.submitter.ObstacleFinder`."""

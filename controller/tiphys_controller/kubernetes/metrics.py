@@ -37,12 +37,17 @@ class ControllerMetrics:
             "Changes of a Workflow's title or description.",
             registry=self.registry,
         )
+        self.recorded_steps = Counter(
+            "tiphys_controller_recorded_steps",
+            "Ends of steps without a gate that this controller recorded.",
+            registry=self.registry,
+        )
         self.looks = Counter(
             "tiphys_controller_looks", "Reads of the storage of a run, to report its events.", registry=self.registry
         )
         self.failures = Counter(
             "tiphys_controller_failures",
-            "Actions that failed and are retried: look (storage or API server), agent, gang, watch, "
+            "Actions that failed and are retried: look (storage or API server), record, agent, gang, watch, "
             "resume, alert, janitor, trigger.",
             ("what",),
             registry=self.registry,

@@ -73,9 +73,20 @@ class _ScopedViews(dict[Uid, ViewT]):
 
 
 class WatchCache:
-    """Workflows of Tiphys, and agent pods that have failed. Thread-safe."""
+    """Workflows of Tiphys, and agent pods that have failed. Thread-safe.
 
-    def __init__(self, unreadable: UnreadableObjects | None = None) -> None:
+    ``on_workflow`` is called with each new state of a Workflow, ``on_gone`` with the uid of one that is gone; both
+    must return at once and not fail.
+    """
+
+    def __init__(
+        self,
+        unreadable: UnreadableObjects | None = None,
+        on_workflow: Callable[[Object], object] = lambda _: None,
+        on_gone: Callable[[Uid], object] = lambda _: None,
+    ) -> None:
+        self._on_workflow = on_workflow
+        self._on_gone = on_gone
         self._changed = threading.Condition()
         unreadable = unreadable or UnreadableObjects()
         self._workflows: _ScopedViews[WorkflowView] = _ScopedViews(build_workflow_view, unreadable)
@@ -87,8 +98,14 @@ class WatchCache:
     def apply_workflow_change(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> None:
         """Apply a change of a Workflow watch."""
         with self._changed:
-            self._deleted += [gone for gone in self._workflows.apply(scope, change) if not gone.finished]
+            lost = self._workflows.apply(scope, change)
+            self._deleted += [gone for gone in lost if not gone.finished]
             self._note_change(("workflows", scope), change)
+        for gone in lost:
+            self._on_gone(gone.uid)
+        is_deleted = isinstance(change, WatchEvent) and change.type is WatchEventType.DELETED
+        for workflow in change.objects if isinstance(change, ListSnapshot) else [] if is_deleted else [change.object]:
+            self._on_workflow(workflow)
 
     def apply_agent_pod_change(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> None:
         """Apply a change of an agent pod watch."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiphys.protocol.compiled_workflow import Manifest, substitute_tags
-from tiphys.protocol.fan_out import aggregate_outputs
+from tiphys.protocol.fan_out import aggregate_outputs, aggregate_results
+from tiphys.protocol.step_spec import RESULT_PARAMETER, StepSpec
 from tiphys.records import AttemptEnd, OutputKind
 from tiphys_controller.plan.dag import (
     Reference,
@@ -30,17 +31,33 @@ OMITTED_OUTPUTS = TaskOutputs({"status": "Omitted"})
 
 def collect_step_outputs(end: AttemptEnd) -> TaskOutputs:
     """Outputs of a step that is not fanned out."""
-    parameters = {f"outputs.parameters.{name}": value for name, value in _parameters(end).items()}
+    parameters = {f"outputs.parameters.{name}": value for name, value in output_parameters(end).items()}
+    if (printed := parameters.get(f"outputs.parameters.{RESULT_PARAMETER}")) is not None:
+        parameters["outputs.result"] = printed
     artifacts = {output.name: output.key for output in end.outputs if output.kind is OutputKind.ARTIFACT}
     return TaskOutputs(_without_tags({"status": "Succeeded", **parameters}), artifacts)
 
 
-def collect_fan_out_outputs(ends: Sequence[AttemptEnd]) -> TaskOutputs:
+def collect_fan_out_outputs(spec: StepSpec, ends: Sequence[AttemptEnd]) -> TaskOutputs:
     """Outputs of a fan-out whose items, in their order, ended with ``ends``. Argo gathers no artifacts."""
-    return TaskOutputs(_without_tags({"status": "Succeeded", **aggregate_outputs([_parameters(end) for end in ends])}))
+    values = {"status": "Succeeded", **aggregate_outputs(item_parameters(spec, end) for end in ends)}
+    printed = [output_parameters(end).get(RESULT_PARAMETER) for end in ends]
+    results = [text for text in printed if text is not None]
+    if len(results) == len(ends):
+        values["outputs.result"] = aggregate_results(results)
+    return TaskOutputs(_without_tags(values))
 
 
-def _parameters(end: AttemptEnd) -> dict[str, str]:
+def item_parameters(spec: StepSpec, end: AttemptEnd) -> dict[str, str]:
+    """Output parameters of a finished item, of which Argo makes lists: what an item without a gate printed is none."""
+    parameters = output_parameters(end)
+    if not spec.is_gated and RESULT_PARAMETER not in spec.parameters:
+        parameters.pop(RESULT_PARAMETER, None)
+    return parameters
+
+
+def output_parameters(end: AttemptEnd) -> dict[str, str]:
+    """Values of the output parameters of a finished step, by name."""
     parameters = (output for output in end.outputs if output.kind is OutputKind.PARAMETER)
     return {output.name: output.value for output in parameters if output.value is not None}
 

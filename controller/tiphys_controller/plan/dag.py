@@ -18,10 +18,10 @@ from tiphys.protocol.compiled_workflow import (
     Manifest,
     contains_tags,
     find_template,
+    is_fan_out,
     split_tags,
 )
 from tiphys.protocol.depends import parse_depends, tasks_in
-from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.protocol.variables import find_variables
 

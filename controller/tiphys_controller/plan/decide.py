@@ -1,9 +1,10 @@
 """Decides which tasks of the entry DAG the next Workflow runs.
 
 A task runs again if its result is missing or damaged, and so does every task
-behind it, because its inputs may change. If those inputs turn out the same, its
-admit reuses the old result. A plain task keeps no record, so it runs again
-unless every task that needs it is finished.
+behind it, because its inputs may change. If those inputs turn out the same, the
+admit of a gated step reuses the old result. Of a fan-out without gates only the
+missing items run. A plain task keeps no record, so it runs again unless every
+task that needs it is finished.
 
 Whether a task must stay can depend on tasks behind it, such as a missing step
 that reads a plain one. So `decide_tasks` repeats the pass over the DAG until no
@@ -11,7 +12,7 @@ new demand appears; demands only grow, so the loop ends.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from tiphys_controller.plan.bindings import (
     collect_fan_out_outputs,
     collect_step_outputs,
     find_unbound_references,
+    item_parameters,
 )
 from tiphys_controller.plan.dag import (
     Task,
@@ -44,6 +46,7 @@ from tiphys_controller.plan.dag import (
     find_template_names,
 )
 from tiphys_controller.plan.observe import RunState
+from tiphys_controller.plan.partial_fan_out import PartialOutputs, can_be_merged, can_read_partly, choose_items
 from tiphys_controller.plan.progress import (
     ItemProgress,
     StepStateLookup,
@@ -86,6 +89,13 @@ class TaskPlan(NamedTuple):
     reason: str
     known_results: frozenset[str] | None = None
     items: tuple[ItemProgress, ...] = ()
+    kept_items: tuple[int, ...] | None = None
+    """Positions of the items that run; None: all."""
+
+    @property
+    def due_steps(self) -> tuple[str, ...]:
+        """What of a task that runs is due: the task, or the step ids of the items that run."""
+        return (self.name,) if self.kept_items is None else tuple(self.items[item].step for item in self.kept_items)
 
 
 class PlanningPass:
@@ -120,9 +130,27 @@ class PlanningPass:
         skipped = {name: self._outputs(name) for name in sorted(read_tasks) if self._is_skipped(name)}
         return {name: outputs for name, outputs in skipped.items() if outputs is not None}
 
+    def partial_outputs(self, name: str) -> PartialOutputs | None:
+        """Outputs of the finished items of a fan-out of which a part runs; None until their records are read."""
+        items, kept = self.decisions[name].items, self.decisions[name].kept_items or ()
+        keys = {
+            position: (item.step, item.state.attempt or 0)
+            for position, item in enumerate(items)
+            if position not in kept
+        }
+        missing = {key for key in keys.values() if key not in self._state.ends}
+        self.unread_ends |= missing
+        if missing:
+            return None
+        spec = self._graph.tasks[name].spec
+        ends = {position: self._state.ends[key] for position, key in keys.items()}
+        found = {position: item_parameters(spec, end) for position, end in ends.items()} if spec else {}
+        return PartialOutputs(tuple(map(found.get, range(len(items)))))
+
     def find_demands(self, exported: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Skipped tasks that must run after all, each with the reason. Without a running task there are none."""
         running = self.running_tasks()
+        yield from self._find_unmergeable()
         for name, decision in self.decisions.items():
             if running and decision.action is PlanAction.SKIP and decision.known_results != OMITTED_RESULTS:
                 yield from self._find_task_demands(self._graph.tasks[name], decision, exported)
@@ -131,6 +159,18 @@ class PlanningPass:
             for reference in find_unbound_references(task.body, self.outputs_read_by(task)):
                 if self.decisions[reference.task].known_results != OMITTED_RESULTS:
                     yield reference.task, f"done, but {name} reads {reference}, which only a workflow can answer"
+
+    def _find_unmergeable(self) -> Iterator[tuple[str, str]]:
+        """Fan-outs of which all items have to run after all, because Argo cannot insert what finished ones have."""
+        for name, decision in self.decisions.items():
+            if decision.kept_items is not None and self._is_read(name):
+                outputs = self.partial_outputs(name)
+                if outputs and not all(can_be_merged(item) for item in outputs.items if item is not None):
+                    yield name, "an output of a finished item has double braces, which Argo would take for a tag"
+
+    def _is_read(self, name: str) -> bool:
+        readers = (self._graph.tasks[reader] for reader in self._graph.dependents[name])
+        return any(name in reader.reads for reader in readers)
 
     def _find_task_demands(
         self, task: Task, decision: TaskPlan, exported: Mapping[str, str]
@@ -180,14 +220,31 @@ class PlanningPass:
         if never and self._state.has_succeeded and not upstream and task.name not in self._demands:
             return TaskPlan(task.name, PlanAction.SKIP, "it never ran here; the last submission succeeded without it")
         reason = self._demands.get(task.name, progress.reason)
-        return TaskPlan(task.name, PlanAction.RUN, reason, items=progress.items)
+        kept = self._items_to_run(task, progress, upstream)
+        return TaskPlan(task.name, PlanAction.RUN, reason, items=progress.items, kept_items=kept)
+
+    def _items_to_run(self, task: Task, progress: TaskProgress, upstream: str | None) -> tuple[int, ...] | None:
+        """Positions of the missing items, where finished ones can be left out; else None."""
+        spec = task.spec
+        if spec is None or spec.is_gated or not spec.cache or upstream or task.name in self._demands:
+            return None
+        readers = (self._graph.tasks[reader] for reader in self._graph.dependents[task.name])
+        if not progress.has_all_items or not all(can_read_partly(reader, task.name) for reader in readers):
+            return None
+        kept = choose_items(progress.items)
+        return kept if 0 < len(kept) < len(progress.items) else None
 
     def _rerun_reason(self, task: Task, upstream: str | None) -> str | None:
         if task.name in self._demands:
             return self._demands[task.name]
         if task.spec and not task.spec.cache and not self._state.has_succeeded:
             return _NO_CACHE_REASON
-        return f"depends on {upstream}, which runs again; taken over if its inputs stay the same" if upstream else None
+        if not upstream:
+            return None
+        is_checked = task.spec is None or task.spec.is_gated
+        return f"depends on {upstream}, which runs again" + (
+            "; taken over if its inputs stay the same" if is_checked else ""
+        )
 
     def _progress_of(self, task: Task) -> TaskProgress:
         if not task.is_fan_out:
@@ -208,8 +265,10 @@ class PlanningPass:
         self.unread_ends |= set(missing)
         if missing:
             return None
-        ends = [self._state.ends[key] for key in keys]
-        return collect_fan_out_outputs(ends) if self._graph.tasks[name].is_fan_out else collect_step_outputs(ends[0])
+        ends, task = [self._state.ends[key] for key in keys], self._graph.tasks[name]
+        if task.spec is not None and task.is_fan_out:
+            return collect_fan_out_outputs(task.spec, ends)
+        return collect_step_outputs(ends[0])
 
     def _is_skipped(self, name: str) -> bool:
         return name in self.decisions and self.decisions[name].action is PlanAction.SKIP
@@ -243,12 +302,27 @@ class PlanDecisions:
     tasks: tuple[TaskPlan, ...]
     finished_outputs: Mapping[str, Mapping[str, TaskOutputs]]
     """For each task that runs, the outputs of skipped tasks that it reads."""
+    partial_outputs: Mapping[str, PartialOutputs] = field(default_factory=dict)
+    """For each fan-out of which a part runs and that others read, the outputs of its finished items."""
     unread_ends: frozenset[AttemptId] = frozenset()
 
     @cached_property
     def running_tasks(self) -> tuple[str, ...]:
         """Names of the tasks that run."""
         return tuple(task.name for task in self.tasks if task.action is PlanAction.RUN)
+
+    @cached_property
+    def due_steps(self) -> tuple[str, ...]:
+        """The tasks that run by name, and the items that run by step id where the finished ones are left out."""
+        return tuple(step for task in self.tasks if task.action is PlanAction.RUN for step in task.due_steps)
+
+    def is_due(self, step: str) -> bool:
+        """Whether a step or item runs, also if it has a result, such as where only a Workflow can answer its reader."""
+        return step in self._due or task_name(step) in self._due
+
+    @cached_property
+    def _due(self) -> frozenset[str]:
+        return frozenset(self.due_steps)
 
     @cached_property
     def known_results(self) -> KnownResults:
@@ -275,7 +349,8 @@ def decide_tasks(pipeline: CompiledPipeline, state: RunState, graph: TaskGraph |
     step_state_of = cache(state.step_state)
     parameters = read_workflow_parameters(pipeline.manifest)
     exported = dict(find_exporting_tasks(pipeline, graph))
-    demands = {name: reason for name, reason in state.rerun_reasons.items() if name in graph.tasks}
+    names = graph.tasks.keys() - state.taken_over_tasks  # the states of their items say which of them run
+    demands = {name: reason for name, reason in state.rerun_reasons.items() if name in names}
     while True:
         planning_pass = PlanningPass(graph, state, step_state_of, parameters, demands)
         new_demands = {name: reason for name, reason in planning_pass.find_demands(exported) if name not in demands}
@@ -286,7 +361,14 @@ def decide_tasks(pipeline: CompiledPipeline, state: RunState, graph: TaskGraph |
 
 def _collect_decisions(graph: TaskGraph, planning_pass: PlanningPass) -> PlanDecisions:
     finished = {name: planning_pass.outputs_read_by(graph.tasks[name]) for name in planning_pass.running_tasks()}
-    return PlanDecisions(tuple(planning_pass.decisions.values()), finished, frozenset(planning_pass.unread_ends))
+    partial = {
+        name: outputs
+        for name, decision in planning_pass.decisions.items()
+        if decision.kept_items is not None and (outputs := planning_pass.partial_outputs(name)) is not None
+    }
+    return PlanDecisions(
+        tuple(planning_pass.decisions.values()), finished, partial, frozenset(planning_pass.unread_ends)
+    )
 
 
 def find_rerun_steps(pipeline: CompiledPipeline, roots_wanted: Iterable[str]) -> Mapping[str, str]:

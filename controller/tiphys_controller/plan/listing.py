@@ -6,7 +6,7 @@ the same rows, and `tiphys.store.layout.parse_listed_key` is their only parser.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -19,6 +19,7 @@ from tiphys.store.layout import (
     ReuseRecordKey,
     parse_listed_key,
 )
+from tiphys.store.workflow_layout import OutputOrigin, parse_pod_output
 from tiphys_controller.plan.step_state import StepListing
 
 
@@ -60,6 +61,13 @@ class RunListing:
                 case ReusedAttemptKey() as reused:
                     self.reused_attempts.add(reused)
         return self
+
+    def add_pod_outputs(self, rows: Iterable[ObjectInfo], origins: Mapping[str, OutputOrigin]) -> None:
+        """Add the rows below the uid of one Workflow; ``origins`` are the attempts of its pods."""
+        for row in rows:
+            parsed = parse_pod_output(row.key)
+            if parsed is not None and (origin := origins.get(parsed.pod)) is not None:
+                self.outputs[origin.step][origin.attempt][parsed.name] = row
 
     def build_steps(self) -> dict[str, StepListing]:
         """The listing of each step that has an attempt or a reused result."""

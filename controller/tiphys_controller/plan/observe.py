@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import Manifest, read_template_specs
 from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord, SubmissionKind, task_name
 from tiphys.store import (
     DamagedRecord,
@@ -31,6 +31,7 @@ from tiphys.store import (
 )
 from tiphys.store.outputs import confirm_outputs, hash_object, list_confirmed_outputs
 from tiphys.store.runs import deletion_message, read_concurrently
+from tiphys.store.workflow_layout import output_origins, parse_output_origin, workflow_outputs
 from tiphys_controller.plan.listing import RunListing
 from tiphys_controller.plan.step_state import (
     AttemptId,
@@ -132,22 +133,36 @@ class RunState:
     """The last submission that reused a result, by step id."""
     rerun_reasons: Mapping[str, str] = field(default_factory=dict)
     """Steps, or items of a fan-out, to run again although they are done, by step id, each with the reason."""
+    taken_over: Mapping[str, AttemptEnd] = field(default_factory=dict)
+    """Results that the next submission takes over because their step keys are those of its steps, by step id."""
 
     def step_state(self, step: str) -> StepState:
         """State of one step."""
         recorded, name = self._recorded_state(step), task_name(step)
-        if not recorded.is_done:
+        if not recorded.is_done or step in self.taken_over:
             return recorded
         if reason := self.rerun_reasons.get(step) or self.rerun_reasons.get(name):
             return StepState(StepStatus.MISSING, reason, recorded.attempt)
-        since = self.last_due_submission.get(name, 0)
+        since = max(self.last_due_submission.get(due, 0) for due in (name, step))
         if since <= self.last_reuse.get(step, 0):
             return recorded
         return self._check_age(step, recorded, since)
 
+    def is_current_result(self, step: str, end: AttemptEnd) -> bool:
+        """Whether ``end`` is the result that a step has had until now: the one that it took over, or its last."""
+        if (reused := self.reused.get(step)) is not None and reused.end is not None:
+            return (reused.end.run, reused.end.step, reused.end.attempt) == (end.run, end.step, end.attempt)
+        last = self.steps[step].last_attempt if step in self.steps else 0
+        return (self.record.run, step, last) == (end.run, end.step, end.attempt)
+
+    @cached_property
+    def taken_over_tasks(self) -> frozenset[str]:
+        """Tasks of which the next submission takes over the result, or the result of an item."""
+        return frozenset(map(task_name, self.taken_over))
+
     @cached_property
     def last_due_submission(self) -> Mapping[str, int]:
-        """By step, the last submission that was to run it. Older results may rest on inputs that have changed."""
+        """By step or item, the last submission that was to run it. Older results may rest on changed inputs."""
         return {step: one.claim.submission for one in self.submissions for step in one.claim.steps}
 
     def _check_age(self, step: str, recorded: StepState, since: int) -> StepState:
@@ -220,8 +235,10 @@ def load_run_state(store: Store, run: str, damaged: list[DamagedRecord] | None =
             added.result()
     if submissions and submissions[-1].claim.kind is SubmissionKind.DELETION:
         raise NotFoundError(deletion_message(store, run))
-    steps = listing.build_steps()
     workflow = read_submission_workflow(store, record, submissions[-1].claim if submissions else None)
+    uids = _workflows_with_outputs(workflow, submissions)
+    _list_pod_outputs(store, run, uids, listing)
+    steps = listing.build_steps()
     submission_reads = sum(1 + (one.binding is not None) + (one.end is not None) for one in submissions)
     lookups = read_reused_results(store, run, listing, steps)
     reused = {step: lookup.reused for step, lookup in lookups.items() if lookup.reused}
@@ -235,6 +252,7 @@ def load_run_state(store: Store, run: str, damaged: list[DamagedRecord] | None =
         + 1
         + submission_reads
         + len(prefixes)
+        + 2 * len(uids)
         + sum(lookup.requests for lookup in lookups.values())
         + (workflow is not record.workflow),
         workflow=workflow,
@@ -273,7 +291,10 @@ def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
     """
     if not state.has_damaged_outputs:
         return state
-    outputs = RunListing().add(store.list(RunLayout(state.record.run).all_outputs)).outputs
+    listing = RunListing().add(store.list(RunLayout(state.record.run).all_outputs))
+    uids = _workflows_with_outputs(state.workflow, state.submissions)
+    _list_pod_outputs(store, state.record.run, uids, listing)
+    outputs = listing.outputs
     for step, attempt in state.unverified_ends:
         if (end := state.ends.get((step, attempt))) is not None:
             names = {info.key: name for name, info in outputs[step][attempt].items()}
@@ -281,4 +302,23 @@ def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
             confirmed = confirm_outputs(end, listed, partial(hash_object, store))
             outputs[step][attempt] = {names[key]: info for key, info in confirmed.items()}
     steps = {step: replace(one, outputs=outputs.get(step, {})) for step, one in state.steps.items()}
-    return replace(state, steps=steps, requests=state.requests + 1)
+    return replace(state, steps=steps, requests=state.requests + 1 + 2 * len(uids))
+
+
+def _workflows_with_outputs(workflow: Manifest, submissions: Iterable[Submission]) -> list[str]:
+    """Uids of the Workflows of a run below which steps without a gate have stored artifacts."""
+    templates = (workflow.get("spec") or {}).get("templates") or []
+    if not any(spec.artifacts and not spec.is_gated for _, spec in read_template_specs(templates)):
+        return []
+    return [one.binding.uid for one in submissions if one.binding is not None]
+
+
+def _list_pod_outputs(store: Store, run: str, uids: Iterable[str], listing: RunListing) -> None:
+    """Add the outputs that lie below the uids of Workflows to ``listing``, each to the attempt that its pod was."""
+
+    def read(uid: str) -> None:
+        listed = (parse_output_origin(info.key) for info in store.list(output_origins(uid)))
+        origins = {one.pod: one for one in listed if one is not None and one.run == run}
+        listing.add_pod_outputs(store.list(workflow_outputs(uid)) if origins else (), origins)
+
+    read_concurrently(read, list(uids))

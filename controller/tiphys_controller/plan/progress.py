@@ -10,15 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, contains_tags, substitute_tags
-from tiphys.protocol.fan_out import (
-    FAN_OUT_FIELDS,
-    FanOutItem,
-    assign_item_ids,
-    format_item,
-    item_values,
-    step_display_name,
-)
+from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, contains_tags, substitute_tags
+from tiphys.protocol.fan_out import FanOutItem, assign_item_ids, format_item, item_values, step_display_name
 from tiphys_controller.plan.bindings import TaskOutputs, bind_references
 from tiphys_controller.plan.dag import Task
 from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus, describe_check
@@ -72,6 +65,8 @@ class TaskProgress(NamedTuple):
     unread_ends: frozenset[AttemptId] = frozenset()
     """End records that decide the state and are not read yet."""
     items: tuple[ItemProgress, ...] = ()
+    has_all_items: bool = False
+    """Whether ``items`` are all items of a fan-out, in their order, with their values."""
 
 
 def measure_step_progress(step: str, step_state_of: StepStateLookup) -> TaskProgress:
@@ -118,6 +113,7 @@ def measure_fan_out_progress(
             (item.step, item.state.attempt or 0) for item in items if item.state.status is StepStatus.UNREAD
         ),
         items=items,
+        has_all_items=True,
     )
 
 

@@ -11,12 +11,21 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
+from tiphys.protocol.compiled_workflow import (
+    FAN_OUT_FIELDS,
+    CompiledPipeline,
+    Manifest,
+    find_template,
+    read_workflow_parameters,
+    substitute_tags,
+)
 from tiphys.protocol.depends import drop_known_tasks, parse_depends, tasks_in
+from tiphys.protocol.operations import NOTHING_LEFT, WAKE_TEMPLATE
 from tiphys.protocol.step_spec import RUN_LABEL, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys_controller.plan.bindings import ArtifactKey, bind_references
 from tiphys_controller.plan.dag import find_reachable_templates, find_references, find_root_templates
 from tiphys_controller.plan.decide import PlanDecisions
+from tiphys_controller.plan.partial_fan_out import keep_items, merge_outputs
 
 _LONGEST_NAME = 63
 _HASH_DIGITS = 8
@@ -105,9 +114,19 @@ def prune_workflow(
     entry = find_template(manifest, manifest["spec"]["entrypoint"])
     bodies = {body["name"]: body for body in entry["dag"].pop("tasks")}
     entry["dag"].pop("target", None)
-    entry["dag"]["tasks"] = [
-        _bind_finished_tasks(bodies[name], plan, artifact_key) for name in _running_names(bodies, plan)
-    ]
+    parameters = {
+        f"workflow.parameters.{name}": value for name, value in read_workflow_parameters(pipeline.manifest).items()
+    }
+    kept = {task.name: task.kept_items for task in plan.tasks if task.kept_items is not None}
+    entry["dag"]["tasks"] = tasks = []
+    for name in _running_names(bodies, plan):
+        task = _bind_finished_tasks(bodies[name], plan, artifact_key)
+        if name in kept:
+            source = {field: task[field] for field in FAN_OUT_FIELDS if field in task}
+            task = keep_items({**task, **substitute_tags(source, parameters.get)}, kept[name])
+        tasks.append(merge_outputs(task, plan.partial_outputs))
+    if not tasks:  # of a run that begins with nothing left to do; Argo refuses a DAG without tasks
+        tasks.append({"name": NOTHING_LEFT, "template": WAKE_TEMPLATE})
     used = find_reachable_templates(manifest, find_root_templates(manifest["spec"]))
     manifest["spec"]["templates"] = [one for one in manifest["spec"]["templates"] if one["name"] in used]
     return manifest

@@ -82,6 +82,11 @@ class StepState:
     def is_done(self) -> bool:
         return self.status is StepStatus.DONE
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the step is done, or may turn out to be."""
+        return self.status in (StepStatus.DONE, StepStatus.UNREAD)
+
 
 def determine_step_state(step: str, listing: StepListing | None, ends: Mapping[AttemptId, AttemptEnd]) -> StepState:
     """Determine the state of a step from its last attempt.

@@ -1,8 +1,9 @@
 """Forks a run: a new run reuses the results of its parent and trains on from its checkpoints.
 
-The fork submits the whole Workflow. At run time, its admit reuses by step key
-what the parent or one of the parent's ancestors has finished. So the fork need
-not decide which results survive changed code or parameters.
+The fork takes over by step key what the parent or one of the parent's ancestors has
+finished: before its Workflow exists where the inputs of a step are known by then, and
+at the admit of a gated step otherwise. So the fork need not decide which results
+survive changed code or parameters.
 """
 
 from collections.abc import Callable, Sequence

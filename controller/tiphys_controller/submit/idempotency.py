@@ -23,8 +23,9 @@ from tiphys_controller.submit.start import (
     build_run_record,
     candidate_run_names,
     random_suffix,
+    submit_first,
 )
-from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind, recover_created_workflow
+from tiphys_controller.submit.submission import check_workflow_name_free, recover_created_workflow
 from tiphys_controller.submit.submitter import Submitter
 
 _LONGEST_KEY = 255
@@ -173,8 +174,7 @@ def _submit_first(store: Store, submitter: Submitter, record: RunRecord, namespa
         )
     if live := recover_created_workflow(store, submitter, existing):
         return StartResult(record.run, 1, live.name, live.uid, created=False)
-    live = create_and_bind(store, submitter, existing, record.workflow, "start")
-    return StartResult(record.run, 1, live.name, live.uid)
+    return submit_first(store, submitter, record, existing)
 
 
 def _name_taken_error(store: Store, name: str) -> ConflictError:

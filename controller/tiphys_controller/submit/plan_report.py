@@ -84,7 +84,7 @@ class PlanReport(OutputDocument):
     refusal: PlanRefusal | None = Field(default=None, exclude_if=lambda refusal: refusal is None)
     """None where nothing in storage is in the way of a resume."""
     requests: int
-    """Requests to storage; a listing counts as one request."""
+    """Requests to storage; a listing counts as one request. Without those of a search for results to take over."""
     seconds: float
 
     @property

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, UsageError
+from tiphys.lineage.fork_history import read_ancestors
 from tiphys.lineage.step_names import StepNames, read_item_bindings
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy
 from tiphys.protocol.fan_out import FanOutItem
-from tiphys.records import RunRecord, WorkflowRecord, json_digest, task_name
+from tiphys.records import AttemptEnd, RunRecord, WorkflowRecord, json_digest, task_name
 from tiphys.store import DamagedRecord, Store, Submission
+from tiphys.store.outputs import list_confirmed_outputs
 from tiphys_controller.plan.dag import TaskGraph
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, decide_tasks, find_rerun_steps
 from tiphys_controller.plan.drift import (
@@ -27,7 +29,9 @@ from tiphys_controller.plan.drift import (
 )
 from tiphys_controller.plan.observe import RunState, load_ends, load_run_state, reload_damaged_outputs
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, workflow_name
-from tiphys_controller.submit.start import author_parameters, check_authored_name, read_code_version
+from tiphys_controller.plan.step_state import ReusedResult
+from tiphys_controller.plan.takeover import TakeoverSearch
+from tiphys_controller.submit.authored_facts import author_parameters, check_authored_name, read_code_version
 
 
 class WorkflowChange(NamedTuple):
@@ -126,6 +130,11 @@ class RunPlan(NamedTuple):
     """Differences between the Workflow of the last submission and the changed one."""
 
     @property
+    def taken_over(self) -> Mapping[str, AttemptEnd]:
+        """Results that the next submission takes over and has to record, by step id."""
+        return {step: end for step, end in self.state.taken_over.items() if not self.decisions.is_due(step)}
+
+    @property
     def last_submission(self) -> Submission | None:
         """The last submission of the run; None before the first."""
         return self.state.submissions[-1] if self.state.submissions else None
@@ -138,6 +147,8 @@ def plan_stored_run(
     change: WorkflowChange | None = None,
     is_fork: bool = False,
     damaged: list[DamagedRecord] | None = None,
+    *,
+    takes_over: bool = False,
 ) -> RunPlan:
     """Plan a run.
 
@@ -148,6 +159,8 @@ def plan_stored_run(
         change: A changed Workflow; None: that of the last submission.
         is_fork: The plan is for a fork of this run.
         damaged: For displays: takes the damaged records of submissions, which are then left out.
+        takes_over: Look, too, for results under the step keys of steps that would run: of the run, of those that it
+            was forked from, and shared ones. Costs a few requests for each.
 
     Raises:
         NotFoundError: there is no such run, step or item.
@@ -166,6 +179,8 @@ def plan_stored_run(
         state, decisions = _decide_until_read(
             store, graph, after, replace(state, rerun_reasons={**outdated, **rerun_steps})
         )
+        if takes_over:
+            state, decisions = _take_over(store, graph, after, state, decisions, rerun_steps)
         _check_rerun_roots(decisions, roots)
         if change is not None and change.installed_version is not None:
             resumed = _find_resumed_trainings(after, state, decisions, rerun_steps)
@@ -213,6 +228,59 @@ def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:
             raise UsageError(f"{task.name} has no item {min(unknown)} to run again")
         if of_task and task.action is PlanAction.SKIP:
             raise UsageError(f"{of_task[0]} is to run again and would not: {task.reason}")
+
+
+def _take_over(
+    store: Store,
+    graph: TaskGraph,
+    pipeline: CompiledPipeline,
+    state: RunState,
+    decisions: PlanDecisions,
+    rerun_steps: Mapping[str, str],
+) -> tuple[RunState, PlanDecisions]:
+    """Decide again with each result that a step takes over, since that makes the inputs of others known."""
+    claim = state.submissions[-1].claim if state.submissions else None
+    since = claim.rerun_since if claim else state.record.rerun_since
+    search = TakeoverSearch(store, pipeline, graph, read_ancestors(store, state.record), since, rerun_steps)
+    while found := search.find(state, decisions):
+        reused = {step: _reused_result(store, state, step, end) for step, end in found.items()}
+        state = replace(
+            state,
+            rerun_reasons={**_find_unchecked_steps(graph, state, found), **state.rerun_reasons},
+            taken_over={**state.taken_over, **found},
+            reused={**state.reused, **reused},
+            ends={**state.ends, **{(step, reused[step].attempt): end for step, end in found.items()}},
+        )
+        state, decisions = _decide_until_read(store, graph, pipeline, state)
+    return state, decisions
+
+
+def _find_unchecked_steps(graph: TaskGraph, state: RunState, found: Mapping[str, AttemptEnd]) -> Mapping[str, str]:
+    """Finished steps behind those that take over another result than they had, each with the reason.
+
+    Their results may rest on other inputs, so they run again or take over a result themselves.
+    """
+    changed = {task_name(step) for step, end in found.items() if not state.is_current_result(step, end)}
+    if not changed:
+        return {}
+    recorded = {task_name(step) for step in {*state.steps, *state.reused} if state.step_state(step).has_result}
+    return {
+        dependent: f"depends on {name}, which takes over another result"
+        for name in sorted(changed)
+        for dependent in graph.dependents[name]
+        if dependent in recorded or graph.tasks[dependent].spec is None
+    }
+
+
+def _reused_result(store: Store, state: RunState, step: str, end: AttemptEnd) -> ReusedResult:
+    is_own = (end.run, end.step) == (state.record.run, step)
+    where = "" if is_own else f"run {end.run}, step {end.step}, "
+    return ReusedResult(
+        source=f"{where}attempt {end.attempt}",
+        attempt=end.attempt if is_own else 0,
+        end=end,
+        listed=list_confirmed_outputs(store, end),
+    )
 
 
 def _decide_until_read(

@@ -1,7 +1,8 @@
 """Resumes a run from storage alone.
 
-The order of writes makes a resume safe against crashes and races: fence the
-open attempts, claim the next submission, create its Workflow, bind it. Every
+The order of writes makes a resume safe against crashes and races: record what
+the last Workflow shows and nobody has recorded, fence the open attempts, claim
+the next submission, record what it takes over, create its Workflow, bind it. Every
 write is create-only. A fence and a late finish write the same end record, so
 the first of them decides; if a step finished first, the run is planned again.
 A claim whose Workflow was never created is completed by the next resume.
@@ -26,6 +27,7 @@ from tiphys.store import (
     Store,
     append_events,
     claim_record,
+    last_submission,
     pass_over_end,
     read_submissions,
 )
@@ -57,6 +59,7 @@ from tiphys_controller.submit.submission import (
     submission_cluster,
 )
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter
+from tiphys_controller.submit.takeovers import record_live_workflow, record_takeovers
 
 
 class ResumeRequest(NamedTuple):
@@ -88,10 +91,10 @@ class ResumeRequest(NamedTuple):
             return next_submission
         if force:
             return NextSubmission(claimed.submission + 1, claimed.namespace)
+        due = ", ".join(dict.fromkeys(map(task_name, claimed.steps)))
         raise ConflictError(
-            f"submission {claimed.submission} of run {claimed.run} was claimed and never sent; it runs "
-            f"{', '.join(claimed.steps)}, which this request does not match. Send it with `tiphys resume "
-            f"{claimed.run}`, or skip it with --force"
+            f"submission {claimed.submission} of run {claimed.run} was claimed and never sent; it runs {due}, which "
+            f"this request does not match. Send it with `tiphys resume {claimed.run}`, or skip it with --force"
         )
 
 
@@ -113,7 +116,7 @@ def claim_submission(
         workflow_name=workflow_name(run, next_submission.submission),
         namespace=next_submission.namespace,
         cluster=submitter.cluster,
-        steps=run_plan.decisions.running_tasks,
+        steps=run_plan.decisions.due_steps,
         rerun_roots=run_plan.rerun_roots,
         rerun_since={**since, **dict.fromkeys(run_plan.rerun_steps, next_submission.submission)},
         workflow=request.workflow
@@ -184,7 +187,7 @@ def plan_run(
         UsageError: Tiphys did not compile its Workflow, or a step does not exist.
         IntegrityError: a record is damaged, so that there is no plan.
     """
-    return _report_plan(store, plan_stored_run(store, run, rerun, change), force=force)
+    return _report_plan(store, plan_stored_run(store, run, rerun, change, takes_over=True), force=force)
 
 
 def _report_plan(store: Store, run_plan: RunPlan, *, force: bool) -> PlanReport:
@@ -265,7 +268,9 @@ def resume_run(
         ConflictError: the run is still running, another process resumes it, or the drift policy forbids a change.
         IntegrityError: a record is damaged.
     """
-    run_plan = plan_stored_run(store, run, rerun, change)
+    if not dry_run:
+        record_live_workflow(store, submitter, run, last_submission(store, run))
+    run_plan = plan_stored_run(store, run, rerun, change, takes_over=True)
     check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)
     request = ResumeRequest(
         run_plan.rerun_roots if rerun else (),
@@ -338,7 +343,7 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     for damaged in damaged_ends:
         pass_over_end(store, run, *damaged, _describe_command(request, options.force))
     if any(end.outcome is AttemptEndOutcome.DONE for end in fenced):
-        run_plan = plan_stored_run(store, run, request.rerun, options.change)
+        run_plan = plan_stored_run(store, run, request.rerun, options.change, takes_over=True)
         if not run_plan.decisions.running_tasks:
             return ResumeResult(run, build_plan_report(run_plan, store.url))
     if options.change is not None and options.change.workflow is not None and request.workflow:
@@ -346,6 +351,7 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         claim_record(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")
     claimed = next_submission.unsent_claim or claim_submission(store, submitter, run_plan, request, next_submission)
+    record_takeovers(store, run, claimed.submission, run_plan.taken_over)
     created = create_and_bind(store, submitter, claimed, _prune_for(store, run_plan, next_submission), "resume")
     fenced_names = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is AttemptEndOutcome.FENCED)
     passed_over = tuple(RunLayout(run).attempt_end(*damaged) for damaged in damaged_ends)

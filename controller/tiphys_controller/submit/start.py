@@ -1,28 +1,29 @@
 """Starts a run: records it, claims its first submission, creates its Workflow.
 
-The record comes first, so that a start that crashed is completed by `resume_run`.
+The record comes first, so that a start that crashed is completed by `resume_run`. What the
+run takes over from others is decided and recorded before its Workflow exists.
 """
 
 import secrets
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, UsageError
+from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
     Manifest,
-    contains_tags,
-    read_workflow_parameters,
-    substitute_tags,
 )
-from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, RUN_PARAMETER, SUBMISSION_PARAMETER
-from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest, make_run_name
+from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest
 from tiphys.store import RunLayout, Store, claim_record, claim_run
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
-from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, workflow_name
+from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, prune_workflow, workflow_name
+from tiphys_controller.plan.step_state import ReusedResult
+from tiphys_controller.submit.authored_facts import author_parameters, check_authored_name, read_code_version
+from tiphys_controller.submit.planner import plan_stored_run
 from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind
 from tiphys_controller.submit.submitter import Submitter
+from tiphys_controller.submit.takeovers import record_takeovers
 
 # Characters that are hard to confuse. Without vowels they spell no word.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
@@ -39,6 +40,8 @@ class StartResult(NamedTuple):
     workflow_name: str
     uid: str
     created: bool = True
+    taken_over: tuple[str, ...] = ()
+    """Steps and items of which it takes over a result, each with where it is from: ``prep (run a, attempt 1)``."""
 
 
 class RunOrigin(NamedTuple):
@@ -103,8 +106,36 @@ def begin_run(
         raise ConflictError(
             f"another process submitted run {record.run} at the same time; see `tiphys get {record.run}`"
         )
-    live = create_and_bind(store, submitter, claim, record.workflow, "start")
-    return StartResult(record.run, 1, live.name, live.uid)
+    return submit_first(store, submitter, record, claim)
+
+
+def submit_first(store: Store, submitter: Submitter, record: RunRecord, claim: SubmissionClaim) -> StartResult:
+    """Create the first Workflow of a recorded run, without the steps of which it takes over a result.
+
+    Raises:
+        ConflictError: another Workflow is bound to the submission.
+    """
+    workflow, taken_over = record.workflow, tuple[str, ...]()
+    pipeline = CompiledPipeline.from_manifest(workflow)
+    if record.parent or any(spec.share for spec in pipeline.steps.values()):
+        run_plan = plan_stored_run(store, record.run, takes_over=True)
+        record_takeovers(store, record.run, claim.submission, run_plan.taken_over)
+        failpoint("start.after_takeover")
+        # Also what an earlier call, which crashed, has recorded.
+        reused = {step: found for step, found in run_plan.state.reused.items() if not run_plan.decisions.is_due(step)}
+        if reused:
+            identity = SubmissionIdentity(record.run, claim.submission, claim.workflow_name, claim.namespace)
+            workflow = prune_workflow(run_plan.pipeline, run_plan.decisions, store.artifact_key, identity)
+            taken_over = tuple(
+                _describe_takeover(run_plan.names.name(step), reused[step]) for step in run_plan.names.sort(reused)
+            )
+    live = create_and_bind(store, submitter, claim, workflow, "start")
+    return StartResult(record.run, claim.submission, live.name, live.uid, taken_over=taken_over)
+
+
+def _describe_takeover(name: str, reused: ReusedResult) -> str:
+    source = f"run {reused.end.run}, attempt {reused.end.attempt}" if reused.end else reused.source
+    return f"{name} ({source})"
 
 
 def first_submission_kind(record: RunRecord) -> SubmissionKind:
@@ -153,18 +184,6 @@ def build_run_record(pipeline: CompiledPipeline, run: str, namespace: str, origi
     )
 
 
-def author_parameters(workflow: Manifest) -> dict[str, str]:
-    """Values of the workflow parameters that an author declared."""
-    tiphys_parameters = (RUN_PARAMETER, SUBMISSION_PARAMETER)
-    return {name: value for name, value in read_workflow_parameters(workflow).items() if name not in tiphys_parameters}
-
-
-def read_code_version(workflow: Manifest) -> str | None:
-    """Commit of the code that a Workflow was compiled from; None if not recorded."""
-    version: str | None = (workflow["metadata"].get("annotations") or {}).get(CODE_VERSION_ANNOTATION)
-    return version
-
-
 def _record_run(
     store: Store,
     submitter: Submitter,
@@ -184,28 +203,3 @@ def _record_run(
     raise ConflictError(
         f"{store.url} already has a run {name!r}; choose another name, or continue it with `tiphys resume {name}`"
     )
-
-
-def check_authored_name(pipeline: CompiledPipeline, requested_name: str | None) -> str:
-    """The name that the pipeline's ``run_name`` yields; empty without one. The plugin gets the same name from Argo.
-
-    Raises:
-        UsageError: a parameter in it has no value, or ``requested_name`` differs from it.
-    """
-    values = {
-        f"workflow.parameters.{name}": value for name, value in read_workflow_parameters(pipeline.manifest).items()
-    }
-    text = substitute_tags(pipeline.run_name, values.get)
-    if contains_tags(text):
-        raise UsageError(
-            f"pipeline {pipeline.name} names its runs {pipeline.run_name!r}, and a parameter in it has no value; "
-            "set the parameter"
-        )
-    name = make_run_name(text) if text else ""
-    if name and requested_name not in (None, name):
-        raise UsageError(
-            f"pipeline {pipeline.name} names its runs itself, and this one {name!r}, not {requested_name!r}; "
-            "leave the name "
-            "out, change the parameters that it is made from, or take run_name out of the pipeline"
-        )
-    return name

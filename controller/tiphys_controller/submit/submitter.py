@@ -55,6 +55,9 @@ class Submitter(Protocol):
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         """The live object; None if there is none."""
 
+    def read(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The whole object of that name; None if there is none."""
+
     def create(self, manifest: dict[str, Any]) -> LiveWorkflow:
         """Create the Workflow under its ``metadata.name``.
 
@@ -128,6 +131,10 @@ class TenantSubmitter:
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         self._check(namespace, name)
         return self._submitter.find(namespace, name)
+
+    def read(self, namespace: str, name: str) -> dict[str, Any] | None:
+        self._check(namespace, name)
+        return self._submitter.read(namespace, name)
 
     def create(self, manifest: dict[str, Any]) -> LiveWorkflow:
         metadata = manifest["metadata"]

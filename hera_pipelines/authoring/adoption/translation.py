@@ -16,11 +16,11 @@ from typing import Any
 from hera_pipelines.authoring.adoption import marks
 from hera_pipelines.authoring.adoption.marks import AdoptedKind
 from hera_pipelines.compile.container import EXEC_PROGRAM
-from hera_pipelines.compile.references import RESERVED_PREFIX
+from hera_pipelines.compile.references import RESERVED_PREFIX, TemplateNames
+from hera_pipelines.compile.settings import StepSettings
 from hera_pipelines.compile.validate.validate_workflow import PLACEMENT_FIELDS
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.fan_out import is_fan_out
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 from tiphys.protocol.variables import Variable, map_variables
 
@@ -54,8 +54,8 @@ def translate_workflow(manifest: Manifest) -> Manifest:
     for task in entry["dag"].get("tasks") or []:
         original_name = original_names.get(task["name"], task["name"])
         _keep_task_name(templates, task, original_name, "steps" if called_by_steps else "tasks")
-        _mark_step(spec, templates, task)
     spec["templates"] = list(templates.values())
+    _mark_steps(spec, entry)
     _drop_unused(spec)
     _free_names(spec, entry)
     spec["templates"] = [marks.without_marks(template) for template in spec["templates"]]
@@ -248,8 +248,9 @@ def _renamed_variable(variable: Variable, names: Mapping[str, str]) -> Sequence[
 def _keep_task_name(templates: dict[str, Manifest], task: Manifest, original_name: str, called_by: str) -> None:
     """Write the name of a task in the place of ``{{tasks.name}}`` or ``{{steps.name}}`` where the variable changes.
 
-    Argo resolves it within the template that the task runs, also in its arguments. The program of a step is run by
-    another task than the author's, a DAG has no ``steps.name``, and a task may have a new name.
+    Argo resolves it within the template that the task runs, also in its arguments. The program of a gated step is run
+    by another task than the author's, a DAG has no ``steps.name``, and a task may have a new name. The key of a step
+    holds its program, so two steps that differ by the name alone need programs that differ.
 
     Args:
         templates: Those of the Workflow, by name; get a copy of the template that has the name in it.
@@ -297,15 +298,47 @@ def _storable_names(tasks: list[str]) -> dict[str, str]:
     return names
 
 
-def _mark_step(spec: Manifest, templates: dict[str, Manifest], task: Manifest) -> None:
-    """Write the settings of a task whose template is marked; a template that others use, too, is copied for it."""
-    inline = task.get("inline")
-    template = inline or templates.get(task.get("template") or "")
-    kind = None if template is None else marks.adopted_kind(template)
-    if template is None or kind in (None, AdoptedKind.PLAIN):
-        return
-    assert kind is not None
-    name = template.get("name") or task["name"]
+def _mark_steps(spec: Manifest, entry: Manifest) -> None:
+    """Make steps of the tasks whose template is marked, each with its program: a template that has settings.
+
+    The program of a gated step is a copy of its own. Tasks without a gate share the author's template, or a copy of it
+    where something else uses it, too.
+    """
+    authored = {template["name"]: template for template in spec["templates"]}
+    others = _templates_used_otherwise(spec, entry)
+    programs, shared = dict(authored), dict[str, str]()
+    for task in entry["dag"].get("tasks") or []:
+        author_name = task.get("template") or ""
+        template = task.get("inline") or authored.get(author_name)
+        kind = None if template is None else marks.adopted_kind(template)
+        if template is None or kind is None or kind is AdoptedKind.PLAIN:
+            continue
+        if author_name not in shared:
+            program, settings = _make_program(spec, template, kind, template.get("name") or task["name"])
+            if "inline" in task or settings.is_gated:
+                program["name"] = _free_name(f"{task['name']}-program", programs)
+            elif author_name in others:
+                program["name"] = shared[author_name] = _free_name(f"{author_name}-program", programs)
+            else:
+                shared[author_name] = author_name
+            programs[program["name"]] = program
+        task.pop("inline", None)
+        task["template"] = shared.get(author_name) or program["name"]
+    spec["templates"] = list(programs.values())
+
+
+def _templates_used_otherwise(spec: Manifest, entry: Manifest) -> set[str]:
+    """Names of the templates that something else uses than tasks of the entry DAG as their program."""
+    called = [id(task) for task in entry["dag"].get("tasks") or []]
+    return {
+        name
+        for user in _template_users(spec)
+        for name in _used_templates({**user, "template": ""} if id(user) in called else user)
+    }
+
+
+def _make_program(spec: Manifest, template: Manifest, kind: AdoptedKind, name: str) -> tuple[Manifest, StepSettings]:
+    """The template of a step, with its settings; ``name`` is that of the template, or of the task that it is in."""
     if not is_leaf(template):
         raise UsageError(f"template {name!r} is no container, so no step can be made of it; drop its {marks.ADOPT}")
     outputs = (template.get("outputs") or {}).get("artifacts") or []
@@ -315,7 +348,6 @@ def _mark_step(spec: Manifest, templates: dict[str, Manifest], task: Manifest) -
             "drop it, or leave the template plain"
         )
     step = copy.deepcopy(marks.without_marks(template))
-    step["name"] = _free_name(f"{task['name']}-program", templates)
     settings = marks.read_settings({**template, "name": name}, kind)
     if mounts_workflow_volume(template, spec):
         settings = settings.model_copy(update={"cache": False})
@@ -327,9 +359,7 @@ def _mark_step(spec: Manifest, templates: dict[str, Manifest], task: Manifest) -
     if kind is AdoptedKind.TRAIN:
         step.pop("retryStrategy", None)
         _wrap_program(step, template, name)
-    templates[step["name"]] = step
-    task.pop("inline", None)
-    task["template"] = step["name"]
+    return step, settings
 
 
 def mounts_workflow_volume(template: Manifest, spec: Manifest) -> bool:
@@ -360,10 +390,7 @@ def _wrap_program(step: Manifest, template: Manifest, name: str) -> None:
 
 def _drop_unused(spec: Manifest) -> None:
     """Drop marked templates of which every user has a copy."""
-    used = {spec["entrypoint"], spec.get("onExit")}
-    for user in _template_users(spec):
-        used |= {user.get("template"), user.get("onExit")}
-        used |= {hook.get("template") for hook in (user.get("hooks") or {}).values()}
+    used = {spec["entrypoint"], *(name for user in _template_users(spec) for name in _used_templates(user))}
     spec["templates"] = [
         one for one in spec["templates"] if one["name"] in used or marks.adopted_kind(one) in (None, AdoptedKind.PLAIN)
     ]
@@ -377,14 +404,18 @@ def _template_users(spec: Manifest) -> Iterator[Manifest]:
         yield from (step for group in _step_groups(template) for step in group)
 
 
+def _used_templates(user: Manifest) -> Iterator[str]:
+    hooks = (user.get("hooks") or {}).values()
+    yield from filter(None, (user.get("template"), user.get("onExit"), *(hook.get("template") for hook in hooks)))
+
+
 def _free_names(spec: Manifest, entry: Manifest) -> None:
-    """Rename plain templates that have the name of a step: compile names its templates after the steps."""
-    used = {step_name for task in entry["dag"].get("tasks") or [] for step_name in _compiled_names(task["name"])}
-    gated = {one["name"] for one in spec["templates"] if STEP_ANNOTATION in _annotations(one)}
+    """Rename other templates that have the name of a gated step: compile names its templates after these steps."""
+    gated = {one["name"] for one in spec["templates"] if _is_gated(one)}
     steps = {task["name"] for task in entry["dag"].get("tasks") or [] if task.get("template") in gated}
-    taken = {name for step in steps for name in _compiled_names(step)}
+    taken = {name for step in steps for name in TemplateNames(step).all}
     clashing = {one["name"] for one in spec["templates"] if one["name"] in taken and one["name"] not in gated}
-    used |= {one["name"] for one in spec["templates"]}
+    used = taken | {one["name"] for one in spec["templates"]}
     for name in sorted(clashing):
         fresh = f"{name}-template"
         while fresh in used:
@@ -393,9 +424,9 @@ def _free_names(spec: Manifest, entry: Manifest) -> None:
         _rename_template(spec, name, fresh)
 
 
-def _compiled_names(step: str) -> Iterator[str]:
-    yield step
-    yield from (f"{step}-{part}" for part in ("admit", "run", "attempt", "settle", "conclude"))
+def _is_gated(template: Manifest) -> bool:
+    settings = _annotations(template).get(STEP_ANNOTATION)
+    return settings is not None and StepSettings.from_annotation(template["name"], settings).is_gated
 
 
 def _rename_template(spec: Manifest, name: str, fresh: str) -> None:

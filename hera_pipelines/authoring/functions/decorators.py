@@ -79,6 +79,7 @@ def step(
     spot: bool | Spot = False,
     data: DataSource | Sequence[DataSource] = (),
     tracking: Mlflow | Wandb | None = None,
+    gate: bool = False,
     **script: Any,
 ) -> StepDecorator[P, R]:
     """Make a function a step whose result is recorded, so that a resumed run does not repeat it.
@@ -93,6 +94,9 @@ def step(
         data: Data that the step reads and no step makes: `Dvc`, `Lakefs`, or a list of these. Its version at compile
             decides with program and inputs whether a finished result is reused.
         tracking: The service whose run of the step is the same in all attempts and submissions; None: none.
+        gate: True: right before the step runs, Tiphys looks whether its result exists by now, for an expensive step
+            whose result others may have made meanwhile. It costs seconds and four nodes. False: that is decided when
+            the Workflow is submitted.
         **script: Arguments of Hera's ``@script``.
     """
     options = StepOptions(
@@ -104,6 +108,7 @@ def step(
         spot=spot,
         data=data,
         tracking=tracking,
+        gate=gate,
     )
     return _build_decorator(options, script)
 
@@ -190,6 +195,7 @@ def train(
         spot=spot,
         data=data,
         tracking=tracking,
+        gate=script.pop("gate", False),  # refused, as in `Train`
     )
     return _build_decorator(options, script)
 

@@ -251,8 +251,14 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
         follow_submission(screen, submitter, submission, manifest)
 
 
+_MAX_NAMED = 10
+
+
 def show_started(screen: Screen, started: StartResult, output: Format, parent: str = "") -> None:
     """Print the name of a new run, and of the ``parent`` of a fork in a document, before it is followed."""
+    if started.taken_over:
+        names, more = ", ".join(started.taken_over[:_MAX_NAMED]), len(started.taken_over) - _MAX_NAMED
+        screen.note(f"taken over: {names}" + (f" and {more} more" if more > 0 else ""))
     if output is Format.TABLE:
         screen.write(started.run)
     else:

@@ -22,6 +22,7 @@ from hera_pipelines.cli.screen import Screen
 from hera_pipelines.local.nodes import NodeChange, NodePhase
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.workflow_nodes import without_try
 from tiphys.records import utc_now
 from tiphys.store import Store, read_submissions
 
@@ -79,7 +80,8 @@ def _order_of_change(node: Manifest) -> tuple[str, bool, int, str]:
     # Argo's times are whole seconds, and a task starts in the second in which the one before it ended.
     is_finished, name = _phase(node).finished, node["name"]
     moment = (node.get("finishedAt") if is_finished else node.get("startedAt")) or "~"
-    return moment, not is_finished, -name.count(".") if is_finished else name.count("."), name
+    depth = name.count(".") + (without_try(name) != name)
+    return moment, not is_finished, -depth if is_finished else depth, name
 
 
 def _phase(node: Manifest) -> NodePhase:

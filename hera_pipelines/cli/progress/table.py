@@ -25,6 +25,7 @@ from tiphys.protocol.compiled_workflow import STOPPED_STATUS, is_shutdown_messag
 from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.operations import parse_failure_summary, retry_number
 from tiphys.protocol.quantities import format_duration
+from tiphys.protocol.workflow_nodes import without_try
 from tiphys.records import TrainingProgress, utc_now
 
 _MAX_FOLLOWED = 4
@@ -50,6 +51,8 @@ class TaskRow:
     phase: NodePhase | None = None
     """None until the engine has reported the task."""
     attempt: int = 1
+    tries: int = 1
+    """Number of the newest try of a step without a gate, from 1; all are of one attempt."""
     message: str = ""
     saved_step: int | None = None
     """Global step of the newest committed checkpoint."""
@@ -61,6 +64,8 @@ class TaskRow:
     """Whether a node of it was shut down with the run."""
     items: dict[str, NodePhase] = field(default_factory=dict)
     """Phase of each item of a fan-out, by its name such as ``sweep[0]``."""
+    begun_tries: set[str] = field(default_factory=set)
+    """Names of the nodes of these tries."""
     last_messages: dict[str, str] = field(default_factory=dict)
     """Last message of the task and of each item, by display name."""
     log_tail: tuple[str, ...] = ()
@@ -122,19 +127,24 @@ class ProgressTable:
             row.attempt_at, row.training = change.changed_at, None
             row.last_messages.clear()
         lines = []
-        node, message = _task_or_item(change), _shown_message(change)
+        path = _task_path(change)
+        place = without_try(path)
+        node, message = _task_or_item(change.task, place), _shown_message(change)
         item = parse_argo_item_name(node)
         display_name = item.display_name if item else node
+        if path != place == node and path not in row.begun_tries:
+            row.begun_tries.add(path)
+            row.message, row.last_messages[display_name] = "", ""
+            row.tries = row.tries if item else len(row.begun_tries)
         if message and message != row.last_messages.get(display_name):
             row.message = row.last_messages[display_name] = message
             lines.append(_named(display_name, message))
             if change.kind == "Pod" and not change.phase.finished:
                 self.notice = lines[-1]  # the row of a running training shows its progress
-        path = _task_path(change)
         if path == change.task and change.phase != row.phase:
             _set_phase(row, change)
             lines.append(f"{row.task}: {row.phase_name}")
-        elif path == node:
+        elif path == node != change.task:
             row.items[display_name] = change.phase
         return lines
 
@@ -203,10 +213,10 @@ def _task_path(change: NodeChange) -> str:
     return change.node[change.node.find(f".{change.task}") + 1 :]
 
 
-def _task_or_item(change: NodeChange) -> str:
-    """Argo's name of the task, or of the fan-out item, that the node belongs to."""
-    item = re.match(rf"{re.escape(change.task)}\(.*?\)(?=[\[.]|$)", _task_path(change))
-    return item[0] if item else change.task
+def _task_or_item(task: str, path: str) -> str:
+    """Argo's name of the task, or of the fan-out item, that the node at ``path`` belongs to."""
+    item = re.match(rf"{re.escape(task)}\(.*?\)(?=[\[.]|$)", path)
+    return item[0] if item else task
 
 
 def _set_phase(row: TaskRow, change: NodeChange) -> None:
@@ -375,7 +385,7 @@ def _item_parts(row: TaskRow) -> list[str]:
 
 
 def _count_parts(row: TaskRow) -> list[str]:
-    attempt = [f"attempt {row.attempt}"] if row.attempt > 1 else []
+    attempt = [f"attempt {row.attempt}"] if row.attempt > 1 else [f"try {row.tries}"] if row.tries > 1 else []
     items = [f"{row.items_done} of {len(row.items)} items"] if row.items else []
     return [*attempt, *items, *([f"{row.items_failed} failed"] if row.items_failed else [])]
 

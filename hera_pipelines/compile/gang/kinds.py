@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hera_pipelines.compile import references
+from hera_pipelines.compile.authored_step import AuthoredStep
 from hera_pipelines.compile.gang.member_pod import (
     TOKEN_FIELD,
     RawPlaceholder,
@@ -23,7 +24,6 @@ from hera_pipelines.compile.gang.member_pod import (
     process_count_variables,
     rank_variables,
 )
-from hera_pipelines.compile.gated_step import GatedStep
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -45,7 +45,7 @@ _PATCHED_POD_FIELDS = (
 _RUNTIME_FIELDS = ("restartPolicy", "containers", "activeDeadlineSeconds")
 
 
-def train_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def train_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """Build the spec of the TrainJob.
 
     Args:
@@ -114,18 +114,18 @@ class GangObjectKind(NamedTuple):
 
     api_version: str
     kind: str
-    build_spec: Callable[[GatedStep, Manifest, Manifest], Manifest]
+    build_spec: Callable[[AuthoredStep, Manifest, Manifest], Manifest]
     success: str
     """Success condition, in which ``{members}`` stands for the number of members."""
     failure: str
 
 
-def _member_count(step: GatedStep) -> int:
+def _member_count(step: AuthoredStep) -> int:
     assert step.settings.gang is not None
     return step.settings.gang.members
 
 
-def _indexed_job_spec(step: GatedStep, template: Manifest, workflow: Manifest, first_host: str) -> Manifest:
+def _indexed_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest, first_host: str) -> Manifest:
     """Spec of an Indexed Job whose member 0 has the host name ``first_host``."""
     members = _member_count(step)
     return {
@@ -146,14 +146,14 @@ def _indexed_job_spec(step: GatedStep, template: Manifest, workflow: Manifest, f
     }
 
 
-def _job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def _job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """Kubernetes, ``batch/v1``. A Service of the namespace gives the host names."""
     spec = _indexed_job_spec(step, template, workflow, f"{_GANG_NAME}-0.{GANG_SERVICE}")
     spec["template"]["spec"]["subdomain"] = GANG_SERVICE
     return spec
 
 
-def _elastic_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def _elastic_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """Spec of an Indexed Job with as many members as admit has granted, of which some may be lost."""
     pod = pod_template(step, template, workflow, elastic_variables(step, f"{_GANG_NAME}-0.{GANG_SERVICE}"))
     pod["spec"]["subdomain"] = GANG_SERVICE
@@ -172,7 +172,7 @@ def _elastic_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -
     }
 
 
-def _job_set_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def _job_set_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """JobSet, ``api/jobset/v1alpha2``. It creates a Service of the same name."""
     job = _indexed_job_spec(step, template, workflow, f"{_GANG_NAME}-{_REPLICATED_JOB}-0-0.{_GANG_NAME}")
     return {
@@ -182,7 +182,7 @@ def _job_set_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Ma
     }
 
 
-def _pytorch_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def _pytorch_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """Kubeflow's training operator, ``pkg/apis/kubeflow.org/v1``. The operator sets the rank of each member."""
     pod = pod_template(step, template, workflow, [])
     del pod["spec"]["restartPolicy"]

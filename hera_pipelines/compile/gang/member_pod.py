@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.gated_step import GatedStep, program_container
+from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
@@ -124,7 +124,7 @@ _TEMPLATE_OR_WORKFLOW_FIELDS = (
 _WORKFLOW_FIELDS = ("dnsConfig", "dnsPolicy", "hostNetwork", "imagePullSecrets")
 
 
-def gang_labels(step: GatedStep) -> dict[str, str]:
+def gang_labels(step: AuthoredStep) -> dict[str, str]:
     """Labels of the members and of the object that creates them; plugin and controller select by these."""
     return {
         RUN_LABEL: input_placeholder(references.admit_output_parameter("run-id")),
@@ -135,7 +135,9 @@ def gang_labels(step: GatedStep) -> dict[str, str]:
     }
 
 
-def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, rank_environment: list[Manifest]) -> Manifest:
+def pod_template(
+    step: AuthoredStep, template: Manifest, workflow: Manifest, rank_environment: list[Manifest]
+) -> Manifest:
     """Metadata and spec of each member's pod.
 
     Args:
@@ -169,7 +171,7 @@ def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, rank_e
     return {"metadata": _metadata(step, template, workflow), "spec": {k: v for k, v in spec.items() if v != []}}
 
 
-def _metadata(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def _metadata(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     sources = [workflow.get("podMetadata") or {}, template.get("metadata") or {}]
     labels, annotations = (
         {key: value for source in sources for key, value in (source.get(kind) or {}).items()}
@@ -183,7 +185,7 @@ def _metadata(step: GatedStep, template: Manifest, workflow: Manifest) -> Manife
     }
 
 
-def _container(step: GatedStep, template: Manifest, rank_environment: list[Manifest]) -> Manifest:
+def _container(step: AuthoredStep, template: Manifest, rank_environment: list[Manifest]) -> Manifest:
     container = copy.deepcopy(program_container(template))
     container["name"] = "main"
     container["env"] = [*rank_environment, *(container.get("env") or [])]
@@ -205,7 +207,7 @@ def _container(step: GatedStep, template: Manifest, rank_environment: list[Manif
     return container
 
 
-def declared_files(step: GatedStep) -> Manifest | None:
+def declared_files(step: AuthoredStep) -> Manifest | None:
     """The declared inputs and outputs for `tiphys.launch.member_files`; None where the members do not need it."""
     inputs = {artifact["name"]: artifact["path"] for artifact in step.input_artifacts}
     spec = step.spec()
@@ -246,7 +248,7 @@ _RENDEZVOUS_TIMEOUT_SECONDS = 600
 _INDEX_ANNOTATION = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def rank_variables(step: GatedStep, members: int, first_host: str) -> list[Manifest]:
+def rank_variables(step: AuthoredStep, members: int, first_host: str) -> list[Manifest]:
     """Rank variables of each of ``members`` members; ``first_host`` is the host name of member 0."""
     index = {"fieldRef": {"fieldPath": _INDEX_ANNOTATION}}
     texts = {
@@ -264,7 +266,7 @@ def rank_variables(step: GatedStep, members: int, first_host: str) -> list[Manif
     ]
 
 
-def elastic_variables(step: GatedStep, first_host: str) -> list[Manifest]:
+def elastic_variables(step: AuthoredStep, first_host: str) -> list[Manifest]:
     """Rank variables of each member of an elastic gang; the members agree on new ranks after each loss.
 
     Member 0, on ``first_host``, hosts the rendezvous. Each rendezvous gets a port
@@ -294,7 +296,7 @@ def elastic_variables(step: GatedStep, first_host: str) -> list[Manifest]:
     ]
 
 
-def process_count_variables(step: GatedStep) -> dict[str, str]:
+def process_count_variables(step: AuthoredStep) -> dict[str, str]:
     """One process for each GPU of a node; without GPUs torchrun starts one."""
     gpu = step.settings.gpu
     return {"PET_NPROC_PER_NODE": str(gpu.gpus_per_member)} if gpu else {}

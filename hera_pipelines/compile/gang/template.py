@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from hera_pipelines.compile import references
+from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.gang.kinds import select_object_kind
 from hera_pipelines.compile.gang.member_pod import gang_labels, render_manifest
-from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import drop_empty_fields, input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -14,7 +14,7 @@ from tiphys.protocol.gang import GANG_ACCOUNT
 _COPIED_FIELDS = ("name", "inputs", "synchronization", "timeout", "priority")
 
 
-def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def gang_template(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """Convert the run template of a step to a resource template that creates the object of its gang.
 
     Args:
@@ -74,14 +74,14 @@ _SUPPORTED_FIELDS = frozenset(
 )
 
 
-def check_gang(step: GatedStep, manifest: Manifest) -> str | None:
+def check_gang(step: AuthoredStep, manifest: Manifest) -> str | None:
     """Return the first complaint about a step of several pods; None for a valid step, and for one of a single pod."""
     if step.settings.gang is None:
         return None
     return next((complaint for check in _CHECKS if (complaint := check(step, manifest))), None)
 
 
-def _check_kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+def _check_kind(step: AuthoredStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     if not step.is_training:
         return "several nodes need the attempts of a training step; use @train(…) or Train(…)"
     gpu, gang = step.settings.gpu, step.settings.gang
@@ -92,14 +92,14 @@ def _check_kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG
     return None
 
 
-def _check_fields(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+def _check_fields(step: AuthoredStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     unsupported = sorted(set(step.program) - _SUPPORTED_FIELDS)
     if not unsupported:
         return None
     return f"{unsupported[0]} is not supported on several nodes, whose pods Argo does not create; drop it"
 
 
-def _check_program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+def _check_program(step: AuthoredStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     container = program_container(step.program)
     if (container.get("command") or [""])[0].rpartition("/")[2] == "tiphys-exec":
         return "tiphys-exec saves the folder of one pod; use tiphys.checkpoint in a training on several nodes"
@@ -108,7 +108,7 @@ def _check_program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: 
     return None
 
 
-def _check_claims(step: GatedStep, manifest: Manifest) -> str | None:
+def _check_claims(step: AuthoredStep, manifest: Manifest) -> str | None:
     claims = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates") or []}
     mounted = [mount["name"] for mount in program_container(step.program).get("volumeMounts") or []]
     if mounted_claims := [name for name in mounted if name in claims]:
@@ -116,7 +116,7 @@ def _check_claims(step: GatedStep, manifest: Manifest) -> str | None:
     return None
 
 
-def _check_spot(step: GatedStep, manifest: Manifest) -> str | None:
+def _check_spot(step: AuthoredStep, manifest: Manifest) -> str | None:
     """Refuse a node selector for spot nodes: admit cannot change it for later attempts."""
     if not step.may_leave_spot:
         return None
@@ -126,7 +126,7 @@ def _check_spot(step: GatedStep, manifest: Manifest) -> str | None:
     return None
 
 
-_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (
+_CHECKS: tuple[Callable[[AuthoredStep, Manifest], str | None], ...] = (
     _check_kind,
     _check_fields,
     _check_program,

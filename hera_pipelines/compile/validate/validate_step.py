@@ -1,4 +1,4 @@
-"""Refuses settings of a gated step whose effect Tiphys or Argo could not guarantee.
+"""Refuses settings of a step whose effect Tiphys or Argo could not guarantee.
 
 Each check returns a complaint that says what to change, or None.
 """
@@ -6,8 +6,8 @@ Each check returns a complaint that says what to change, or None.
 from collections.abc import Callable
 
 from hera_pipelines.compile import references
+from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.gang import check_gang
-from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.gpu_resources import GPU, find_gpu_resources
 from hera_pipelines.compile.retries import CAUSES_HIDDEN_FROM_ARGO
 from hera_pipelines.compile.settings import CompileOptions
@@ -23,7 +23,7 @@ _SHARED_ACCESS_MODE = "ReadWriteMany"
 _ESCALATION_FIELDS = ("memory_ceiling_bytes", "on_demand_after", "avoid_node_after")
 
 
-def check_gated_step(step: GatedStep, manifest: Manifest, options: CompileOptions) -> None:
+def check_step(step: AuthoredStep, manifest: Manifest, options: CompileOptions) -> None:
     """Check one step, alone and against Workflow and options.
 
     Raises:
@@ -42,7 +42,7 @@ def check_gated_step(step: GatedStep, manifest: Manifest, options: CompileOption
             raise UsageError(f"step {step.name!r}: {complaint}")
 
 
-def require_single_container(step: GatedStep) -> Manifest:
+def require_single_container(step: AuthoredStep) -> Manifest:
     """Return the container of ``step``.
 
     Raises:
@@ -56,13 +56,13 @@ def require_single_container(step: GatedStep) -> Manifest:
     return program_container(step.program)
 
 
-def _check_kind(step: GatedStep) -> str | None:
+def _check_kind(step: AuthoredStep) -> str | None:
     if not step.is_training and (step.settings.gpu or step.settings.checkpoints or step.settings.volume):
         return "GPUs and checkpoints need the attempts of a training step; use @train(…) or Train(…)"
     return None
 
 
-def _check_gpus(step: GatedStep) -> str | None:
+def _check_gpus(step: AuthoredStep) -> str | None:
     """A queue counts the GPUs of its leases alone, so a pod has no others."""
     gpu = step.settings.gpu
     for container, name, amount in find_gpu_resources(step.program):
@@ -83,13 +83,13 @@ def _check_gpus(step: GatedStep) -> str | None:
     return None
 
 
-def _check_fan_out(step: GatedStep) -> str | None:
+def _check_fan_out(step: AuthoredStep) -> str | None:
     if step.task.get("withItems") == []:
         return "it has no items, and Argo would run it once, with {{item}} unfilled; leave the task out, or add items"
     return None
 
 
-def _check_output_paths(step: GatedStep) -> str | None:
+def _check_output_paths(step: AuthoredStep) -> str | None:
     outputs = step.program.get("outputs") or {}
     paths = {artifact["name"]: artifact.get("path") for artifact in outputs.get("artifacts") or []}
     paths |= {p["name"]: (p.get("valueFrom") or {}).get("path") for p in outputs.get("parameters") or []}
@@ -99,7 +99,7 @@ def _check_output_paths(step: GatedStep) -> str | None:
     return None
 
 
-def _check_retry_strategy(step: GatedStep) -> str | None:
+def _check_retry_strategy(step: AuthoredStep) -> str | None:
     if "retryStrategy" not in step.program:
         return None
     if step.is_training:
@@ -109,7 +109,7 @@ def _check_retry_strategy(step: GatedStep) -> str | None:
     return None
 
 
-def _check_budgets(step: GatedStep) -> str | None:
+def _check_budgets(step: AuthoredStep) -> str | None:
     if step.settings.retry.backoff_factor % 1:
         return "Argo's back-off factor is a whole number; change it in retries=Retries(…)"
     if not step.is_training and step.settings.retry.output_missing:
@@ -127,7 +127,7 @@ def _check_budgets(step: GatedStep) -> str | None:
     return None
 
 
-def _check_escalation(step: GatedStep) -> str | None:
+def _check_escalation(step: AuthoredStep) -> str | None:
     """Escalation changes the next attempt through admit, so a plain step cannot have it."""
     retry = step.settings.retry
     changed = [name for name in _ESCALATION_FIELDS if getattr(retry, name) != getattr(RetryPolicy(), name)]
@@ -139,7 +139,7 @@ def _check_escalation(step: GatedStep) -> str | None:
     return None if retry.memory_ceiling_bytes is None else _check_memory(step, retry.memory_ceiling_bytes)
 
 
-def _check_memory(step: GatedStep, ceiling_bytes: int) -> str | None:
+def _check_memory(step: AuthoredStep, ceiling_bytes: int) -> str | None:
     resources = require_single_container(step).get("resources") or {}
     amounts = [memory for side in ("limits", "requests") if (memory := (resources.get(side) or {}).get("memory"))]
     if not amounts:
@@ -149,7 +149,7 @@ def _check_memory(step: GatedStep, ceiling_bytes: int) -> str | None:
     return None
 
 
-def _check_pod_spec_patch(step: GatedStep) -> str | None:
+def _check_pod_spec_patch(step: AuthoredStep) -> str | None:
     if "podSpecPatch" not in step.program:
         return None
     if step.is_training:
@@ -159,7 +159,7 @@ def _check_pod_spec_patch(step: GatedStep) -> str | None:
     return None
 
 
-def _check_result(step: GatedStep) -> str | None:
+def _check_result(step: AuthoredStep) -> str | None:
     if not step.has_result:
         return None
     read = f"{{{{tasks.{step.name}.outputs.result}}}} is read"
@@ -174,7 +174,7 @@ def _check_result(step: GatedStep) -> str | None:
     return None
 
 
-def _check_template_fields(step: GatedStep) -> str | None:
+def _check_template_fields(step: AuthoredStep) -> str | None:
     if "memoize" in step.program:
         return "memoize would hide its outputs from the run store; results are reused already, so drop it"
     if step.program.get("daemon"):
@@ -186,7 +186,7 @@ def _check_template_fields(step: GatedStep) -> str | None:
     return None
 
 
-def _check_reserved_names(step: GatedStep) -> str | None:
+def _check_reserved_names(step: AuthoredStep) -> str | None:
     declared = step.input_parameters + step.input_artifacts + step.output_parameters + step.output_artifacts
     for entry in declared:
         if entry["name"].startswith(references.RESERVED_PREFIX):
@@ -199,7 +199,7 @@ def _check_reserved_names(step: GatedStep) -> str | None:
     return None
 
 
-def _check_output_artifacts(step: GatedStep) -> str | None:
+def _check_output_artifacts(step: AuthoredStep) -> str | None:
     for artifact in step.output_artifacts:
         name = artifact["name"]
         if locations := [location for location in ARTIFACT_LOCATIONS if location in artifact]:
@@ -211,7 +211,7 @@ def _check_output_artifacts(step: GatedStep) -> str | None:
     return None
 
 
-def _check_output_parameters(step: GatedStep) -> str | None:
+def _check_output_parameters(step: AuthoredStep) -> str | None:
     for parameter in step.output_parameters:
         name, source = parameter["name"], parameter.get("valueFrom") or {}
         if not source.get("path"):
@@ -221,7 +221,7 @@ def _check_output_parameters(step: GatedStep) -> str | None:
     return None
 
 
-def _check_output_variables(step: GatedStep) -> str | None:
+def _check_output_variables(step: AuthoredStep) -> str | None:
     taken: dict[str, str] = {}
     for output in step.output_parameters + step.output_artifacts:
         variable = environment.output_path_variable(output["name"])
@@ -231,7 +231,7 @@ def _check_output_variables(step: GatedStep) -> str | None:
     return None
 
 
-def _check_grace(step: GatedStep) -> str | None:
+def _check_grace(step: AuthoredStep) -> str | None:
     checkpoints = step.settings.checkpoints
     if checkpoints is not None and step.grace_seconds < checkpoints.save_seconds:
         return (
@@ -241,7 +241,7 @@ def _check_grace(step: GatedStep) -> str | None:
     return None
 
 
-def _check_store(step: GatedStep, options: CompileOptions) -> str | None:
+def _check_store(step: AuthoredStep, options: CompileOptions) -> str | None:
     if (step.settings.checkpoints or step.uses_store) and not options.store:
         kept, way_out = "the ids of MLflow", ""
         if step.settings.checkpoints:
@@ -256,7 +256,7 @@ def _check_store(step: GatedStep, options: CompileOptions) -> str | None:
     return None
 
 
-def _check_queue(step: GatedStep, options: CompileOptions) -> str | None:
+def _check_queue(step: AuthoredStep, options: CompileOptions) -> str | None:
     gpu = step.settings.gpu
     if gpu is not None and options.queues is not None and gpu.queue not in options.queues:
         existing = ", ".join(sorted(options.queues)) or "none"
@@ -264,7 +264,7 @@ def _check_queue(step: GatedStep, options: CompileOptions) -> str | None:
     return None
 
 
-def _check_volume(step: GatedStep, manifest: Manifest) -> str | None:
+def _check_volume(step: AuthoredStep, manifest: Manifest) -> str | None:
     volume = step.settings.volume
     if volume is None:
         return None
@@ -286,7 +286,7 @@ def _check_volume(step: GatedStep, manifest: Manifest) -> str | None:
     return None
 
 
-_CHECKS: tuple[Callable[[GatedStep], str | None], ...] = (
+_CHECKS: tuple[Callable[[AuthoredStep], str | None], ...] = (
     _check_kind,
     _check_gpus,
     _check_fan_out,

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from hera_pipelines.compile import references
-from hera_pipelines.compile.gated_step import GatedStep, list_declared, settings_annotation
+from hera_pipelines.compile.authored_step import AuthoredStep, list_declared, settings_annotation
 from hera_pipelines.compile.references import fields_used
 from hera_pipelines.compile.settings import CompileOptions
-from hera_pipelines.compile.validate.validate_step import ARTIFACT_LOCATIONS, check_gated_step
+from hera_pipelines.compile.validate.validate_step import ARTIFACT_LOCATIONS, check_step
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
@@ -63,8 +63,8 @@ def check_workflow(manifest: Manifest, options: CompileOptions) -> str:
     return _resolve_pipeline_name(manifest, options.pipeline)
 
 
-def check_steps(manifest: Manifest, steps: list[GatedStep], options: CompileOptions) -> None:
-    """Check each gated step, and how the rest of the Workflow uses it.
+def check_steps(manifest: Manifest, steps: list[AuthoredStep], options: CompileOptions) -> None:
+    """Check each step, and how the rest of the Workflow uses it.
 
     Raises:
         UsageError: a step cannot be compiled; the message names it and says what to change.
@@ -79,7 +79,7 @@ def check_steps(manifest: Manifest, steps: list[GatedStep], options: CompileOpti
     _check_arguments(manifest)
     _check_unavailable_fields(manifest, steps)
     for step in steps:
-        check_gated_step(step, manifest, options)
+        check_step(step, manifest, options)
 
 
 def check_order(template: Manifest) -> None:
@@ -185,9 +185,9 @@ def _check_run_name(manifest: Manifest, run_name: str) -> None:
 
 def _check_used_in_entry_only(manifest: Manifest) -> None:
     spec = manifest["spec"]
-    gated = {t["name"] for t in spec["templates"] if settings_annotation(t) is not None}
+    programs = {t["name"] for t in spec["templates"] if settings_annotation(t) is not None}
     for user, used in _template_uses(spec):
-        if used in gated:
+        if used in programs:
             raise UsageError(
                 f"step {used!r} is used by {user}; only tasks of the entry DAG {spec['entrypoint']!r} can be steps: "
                 "move it there, or make it a plain @script"
@@ -214,19 +214,20 @@ def _hook_uses(owner: str, part: Manifest) -> Iterator[tuple[str, str]]:
         yield f"the hook {name!r} of {owner}", hook.get("template") or ""
 
 
-def _check_names(manifest: Manifest, steps: list[GatedStep]) -> None:
-    taken = {t["name"]: "a template" for t in manifest["spec"]["templates"] if settings_annotation(t) is None}
+def _check_names(manifest: Manifest, steps: list[AuthoredStep]) -> None:
+    kept = {step.program["name"] for step in steps if not step.is_gated}
+    taken = {
+        one["name"]: "a template"
+        for one in manifest["spec"]["templates"]
+        if settings_annotation(one) is None or one["name"] in kept
+    }
     for step in steps:
         if not _STEP_NAME.fullmatch(step.name):
             raise UsageError(
                 f"task {step.name!r} cannot name a step: its results are stored under it, so use lower-case letters, "
                 "digits and '-', at most 63; give the task another name=…"
             )
-        compiled = step.template_names
-        for name in (
-            *(compiled.step, compiled.admit, compiled.run),
-            *(compiled.attempt, compiled.settle, compiled.conclude),
-        ):
+        for name in step.template_names.all if step.is_gated else ():
             if name in taken:
                 raise UsageError(
                     f"step {step.name!r} compiles to a template {name!r}, which is {taken[name]} already; "
@@ -264,8 +265,8 @@ def _has_value(entry: Manifest) -> bool:
     return any(entry.get(field) is not None for field in _VALUE_FIELDS) or bool(entry.get("optional"))
 
 
-def _check_unavailable_fields(manifest: Manifest, steps: list[GatedStep]) -> None:
-    step_names = {step.name for step in steps}
+def _check_unavailable_fields(manifest: Manifest, steps: list[AuthoredStep]) -> None:
+    step_names = {step.name for step in steps if step.is_gated}
     for task, field in sorted(fields_used(manifest["spec"], _UNAVAILABLE_FIELDS)):
         if task in step_names:
             raise UsageError(

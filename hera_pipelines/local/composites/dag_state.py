@@ -10,7 +10,6 @@ Source: Argo Workflows ``workflow/common/ancestry.go``, ``controller/dag.go`` an
 ``controller/steps.go``.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,16 +26,9 @@ from hera_pipelines.local.arguments import (
 from hera_pipelines.local.expressions.govaluate import condition_holds
 from hera_pipelines.local.nodes import NodePhase, item_name
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, is_fan_out
 from tiphys.protocol.depends import AllOf, DependsExpression, TaskResult, parse_depends, simplify, tasks_in
-from tiphys.protocol.fan_out import (
-    FAN_OUT_FIELDS,
-    go_json,
-    is_fan_out,
-    item_documents,
-    split_json_list,
-    split_json_object,
-)
+from tiphys.protocol.fan_out import item_documents, item_variables
 
 
 class TaskState(NamedTuple):
@@ -219,28 +211,11 @@ def expand_items(task: Manifest) -> list[ExpandedItem]:
 
 
 def _build_item(name: str, index: int, document: str) -> ExpandedItem:
-    value = json.loads(document)
-    match value:
-        case None:
-            raise UsageError(f"{name}: item {index} is null; use a text, number, list or map")
-        case dict():
-            members = split_json_object(document)
-            fields = {key: _item_string(members[key]) for key in sorted(members)}
-            label = ",".join(sorted(f"{key}:{field}" for key, field in fields.items()))
-            text = "{" + ",".join(f"{go_json(key)}:{members[key]}" for key in fields) + "}"
-            variables = {"item": text, **{f"item.{key}": field for key, field in fields.items()}}
-            return ExpandedItem(item_name(name, index, label), variables)
-        case list():
-            label = "[" + " ".join(map(_item_string, split_json_list(document))) + "]"
-            return ExpandedItem(item_name(name, index, label), {"item": document})
-    label = _item_string(document)
-    return ExpandedItem(item_name(name, index, label), {"item": value if isinstance(value, str) else label})
-
-
-def _item_string(document: str) -> str:
-    """Argo's ``Item.String``: the JSON of an item, of a string without its quotes, but with its other escapes."""
-    text = document[1:-1] if document.startswith('"') else document
-    return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
+    try:
+        label, variables = item_variables(document)
+    except UsageError as error:
+        raise UsageError(f"{name}: item {index} is {error}") from error
+    return ExpandedItem(item_name(name, index, label), variables)
 
 
 EMPTY_FAN_OUT_MESSAGE = "Skipped, empty params"

@@ -11,7 +11,10 @@ from typing import Any
 from lark import Token, Tree
 
 from tiphys.errors import UsageError
-from tiphys.protocol.fan_out import go_json
+from tiphys.protocol.fan_out import go_json, parse_go_json
+
+_ELEMENT = "#"
+_MAP = "map"
 
 Environment = Mapping[str, Any]
 Branch = Tree[Token]
@@ -53,10 +56,11 @@ def called_functions(tree: Expression) -> set[str]:
 
 
 def used_names(tree: Expression) -> list[str]:
-    """Names of all variables in ``tree``."""
+    """Names of all variables in ``tree`` that it does not declare itself."""
     if isinstance(tree, Token):
         return []
-    return [str(name.children[0]) for name in tree.find_data("name")]
+    declared = {str(declaration.children[0]) for declaration in tree.find_data("let")}
+    return [name for found in tree.find_data("name") if (name := str(found.children[0])) not in declared]
 
 
 def _literal(token: Token) -> Any:
@@ -72,7 +76,11 @@ def _literal(token: Token) -> Any:
 
 def _unescape(text: str) -> str:
     escapes = {"n": "\n", "t": "\t", "r": "\r"}
-    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[1]), text, flags=re.DOTALL)
+
+    def character(match: re.Match[str]) -> str:
+        return chr(int(match[1], 16)) if match[1] else escapes.get(match[2], match[2])
+
+    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", character, text, flags=re.DOTALL)
 
 
 def _name(tree: Branch, environment: Environment) -> Any:
@@ -126,8 +134,28 @@ def _either(tree: Branch, environment: Environment) -> bool:
     return any(_require_bool(evaluate(child, environment)) for child in tree.children)
 
 
+def _let(tree: Branch, environment: Environment) -> Any:
+    name, value, body = tree.children
+    return evaluate(body, {**environment, str(name): evaluate(value, environment)})
+
+
+def _element(_tree: Branch, environment: Environment) -> Any:
+    if _ELEMENT not in environment:
+        raise EvaluationError("# stands for an element only in the second argument of map")
+    return environment[_ELEMENT]
+
+
+def _map(elements: Expression, each: Expression, environment: Environment) -> list[Any]:
+    whole = evaluate(elements, environment)
+    if not isinstance(whole, list):
+        raise EvaluationError(f"map needs a list, not {whole!r}")
+    return [evaluate(each, {**environment, _ELEMENT: element}) for element in whole]
+
+
 def _call(tree: Branch, environment: Environment) -> Any:
     name, *arguments = tree.children
+    if str(name) == _MAP and len(arguments) == 2:
+        return _map(arguments[0], arguments[1], environment)
     values = [evaluate(argument, environment) for argument in arguments]
     try:
         return FUNCTIONS[str(name)](*values)
@@ -208,6 +236,20 @@ def _to_int(value: Any) -> int:
     return int(value)
 
 
+def _not_a_map(*arguments: Any) -> Any:
+    raise EvaluationError(f"map takes a list and an expression over its elements, not {len(arguments)} arguments")
+
+
+_TYPES = {
+    type(None): "nil",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "string",
+    list: "array",
+    dict: "map",
+}
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "asInt": _to_int,
     "int": _to_int,
@@ -216,10 +258,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "string": _to_string,
     "toJson": go_json,
     "toJSON": go_json,
+    "fromJSON": parse_go_json,
+    "type": lambda value: _TYPES[type(value)],
     "len": len,
     "upper": str.upper,
     "lower": str.lower,
     "trim": str.strip,
+    _MAP: _not_a_map,
 }
 """Functions that the local engine supports; any other is refused before a workflow starts."""
 
@@ -232,6 +277,8 @@ _RULES: dict[str, Callable[[Branch, Environment], Any]] = {
     "both": _both,
     "either": _either,
     "call": _call,
+    "let": _let,
+    "element": _element,
 }
 
 _OPERATORS: dict[str, Callable[..., Any]] = {

@@ -24,6 +24,7 @@ from tiphys.errors import UsageError
 
 _GRAMMAR = r"""
 ?start: expression
+    | "let" NAME "=" expression ";" start -> let
 ?expression: disjunction
     | disjunction "?" expression ":" expression -> ternary
 ?disjunction: conjunction
@@ -69,6 +70,7 @@ _GRAMMAR = r"""
     | "[" [expression ("," expression)*] "]" -> list
     | NAME "(" [expression ("," expression)*] ")" -> call
     | NAME -> name
+    | "#" -> element
 CONSTANT.2: /(true|false|nil)\b/
 NAME: /[A-Za-z_$][A-Za-z0-9_]*/
 NUMBER: /\d+(\.\d+)?([eE][+-]?\d+)?/

@@ -147,7 +147,8 @@ class PodRunner:
             try:
                 outputs = await asyncio.to_thread(attempt.store_outputs, str(end.code))
             except (TiphysError, OSError) as error:
-                return self._end_with_error(attempt, f"wait: Error (exit code 64): {error}", end)
+                if end.code == 0:  # of a program that failed, Argo reports its own end
+                    return self._end_with_error(attempt, f"wait: Error (exit code 64): {error}", end)
         if end.code == 0 and end.message in ("", _DELETED.message):  # Argo accepts exit code 0 of a deleted pod too
             self._write_status(attempt.pod, "Succeeded", end)
             await asyncio.to_thread(attempt.discard)

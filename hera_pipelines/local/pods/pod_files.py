@@ -359,7 +359,7 @@ class PodFiles:
             return _read_text(path, declared["name"])
         if "default" in source:
             return str(source["default"])
-        raise NotFoundError(f"output parameter {declared['name']}: no such file: {source['path']}")
+        raise NotFoundError(f"output parameter {declared['name']}: no such file or directory: {source['path']}")
 
     def _read_result(self) -> str | None:
         if not self.pod.wants_result:

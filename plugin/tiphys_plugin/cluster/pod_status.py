@@ -16,9 +16,9 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tiphys.kube import Object
-from tiphys.kube.workflow_nodes import node_of_pod
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase
+from tiphys.protocol.workflow_nodes import node_of_pod
 from tiphys_plugin.cluster.interface import PodStatus, requested_gpus
 
 _EXECUTOR_LINE = re.compile(r"time=.* argo=true|Error: exit status \d+$")

@@ -16,6 +16,8 @@ from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice, shorte
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply
 from tiphys.protocol.operations import AdmitOperation, attempt_node_name, retry_number
 from tiphys.protocol.step_spec import GpuRequest, StepKind
+from tiphys.recording.reusable_results import describe_reuse, write_reuse_projection
+from tiphys.recording.step_key import StepInputs, StepKey, compute_step_key
 from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, ReuseRecord, SubmissionClaim
 from tiphys.store import Attempt, ClaimResult, claim_record, find_record, lineage_name, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
@@ -26,12 +28,12 @@ from tiphys_plugin.operations import (
     lease_reclaim,
     pod_patch,
     publish,
+    recording,
     replies,
     reuse,
     start_checkpoint,
 )
 from tiphys_plugin.operations.settle import decide_retry
-from tiphys_plugin.operations.step_key import StepKey, compute_step_key
 from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.runtime.context import StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
@@ -52,7 +54,8 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
     """
     if call.spec.gang is not None:
         call = replace(call, input_keys=gangs.resolve_input_keys(call.store, template))
-    if reply := _record_previous_end(call, operation.after) or _claim_first_attempt(call, operation, template):
+    inputs = StepInputs(operation.inputs, (template.get("inputs") or {}).get("artifacts") or [], operation.item)
+    if reply := recording.record_steps_before(call) or _claim_first_attempt(call, inputs):
         return reply
     attempts = read_step_attempts(call.store, call.run, call.step)
     for attempt in attempts:
@@ -60,12 +63,12 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
             return _recorded_reply(call, attempt)
     if (record := reuse.find_reuse_record(call)) is not None:
         return _reuse_reply(call, record)
-    key = compute_step_key(call.store, call.spec, operation, template)
+    key = compute_step_key(call.store, call.spec, inputs)
     lookup = reuse.find_reusable_result(call, key.key, attempts)
     if lookup.waiting is not None:
         return lookup.waiting
     if lookup.end is not None:
-        return _reuse_reply(call, reuse.record_reuse(call, key.key, lookup.end))
+        return _reuse_reply(call, reuse.take_over(call, lookup.end))
     _check_newest_submission(call)
     if (refusal := _retries_exhausted_reply(call, attempts)) is not None:
         return refusal
@@ -75,25 +78,13 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
     return _open_attempt(call, key, attempts, lookup.damage)
 
 
-def _record_previous_end(call: StepCall, step: str) -> ExecuteReply | None:
-    """None once the end of ``step`` is recorded as done; until then, or if it failed, the reply about this step.
-
-    An empty ``step`` is none.
-    """
-    if not step:
-        return None
-    reply = conclude.record_previous_end(call.context, call.binding, step)
-    return replies.refuse_step(call.node, reply.message) if reply and reply.phase == "Failed" else reply
-
-
 def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
-    end = reuse.read_reused_end(call, record)
-    reuse.write_reuse_projection(call, record)
-    message = _capitalize(reuse.describe_reuse(call, record))
-    return replies.reuse_result(message, publish.build_outputs(call, end.outputs))
+    reuse.read_reused_end(call, record)  # raises if it counts no longer
+    write_reuse_projection(call.store, record)
+    return replies.skip_step(_capitalize(describe_reuse(record)))
 
 
-def _claim_first_attempt(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -> ExecuteReply | None:
+def _claim_first_attempt(call: StepCall, inputs: StepInputs) -> ExecuteReply | None:
     """Open attempt 1 of a new step; None if the step has attempts, or if more has to be checked.
 
     Winning the claim of attempt 1 proves that the step has no earlier attempt,
@@ -109,7 +100,7 @@ def _claim_first_attempt(call: StepCall, operation: AdmitOperation, template: di
         or call.fork_ancestors
     ):
         return None
-    key = compute_step_key(call.store, spec, operation, template)
+    key = compute_step_key(call.store, spec, inputs)
     _check_newest_submission(call)
     claim = _claim_attempt(call, key, (), None, start_checkpoint.pin_start_checkpoint(call, ()))
     return replies.run_step(call, claim.record) if claim.is_ours else None
@@ -126,8 +117,7 @@ def _recorded_reply(call: StepCall, attempt: Attempt) -> ExecuteReply:
         return replies.run_step(call, attempt.claim)
     number = attempt.claim.attempt
     if attempt.end.outcome is AttemptEndOutcome.DONE:
-        outputs = publish.build_outputs(call, attempt.end.outputs)
-        return replies.reuse_result(f"Attempt {number} is finished", outputs)
+        return replies.skip_step(f"Attempt {number} is finished")
     if attempt_node_name(call.node) is None:
         return failed_reply(
             f"Attempt {number} has ended ({attempt.end.message}) and cannot run again; `tiphys resume {call.run}` "

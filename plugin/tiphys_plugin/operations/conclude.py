@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_reply
 from tiphys.protocol.operations import ConcludeOperation
 from tiphys.protocol.step_spec import StepKind
+from tiphys.recording.derived_records import write_derived_records
+from tiphys.recording.reusable_results import describe_reuse
+from tiphys.recording.run_binding import RunBinding
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRecord
-from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import Attempt, read_step_attempts
 from tiphys_plugin.attempts import pods
-from tiphys_plugin.attempts.run_binding import RunBinding
-from tiphys_plugin.operations import end_attempt, publish, reuse
-from tiphys_plugin.operations.settle import decide_retry, describe_cause
-from tiphys_plugin.runtime.context import PluginContext, StepCall
-
-_MAX_FINISHED_STEPS = 10_000
+from tiphys_plugin.operations import end_attempt, publish, recording, reuse
+from tiphys_plugin.operations.settle import decide_retry
+from tiphys_plugin.runtime.context import StepCall
 
 
 def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
@@ -39,35 +38,6 @@ def conclude(call: StepCall, operation: ConcludeOperation) -> ExecuteReply:
             f"see its admit step for why, then `tiphys resume {call.run}`"
         )
     return conclude_attempt(call, attempt, operation.status, operation.exit_code, attempts, result=operation.result)
-
-
-def record_previous_end(context: PluginContext, binding: RunBinding, step: str) -> ExecuteReply | None:
-    """Record the end of ``step``, which has no conclude and whose program Argo saw succeed.
-
-    Returns None once it is recorded as done, or if this workflow reuses a result of the step; otherwise a reply that
-    waits, or one that says why the step has failed.
-
-    Raises:
-        StoreError: storage, ledger or cluster did not answer.
-    """
-    key = (binding.uid, step)
-    if key in context.finished_steps:
-        return None
-    attempt = find_own_attempt(context, binding, step)
-    if attempt is not None:
-        call = end_attempt.attempt_call(context, binding, attempt.claim)
-        reply = conclude_attempt(call, attempt, "Succeeded", "0")
-        if reply.phase != "Succeeded":
-            return reply
-    if len(context.finished_steps) >= _MAX_FINISHED_STEPS:
-        context.finished_steps.clear()
-    context.finished_steps.add(key)
-    return None
-
-
-def find_own_attempt(context: PluginContext, binding: RunBinding, step: str) -> Attempt | None:
-    """The last attempt of ``step`` in this workflow."""
-    return _last_of_workflow(read_step_attempts(context.store, binding.run, step), binding)
 
 
 def conclude_attempt(
@@ -99,7 +69,7 @@ def _last_of_workflow(attempts: Sequence[Attempt], binding: RunBinding) -> Attem
 
 def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
     end = reuse.read_reused_end(call, record)
-    source = reuse.describe_reuse(call, record)
+    source = describe_reuse(record)
     return succeeded_reply(source[:1].upper() + source[1:], publish.build_outputs(call, end.outputs))
 
 
@@ -125,20 +95,15 @@ def _end_open_attempt(
 def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> ExecuteReply:
     match end.outcome:
         case AttemptEndOutcome.DONE:
-            publish.write_derived_records(call, end)
+            write_derived_records(call.store, call.spec, end)
             message = f"Attempt {end.attempt} is done: {_describe_object_count(end)} verified"
             message += f"; {end.message}" if end.message else ""
             return succeeded_reply(message, publish.build_outputs(call, end.outputs))
         case AttemptEndOutcome.FENCED:
             return failed_reply(f"Attempt {end.attempt} of {call.name} {end_attempt.describe_fence(call, end)}")
     decision = decide_retry(call, attempts, end) if call.spec.kind is StepKind.TRAIN else None
-    retries = f"; {decision.message}" if decision else ""
-    is_local = call.context.cluster.name.startswith(LOCAL_CLUSTER_PREFIX)
-    hint = "" if is_local else " (`argo retry` cannot change this verdict)"
     return failed_reply(
-        f"{call.name} failed in attempt {end.attempt} by {describe_cause(end.cause)}: {end.message}{retries}. "
-        f"When the cause is gone: `tiphys resume {call.run}`, or `tiphys resume {call.run} FILE` with a changed "
-        f"pipeline file{hint}"
+        recording.format_verdict(call.context, call.name, end, f"; {decision.message}" if decision else "")
     )
 
 

@@ -34,6 +34,7 @@ from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.operations import attempt_node_name
 from tiphys.protocol.step_spec import StepKind
+from tiphys.recording.run_binding import RunBinding
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -50,7 +51,6 @@ from tiphys.records import (
 from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.store import claim_record, find_record, read_step_attempts
 from tiphys_plugin.attempts import gangs, liveness, pods
-from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
 from tiphys_plugin.runtime.context import PluginContext, StepCall
@@ -196,8 +196,7 @@ def _find_program_nodes(call: StepCall, attempt: AttemptClaim) -> list[dict[str,
     workflow = call.context.cluster.workflow(binding.namespace, binding.workflow) or {}
     nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
     parent = attempt_node_name(attempt.node) or attempt.instance
-    prefixes = (f"{parent}.run", f"{parent}[1].run")  # the latter of a Workflow that was compiled to groups of steps
-    found = [node for node in nodes if str(node.get("name", "")).startswith(prefixes)]
+    found = [node for node in nodes if str(node.get("name", "")).startswith(f"{parent}.run")]
     return sorted(found, key=lambda node: len(str(node["name"])))
 
 

@@ -1,7 +1,4 @@
-"""Publishes a finished result: verifies the declared outputs, writes the end record, then derives records from it.
-
-The end record decides. The projection and the memo are written after it and can
-be derived from it again, so a crash in between loses nothing.
+"""Publishes a finished result of a gated step: verifies the declared outputs, and writes the end record.
 
 `locate_outputs` is a pure function, because a wrong match publishes wrong bytes.
 An attempt of a training has one try of its container. A `Step` has several tries
@@ -10,13 +7,12 @@ count. A failed try may have left outputs, so the number of the last try comes
 from the pods if they are known, and is never below the highest folder listed.
 """
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tiphys.errors import ObjectExistsError, ObjectMissingError
+from tiphys.errors import ObjectMissingError
 from tiphys.faults import failpoint
 from tiphys.protocol.execute_api import (
     ArtifactValue,
@@ -27,29 +23,24 @@ from tiphys.protocol.execute_api import (
     pending_reply,
 )
 from tiphys.protocol.step_spec import RESULT_PARAMETER, StepKind, StepSpec
+from tiphys.recording.node_outputs import check_parameter_size, check_recorded_size
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
     AttemptEndOutcome,
     Cause,
     CrashRecord,
-    MemoRecord,
     Output,
     OutputKind,
     OutputObject,
 )
-from tiphys.records.base import MAX_RECORD_BYTES
-from tiphys.store import ObjectInfo, claim_record, find_output_fault, list_outputs, memo_key, outputs_digest
+from tiphys.store import ObjectInfo
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
 
 _TRY = re.compile(r"(\d+)/")
-_RECORDED_OBJECT_BYTES = 190
-"""Size of an `OutputObject` in a record, without its key."""
-_MAX_RECORDED_BYTES = MAX_RECORD_BYTES - (256 << 10)
-"""Room for the objects of all outputs in an `AttemptEnd`; the rest is for its other fields."""
 
 
 class LocatedOutput(NamedTuple):
@@ -178,25 +169,6 @@ def _lacks_output(located: Sequence[LocatedOutput]) -> bool:
     return not located or any(not candidate.objects for candidate in located)
 
 
-def write_derived_records(call: StepCall, end: AttemptEnd) -> None:
-    """Write the records that follow from a done end, if missing: the projection, and the memo if the step is shared.
-
-    A projection states that the listed outputs are intact. If an object has
-    vanished since the end was written, no projection is written, and readers
-    use the end record.
-    """
-    if next(call.store.list(_projection_key(call, end, "")), None) is None:
-        below = call.layout.outputs(end.step, end.attempt)
-        listed = list_outputs(call.store, end)
-        if find_output_fault(end, listed) is None:
-            rows = [(key.removeprefix(below), info.size, info.version) for key, info in listed.items()]
-            with contextlib.suppress(ObjectExistsError):  # another process derived it at the same time
-                call.store.create(_projection_key(call, end, outputs_digest(rows)), b"")
-    failpoint("conclude.after_projection")
-    if call.spec.share:
-        claim_record(call.store, memo_key(end.step_key), MemoRecord(run=end.run, step=end.step, attempt=end.attempt))
-
-
 def build_outputs(call: StepCall, outputs: Sequence[Output]) -> NodeOutputs:
     """Convert recorded outputs to the outputs of the conclude node."""
     return NodeOutputs(
@@ -212,12 +184,8 @@ def build_outputs(call: StepCall, outputs: Sequence[Output]) -> NodeOutputs:
 
 
 def _find_output_error(call: StepCall, located: Sequence[LocatedOutput]) -> tuple[Cause, str] | None:
-    objects = [entry for candidate in located for entry in candidate.objects]
-    if sum(len(entry.key.encode()) + _RECORDED_OBJECT_BYTES for entry in objects) > _MAX_RECORDED_BYTES:
-        return Cause.USER_ERROR, (
-            f"its outputs have {len(objects):,} files, more than the record of a result can list "
-            f"({MAX_RECORD_BYTES:,} bytes, some 15,000 files); let the program pack them into an archive"
-        )
+    if fault := check_recorded_size([entry for candidate in located for entry in candidate.objects]):
+        return fault
     limit = call.context.settings.parameter_max_bytes
     for candidate in located:
         output = candidate.output
@@ -226,12 +194,9 @@ def _find_output_error(call: StepCall, located: Sequence[LocatedOutput]) -> tupl
                 f"declared output {output.kind} {output.name!r} is missing: the program ended well, but there is "
                 f"nothing at {call.store.artifact_key(output.key)}; let it write to the declared path"
             )
-        size = candidate.objects[0].size
-        if output.kind is OutputKind.PARAMETER and size > limit:
-            return Cause.USER_ERROR, (
-                f"output parameter {output.name!r} has {size} bytes, at most {limit} fit in a Workflow; "
-                "declare it as an artifact"
-            )
+        is_parameter = output.kind is OutputKind.PARAMETER
+        if is_parameter and (fault := check_parameter_size(output.name, candidate.objects[0].size, limit)):
+            return fault
     return None
 
 
@@ -277,7 +242,3 @@ def _build_output(call: StepCall, candidate: LocatedOutput, hashes: Mapping[str,
         # The record holds the hash of the bytes that it passes on: the object may have changed since it was hashed.
         objects = (objects[0].model_copy(update={"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}),)
     return candidate.output.model_copy(update={"objects": objects, "value": value})
-
-
-def _projection_key(call: StepCall, end: AttemptEnd, listing: str) -> str:
-    return call.layout.done_marker(end.step, end.attempt, listing)

@@ -1,21 +1,18 @@
 """Builds the replies of admit: output parameters for the compiled step, and a message that Argo shows on the node."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.protocol.execute_api import (
-    ArtifactValue,
     ExecuteReply,
     NodeOutputs,
     ParameterValue,
-    S3Location,
     failed_reply,
     succeeded_reply,
 )
 from tiphys.protocol.gang import GangSpec
-from tiphys.protocol.operations import ADMIT_OUTPUTS, attempt_node_name, reused_parameter
+from tiphys.protocol.operations import ADMIT_OUTPUTS, attempt_node_name
 from tiphys.protocol.step_spec import StepKind, StepSpec
 from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
 from tiphys.records.tracking import TRACKING_ID_OUTPUT, tracking_id
@@ -41,12 +38,6 @@ def refuse_step(node: str, message: str) -> ExecuteReply:
     Inside ``attempts`` Argo retries a Failed node. There the reply starts nothing, and conclude fails the step.
     """
     return failed_reply(message) if attempt_node_name(node) is None else skip_step(message)
-
-
-def reuse_result(message: str, outputs: NodeOutputs) -> ExecuteReply:
-    """Reply that the step does not run, because it has a result; ``outputs`` are those of the step."""
-    reused = {reused_parameter(parameter.name): parameter.value for parameter in outputs.parameters}
-    return _admit_reply(message, {"run": "false", **reused}, outputs.artifacts)
 
 
 def keep_declared(reply: ExecuteReply, template: dict[str, Any]) -> ExecuteReply:
@@ -92,7 +83,7 @@ def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavo
         **(_gang_parameters(call, claim, call.spec.gang, flavor) if call.spec.gang else {}),
     }
     message = ". ".join(part for part in (_describe_attempt(call, claim), _describe_escalation(claim), note) if part)
-    return _admit_reply(message, values, _expected_artifacts(call, values["outputs"]))
+    return _admit_reply(message, values)
 
 
 def _tracking_parameters(call: StepCall, claim: AttemptClaim) -> dict[str, str]:
@@ -100,14 +91,6 @@ def _tracking_parameters(call: StepCall, claim: AttemptClaim) -> dict[str, str]:
     if call.spec.tracker != "wandb":
         return {}
     return {TRACKING_ID_OUTPUT: tracking_id(read_run(call.store, claim.run), claim.step)}
-
-
-def _expected_artifacts(call: StepCall, outputs_key: str) -> list[ArtifactValue]:
-    """Where the first try of a step stores its artifacts, for the outputs of one that stored none."""
-    return [
-        ArtifactValue(name=name, s3=S3Location(key=f"{outputs_key}/0/artifacts/{call.spec.artifact_file(name)}"))
-        for name in call.spec.artifacts
-    ]
 
 
 def _find_flavor(call: StepCall, claim: AttemptClaim) -> Flavor | None:
@@ -185,7 +168,8 @@ def _describe_skipped(skipped: SkippedCheckpoint) -> str:
     return f"{skipped.checkpoint.global_step} of attempt {skipped.checkpoint.attempt} was skipped: {skipped.reason}"
 
 
-def _admit_reply(message: str, values: dict[str, str], artifacts: Sequence[ArtifactValue] = ()) -> ExecuteReply:
+def _admit_reply(message: str, values: dict[str, str]) -> ExecuteReply:
     names = dict.fromkeys((*ADMIT_OUTPUTS, *values))
-    parameters = [ParameterValue(name=name, value=values.get(name, "")) for name in names]
-    return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=list(artifacts)))
+    return succeeded_reply(
+        message, NodeOutputs(parameters=[ParameterValue(name=name, value=values.get(name, "")) for name in names])
+    )

@@ -17,9 +17,9 @@ from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.protocol.execute_api import ArtifactValue, NodeOutputs, S3Location
 from tiphys.protocol.operations import REPORT_ARTIFACT
 from tiphys.protocol.quantities import format_duration
+from tiphys.recording.run_binding import RunBinding
 from tiphys.records import AttemptEndOutcome, SubmissionEnd
 from tiphys.store import Attempt, DamagedRecord, Store, read_all_attempts, read_run
-from tiphys_plugin.attempts.run_binding import RunBinding
 
 _log = structlog.get_logger()
 _MAX_ATTEMPTS = 2000

@@ -1,6 +1,7 @@
 """The dependencies of every operation, passed as arguments so that tests and the local engine can replace them."""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -8,9 +9,9 @@ from datetime import datetime
 from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
 from tiphys.protocol.fan_out import find_item
 from tiphys.protocol.step_spec import StepSpec
+from tiphys.recording import RunBinding, WorkflowRecorder
 from tiphys.store import RunLayout, Store
 from tiphys_plugin.attempts.liveness import NamespaceStores
-from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.quota.lease import AdmissionBackend
 from tiphys_plugin.runtime.background import OutputHasher
@@ -18,6 +19,7 @@ from tiphys_plugin.runtime.concurrency import SingleFlight
 from tiphys_plugin.runtime.metrics import PluginMetrics
 from tiphys_plugin.runtime.settings import PluginSettings
 
+_MAX_RECORDERS = 64
 _MIN_OBSERVATIONS = 5
 """Least number of calls that must find a wait unfinished before it is overdue, even if the clock jumps."""
 
@@ -86,6 +88,24 @@ class SingleStore:
         return self._store
 
 
+class RecorderCache:
+    """The recorders of the Workflows that were recorded last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._recorders: OrderedDict[str, WorkflowRecorder] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, uid: str, create: Callable[[], WorkflowRecorder]) -> WorkflowRecorder:
+        """The recorder of the Workflow ``uid``, created at its first use."""
+        with self._lock:
+            recorder = self._recorders.get(uid) or create()
+            self._recorders[uid] = recorder
+            self._recorders.move_to_end(uid)
+            while len(self._recorders) > _MAX_RECORDERS:
+                self._recorders.popitem(last=False)
+            return recorder
+
+
 @dataclass(frozen=True)
 class PluginContext:
     """Adapters and settings of one plugin."""
@@ -101,8 +121,8 @@ class PluginContext:
     hasher: OutputHasher
     wait_tracker: WaitTracker
     single_flight: SingleFlight
-    finished_steps: set[tuple[str, str]] = field(default_factory=set)
-    """Workflow uid and name of steps whose end is known to be recorded as done, which does not change."""
+    recorders: RecorderCache = field(default_factory=RecorderCache)
+    """Recorders of the steps without a gate, by Workflow."""
 
 
 @dataclass(frozen=True)

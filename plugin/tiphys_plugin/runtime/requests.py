@@ -20,7 +20,6 @@ MAX_CHARACTERS = {
     "submission": 9,
     "uid": 128,
     "step": 63,
-    "after": 63,
     "item": 4096,
     "node": 4096 + 1024,
     "status": 63,

@@ -25,7 +25,7 @@ _MAX_STEPS = 10_000
 """Steps of one namespace whose outages are remembered: no tenant may have those of another forgotten."""
 _GAP_SECONDS = 300.0
 """Time without a failed call after which the next one begins another outage; a call comes a minute later at most."""
-_RETRIED_ADMIT = re.compile(r"\.attempts\(\d+\)(\[\d+\])?\.admit$")
+_RETRIED_ADMIT = re.compile(r"\.attempts\(\d+\)\.admit$")
 """Admits that Argo retries for ever if they fail, as `tiphys.protocol.operations.attempt_node_name` finds them, too."""
 _WAITING = re.compile(r"Waiting(, for \S+ min at most)?: ")
 _FAILED_PROGRAM = ("Failed", "Error")
@@ -117,7 +117,7 @@ def _give_up(document: dict[str, Any], limit: str, reason: str) -> dict[str, Any
     message = f"No answer for {limit}: {reason}. When the cause is gone: `tiphys resume {run}`"
     if op == "settle":
         return None if status in _FAILED_PROGRAM else {"phase": "Succeeded", "message": message}
-    if op == "finalize" and not body.get("after"):  # every step has its verdict
+    if op == "finalize":  # what it would have recorded, the controller or the next resume records
         message = f"No answer for {limit}: {reason}. The controller records the end of the run"
         return {"phase": "Succeeded", "message": message}
     if op == "admit" and _RETRIED_ADMIT.search(str(body.get("node"))):

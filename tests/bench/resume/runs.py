@@ -77,7 +77,7 @@ def preempted(run: str, item: str) -> Mapping[str, bytes]:
 def _attempt(run: str, item: str, end: Mapping[str, Any]) -> dict[str, bytes]:
     layout = RunLayout(run)
     common = {"run": run, "step": item, "attempt": 1, "submission": 1, "step_key": "k" * 64}
-    claim = AttemptClaim(**common, uid="u", node=f"wf.{item}[0].admit", instance=f"wf.{item}")
+    claim = AttemptClaim(**common, uid="u", node=f"wf.{item}.admit", instance=f"wf.{item}")
     return {
         layout.attempt(item, 1): claim.to_bytes(),
         layout.attempt_end(item, 1): AttemptEnd(**common, **end).to_bytes(),

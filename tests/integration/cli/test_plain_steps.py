@@ -5,6 +5,7 @@
 | plain, and something behind it is missing | runs again |
 | gated, behind it, which takes a parameter of it | kept, with the same value |
 | gated, behind it, which takes an artifact of it | runs again: the artifact has a new location |
+| without a gate, behind it | runs again: its inputs are known only when it runs |
 | plain, and everything behind it is finished | left out |
 """
 
@@ -41,14 +42,14 @@ def visit(here: str, number: str) -> None:
         print("visit", number, file=ran)
 
 
-@step()
+@step(gate=True)
 def by_value(here: str, name: str) -> Annotated[str, Parameter(name="done")]:
     with open(here + "/ran.txt", "a") as ran:
         print("by-value", file=ran)
     return name
 
 
-@step()
+@step(gate=True)
 def by_file(here: str, rows: Annotated[Path, Artifact(name="rows")]) -> Annotated[str, Parameter(name="done")]:
     with open(here + "/ran.txt", "a") as ran:
         print("by-file", file=ran)
@@ -56,11 +57,18 @@ def by_file(here: str, rows: Annotated[Path, Artifact(name="rows")]) -> Annotate
 
 
 @step()
-def report(here: str, name: str, value: str, text: str) -> None:
+def without_gate(here: str, name: str) -> Annotated[str, Parameter(name="done")]:
+    with open(here + "/ran.txt", "a") as ran:
+        print("without-gate", file=ran)
+    return name
+
+
+@step()
+def report(here: str, name: str, value: str, text: str, other: str) -> None:
     import os
 
     with open(here + "/ran.txt", "a") as ran:
-        print("report", name, value, text, file=ran)
+        print("report", name, value, text, other, file=ran)
     if not os.path.exists(here + "/ready"):
         raise SystemExit("not ready")
 
@@ -68,7 +76,8 @@ def report(here: str, name: str, value: str, text: str) -> None:
 with Pipeline("beside") as pipeline:
     seen = look(HERE)
     visits = visit(HERE, with_items=[{"number": "1"}, {"number": "2"}])
-    visits >> report(HERE, seen.get_parameter("name"), by_value(HERE, seen), by_file(HERE, seen))
+    other = without_gate(HERE, seen)
+    visits >> report(HERE, seen.get_parameter("name"), by_value(HERE, seen), by_file(HERE, seen), other)
 """
 
 
@@ -90,20 +99,21 @@ def code(tmp_path: Path) -> Path:
 
 def plan(tiphys: Command) -> dict[str, tuple[str, str]]:
     """Kind and decision of each task."""
-    rows = [line.split() for line in tiphys("plan", "one").out.splitlines()[1:6]]
+    rows = [line.split() for line in tiphys("plan", "one").out.splitlines()[1:7]]
     return {name: (kind, decision) for name, kind, decision, *_ in rows}
 
 
-def test_a_resume_repeats_plain_steps_and_keeps_what_they_feed_by_value(tiphys: Command, code: Path) -> None:
+def test_a_resume_repeats_plain_steps_and_keeps_gated_ones_that_they_feed_by_value(tiphys: Command, code: Path) -> None:
     assert tiphys("run", code / "beside.py", "--run", "one").code == 1
-    assert ran(code) == ["by-file", "by-value", "look", "report digits digits rows", "visit 1", "visit 2"]
+    repeated = ["by-file", "look", "report digits digits rows digits", "visit 1", "visit 2", "without-gate"]
+    assert ran(code) == sorted([*repeated, "by-value"])
     assert [name for name, found in plan(tiphys).items() if found == ("plain", "run")] == ["look", "visit"]
 
     (code / "ready").touch()
     resumed = tiphys("resume", "one")
 
     assert resumed.code == 0, resumed.err
-    assert ran(code) == ["by-file", "look", "report digits digits rows", "visit 1", "visit 2"]
+    assert ran(code) == repeated
     assert "by-value: Adopted from attempt 1" in resumed.err
     assert {decision for _, decision in plan(tiphys).values()} == {"skip"}
 

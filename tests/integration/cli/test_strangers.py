@@ -256,8 +256,8 @@ def test_the_first_hour(style: str, tmp_path: Path) -> None:
     changed = call(tmp_path, "resume", "first", file)
     assert "1 of 3 steps would run" in changed.out + changed.err
     assert trained(tmp_path) == done
-    scores = sorted((tmp_path / ".tiphys/store/data/runs/first/outputs/evaluate").glob("**/parameters/score"))
-    assert scores[-1].read_text() == "-1.5"
+    [step] = json.loads(call(tmp_path, "get", "first/evaluate", "-o", "json").out)["steps"]
+    assert step["attempts"][-1]["outputs"] == {"score": "-1.5"}
 
     forked = call(tmp_path, "fork", "first", file, "-p", "lr=0.03", "--from", "fit", "--run", "second")
     assert "run second succeeded" in forked.err

@@ -231,7 +231,9 @@ def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path: 
 
 def test_an_engine_with_a_wrong_token_gets_no_step_admitted(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
-    manifest = load_pipeline(tiny.write(tmp_path / "code")).compile(store=store.url)
+    file = tiny.write(tmp_path / "code")
+    file.write_text(file.read_text().replace('name="prepare",', 'name="prepare", gate=True,'))
+    manifest = load_pipeline(file).compile(store=store.url)
     with LocalSession(store, tmp_path / "state") as session:
         session.engine._plugin = session.engine._plugin._replace(token="stolen")  # what a stranger on this host has
         started = start_run(store, session, manifest, "r")

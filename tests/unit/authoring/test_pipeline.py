@@ -70,7 +70,7 @@ def test_a_built_model_has_the_steps_templates() -> None:
     built = digits().build()
 
     assert built.spec.templates
-    assert {t.name for t in built.spec.templates} >= {"main", "prep", "prep-admit", "tiphys-finalize"}
+    assert [t.name for t in built.spec.templates] == ["main", "prep", "tiphys-exit", "tiphys-finalize", "tiphys-wake"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_create_sends_the_compiled_workflow_with_its_bodies(argo: ArgoServer) ->
     call = argo.calls[0]
     assert (call.method, call.path, call.token) == ("POST", "/api/v1/workflows/ml", "Bearer secret")
     assert call.body == {"workflow": pipeline.compile() | {"metadata": call.body["workflow"]["metadata"]}}
-    assert find_template(call.body["workflow"], "prep-admit")["plugin"]["tiphys"]["op"] == "admit"
+    assert find_template(call.body["workflow"], "tiphys-finalize")["plugin"]["tiphys"]["op"] == "finalize"
     assert (created.metadata.name, pipeline.name) == ("made-by-server", "made-by-server")
 
 
@@ -167,7 +167,7 @@ def test_the_asynchronous_ways_out_are_compiled_too(argo: ArgoServer) -> None:
         ("POST", "/api/v1/cron-workflows/ml"),
     ]
     for call in argo.calls:
-        assert call.method == "GET" or '"op": "admit"' in json.dumps(call.body)
+        assert call.method == "GET" or '"op": "finalize"' in json.dumps(call.body)
 
 
 def test_a_schedule_is_created_and_updated_with_its_bodies(argo: ArgoServer) -> None:
@@ -182,7 +182,7 @@ def test_a_schedule_is_created_and_updated_with_its_bodies(argo: ArgoServer) -> 
     put = argo.calls[2]
     assert (put.method, put.path) == ("PUT", path)
     assert put.body["cronWorkflow"]["metadata"]["resourceVersion"] == "7"
-    assert '"op": "admit"' in json.dumps(put.body)
+    assert '"op": "finalize"' in json.dumps(put.body)
     assert argo.calls[3].path == "/api/v1/cron-workflows/ml/lint"
 
 
@@ -281,6 +281,18 @@ def test_containers_made_inside_the_pipeline_are_its_templates_once() -> None:
         fit(name="second")
 
     assert [t.name for t in pipeline.templates] == ["fit", "main"]
+
+
+def test_calls_of_one_function_share_its_template_and_a_gate_gives_each_its_own() -> None:
+    with Pipeline("digits") as pipeline:
+        check = Step(name="check", image="i", gate=True)
+        for number in range(3):
+            prep(name=f"prep-{number}") >> check(name=f"check-{number}")
+    compiled = pipeline.compile(store="s3://ml-runs/t")
+
+    calls = {task["name"]: task["template"] for task in CompiledPipeline.from_manifest(compiled).tasks()}
+    assert calls == {f"prep-{number}": "prep" for number in range(3)} | {f"check-{n}": f"check-{n}" for n in range(3)}
+    assert list(CompiledPipeline.from_manifest(compiled).steps) == list(calls)
 
 
 def test_an_unknown_workflow_parameter_is_refused_with_the_known_ones() -> None:

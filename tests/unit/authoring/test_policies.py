@@ -10,7 +10,7 @@ from hera.shared import global_config
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Pipeline, Retries, SharedVolume, Step, Train, step, train
 from hera_pipelines.authoring.step_options import TrainOptions
 from hera_pipelines.compile import StepSettings
-from hera_pipelines.compile.gated_step import GatedStep
+from hera_pipelines.compile.authored_step import AuthoredStep
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangBackend, GangSpec
 from tiphys.protocol.step_spec import (
@@ -33,7 +33,7 @@ def settings(template: Any) -> StepSettings:
 
 def compiled_spec(template: Any) -> StepSpec:
     program = {"name": "fit", "container": {"image": "i", "command": ["x"]}}
-    return GatedStep("fit", {}, program, settings(template)).spec()
+    return AuthoredStep("fit", {}, program, settings(template)).spec()
 
 
 def nothing() -> None: ...
@@ -90,6 +90,16 @@ def test_training_keeps_checkpoints_unless_its_author_says_none(
 @pytest.mark.parametrize("template", [step()(nothing), Step(name="nothing")], ids=["function", "container"])
 def test_who_asks_for_nothing_gets_the_defaults(template: Any) -> None:
     assert settings(template) == StepSettings(kind=StepKind.STEP)
+
+
+@pytest.mark.parametrize("template", [step(gate=True)(nothing), Step(name="nothing", gate=True)], ids=["@step", "Step"])
+def test_a_gate_is_asked_for_and_costs_the_annotation_of_others_nothing(template: Any) -> None:
+    assert settings(template) == StepSettings(kind=StepKind.STEP, gate=True)
+    assert compiled_spec(template).is_gated
+    assert '"gate":true' in compiled_spec(template).model_dump_json()
+    without = Step(name="nothing")
+    assert not compiled_spec(without).is_gated
+    assert "gate" not in settings(without).model_dump_json() + compiled_spec(without).model_dump_json()
 
 
 def test_the_default_budgets_are_those_of_the_contract() -> None:
@@ -210,6 +220,8 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: train(image="i", speed={"A100": 1})(nothing), "within or tensor_parallel, but gpus=0"),
         (lambda: train(image="i", gpu_type="A100")(nothing), "within or tensor_parallel, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
+        (lambda: train(image="i", gate=True)(nothing), "'nothing' is a training, which always has a gate; drop gate"),
+        (lambda: Train(name="fit", image="i", gate=True), "'fit' is a training, which always has a gate; drop gate"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(make: Any, words: str) -> None:

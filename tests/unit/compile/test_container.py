@@ -1,10 +1,13 @@
-"""What a gated container finds: variables, GPUs, nodes, volume, deadline and grace."""
+"""What a gated container finds: variables, GPUs, nodes, volume, deadline and grace.
+
+`test_ungated_template.py` has what a container without a gate finds.
+"""
 
 import json
 from typing import Any
 
 import pytest
-from support.authored import STORE, artifact, by_name, output_parameter, step, train, workflow
+from support.authored import STORE, artifact, by_name, gated, output_parameter, train, workflow
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
@@ -91,7 +94,7 @@ def test_what_else_is_kept_is_told_only_where_somebody_asks_for_it() -> None:
     assert settings.keep == policy.retention == RetentionPolicy(last=2, every_steps=1000, best=best, delay_seconds=90)
 
 
-@pytest.mark.parametrize("template", [step(), train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1)})])
+@pytest.mark.parametrize("template", [gated(), train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1)})])
 def test_a_program_without_checkpoints_hears_of_none(template: Manifest) -> None:
     assert set(env(template)) == {
         "TIPHYS_STORE",
@@ -118,7 +121,7 @@ def test_the_save_interval_is_written_as_the_trainer_reads_it() -> None:
 
 def test_paths_of_inputs_and_outputs_are_in_the_environment() -> None:
     found = env(
-        step(
+        gated(
             inputs={"artifacts": [{"name": "raw-data", "path": "/in"}]},
             outputs={"parameters": [output_parameter("val-loss")], "artifacts": [artifact("model")]},
         )
@@ -130,29 +133,29 @@ def test_paths_of_inputs_and_outputs_are_in_the_environment() -> None:
 
 
 def test_a_program_that_is_not_root_can_read_its_input_artifacts() -> None:
-    [artifact] = run(step(inputs={"artifacts": [{"name": "data", "path": "/in"}]}))["inputs"]["artifacts"]
+    [artifact] = run(gated(inputs={"artifacts": [{"name": "data", "path": "/in"}]}))["inputs"]["artifacts"]
     assert (artifact["mode"], artifact["recurseMode"]) == (0o755, True)
 
 
 def test_a_mode_that_the_author_chose_for_an_input_artifact_stays() -> None:
-    [artifact] = run(step(inputs={"artifacts": [{"name": "data", "path": "/in", "mode": 0o600}]}))["inputs"][
+    [artifact] = run(gated(inputs={"artifacts": [{"name": "data", "path": "/in", "mode": 0o600}]}))["inputs"][
         "artifacts"
     ]
     assert (artifact["mode"], "recurseMode" in artifact) == (0o600, False)
 
 
 def test_the_authors_variables_come_first() -> None:
-    template = run(step(container={"env": [{"name": "SEED", "value": "1"}]}))
+    template = run(gated(container={"env": [{"name": "SEED", "value": "1"}]}))
 
     assert template["container"]["env"][0] == {"name": "SEED", "value": "1"}
 
 
 def test_without_a_store_the_program_hears_of_none() -> None:
-    assert "TIPHYS_STORE" not in env(step(), store="")
+    assert "TIPHYS_STORE" not in env(gated(), store="")
 
 
 def test_a_script_is_gated_like_a_container() -> None:
-    template = step()
+    template = gated()
     template["script"] = {**template.pop("container"), "source": "print(1)"}
 
     made = run(template)
@@ -238,7 +241,7 @@ def test_a_shared_volume_is_mounted_and_becomes_the_checkpoint_store() -> None:
 
 
 def test_the_deadline_and_a_steps_grace_reach_its_pod() -> None:
-    made = run(step(asked={"deadline_seconds": 3600, "grace_seconds": 45.2}))
+    made = run(gated(asked={"deadline_seconds": 3600, "grace_seconds": 45.2}))
 
     assert made["activeDeadlineSeconds"] == 3600
     assert json.loads(made["podSpecPatch"]) == {"terminationGracePeriodSeconds": 46}
@@ -264,7 +267,7 @@ def test_the_ledger_learns_how_long_gpus_are_held_at_most(asked: Manifest, own: 
 
 @pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])
 def test_what_nobody_asked_for_is_not_there(field: str) -> None:
-    assert field not in run(step())
+    assert field not in run(gated())
 
 
 @pytest.mark.parametrize(
@@ -278,7 +281,7 @@ def test_what_nobody_asked_for_is_not_there(field: str) -> None:
     ids=lambda kept: next(iter(kept)),
 )
 def test_what_the_author_said_of_the_pod_is_kept(kept: dict[str, Any]) -> None:
-    made = run(step(**kept))
+    made = run(gated(**kept))
 
     for field, value in kept.items():
         assert made[field] | value == made[field] if isinstance(value, dict) else made[field] == value
@@ -293,7 +296,7 @@ def test_a_training_program_gets_the_credentials_of_the_store_below_what_its_aut
 
 
 def test_a_step_writes_nothing_itself_and_gets_no_credentials() -> None:
-    assert "envFrom" not in run(step())["container"]
+    assert "envFrom" not in run(gated())["container"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.authored import STORE, by_name, step, train, workflow
+from support.authored import STORE, by_name, gated, step, train, workflow
 from support.lakefs import KEY, SECRET, serving
 
 from hera_pipelines import CronPipeline, Dvc, Pipeline, Step, Train, load_pipeline
@@ -38,12 +38,13 @@ def data_of(manifest: Manifest, name: str) -> list[str]:
 
 
 def environment_of(manifest: Manifest, name: str) -> dict[str, str]:
-    template = by_name(manifest)[f"{name}-run"]
+    templates = by_name(manifest)
+    template = templates.get(f"{name}-run") or templates[name]
     program = template.get("container") or template["script"]
-    return {entry["name"]: entry.get("value", "") for entry in program["env"]}
+    return {entry["name"]: entry.get("value", "") for entry in program.get("env") or []}
 
 
-@pytest.mark.parametrize("kind", [step, train])
+@pytest.mark.parametrize("kind", [step, gated, train])
 def test_the_versions_are_in_the_spec_and_reach_the_program(kind: Any) -> None:
     manifest = compiled(kind("fit", asked={"data": (TRAIN, RAW)}))
     assert data_of(manifest, "fit") == [f"md5 {1:032x}", f"md5 {2:032x}"]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.authored import by_name, parameters, step, task, train, workflow
+from support.authored import by_name, gated, parameters, step, task, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from hera_pipelines.compile.retries import TASK_SET_BYTES
@@ -91,8 +91,10 @@ def test_one_item_that_fills_the_task_set_is_refused() -> None:
         entry(withItems=["x" * TASK_SET_BYTES])
 
 
-def test_many_single_steps_count_too() -> None:
+@pytest.mark.parametrize(("kind", "is_limited"), [(gated, True), (step, False)])
+def test_many_single_steps_count_too_unless_they_ask_no_plugin(kind: Any, is_limited: bool) -> None:
     names = [f"step-{number}" for number in range(1000)]
-    manifest = workflow(step(), tasks=[task(name, "prep") for name in names])
+    manifest = workflow(kind(), tasks=[task(name, "prep") for name in names])
 
-    assert by_name(compile_workflow(manifest, OPTIONS))["main"]["parallelism"] < 1000
+    limit = by_name(compile_workflow(manifest, OPTIONS))["main"].get("parallelism")
+    assert (limit is not None and limit < 1000) is is_limited

@@ -8,8 +8,8 @@ from hera_pipelines.compile.references import (
     add_dependencies,
     fields_used,
     read_results_as_parameters,
-    workflow_parameters_used,
 )
+from tiphys.recording.step_key import workflow_parameters_used
 
 
 def taking(name: str, value: str, **fields: Any) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""The shapes of a `Step` and a `Train`, held against the structures that ran green on a real Argo.
+"""The shapes of a gated `Step` and a `Train`, held against the structures that ran green on a real Argo.
 
-| step | ends by | timer |
+| template | calls | timers |
 |---|---|---|
-| `Step` before one gated step that waits for it alone | the admit of that step | yes |
-| `Step` that all other tasks come before | finalize | yes |
-| any other `Step` | its conclude | no |
-| `Train` | its conclude | yes, unless it is fanned out |
+| `Step` | admit, conclude | two beside each, none in items of a fan-out |
+| `Train` | conclude | the same |
+| an attempt of it | admit, settle | the same |
+| exit handler | finalize | two |
+
+`test_ungated_template.py` has the shape of a `Step` without a gate.
 """
 
 import json
@@ -15,6 +17,7 @@ from support.authored import (
     STORE,
     artifact,
     by_name,
+    gated,
     output_parameter,
     parameters,
     plain,
@@ -55,143 +58,74 @@ def value(task_: Manifest, name: str) -> str:
 
 
 AFTER_RUN = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
+AFTER_ATTEMPTS = "attempts.Succeeded || attempts.Failed || attempts.Errored || attempts.Skipped"
 EXPORTING = {"parameters": [output_parameter("loss")], "artifacts": [artifact("model", globalName="best")]}
 
 
-def linked(*templates: Manifest, **edges: str) -> dict[str, Manifest]:
-    """The compiled templates of a DAG in which each task has the ``depends`` of its name in ``edges``."""
-    names = [template["name"] for template in templates]
-    return compiled(*templates, tasks=[task(n, **({"depends": edges[n]} if n in edges else {})) for n in names])
+def timers(name: str, depends: str = "") -> list[tuple[str, str, str]]:
+    return [(name, "tiphys-wake", depends), (f"{name}-again", "tiphys-wake", name)]
 
 
-def test_a_step_before_others_is_admitted_run_and_concluded() -> None:
-    made = linked(step("prep"), step("left"), step("right"), left="prep", right="prep")
+def test_a_gated_step_is_admitted_run_and_concluded_with_two_timers_beside_each_call() -> None:
+    made = compiled(gated("prep", outputs=EXPORTING))
 
     assert outline(made["prep"]) == [
         ("admit", "prep-admit", ""),
+        *timers("wake"),
         ("run", "prep-run", "admit"),
         ("conclude", "prep-conclude", AFTER_RUN),
+        *timers("wake-conclude", AFTER_RUN),
     ]
     assert "retryStrategy" in made["prep-run"]
+    assert set(made) == {
+        *("main", "prep", "prep-admit", "prep-run", "prep-conclude"),
+        *("tiphys-exit", "tiphys-finalize", "tiphys-wake"),
+    }
+    assert made["tiphys-wake"]["suspend"] == {"duration": "300ms"}
+
+
+def test_finalize_has_two_timers_beside_it_and_the_authors_handler() -> None:
+    made = compiled(step("prep"), plain("bye"), tasks=[task("prep")], onExit="bye")
+
+    assert outline(made["tiphys-exit"]) == [
+        ("handler", "bye", ""),
+        ("finalize", "tiphys-finalize", ""),
+        *timers("wake"),
+    ]
+
+
+def test_items_of_a_gated_step_have_no_timers() -> None:
+    made = compiled(gated("prep"), tasks=[task("prep", withItems=[1, 2])])
+
+    assert list(tasks(made["prep"])) == ["admit", "run", "conclude"]
 
 
 @pytest.mark.parametrize("field", ["retryStrategy", "securityContext", "affinity"])
 def test_an_empty_field_of_the_author_stays_because_it_means_something_to_argo(field: str) -> None:
-    assert compiled(step("prep", **{field: {}}))["prep-run"][field] == {}
+    assert compiled(gated("prep", **{field: {}}))["prep-run"][field] == {}
 
 
 def test_a_retry_strategy_without_content_is_none_so_that_the_step_has_its_own() -> None:
-    assert compiled(step("prep", retryStrategy=None)) == compiled(step("prep"))
+    assert compiled(gated("prep", retryStrategy=None)) == compiled(gated("prep"))
 
 
-def test_a_single_step_is_ended_by_finalize() -> None:
-    made = compiled(step("prep", outputs=EXPORTING))
-
-    assert outline(made["prep"]) == [
-        ("admit", "prep-admit", ""),
-        ("run", "prep-run", "admit"),
-        ("wake", "tiphys-wake", ""),
-    ]
-    assert set(made) == {"main", "prep", "prep-admit", "prep-run", "tiphys-exit", "tiphys-finalize", "tiphys-wake"}
-    assert made["tiphys-finalize"]["plugin"]["tiphys"]["after"] == "prep"
-    assert made["tiphys-wake"]["suspend"] == {"duration": "300ms"}
-
-
-def test_a_step_in_a_line_is_ended_by_the_next_admit() -> None:
-    made = linked(step("prep"), train("fit"), fit="prep")
-
-    assert [name for name, *_ in outline(made["prep"])] == ["admit", "run", "wake"]
-    assert made["fit-admit"]["plugin"]["tiphys"]["after"] == "prep"
-    assert "after" not in made["prep-admit"]["plugin"]["tiphys"]
-    assert "after" not in made["tiphys-finalize"]["plugin"]["tiphys"], "a training has its own conclude"
-
-
-@pytest.mark.parametrize(
-    ("templates", "edges", "reason"),
-    [
-        ([step("prep"), step("a"), step("b")], {"a": "prep", "b": "prep"}, "two tasks wait for it"),
-        ([step("prep"), step("b"), step("a")], {"a": "prep && b"}, "the next step also waits for another"),
-        ([step("prep"), step("a")], {"a": "prep.Failed"}, "the next step starts when it fails"),
-        ([step("prep"), step("a")], {"a": "prep || prep.Failed"}, "the next step starts in any case"),
-        ([step("prep"), plain("a")], {"a": "prep"}, "the next task is not gated"),
-    ],
-)
-def test_a_step_keeps_its_conclude_where_no_other_call_follows_its_success_alone(
-    templates: list[Manifest], edges: dict[str, str], reason: str
-) -> None:
-    assert "conclude" in tasks(linked(*templates, **edges)["prep"]), reason
-
-
-@pytest.mark.parametrize(
-    "fields", [{"withItems": [1, 2]}, {"when": "{{workflow.parameters.lr}} > 1"}], ids=["fan-out", "condition"]
-)
-def test_a_step_keeps_its_conclude_before_a_step_that_may_not_start_once(fields: Manifest) -> None:
-    made = compiled(step("prep"), step("a"), tasks=[task("prep"), task("a", depends="prep", **fields)])
-
-    assert "conclude" in tasks(made["prep"])
-
-
-@pytest.mark.parametrize("field", ["hooks", "onExit", "continueOn"])
-def test_a_step_keeps_its_conclude_where_the_author_looks_at_its_end(field: str) -> None:
-    watching = {"onExit": "bye", "hooks": {"exit": {"template": "bye"}}, "continueOn": {"failed": True}}[field]
-    tasks_ = [task("prep", **{field: watching}), task("a", dependencies=["prep"])]
-
-    assert "conclude" in tasks(compiled(step("prep"), step("a"), plain("bye"), tasks=tasks_)["prep"])
-
-
-@pytest.mark.parametrize("spec", [{"onExit": "bye"}, {"hooks": {"exit": {"template": "bye"}}}])
-def test_the_last_step_keeps_its_conclude_where_the_author_has_an_exit_handler(spec: Manifest) -> None:
-    """The handler runs beside finalize, and must not see a success that is not verified."""
-    made = compiled(step("prep"), plain("bye"), tasks=[task("prep")], **spec)
-
-    assert "conclude" in tasks(made["prep"])
-    assert "after" not in made["tiphys-finalize"]["plugin"]["tiphys"]
-
-
-def test_a_target_keeps_the_conclude_of_every_step() -> None:
-    manifest = workflow(step("prep"), step("a"), tasks=[task("prep"), task("a", depends="prep")])
-    by_name(manifest)["main"]["dag"]["target"] = "prep"
-
-    made = by_name(compile_workflow(manifest, OPTIONS))
-
-    assert "conclude" in tasks(made["prep"])
-    assert "conclude" in tasks(made["a"])
-
-
-def test_outputs_of_a_step_without_conclude_come_from_run_or_from_the_reused_result() -> None:
-    made = compiled(step("prep", outputs=EXPORTING))
+def test_outputs_of_a_gated_step_are_those_of_its_conclude() -> None:
+    made = compiled(gated("prep", outputs=EXPORTING))
 
     assert made["prep"]["outputs"] == {
-        "parameters": [
-            {
-                "name": "loss",
-                "valueFrom": {
-                    "expression": "tasks.run.status == 'Succeeded' ? tasks.run.outputs.parameters['loss'] : "
-                    "tasks.admit.outputs.parameters['output-loss']"
-                },
-            }
-        ],
-        "artifacts": [
-            {
-                "name": "model",
-                "globalName": "best",
-                "fromExpression": "tasks.run?.outputs?.artifacts?.['model'] ?? tasks.admit.outputs.artifacts['model']",
-            }
-        ],
+        "parameters": [{"name": "loss", "valueFrom": {"parameter": "{{tasks.conclude.outputs.parameters.loss}}"}}],
+        "artifacts": [{"name": "model", "globalName": "best", "from": "{{tasks.conclude.outputs.artifacts.model}}"}],
     }
-    assert made["prep-run"]["outputs"]["parameters"] == [
-        {"name": "loss", "valueFrom": {"path": "/tmp/loss", "default": ""}}
-    ]
-    assert {"name": "output-loss", "valueFrom": {"default": "", "supplied": {}}} in made["prep-admit"]["outputs"][
-        "parameters"
-    ]
-    assert made["prep-admit"]["outputs"]["artifacts"] == [{"name": "model", "path": "/unused/model", "optional": True}]
+    assert made["prep-conclude"]["outputs"] == {
+        "parameters": [{"name": "loss", "valueFrom": {"default": "", "supplied": {}}}],
+        "artifacts": [{"name": "model", "path": "/unused/model", "optional": True}],
+    }
 
 
 def test_standard_output_that_another_task_reads_is_an_output_of_the_step() -> None:
     reads = {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}} {{=tasks['a'].outputs.result + '!'}}"}]}
     main = [task("a"), task("b", arguments=reads, when="{{tasks.a.outputs.result}} == heads"), task("c")]
-    found = compiled(step("a"), plain("b", inputs=parameters("x")), plain("c"), tasks=main)
+    found = compiled(gated("a"), plain("b", inputs=parameters("x")), plain("c"), tasks=main)
     conclude = tasks(found["a"])["conclude"]
     assert (
         value(conclude, "result") == "{{=tasks['run'].status == 'Succeeded' ? tasks['run'].outputs.result ?? '' : ''}}"
@@ -213,17 +147,15 @@ def test_a_training_step_repeats_through_admission() -> None:
 
     assert outline(made["fit"]) == [
         ("attempts", "fit-attempt", ""),
-        (
-            "conclude",
-            "fit-conclude",
-            "attempts.Succeeded || attempts.Failed || attempts.Errored || attempts.Skipped",
-        ),
-        ("wake", "tiphys-wake", ""),
+        ("conclude", "fit-conclude", AFTER_ATTEMPTS),
+        *timers("wake-conclude", AFTER_ATTEMPTS),
     ]
     assert outline(made["fit-attempt"]) == [
         ("admit", "fit-admit", ""),
+        *timers("wake"),
         ("run", "fit-run", "admit"),
-        ("settle", "fit-settle", AFTER_RUN),
+        ("settle", "tiphys-settle", AFTER_RUN),
+        *timers("wake-settle", AFTER_RUN),
     ]
     assert made["fit-attempt"]["retryStrategy"] == {
         "limit": "1000",
@@ -234,21 +166,38 @@ def test_a_training_step_repeats_through_admission() -> None:
     assert made["fit-run"]["podSpecPatch"] == "{{inputs.parameters.tiphys-pod-patch}}"
 
 
-def test_items_of_a_training_have_no_timer_each() -> None:
+def test_items_of_a_training_have_no_timers() -> None:
     made = compiled(train("fit"), tasks=[task("fit", withItems=[1, 2])])
 
     assert list(tasks(made["fit"])) == ["attempts", "conclude"]
+    assert list(tasks(made["fit-attempt"])) == ["admit", "run", "settle"]
+
+
+def test_all_trainings_share_one_settle() -> None:
+    made = compiled(train("fit"), train("tune"), tasks=[task("fit"), task("tune", withItems=[1, 2])])
+
+    assert [name for name in made if "settle" in name] == ["tiphys-settle"]
+    fit, tune = (tasks(made[f"{name}-attempt"])["settle"] for name in ("fit", "tune"))
+    assert (value(fit, "step"), value(fit, "tiphys-item")) == ("fit", "")
+    assert (value(tune, "step"), value(tune, "tiphys-item")) == ("tune", "{{inputs.parameters.tiphys-item}}")
+    declared = {one["name"] for one in made["tiphys-settle"]["inputs"]["parameters"]}
+    for settle in (fit, tune):
+        assert {one["name"] for one in settle["arguments"]["parameters"]} == declared
+
+
+def test_a_pipeline_without_a_training_has_no_settle() -> None:
+    assert not [name for name in compiled(gated("prep"), step("report")) if "settle" in name]
 
 
 def test_nothing_runs_unless_admitted() -> None:
-    made = compiled(step("prep"), train("fit"))
+    made = compiled(gated("prep"), train("fit"))
 
     for run in (tasks(made["prep"])["run"], tasks(made["fit-attempt"])["run"]):
         assert run["when"] == "{{tasks.admit.outputs.parameters.run}} == true"
 
 
 def test_an_exit_code_that_nobody_saw_cannot_hang_the_workflow() -> None:
-    made = compiled(step("prep"), train("fit"))
+    made = compiled(gated("prep"), train("fit"))
 
     assert value(tasks(made["prep"])["conclude"], "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
     assert value(tasks(made["fit-attempt"])["settle"], "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
@@ -262,7 +211,7 @@ def test_bodies_are_operations_that_carry_identity() -> None:
 
     admit, settle = (
         AdmitOperation.model_validate(bodies["fit-admit"]),
-        SettleOperation.model_validate(bodies["fit-settle"]),
+        SettleOperation.model_validate(bodies["tiphys-settle"]),
     )
     conclude, finalize = (
         ConcludeOperation.model_validate(bodies["fit-conclude"]),
@@ -273,13 +222,14 @@ def test_bodies_are_operations_that_carry_identity() -> None:
         assert body.run == "{{workflow.parameters.tiphys-run}}"
         assert body.submission == "{{workflow.parameters.tiphys-submission}}"
         assert (body.uid, body.node) == ("{{workflow.uid}}", "{{node.name}}")
-    assert {admit.step, settle.step, conclude.step} == {"fit"}
+    assert {admit.step, conclude.step} == {"fit"}
+    assert (settle.step, settle.item) == ("{{inputs.parameters.step}}", "{{inputs.parameters.tiphys-item}}")
     assert admit.inputs == {"lr": "{{inputs.parameters.lr}}"}
     assert (finalize.status, finalize.failures) == ("{{workflow.status}}", "{{workflow.failures}}")
 
 
 def test_admit_declares_what_the_program_needs() -> None:
-    made = compiled(step("prep"), train("fit", asked={"checkpoints": {}}))
+    made = compiled(gated("prep"), train("fit", asked={"checkpoints": {}}))
     answers = made["prep-admit"]["outputs"]["parameters"]
 
     assert [answer["name"] for answer in answers] == ["run", "run-id", "attempt", "outputs"]
@@ -290,7 +240,7 @@ def test_admit_declares_what_the_program_needs() -> None:
 def test_workflow_parameters_that_the_program_uses_decide_its_key_too() -> None:
     container = {"args": ["{{workflow.parameters.lr}}", "{{=workflow.parameters['batch-size']}}", "{{workflow.name}}"]}
 
-    body = compiled(step("prep", container=container))["prep-admit"]["plugin"]["tiphys"]
+    body = compiled(gated("prep", container=container))["prep-admit"]["plugin"]["tiphys"]
 
     assert body["inputs"] == {
         "workflow.parameters.batch-size": "{{workflow.parameters.batch-size}}",
@@ -299,7 +249,7 @@ def test_workflow_parameters_that_the_program_uses_decide_its_key_too() -> None:
 
 
 def test_a_run_name_is_made_from_parameters() -> None:
-    manifest = workflow(step(), arguments=parameters("lr"))
+    manifest = workflow(gated(), arguments=parameters("lr"))
 
     made = by_name(compile_workflow(manifest, CompileOptions(run_name="digits-lr{lr}")))
 
@@ -328,7 +278,7 @@ def test_inputs_are_handed_down_to_admission_and_to_the_program() -> None:
 
 
 def test_an_input_with_a_location_of_its_own_is_resolved_once() -> None:
-    made = compiled(step("prep", inputs={"artifacts": [{"name": "raw", "path": "/raw", "s3": {"key": "raw"}}]}))
+    made = compiled(gated("prep", inputs={"artifacts": [{"name": "raw", "path": "/raw", "s3": {"key": "raw"}}]}))
 
     assert made["prep"]["inputs"]["artifacts"] == [{"name": "raw", "s3": {"key": "raw"}}]
     [of_program] = made["prep-run"]["inputs"]["artifacts"]
@@ -343,7 +293,7 @@ def test_an_item_is_handed_down_to_every_operation() -> None:
 
     sweep = made["main"]["dag"]["tasks"][0]
     assert {"name": "tiphys-item", "value": "{{item}}"} in sweep["arguments"]["parameters"]
-    for name in ("sweep-admit", "sweep-settle", "sweep-conclude"):
+    for name in ("sweep-admit", "tiphys-settle", "sweep-conclude"):
         assert made[name]["plugin"]["tiphys"]["item"] == "{{inputs.parameters.tiphys-item}}"
         assert {"name": "tiphys-item"} in made[name]["inputs"]["parameters"]
     assert {"name": "tiphys-item"} not in made["sweep-run"]["inputs"]["parameters"]
@@ -379,7 +329,7 @@ def test_a_step_behind_a_fan_out_without_items_takes_an_empty_list(
 
 
 def test_a_step_without_a_fan_out_has_no_item() -> None:
-    made = compiled(step("prep"))
+    made = compiled(step("prep"), gated("check"))
 
     assert "tiphys-item" not in json.dumps(made)
 
@@ -417,7 +367,7 @@ def test_outputs_are_keyed_without_archive_and_answered_by_conclude() -> None:
 
 
 def test_outputs_of_a_step_lie_below_the_number_of_the_retry() -> None:
-    made = compiled(step("prep", outputs={"artifacts": [artifact("data")]}))
+    made = compiled(gated("prep", outputs={"artifacts": [artifact("data")]}))
 
     key = made["prep-run"]["outputs"]["artifacts"][0]["s3"]["key"]
     assert key == "{{inputs.parameters.tiphys-outputs}}/{{retries}}/artifacts/data"
@@ -437,7 +387,7 @@ def test_outputs_of_a_step_lie_below_the_number_of_the_retry() -> None:
     ],
 )
 def test_an_output_file_keeps_the_suffix_by_which_viewers_know_it(name: str, path: str, file: str) -> None:
-    manifest = compile_workflow(workflow(step("prep", outputs={"artifacts": [{"name": name, "path": path}]})), OPTIONS)
+    manifest = compile_workflow(workflow(gated("prep", outputs={"artifacts": [{"name": name, "path": path}]})), OPTIONS)
     key = by_name(manifest)["prep-run"]["outputs"]["artifacts"][0]["s3"]["key"]
     assert key == f"{{{{inputs.parameters.tiphys-outputs}}}}/{{{{retries}}}}/artifacts/{file}"
     assert CompiledPipeline.from_manifest(manifest).steps["prep"].artifact_file(name) == file
@@ -459,8 +409,8 @@ def test_pods_bear_the_labels_by_which_they_are_found() -> None:
     }
 
 
-def test_one_template_used_by_two_tasks_makes_two_steps() -> None:
-    manifest = compile_workflow(workflow(step("prep"), tasks=[task("one", "prep"), task("two", "prep")]), OPTIONS)
+def test_one_gated_template_used_by_two_tasks_makes_two_steps() -> None:
+    manifest = compile_workflow(workflow(gated("prep"), tasks=[task("one", "prep"), task("two", "prep")]), OPTIONS)
 
     assert list(CompiledPipeline.from_manifest(manifest).steps) == ["one", "two"]
     assert [t["template"] for t in by_name(manifest)["main"]["dag"]["tasks"]] == ["one", "two"]

@@ -10,6 +10,7 @@ import pytest
 from support.authored import (
     STORE,
     artifact,
+    gated,
     output_parameter,
     parameters,
     plain,
@@ -171,14 +172,14 @@ WORKFLOWS: dict[str, tuple[Manifest, str, Manifest]] = {
         workflow(step(), tasks=[task("prep-a", "prep")]),
     ),
     "a step that takes a generated name": (
-        workflow(step("fit"), step("fit-run")),
+        workflow(gated("fit"), gated("fit-run")),
         "step 'fit-run' compiles to a template 'fit-run', which is made for step 'fit' already",
-        workflow(step("fit"), step("fit-it")),
+        workflow(gated("fit"), gated("fit-it")),
     ),
     "a template that has a generated name": (
-        workflow(step("fit"), plain("fit-conclude")),
+        workflow(gated("fit"), plain("fit-conclude")),
         "'fit-conclude', which is a template already",
-        workflow(step("fit"), plain("conclude")),
+        workflow(step("fit"), plain("fit-conclude")),
     ),
     "an input artifact that no argument gives": (
         workflow(step(inputs={"artifacts": [artifact("data")]}), tasks=[task("prep")]),
@@ -227,7 +228,7 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
     ),
     "a template without a program": (
         {"name": "prep", "metadata": settings(), "suspend": {}},
-        "only container and script templates can be gated",
+        "only container and script templates can be steps of Tiphys",
         step(),
     ),
     "checkpoints without attempts": (
@@ -451,11 +452,13 @@ def test_the_step_put_right_compiles(name: str) -> None:
         "{{tasks.prep.ip}}",
     ],
 )
-def test_what_a_step_never_answers_is_refused(use: str) -> None:
+def test_what_a_gated_step_never_answers_is_refused(use: str) -> None:
     after = task("after", arguments={"parameters": [{"name": "x", "value": use}]})
+    reader, calls = plain("after", inputs=parameters("x")), [task("prep"), after]
 
-    message = refusal(workflow(step(), plain("after", inputs=parameters("x")), tasks=[task("prep"), after]))
+    message = refusal(workflow(gated(), reader, tasks=calls))
 
+    compile_workflow(workflow(step(), reader, tasks=calls), OPTIONS)
     assert "step 'prep': {{tasks.prep." in message
     assert "declare an output parameter instead" in message
 
@@ -470,10 +473,10 @@ def test_what_a_step_never_answers_is_refused(use: str) -> None:
         "tasks.prep.outputs.result is what we never ask for",
     ],
 )
-def test_what_a_step_does_answer_is_not_refused(use: str) -> None:
+def test_what_a_gated_step_does_answer_is_not_refused(use: str) -> None:
     after = task("after", arguments={"parameters": [{"name": "x", "value": use}]})
 
-    compile_workflow(workflow(step(), plain("after", inputs=parameters("x")), tasks=[task("prep"), after]), OPTIONS)
+    compile_workflow(workflow(gated(), plain("after", inputs=parameters("x")), tasks=[task("prep"), after]), OPTIONS)
 
 
 def test_a_training_step_with_checkpoints_needs_a_store() -> None:

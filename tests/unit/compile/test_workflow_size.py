@@ -3,8 +3,9 @@
 | part of the Workflow | nodes |
 |---|---|
 | DAG | 1 |
-| `Step` with or without its conclude | 5 |
-| `Train` with one attempt; as an item | 8; 7 |
+| `Step`; that repeats nothing | 2; 1 |
+| `Step` with a gate; as an item | 9; 5 |
+| `Train` with one attempt; as an item | 13; 7 |
 | plain task | 1 |
 | fan-out | 1 and those of its items |
 | exit handler | 4 |
@@ -13,11 +14,12 @@
 import json
 
 import pytest
-from support.authored import STORE, plain, step, task, train, workflow
+from support.authored import STORE, gated, plain, step, task, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow, cron_workflow
 from hera_pipelines.compile.workflow_size import MAX_WORKFLOW_BYTES, estimate_size, size_warning
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import RetryPolicy
 
 ENTRY_AND_EXIT = 1 + 4
 
@@ -31,10 +33,13 @@ def nodes(manifest: Manifest) -> int:
 
 
 def test_nodes_of_each_kind_of_step() -> None:
-    assert nodes(compiled(step("prep"))) == 5
-    assert nodes(compiled(step("prep"), step("other"))) == 10, "both have a conclude"
-    assert nodes(compiled(train("fit"))) == 8
-    assert nodes(compiled(step("prep"), plain("hello"))) == 6
+    once = {"retry": RetryPolicy(preemption=0, infrastructure=0, out_of_memory=0, unknown=0)}
+    assert nodes(compiled(step("prep"))) == 2
+    assert nodes(compiled(step("prep", asked=once))) == 1
+    assert nodes(compiled(step("prep"), tasks=[task("a", "prep"), task("b", "prep")])) == 4
+    assert nodes(compiled(gated("prep"))) == 9
+    assert nodes(compiled(train("fit"))) == 13
+    assert nodes(compiled(step("prep"), plain("hello"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -51,17 +56,18 @@ def test_items_that_are_known_are_counted(fields: Manifest) -> None:
     given = [{"name": "items", "value": '["a", "b", "c"]'}, {"name": "n", "value": 3}]
     manifest = compiled(step("prep"), tasks=[task("prep", **fields)], arguments={"parameters": given})
 
-    assert nodes(manifest) == 1 + 3 * 5
+    assert nodes(manifest) == 1 + 3 * 2
 
 
-def test_items_of_a_training_have_no_timer() -> None:
+def test_items_of_gated_steps_have_no_timers() -> None:
+    assert nodes(compiled(gated("prep"), tasks=[task("prep", withItems=[1, 2])])) == 1 + 2 * 5
     assert nodes(compiled(train("fit"), tasks=[task("fit", withItems=[1, 2])])) == 1 + 2 * 7
 
 
 def test_items_that_only_the_run_produces_count_as_one() -> None:
     manifest = compiled(step("prep"), tasks=[task("prep", withParam="{{tasks.prep.outputs.parameters.x}}")])
 
-    assert nodes(manifest) == 1 + 5
+    assert nodes(manifest) == 1 + 2
 
 
 def test_groups_of_steps_and_templates_that_call_themselves_end() -> None:
@@ -71,26 +77,26 @@ def test_groups_of_steps_and_templates_that_call_themselves_end() -> None:
     ]
     manifest["spec"]["onExit"] = "grouped"
 
-    assert estimate_size(manifest).nodes == 1 + 5 + (1 + 2 + 1 + 1)
+    assert estimate_size(manifest).nodes == 1 + 2 + (1 + 2 + 1 + 1)
 
 
 def test_a_pipeline_that_passes_the_limit_is_warned_of() -> None:
-    warning = size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "4000"})]))
+    warning = size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "9500"})]))
 
     assert warning is not None
-    assert "20,006 nodes" in warning
+    assert "19,006 nodes" in warning
     assert "node status offloading" in warning
     assert f"{MAX_WORKFLOW_BYTES:,}" in warning
 
 
 def test_the_schedule_of_such_a_pipeline_is_warned_of() -> None:
-    manifest = compiled(step("prep"), tasks=[task("prep", withSequence={"count": "4000"})])
+    manifest = compiled(step("prep"), tasks=[task("prep", withSequence={"count": "9500"})])
 
     assert size_warning(cron_workflow(manifest, "nightly", {"schedules": ["0 2 * * *"]})) is not None
 
 
 def test_a_pipeline_that_fits_is_not() -> None:
-    assert size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "1900"})])) is None
+    assert size_warning(compiled(step("prep"), tasks=[task("prep", withSequence={"count": "4900"})])) is None
     many_plain = [task("prep"), task("hello", withSequence={"count": "9500"})]
     assert size_warning(compiled(step("prep"), plain("hello"), tasks=many_plain)) is None
 
@@ -98,14 +104,14 @@ def test_a_pipeline_that_fits_is_not() -> None:
 @pytest.mark.parametrize(("text", "is_warned"), [("a", False), ("a" * 300, True)])
 @pytest.mark.parametrize("field", ["withItems", "withParam"])
 def test_each_node_of_an_item_holds_its_text(field: str, text: str, is_warned: bool) -> None:
-    items = [f"{number}{text}" for number in range(900)]
+    items = [f"{number}{text}" for number in range(1900)]
     given = items if field == "withItems" else json.dumps(items)
     manifest = compiled(step("prep"), tasks=[task("prep", **{field: given})])
 
     assert (size_warning(manifest) is not None) == is_warned
 
 
-@pytest.mark.parametrize(("count", "expected"), [("1000000000000", 5_000_000_000_001), ("1" + "0" * 30, 6), ("x", 6)])
+@pytest.mark.parametrize(("count", "expected"), [("1000000000000", 2_000_000_000_001), ("1" + "0" * 30, 3), ("x", 3)])
 def test_a_sequence_is_counted_without_its_items(count: str, expected: int) -> None:
     assert nodes(compiled(step("prep"), tasks=[task("prep", withSequence={"count": count})])) == expected
 
@@ -113,7 +119,7 @@ def test_a_sequence_is_counted_without_its_items(count: str, expected: int) -> N
 @pytest.mark.parametrize(("steps", "is_warned"), [(48, False), (50, True)])
 def test_more_templates_than_the_full_crds_of_argo_accept_are_warned_of(steps: int, is_warned: bool) -> None:
     names = [f"s{number}" for number in range(steps)]
-    manifest = compiled(*map(step, names), tasks=[task(name) for name in names])
+    manifest = compiled(*map(gated, names), tasks=[task(name) for name in names])
 
     templates = len(manifest["spec"]["templates"])
     warning = size_warning(manifest) or ""

@@ -91,6 +91,8 @@ def test_a_workflow_is_created_and_found(submitter: ArgoServerSubmitter, api: Ku
     assert (created.name, created.namespace, created.phase, created.running) == (RUN, "ml", "Pending", True)
     assert submitter.find("ml", RUN) == created
     assert submitter.find("ml", "digits-2") is None
+    assert (submitter.read("ml", RUN) or {})["metadata"]["uid"] == created.uid
+    assert submitter.read("ml", "digits-2") is None
     assert (api.get(WORKFLOWS, "ml", RUN) or {})["metadata"]["uid"] == created.uid
 
 

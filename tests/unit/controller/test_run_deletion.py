@@ -17,10 +17,11 @@
 from collections.abc import Callable
 
 import pytest
-from support.compiled import History, gated, pipeline_of
+from support.compiled import History, gated, pipeline_of, ungated
 from support.faults import dying_at
 from support.lineage import claim_of, commit, write_claim
 from support.memory import MemoryStore
+from support.submitted import SubmittedWorkflow
 from support.submitter import FakeSubmitter
 from tiphys_controller import fork_run, list_run_summaries, resume_run, run_deletion, start_run
 from tiphys_controller.cleanup import WorkflowPresence, find_stalled_runs
@@ -32,6 +33,8 @@ from tiphys.lineage.retention.policy import list_pins, pin_checkpoint, unpin_che
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import CheckpointRef, MemoRecord, ReuseRecord, SubmissionClaim, SubmissionKind, json_digest, utc_now
 from tiphys.store import RunLayout, Store, claim_record, lineage_name, list_runs, memo_key, read_run, read_submissions
+from tiphys.store.layout import FORMAT_MARKER
+from tiphys.store.workflow_layout import OutputOrigin, output_origin, output_origins, pod_outputs, workflow_outputs
 
 RUN = "digits-1"
 PIPELINE = pipeline_of(gated("prep"), gated("fit", kind=StepKind.TRAIN, depends="prep"))
@@ -50,13 +53,19 @@ def with_records(store: Store, submitter: FakeSubmitter, run: str) -> History:
     write_claim(store, claim_of(1, step="fit").model_copy(update={"run": run, "lineage": lineage}))
     for step in (10, 20):
         commit(store, CheckpointRef(lineage=lineage, attempt=1, global_step=step))
+    uid, pod = submitter.uid(run), f"{run}-check-1"
+    store.create(f"{pod_outputs(uid, pod)}report.html", b"<p>")
+    store.create(output_origin(uid, OutputOrigin(pod, run, "check", 1)), b"")
     submitter.end(run)
     return history
 
 
 def keys_of(store: Store, run: str) -> list[str]:
     layout = RunLayout(run)
-    return [info.key for prefix in (layout.control, layout.data, layout.lineages) for info in store.list(prefix)]
+    prefixes = [layout.control, layout.data, layout.lineages]
+    for uid in (f"uid-of-{run}", f"uid-of-{run}-2"):
+        prefixes += [workflow_outputs(uid), output_origins(uid)]
+    return [info.key for prefix in prefixes for info in store.list(prefix)]
 
 
 def reasons(deletions: list[RunDeletion]) -> dict[str, str]:
@@ -82,6 +91,23 @@ def test_everything_of_the_run_goes_and_nothing_else(store: Store, submitter: Fa
     assert list(list_runs(store)) == ["digits-10"]
     with pytest.raises(NotFoundError, match="has no run 'digits-1'; did you mean digits-10"):
         delete_runs(store, submitter, [RUN])
+
+
+def test_outputs_below_the_workflows_of_all_submissions_go(store: Store, submitter: FakeSubmitter) -> None:
+    prep, check = ungated("prep", artifacts=("data",)), ungated("check", artifacts=("report",))
+    start_run(store, submitter, pipeline_of(prep, check), RUN)
+    SubmittedWorkflow.of(store, submitter, RUN).run_task("prep", artifacts={"data": b"1,2"})
+    submitter.end(RUN)
+    resume_run(store, submitter, RUN)
+    SubmittedWorkflow.of(store, submitter, f"{RUN}-2").run_task("check", artifacts={"report": b"<p>"})
+    submitter.end(f"{RUN}-2")
+    folders = {info.key.split("/")[2] for info in store.list("data/workflows/")}
+    assert folders == {f"uid-of-{RUN}", f"uid-of-{RUN}-2"}
+    assert len(list(store.list("control/workflows/"))) == 2
+
+    delete_runs(store, submitter, [RUN])
+
+    assert [info.key for info in store.list("")] == [FORMAT_MARKER]
 
 
 def test_long_work_goes_in_batches_and_is_reported(

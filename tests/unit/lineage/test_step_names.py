@@ -3,7 +3,8 @@
 | where an item is known from | its name |
 |---|---|
 | the Workflow | its index there |
-| a binding | the index in Argo's name, of the newest submission |
+| a binding | the index in Argo's name of the first submission that ran it |
+| bindings of which two have one such index, since the items have changed | the index of the newest submission |
 | a binding of an older version, without a label | its step id |
 """
 
@@ -193,4 +194,23 @@ def test_bindings_are_read_from_the_store_and_a_damaged_one_is_left_out(tmp_path
         store.create(layout.item(number, step), bound.to_bytes())
     store.create(layout.item(2, damaged), b"{")
     known = step_names(store, RunRecord(run=RUN, pipeline="digits", workflow=manifest, digest=json_digest(manifest)))
-    assert (known.name(step), known.name(damaged)) == ("fit[2]", damaged)
+    assert (known.name(step), known.name(damaged)) == ("fit[1]", damaged)
+
+
+MADE = "{{tasks.prep.outputs.parameters.all}}"
+
+
+def test_an_item_keeps_its_index_where_a_later_submission_runs_only_the_missing_items():
+    first, second, third = ids("fit", ["a", "b", "c"])
+    bound = [binding(step, f"fit({index}:{step})") for index, step in enumerate((first, second, third))]
+    later = [binding(second, "fit(0:b)", submission=2), binding(third, "fit(1:c)", submission=2)]
+    known = names(*bound, *later, fit=MADE)
+    assert [known.name(step) for step in (first, second, third)] == ["fit[0]", "fit[1]", "fit[2]"]
+
+
+def test_an_item_has_its_newest_index_where_the_items_themselves_have_changed():
+    first, second, third = ids("fit", ["a", "b", "c"])
+    bound = [binding(first, "fit(0:a)"), binding(second, "fit(1:b)")]
+    later = [binding(third, "fit(0:c)", submission=2), binding(second, "fit(1:b)", submission=2)]
+    known = names(*bound, *later, fit=MADE)
+    assert [known.name(step) for step in (third, second)] == ["fit[0]", "fit[1]"]

@@ -18,7 +18,7 @@ from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 from tiphys_plugin import PodStatus
 
 from hera_pipelines.local import shutdown
-from hera_pipelines.local.nodes import NodeChange, NodePhase
+from hera_pipelines.local.nodes import NodeChange, NodePhase, pod_name
 from hera_pipelines.local.pods import process
 from tiphys.errors import ConflictError, StoreError
 
@@ -586,6 +586,64 @@ def test_the_object_is_kept_as_an_api_server_would(bench: Bench) -> None:
     assert final["phase"] == "Succeeded"
     assert {node["name"] for node in final["nodes"].values()} == {"wf", "wf.a"}
     assert seen[0]["metadata"]["uid"]
+
+
+def test_nodes_in_the_object_hold_what_went_in_and_came_out_as_argos_do(bench: Bench) -> None:
+    fit = shell("echo {{inputs.parameters.lr}} > /tmp/loss; echo m > /tmp/model; echo done", "fit", "lr")
+    fit["outputs"] = {
+        "parameters": [{"name": "loss", "valueFrom": {"path": "/tmp/loss"}}],
+        "artifacts": [
+            {"name": "model", "path": "/tmp/model", "archive": {"none": {}}, "s3": {"key": "m/{{pod.name}}"}}
+        ],
+    }
+    fit["retryStrategy"] = {"limit": 2}
+    use = shell("cat /in", "use")
+    use["inputs"] = {"artifacts": [{"name": "in", "path": "/in"}]}
+    taken = {"artifacts": [{"name": "in", "from": "{{tasks.fit.outputs.artifacts.model}}"}]}
+    tasks = dag(call("fit", parameters={"lr": "0.1"}), {"name": "use", "template": "use", "depends": "fit"})
+    tasks["dag"]["tasks"][1]["arguments"] = taken
+    assert bench.run(workflow(tasks, fit, use)) == "Succeeded"
+    nodes = {node["name"]: node for node in bench.status()["nodes"].values()}
+    assert (nodes["wf.fit"]["type"], nodes["wf.fit(0)"]["type"]) == ("Retry", "Pod")
+    made = nodes["wf.fit(0)"]
+    assert made["inputs"]["parameters"] == [{"name": "lr", "value": "0.1"}]
+    assert made["outputs"]["parameters"] == [{"name": "loss", "value": "0.1"}]
+    assert made["outputs"]["exitCode"] == "0"
+    [model] = made["outputs"]["artifacts"]
+    assert (model["name"], model["s3"]["key"]) == ("model", f"m/{pod_name('wf', 'wf.fit(0)', 'fit')}")
+    [read] = nodes["wf.use"]["inputs"]["artifacts"]
+    assert (read["name"], read["s3"]["key"]) == ("in", model["s3"]["key"])
+
+
+def test_node_of_a_failed_program_holds_its_exit_code_and_its_last_words(bench: Bench) -> None:
+    assert bench.run(workflow(dag(call("bad")), shell("echo no rows; exit 3", "bad"))) == "Failed"
+    node = next(node for node in bench.status()["nodes"].values() if node["name"] == "wf.bad")
+    assert (node["message"], node["terminationMessage"]) == ("main: Error (exit code 3)", "no rows")
+    assert node["outputs"]["exitCode"] == "3"
+
+
+def test_exit_handler_finds_the_ends_of_all_steps_in_the_object(tmp_path: Path) -> None:
+    stored: dict[str, str] = {}
+
+    def answer(_: Any) -> dict[str, Any]:
+        stored.update({node["name"]: node["phase"] for node in own_bench.status()["nodes"].values()})
+        return succeeded()
+
+    with ScriptedPlugin(answer) as scripted:
+        own_bench = Bench(tmp_path, scripted, code=tmp_path)
+        manifest = workflow(
+            dag(call("a", "good"), call("b", "bad", depends="a")),
+            shell("true", "good"),
+            shell("exit 1", "bad"),
+            plugin("bye", op="finalize"),
+            onExit="bye",
+        )
+        assert own_bench.run(manifest) == "Failed"
+    assert {name: stored[name] for name in ("wf", "wf.a", "wf.b")} == {
+        "wf": "Failed",
+        "wf.a": "Succeeded",
+        "wf.b": "Failed",
+    }
 
 
 def test_changes_name_the_task_they_belong_to(bench: Bench) -> None:

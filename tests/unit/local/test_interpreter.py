@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from support.scripted_plugin import Body, ScriptedPlugin, failed, succeeded
-from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
+from support.workflows import Bench, call, dag, plugin, shell, workflow
 
-GO_ON = {"continueOn": {"failed": True, "error": True}}
+
+def ended(task: str) -> str:
+    return " || ".join(f"{task}.{result}" for result in ("Succeeded", "Failed", "Errored", "Skipped"))
 
 
 def answer(body: Body) -> Body:
@@ -25,29 +27,27 @@ def answer(body: Body) -> Body:
 
 def train_shape() -> dict[str, Any]:
     passed = {name: f"{{{{inputs.parameters.{name}}}}}" for name in ("go", "code")}
-    step = steps(
-        [call("attempts", "attempt", passed, **GO_ON)],
-        [call("conclude", "conclude", {"st": "{{steps.attempts.status}}"})],
+    step = dag(
+        call("attempts", "attempt", passed),
+        call("conclude", "conclude", {"st": "{{tasks.attempts.status}}"}, depends=ended("attempts")),
         name="step",
         inputs={"parameters": [{"name": "go"}, {"name": "code"}]},
     )
     step["outputs"] = {
-        "parameters": [{"name": "model", "valueFrom": {"parameter": "{{steps.conclude.outputs.parameters.model}}"}}]
+        "parameters": [{"name": "model", "valueFrom": {"parameter": "{{tasks.conclude.outputs.parameters.model}}"}}]
     }
-    told = {"st": "{{steps.run.status}}", "ec": "{{=steps['run'].exitCode ?? '-1'}}", "id": "{{steps.run.id}}"}
-    patched = {"patch": "{{steps.admit.outputs.parameters.pod-patch}}", "retry": "{{retries}}"}
-    attempt = steps(
-        [call("admit", "admit", {"go": passed["go"]})],
-        [
-            call(
-                "run",
-                "run",
-                {**patched, "code": passed["code"]},
-                when="{{steps.admit.outputs.parameters.run}} == true",
-                **GO_ON,
-            )
-        ],
-        [call("settle", "settle", told)],
+    told = {"st": "{{tasks.run.status}}", "ec": "{{=tasks['run'].exitCode ?? '-1'}}", "id": "{{tasks.run.id}}"}
+    patched = {"patch": "{{tasks.admit.outputs.parameters.pod-patch}}", "retry": "{{retries}}"}
+    attempt = dag(
+        call("admit", "admit", {"go": passed["go"]}),
+        call(
+            "run",
+            "run",
+            {**patched, "code": passed["code"]},
+            depends="admit",
+            when="{{tasks.admit.outputs.parameters.run}} == true",
+        ),
+        call("settle", "settle", told, depends=ended("run")),
         name="attempt",
         inputs=step["inputs"],
         retryStrategy={"limit": "50", "retryPolicy": "Always", "backoff": {"duration": "1s", "factor": "2"}},
@@ -99,17 +99,17 @@ def test_plugin_nodes_have_the_names_seen_on_argo(scripted_run: tuple[Bench, lis
     first, second = "wf.sweep(0:code:75,lr:0.1)", "wf.sweep(1:code:1,lr:0.2)"
     assert sorted(body["node"] for body in bodies) == sorted(
         [
-            "wf.prep[0].attempts(0)[0].admit",
-            "wf.prep[0].attempts(0)[2].settle",
-            "wf.prep[1].conclude",
-            f"{first}[0].attempts(0)[0].admit",
-            f"{first}[0].attempts(0)[2].settle",
-            f"{first}[0].attempts(1)[0].admit",
-            f"{first}[0].attempts(1)[2].settle",
-            f"{first}[1].conclude",
-            f"{second}[0].attempts(0)[0].admit",
-            f"{second}[0].attempts(0)[2].settle",
-            f"{second}[1].conclude",
+            "wf.prep.attempts(0).admit",
+            "wf.prep.attempts(0).settle",
+            "wf.prep.conclude",
+            f"{first}.attempts(0).admit",
+            f"{first}.attempts(0).settle",
+            f"{first}.attempts(1).admit",
+            f"{first}.attempts(1).settle",
+            f"{first}.conclude",
+            f"{second}.attempts(0).admit",
+            f"{second}.attempts(0).settle",
+            f"{second}.conclude",
             "wf.onExit",
         ]
     )
@@ -119,14 +119,14 @@ def test_settle_is_told_how_the_program_ended(scripted_run: tuple[Bench, list[Bo
     _, bodies = scripted_run
     told = {body["node"]: (body["status"], body["exit"]) for body in bodies if body["op"] == "settle"}
     assert told == {
-        "wf.prep[0].attempts(0)[2].settle": ("Skipped", "-1"),
-        "wf.sweep(0:code:75,lr:0.1)[0].attempts(0)[2].settle": ("Failed", "75"),
-        "wf.sweep(0:code:75,lr:0.1)[0].attempts(1)[2].settle": ("Succeeded", "0"),
-        "wf.sweep(1:code:1,lr:0.2)[0].attempts(0)[2].settle": ("Failed", "1"),
+        "wf.prep.attempts(0).settle": ("Skipped", "-1"),
+        "wf.sweep(0:code:75,lr:0.1).attempts(0).settle": ("Failed", "75"),
+        "wf.sweep(0:code:75,lr:0.1).attempts(1).settle": ("Succeeded", "0"),
+        "wf.sweep(1:code:1,lr:0.2).attempts(0).settle": ("Failed", "1"),
     }
 
 
 def test_outputs_of_a_skipped_step_come_from_conclude(scripted_run: tuple[Bench, list[Body]]) -> None:
     bench, _ = scripted_run
     assert bench.logs("use") == ["model of Succeeded\n"]
-    assert bench.phases()["wf.prep[0].attempts(0)[1].run"] == "Skipped"
+    assert bench.phases()["wf.prep.attempts(0).run"] == "Skipped"

@@ -121,7 +121,7 @@ def test_ids_are_fnv_hashes_of_names() -> None:
         ("wf", "wf"),
         ("wf.fit", "fit"),
         ("wf.fit[0]", "[0]"),
-        ("wf.fit[0].attempts(1)", "attempts(1)"),
+        ("wf.fit.attempts(1)", "attempts(1)"),
         ("wf.sweep(1:lr:0.2)", "sweep(1:lr:0.2)"),
     ],
 )

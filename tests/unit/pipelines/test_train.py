@@ -133,8 +133,10 @@ def test_a_value_that_makes_no_sense_is_refused() -> None:
 def test_a_program_that_is_not_root_can_make_the_folder_of_its_outputs() -> None:
     """Kubernetes makes every folder on the way to an input as root; none of them may be one of an output."""
     manifest = ready().compile()
-    for made in (find_template(manifest, name) for name in ("train-run", "register-run")):
+    for made in (find_template(manifest, name) for name in ("train-run", "register")):
         inputs = [Path(artifact["path"]) for artifact in made["inputs"]["artifacts"]]
-        outputs = [Path(artifact["path"]) for artifact in made["outputs"]["artifacts"]]
+        outputs = [Path(artifact["path"]) for artifact in made["outputs"].get("artifacts", [])]
+        outputs += [Path(parameter["valueFrom"]["path"]) for parameter in made["outputs"].get("parameters", [])]
+        assert outputs
         by_root = {folder for path in inputs for folder in path.parents} - {Path("/"), Path("/tmp")}
         assert by_root.isdisjoint(folder for path in outputs for folder in path.parents)

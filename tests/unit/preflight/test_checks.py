@@ -384,6 +384,24 @@ def test_a_claim_that_items_share(make: Any, fan_out: bool, modes: tuple[str, ..
     assert (one.state, one.step) == (state, "load"), one
 
 
+def test_a_claim_of_a_function_that_a_fan_out_and_another_task_call() -> None:
+    user = step("load", container={"image": DIGEST, **MOUNT}, volumes=VOLUMES)
+    calls = [task("once", "load"), task("many", "load", withItems=[1, 2])]
+    one = only("volumes", subject_of(user, tasks=calls), claims("ReadWriteOnce"))
+    assert (one.state, one.step) == ("warning", "load")
+    calls = [task("once", "load"), task("again", "load")]
+    assert only("volumes", subject_of(user, tasks=calls), claims("ReadWriteOnce")).state == "ok"
+
+
+def test_a_template_is_not_mistaken_for_the_task_of_its_name() -> None:
+    asking = plain("one") | {"container": {"image": DIGEST, **GPU}}
+    subject = subject_of(
+        step("two", container={"image": "x:1"}), asking, tasks=[task("one", "two"), task("two", "one")]
+    )
+    assert [(one.state, one.step) for one in found("checkpoints", subject)] == [("warning", "one")]
+    assert only("images", subject).step == "one"
+
+
 def test_a_claim_of_a_gang() -> None:
     member = gang(**MOUNT) | {"volumes": VOLUMES}
     assert only("volumes", subject_of(member), claims("ReadWriteMany")).state == "ok"

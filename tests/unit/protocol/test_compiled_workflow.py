@@ -10,7 +10,7 @@ from tiphys.protocol.step_spec import StepKind, StepSpec
 
 
 def manifest(*templates: dict[str, Any], **metadata: Any) -> dict[str, Any]:
-    entry = {"name": "main", "dag": {"tasks": [{"name": "prep"}, {"name": "fit"}]}}
+    entry = {"name": "main", "dag": {"tasks": [{"name": "prep", "template": "prep"}, {"name": "fit"}]}}
     return {
         "metadata": {
             "annotations": {"tiphys.dev/pipeline": "digits", "tiphys.dev/store": "s3://ml-runs/tiphys"},
@@ -20,7 +20,7 @@ def manifest(*templates: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     }
 
 
-def gated(spec: StepSpec) -> dict[str, Any]:
+def annotated(spec: StepSpec) -> dict[str, Any]:
     return {"name": spec.name, "metadata": {"annotations": {"tiphys.dev/step": spec.model_dump_json()}}}
 
 
@@ -29,12 +29,34 @@ PREP = StepSpec(name="prep", kind=StepKind.STEP, template="t2", artifacts=("data
 
 
 def test_a_compiled_workflow_tells_its_name_store_and_steps() -> None:
-    pipeline = CompiledPipeline.from_manifest(manifest(gated(FIT), {"name": "plain"}, gated(PREP)))
+    pipeline = CompiledPipeline.from_manifest(manifest(annotated(FIT), {"name": "plain"}, annotated(PREP)))
 
     assert (pipeline.name, pipeline.store) == ("digits", "s3://ml-runs/tiphys")
     assert pipeline.steps == {"fit": FIT, "prep": PREP}
     assert pipeline.step("fit") == FIT
     assert [task["name"] for task in pipeline.tasks()] == ["prep", "fit"]
+
+
+def test_each_task_of_a_template_without_a_gate_is_a_step_and_one_that_no_task_calls_is_none() -> None:
+    calls = [
+        {"name": "one", "template": "prep"},
+        {"name": "two", "template": "prep", "withItems": [1]},
+        {"name": "fit", "template": "fit"},
+        {"name": "elsewhere", "templateRef": {"name": "library", "template": "prep"}},
+    ]
+    unused = PREP.model_copy(update={"name": "unused"})
+    document = manifest(annotated(PREP), annotated(FIT), annotated(unused), {"name": "plain"})
+    document["spec"]["templates"][0]["dag"]["tasks"] = calls
+    document["spec"]["templates"].append({"name": "inner", "dag": {"tasks": [{"name": "three", "template": "prep"}]}})
+
+    steps = CompiledPipeline.from_manifest(document).steps
+    assert steps == {
+        "one": PREP.model_copy(update={"name": "one"}),
+        "two": PREP.model_copy(update={"name": "two", "fan_out": True}),
+        "fit": FIT,
+    }
+    assert list(steps) == ["one", "two", "fit"], "in the order of the tasks"
+    assert [spec.is_gated for spec in steps.values()] == [False, False, True]
 
 
 @pytest.mark.parametrize("metadata", [{}, {"annotations": None}, {"annotations": {"other": "x"}}])
@@ -58,13 +80,13 @@ def test_a_damaged_annotation_names_its_template(text: str) -> None:
 
 
 def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
-    pipeline = CompiledPipeline.from_manifest(manifest(gated(PREP), gated(FIT)))
+    pipeline = CompiledPipeline.from_manifest(manifest(annotated(PREP), annotated(FIT)))
 
     with pytest.raises(UsageError, match="pipeline digits has no step 'eval'; it has: fit, prep"):
         pipeline.step("eval")
 
 
-def test_a_pipeline_without_gated_steps_says_so() -> None:
+def test_a_pipeline_without_steps_says_so() -> None:
     with pytest.raises(UsageError, match="it has: none"):
         CompiledPipeline.from_manifest(manifest()).step("fit")
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tiphys.errors import UsageError
-from tiphys.protocol.fan_out import aggregate_outputs, is_fan_out, item_values
+from tiphys.protocol.compiled_workflow import is_fan_out
+from tiphys.protocol.fan_out import aggregate_outputs, item_values
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 | node | instance | try |
 |---|---|---|
-| wf.fit[0].attempts(1)[0].admit | wf.fit | 1 |
-| wf.prep[0].prep-admit would be a template name, never a node | | |
-| wf.sweep(1:lr:0.2)[1].conclude | wf.sweep(1:lr:0.2) | 0 |
+| wf.fit.attempts(1).admit | wf.fit | 1 |
+| wf.sweep(1:lr:0.2).conclude | wf.sweep(1:lr:0.2) | 0 |
 """
 
 import pytest
@@ -29,7 +28,7 @@ from tiphys.protocol.operations import (
 OPERATION: TypeAdapter[AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation] = TypeAdapter(
     Operation
 )
-IDENTITY = {"run": "digits", "submission": "1", "uid": "u-1", "node": "wf.fit[0].admit"}
+IDENTITY = {"run": "digits", "submission": "1", "uid": "u-1", "node": "wf.fit.admit"}
 
 
 @pytest.mark.parametrize(
@@ -91,13 +90,7 @@ def test_a_bare_submit_leaves_run_and_submission_empty() -> None:
         ("wf.sweep(0:.attempts(7).admit).admit", "wf.sweep(0:.attempts(7).admit)", 0, None),
         ("wf.attempts.attempts(1).admit", "wf.attempts", 1, "wf.attempts.attempts(1)"),
         ("wf.admit.admit", "wf.admit", 0, None),
-        ("wf.fit[0].attempts(0)[0].admit", "wf.fit", 0, "wf.fit[0].attempts(0)"),
-        ("wf.fit[0].attempts(12)[2].settle", "wf.fit", 12, "wf.fit[0].attempts(12)"),
-        ("wf.fit[1].conclude", "wf.fit", 0, None),
-        ("wf.prep[0].admit", "wf.prep", 0, None),
-        ("wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit", "wf.sweep(1:lr:0.2)", 1, "wf.sweep(1:lr:0.2)[0].attempts(1)"),
-        ("wf.sweep(0:[0].attempts(7)[0].admit)[0].admit", "wf.sweep(0:[0].attempts(7)[0].admit)", 0, None),
-        ("wf.admit[0].admit", "wf.admit", 0, None),
+        ("wf.prep.admit", "wf.prep", 0, None),
         ("wf", "wf", 0, None),
     ],
 )
@@ -107,14 +100,13 @@ def test_a_nodes_name_tells_its_step_and_its_try(node: str, instance: str, retry
     assert attempt_node_name(node) == attempt
 
 
-@given(st.text(), st.integers(0, 10**6), st.sampled_from(["", "[0]"]))
-def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, retry: int, group: str) -> None:
-    """``group`` is what an earlier version's groups of steps add to a name."""
+@given(st.text(), st.integers(0, 10**6))
+def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, retry: int) -> None:
     step = f"wf.sweep(0:{item})"
 
-    tried = [f"{step}{group}.attempts({retry}){group}.{op}" for op in ("admit", "run", "settle")]
+    tried = [f"{step}.attempts({retry}).{op}" for op in ("admit", "run", "settle")]
 
-    names = [*tried, f"{step}{group}.conclude"]
+    names = [*tried, f"{step}.conclude"]
     assert {step_instance_name(name) for name in names} == {step}
     assert {retry_number(tried[0]), retry_number(tried[2])} == {retry}
 

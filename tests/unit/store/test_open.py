@@ -6,7 +6,7 @@ import pytest
 
 import tiphys.store
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.store import DirectoryStore, S3Store, is_bucket_url, open_store
+from tiphys.store import DirectoryStore, S3Store, artifact_prefix, is_bucket_url, open_store
 
 
 @pytest.mark.parametrize("spelling", ["{}", "file://{}"])
@@ -62,6 +62,30 @@ def test_an_s3_url_names_bucket_and_prefix(url: str, same: str, monkeypatch: pyt
 
     assert isinstance(store, S3Store)
     assert store.url == same
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix"),
+    [
+        ("s3://ml-runs", ""),
+        ("S3://ml-runs/team/tiphys/", "team/tiphys/"),
+        ("gs://ml-runs/a b", "a b/"),
+        ("az://mlruns/runs", ""),
+        ("az://mlruns/runs/team/tiphys", "team/tiphys/"),
+    ],
+)
+def test_what_compile_writes_before_a_key_is_what_the_store_does(
+    url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiphys.store.open.check_format", lambda store: None)  # there is no server
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # nor an account
+    assert artifact_prefix(url) == prefix
+    assert open_store(url).artifact_key("data/x") == f"{prefix}data/x"
+
+
+@pytest.mark.parametrize("url", ["", "/var/runs", "file:///var/runs", "http://minio:9000/ml", "a:b"])
+def test_nothing_stands_before_a_key_of_a_folder_or_of_no_store(url: str) -> None:
+    assert artifact_prefix(url) == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hera.workflows import Artifact, Parameter
 from hera.workflows.models import ValueFrom
 
-from hera_pipelines import CronPipeline, Pipeline, Train, best, choice, grid, random_search, step, train
+from hera_pipelines import CronPipeline, Pipeline, Plain, Step, Train, best, choice, grid, random_search, step, train
 from hera_pipelines.compile import workflow_template
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
@@ -122,12 +122,25 @@ def test_the_best_trial_hands_on_all_that_a_trial_makes() -> None:
     assert (spec.parameters, spec.artifacts, spec.cache) == (("trial", "loss"), ("model",), False)
     assert task(pipeline, "best")["depends"] == "fit.AnySucceeded"
     container = find_template(pipeline.compile(store="s3://b/t"), "best-run")["container"]
+    assert {"TIPHYS_STORE", "TIPHYS_RUN"} <= {one["name"] for one in container["env"]}, "its program needs both"
     assert container["image"] == "i:1"
     assert container["args"] == ["fit", "--metric", "loss", "--mode", "max"]
     assert container["envFrom"] == [{"secretRef": {"name": "tiphys-store", "optional": True}}]
     assert task(pipeline, "register")["arguments"]["parameters"][0]["value"] == (
         "{{tasks.best.outputs.parameters.trial}}"
     )
+
+
+def test_best_has_a_gate_and_refuses_trials_without_records() -> None:
+    loss = Parameter(name="loss", value_from=ValueFrom(path="/tmp/loss"))
+    trial = {"image": "i", "inputs": [Parameter(name="lr")], "outputs": loss}
+    with Pipeline("digits", store="s3://ml-runs/t"):
+        trials = Plain(name="plain", image="i", inputs=[Parameter(name="lr")])(sweep=grid(lr=[1, 2]))
+        with pytest.raises(UsageError, match="is plain, so its trials have no record"):
+            best(trials, metric="loss")
+    with Pipeline("digits", store="s3://ml-runs/t") as pipeline:
+        best(Step(name="try", **trial)(sweep=grid(lr=[1, 2])), metric="loss", gate=False)
+    assert CompiledPipeline.from_manifest(pipeline.compile()).step("best").is_gated
 
 
 def test_the_best_of_what_is_no_sweep_is_refused() -> None:

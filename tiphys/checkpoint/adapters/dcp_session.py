@@ -36,9 +36,9 @@ from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
+from tiphys.launch.processes import register_session
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.validity import read_manifest
-from tiphys.processes import register_session
 from tiphys.protocol.environment import EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, Event, SkippedCheckpoint
 from tiphys.store import Store

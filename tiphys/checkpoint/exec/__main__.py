@@ -20,7 +20,7 @@ from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoint
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import FencedError, StoreError, TiphysError, UsageError, report_error
-from tiphys.processes import NOT_EXECUTABLE, NOT_FOUND, SignalQueue
+from tiphys.launch.processes import NOT_EXECUTABLE, NOT_FOUND, SignalQueue
 from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
 
 

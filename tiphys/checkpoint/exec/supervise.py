@@ -21,7 +21,7 @@ from tiphys.checkpoint.exec.watch import FolderWatch
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import StoreError
-from tiphys.processes import DEFAULT_GRACE_SECONDS, NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
+from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
 from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL
 from tiphys.store.layout import MAX_GLOBAL_STEP

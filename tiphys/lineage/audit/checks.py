@@ -43,7 +43,7 @@ from tiphys.records import (
     json_digest,
     task_name,
 )
-from tiphys.store import LineageLayout, RunLayout, Store, lineage_name, open_store
+from tiphys.store import LineageLayout, RunLayout, Store, lineage_name, list_outputs, open_store
 from tiphys.store.layout import parse_attempt, parse_done, parse_submission
 from tiphys.store.runs import read_concurrently
 
@@ -241,7 +241,7 @@ def _check_outputs(reader: AuditReader, end: AttemptEnd) -> None:
     objects = [obj for output in end.outputs for obj in output.objects] if end.outcome is AttemptEndOutcome.DONE else []
     if not objects:
         return
-    sizes = {info.key: info.size for info in reader.store.list(RunLayout(end.run).outputs(end.step, end.attempt))}
+    sizes = {key: info.size for key, info in list_outputs(reader.store, end).items()}
     location = ObjectLocation(AuditLayer.OUTPUT, end.step, end.attempt)
     for obj in objects:
         expected = ExpectedObject(location, reader.store, obj.key, obj.size, obj.sha256)

@@ -20,6 +20,7 @@ from hera_pipelines.cli.target import find_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.lineage.step_names import selects_step
+from tiphys.protocol.workflow_nodes import without_try
 from tiphys.records import utc_now
 from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_submissions
 
@@ -185,7 +186,7 @@ def _find_obstacles(
         bound = submission.binding
         found = observe_obstacles(api, bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
         prefix = attempt.claim.instance.partition(".")[2]
-        return [one for one in found if one.step in ("", prefix) or one.step.startswith(f"{prefix}.")]
+        return [one for one in found if without_try(one.step) in ("", prefix) or one.step.startswith(f"{prefix}.")]
     return []
 
 

@@ -8,9 +8,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tiphys_plugin.attempts.pods import list_attempt_pods, read_submission_bound
+from tiphys_plugin.attempts.pods import list_attempt_pods, parse_try_number, read_submission_bound
 from tiphys_plugin.cluster.interface import Cluster, DirectoryCluster, PodStatus
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
+from tiphys_plugin.cluster.pod_status import pod_status
 
 from hera_pipelines.cli.target import is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
@@ -18,9 +19,9 @@ from hera_pipelines.local.pods.pod_files import pod_log_path
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.kube.workflow_nodes import read_nodes
 from tiphys.protocol.execute_api import find_artifact_place
 from tiphys.protocol.operations import attempt_node_name
+from tiphys.protocol.workflow_nodes import WORKFLOW_LABEL, read_nodes, without_try
 from tiphys.records import AttemptClaim
 from tiphys.store import RunLayout, Store, Submission
 from tiphys.store.program_output import list_output_chunks, read_program_output
@@ -90,10 +91,16 @@ class LocalPodLogs:
     def find(
         self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
     ) -> Iterator[PodLog]:
-        for pod in list_attempt_pods(self._store, self._cluster, claim):
+        for pod in self._pods(claim):
             path = pod_log_path(self._state, pod.name)
             if path.exists():
                 yield PodLog(pod.name, str(path), self._read(claim, pod, path, tail, follow, max_bytes))
+
+    def _pods(self, claim: AttemptClaim) -> list[PodStatus]:
+        if not _is_ungated(claim):
+            return list_attempt_pods(self._store, self._cluster, claim)
+        pods = [pod for pod in self._cluster.workflow_pods(claim.uid) if without_try(pod.node) == claim.instance]
+        return sorted(pods, key=lambda pod: (parse_try_number(pod.node), pod.name))
 
     def _read(
         self, claim: AttemptClaim, pod: PodStatus, path: Path, tail: int | None, follow: bool, max_bytes: int | None
@@ -110,7 +117,7 @@ class LocalPodLogs:
                 time.sleep(_POLL_SECONDS)
 
     def _has_ended(self, claim: AttemptClaim, name: str) -> bool:
-        pods = {pod.name: pod for pod in list_attempt_pods(self._store, self._cluster, claim)}
+        pods = {pod.name: pod for pod in self._pods(claim)}
         return name not in pods or pods[name].finished
 
 
@@ -126,12 +133,21 @@ class ClusterPodLogs:
         self, claim: AttemptClaim, tail: int | None, follow: bool, max_bytes: int | None = None
     ) -> Iterator[PodLog]:
         found = False
-        for pod in list_attempt_pods(self._store, self._cluster, claim):
+        for pod in self._pods(claim):
             if (lines := self._read_pod(pod, tail, follow, max_bytes)) is not None:
                 found = True
                 yield PodLog(pod.name, f"pod in {pod.namespace}", lines)
         if not found:
             yield from self._find_archived(claim, tail, max_bytes)
+
+    def _pods(self, claim: AttemptClaim) -> list[PodStatus]:
+        if not _is_ungated(claim):
+            return list_attempt_pods(self._store, self._cluster, claim)
+        bound = read_submission_bound(self._store, self._cluster, claim)
+        listed = self._api.list(PODS, bound.namespace, f"{WORKFLOW_LABEL}={bound.workflow_name}").items
+        pods = [pod for pod in map(pod_status, listed) if pod.workflow_uid == claim.uid]
+        own = [pod for pod in pods if without_try(pod.node) == claim.instance]
+        return sorted(own, key=lambda pod: (parse_try_number(pod.node), pod.name))
 
     def _read_pod(self, pod: PodStatus, tail: int | None, follow: bool, max_bytes: int | None) -> Iterator[str] | None:
         manifest = self._api.get(PODS, pod.namespace, pod.name)
@@ -155,7 +171,10 @@ class ClusterPodLogs:
         workflow = self._api.get(WORKFLOWS, bound.namespace, bound.workflow_name)
         prefix = attempt_node_name(claim.node) or claim.instance
         for node in read_nodes(workflow or {}):
-            key = _archived_log_key(node) if str(node.get("name", "")).startswith(f"{prefix}.run") else ""
+            name = str(node["name"])
+            is_own = without_try(name) == prefix if _is_ungated(claim) else name.startswith(f"{prefix}.run")
+            # The node of all tries has the outputs of the last.
+            key = _archived_log_key(node) if is_own and node.get("type") == "Pod" else ""
             stored = self._store.from_artifact_key(key) if key else None
             if stored is not None:
                 text = self._read_archived(stored, max_bytes).decode(errors="replace")
@@ -183,6 +202,11 @@ class StoredLogs:
             lines = read_program_output(self._store, layout, claim.step, claim.attempt, last_lines=tail)
             source = f"stored by the program below {layout.program_output(claim.step, claim.attempt)}"
             yield PodLog("", source, iter(lines))
+
+
+def _is_ungated(claim: AttemptClaim) -> bool:
+    """Whether the attempt is of a step without a gate, whose pods have no labels of Tiphys."""
+    return claim.node == claim.instance
 
 
 def _program_container(pod: Object) -> str:

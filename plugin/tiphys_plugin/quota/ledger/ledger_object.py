@@ -30,6 +30,7 @@ from tiphys.errors import (
 )
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.ledger_log import (
+    LOG_FORMAT,
     LedgerBook,
     LedgerRecords,
     LogDamagedError,
@@ -38,7 +39,6 @@ from tiphys.kube.ledger_log import (
     parse_head,
 )
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys.protocol.ledger_format import LOG_FORMAT
 from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import Lease, LedgerLostError, PendingRequest
 from tiphys_plugin.quota.ledger import status_codec

@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
-from tiphys.protocol.ledger_format import WHOLE_STATUS_FORMAT
+from tiphys.kube.ledger_log import WHOLE_STATUS_FORMAT
 from tiphys.protocol.step_spec import Proximity, SpotUse
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.entry_index import lease_index

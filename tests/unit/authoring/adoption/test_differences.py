@@ -243,11 +243,12 @@ def _drawn_template(draw: random.Random, name: str) -> str:
 
 
 def _drawn_entry(draw: random.Random, names: list[str]) -> str:
+    called = {name: draw.choice(names) if draw.random() < 0.3 else name for name in names}
     if draw.random() < 0.5:
-        groups = "".join(f"    - - {{name: {name}, template: {name}}}\n" for name in names)
+        groups = "".join(f"    - - {{name: {name}, template: {called[name]}}}\n" for name in names)
         return f"  - name: Main\n    steps:\n{groups}"
     tasks = "".join(
-        f"      - name: {name}\n        template: {name}\n"
+        f"      - name: {name}\n        template: {called[name]}\n"
         + (f"        depends: {draw.choice(names[:index])}.Succeeded\n" if index else "        when: \"'a' == a\"\n")
         for index, name in enumerate(names)
     )

@@ -19,6 +19,7 @@ from hera_pipelines.authoring.loading import load_pipeline
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, find_template
+from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 TEXT = """\
 # trains every night
@@ -122,7 +123,8 @@ def test_marks_are_lines_in_the_text_and_the_file_compiles(tmp_path: Path) -> No
     compiled = adopted.compile(store="s3://ml-runs/tiphys")
     assert compiled["metadata"]["annotations"]["tiphys.dev/store"] == "s3://ml-runs/tiphys"
     assert find_template(compiled, "train-run")["metadata"]["labels"]["team"] == "vision"
-    assert find_template(compiled, "report-run")["metadata"]["annotations"] == {"team": "vision"}
+    annotations = find_template(compiled, "report")["metadata"]["annotations"]
+    assert {name: text for name, text in annotations.items() if name != STEP_ANNOTATION} == {"team": "vision"}
     assert find_template(compiled, "inner")["container"]["image"] == "busybox"
 
 
@@ -225,7 +227,7 @@ def test_a_template_within_a_task_becomes_a_step(tmp_path: Path, kind: str) -> N
     difference = list(difflib.ndiff(before.splitlines(), text.splitlines()))
     assert not [line for line in difference if line.startswith("- ")]
     compiled = load_pipeline(write(tmp_path, text, "adopted.yaml")).compile(store="s3://ml-runs/tiphys")
-    assert find_template(compiled, "a-run")["container"]["image"] == "busybox"
+    assert find_template(compiled, "a-program")["container"]["image"] == "busybox"
     [again] = adopt(write(tmp_path, text))
     assert again.marks == {}
 

@@ -5,7 +5,9 @@
 | entry point of steps | a DAG: each task waits for all of the group before, references follow |
 | entry point that is a container | a DAG of one task with the inputs of the entry point |
 | names of tasks that cannot name results | small ones, also where they are referred to |
-| a template that others use, too | a copy for the step |
+| a template that several tasks call | the program of all of them, where they have no gate; else a copy for each |
+| a template that others use, too | a copy for the steps |
+| a template with a name that compile needs for a gated step | another name |
 | defaults of all templates, patches of all pods | those of the author's templates |
 | `{{steps.name}}`, `{{tasks.name}}` | the name as it was, where Argo would now give another |
 | what has no counterpart | refused, with what to do |
@@ -178,18 +180,77 @@ def test_a_template_that_an_exit_handler_uses_stays_beside_its_step() -> None:
     compiled = compile_workflow(translate_workflow(manifest), STORE)
     names = [template["name"] for template in compiled["spec"]["templates"]]
     assert len(names) == len(set(names))
-    plain = find_template(compiled, "echo-template")
-    assert plain["container"] == ECHO["container"]
-    assert "annotations" not in plain.get("metadata", {})
-    assert entry_of(compiled)["dag"]["tasks"][0]["onExit"] == "echo-template"
-    assert compiled["spec"]["hooks"]["running"]["template"] == "echo-template"
-    assert "echo-template" in json.dumps(find_template(compiled, "tiphys-exit"))
+    assert find_template(compiled, "echo") == {"name": "echo", **ECHO}
+    [task] = entry_of(compiled)["dag"]["tasks"]
+    assert (task["template"], task["onExit"]) == ("echo-program", "echo")
+    assert compiled["spec"]["hooks"]["running"]["template"] == "echo"
+    assert find_template(compiled, "tiphys-exit")["dag"]["tasks"][0]["template"] == "echo"
+    assert list(CompiledPipeline.from_manifest(compiled).steps) == ["echo"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "nested", "steps": [[{"name": "inner", "template": "echo"}]]},
+        {"name": "nested", "dag": {"tasks": [{"name": "inner", "template": "echo"}]}},
+        {
+            "name": "nested",
+            "dag": {"tasks": [{"name": "inner", "template": "x", "hooks": {"a": {"template": "echo"}}}]},
+        },
+    ],
+    ids=["steps", "dag", "hook"],
+)
+def test_steps_share_one_copy_of_a_template_that_others_use_too(other: Manifest) -> None:
+    tasks = [{"name": name, "template": "echo"} for name in ("one", "two")]
+    main = {"name": "main", "dag": {"tasks": [*tasks, {"name": "three", "template": "nested"}]}}
+    translated = translate_workflow(workflow(main, marked("echo"), other))
+    assert [task["template"] for task in entry_of(translated)["dag"]["tasks"]] == ["echo-program"] * 2 + ["nested"]
+    assert find_template(translated, "echo") == {"name": "echo", **ECHO}
+    assert find_template(translated, "nested") == other
+    assert list(steps_of(workflow(main, marked("echo"), other))) == ["one", "two"]
+
+
+def test_tasks_without_a_gate_share_the_template_of_the_author() -> None:
+    tasks = [{"name": f"t-{number}", "template": "echo"} for number in range(100)]
+    manifest = workflow({"name": "main", "dag": {"tasks": tasks}}, marked("echo"))
+    translated = translate_workflow(manifest)
+    assert [template["name"] for template in translated["spec"]["templates"]] == ["main", "echo"]
+    assert entry_of(translated)["dag"]["tasks"] == tasks
+    assert list(steps_of(manifest)) == [task["name"] for task in tasks]
+
+
+def test_each_training_has_a_program_of_its_own() -> None:
+    fit = marked("fit", "train", checkpoint_every="none")
+    fit["container"] = {"image": "old", "command": ["python", "train.py"]}
+    tasks = [{"name": name, "template": "fit"} for name in ("one", "two")]
+    translated = translate_workflow(workflow({"name": "main", "dag": {"tasks": tasks}}, fit))
+    assert [task["template"] for task in entry_of(translated)["dag"]["tasks"]] == ["one-program", "two-program"]
+    assert [template["name"] for template in translated["spec"]["templates"]] == ["main", "one-program", "two-program"]
+
+
+@pytest.mark.parametrize("kind", ["step", "plain"])
+def test_a_template_makes_way_for_those_of_a_gated_step(kind: str) -> None:
+    fit = marked("train", "train", checkpoint_every="none")
+    fit["container"] = {"image": "old", "command": ["python", "train.py"]}
+    tasks = [{"name": "fit", "template": "train"}, {"name": "other", "template": "fit-run", "onExit": "fit"}]
+    manifest = workflow(
+        {"name": "main", "dag": {"tasks": tasks}}, fit, marked("fit-run", kind), {"name": "fit", **ECHO}, onExit="fit"
+    )
+    compiled = compile_workflow(translate_workflow(manifest), STORE)
+    first, second = entry_of(compiled)["dag"]["tasks"]
+    assert (first["template"], second["template"], second["onExit"]) == ("fit", "fit-run-template", "fit-template")
+    assert find_template(compiled, "fit-run-template")["container"]["command"] == ["echo"]
+    assert find_template(compiled, "fit-template") == {"name": "fit-template", **ECHO}
+    steps = CompiledPipeline.from_manifest(compiled).steps
+    assert list(steps) == (["fit", "other"] if kind == "step" else ["fit"])
 
 
 def test_an_inline_container_becomes_a_step() -> None:
     inline = {key: value for key, value in marked("x").items() if key != "name"}
     manifest = workflow({"name": "main", "dag": {"tasks": [{"name": "one", "inline": inline}]}})
     assert list(steps_of(manifest)) == ["one"]
+    translated = translate_workflow(manifest)
+    assert entry_of(translated)["dag"]["tasks"] == [{"name": "one", "template": "one-program"}]
 
 
 def test_adopted_training_keeps_checkpoints_unless_it_is_marked_with_none() -> None:
@@ -262,7 +323,7 @@ def test_a_step_keeps_its_retries_and_programs_keep_the_token_of_their_account()
         translate_workflow(workflow({"name": "main", "dag": {"tasks": [{"name": "one", "template": "echo"}]}}, step)),
         STORE,
     )
-    assert find_template(compiled, "one-run")["retryStrategy"] == {"limit": 3}
+    assert find_template(compiled, "echo")["retryStrategy"] == {"limit": 3}
     assert compiled["spec"]["automountServiceAccountToken"] is True
 
 
@@ -277,7 +338,7 @@ def test_what_argo_applies_to_all_templates_moves_to_those_of_the_author() -> No
     compiled = compile_workflow(translate_workflow(manifest), STORE)
     assert compiled["spec"]["templateDefaults"] == {"nodeSelector": {"pool": "cpu"}}
     assert "podSpecPatch" not in compiled["spec"]
-    one, two = (find_template(compiled, f"{name}-run") for name in ("one", "two"))
+    one, two = (find_template(compiled, name) for name in ("echo", "own"))
     assert (one["timeout"], two["timeout"]) == ("30s", "1m")
     assert one["podSpecPatch"] == '{"priority": 1}'
 

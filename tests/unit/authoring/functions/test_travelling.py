@@ -615,7 +615,7 @@ def fit() -> Text:
 def test_only_an_edit_of_what_the_step_uses_is_another_program(tmp_path: Path) -> None:
     def scripts(body: str, folder: str = "a") -> tuple[str, str]:
         templates = compile_files(tmp_path / folder, single(body))
-        return templates["fit-run"]["script"]["source"], templates["fit"]["metadata"]["annotations"]["tiphys.dev/step"]
+        return templates["fit"]["script"]["source"], templates["fit"]["metadata"]["annotations"]["tiphys.dev/step"]
 
     first, spec = scripts(CONSTANT)
     assert scripts(CONSTANT, "b") == (first, spec)

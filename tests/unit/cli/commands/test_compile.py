@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiphys_plugin.attempts.run_binding import submitted_manifest
 
 from hera_pipelines.cli import main
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters
+from tiphys.recording.run_binding import submitted_manifest
 
 ROOT = Path(__file__).parents[4]
 READY, NIGHTLY = str(ROOT / "examples" / "07-ready-pipeline.py"), str(ROOT / "examples" / "05-cron.py")
@@ -108,7 +108,7 @@ def test_an_option_that_cannot_take_effect_is_refused(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("items", "is_warned"), [(4000, True), (100, False)])
+@pytest.mark.parametrize(("items", "is_warned"), [(10000, True), (100, False)])
 def test_a_pipeline_that_argo_cannot_store_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], items: int, is_warned: bool
 ) -> None:

@@ -23,7 +23,7 @@ def rendered(board: ProgressTable, width: int) -> list[str]:
 def board() -> ProgressTable:
     made = ProgressTable(["preprocess", "fit"])
     for phase, message in ((NodePhase.PENDING, "a long message " * 10), (NodePhase.SUCCEEDED, "")):
-        made.apply_change(NodeChange(NOON, "wf.preprocess[0].admit", "preprocess", "Plugin", "t", phase, message))
+        made.apply_change(NodeChange(NOON, "wf.preprocess.admit", "preprocess", "Plugin", "t", phase, message))
         made.apply_change(NodeChange(NOON, "wf.preprocess", "preprocess", "Steps", "t", phase, ""))
     return made
 
@@ -47,7 +47,7 @@ def test_a_running_training_shows_its_progress_in_the_place_of_a_message(width: 
     board = ProgressTable(["fit"])
     board.apply_change(NodeChange(NOON, "wf.fit", "fit", "Steps", "t", NodePhase.RUNNING, ""))
     said = "Attempt 1 starts from the beginning"
-    board.apply_change(NodeChange(NOON, "wf.fit[0].admit", "fit", "Plugin", "t", NodePhase.SUCCEEDED, said))
+    board.apply_change(NodeChange(NOON, "wf.fit.admit", "fit", "Plugin", "t", NodePhase.SUCCEEDED, said))
     now = datetime.now(UTC)
     reported = TrainingProgress(global_step=120, total_steps=500, metrics={"loss": 0.25}, written_at=now)
     board.record_training("fit", TrainingSnapshot(100, reported))

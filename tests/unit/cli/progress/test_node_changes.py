@@ -29,8 +29,8 @@ def state(*nodes: dict[str, Any]) -> dict[str, Any]:
     [
         ("", ""),
         (".fit", "fit"),
-        (".fit[0].attempts(1)[0].admit", "fit"),
-        (".sweep(0:lr:0.1)[0].admit", "sweep"),
+        (".fit.attempts(1).admit", "fit"),
+        (".sweep(0:lr:0.1).admit", "sweep"),
         (".onExit", ""),
         (".onExit[0].tell", ""),
     ],
@@ -49,21 +49,31 @@ def test_only_what_is_new_is_told() -> None:
 
 
 def test_changes_come_in_the_order_in_which_nodes_began() -> None:
-    later = node(".fit[0].admit", startedAt="2026-01-01T12:00:05Z")
+    later = node(".fit.admit", startedAt="2026-01-01T12:00:05Z")
     changes = NodeChangeReader("wf", ["fit"]).changes(state(node(".fit[1].x", startedAt=None), later, node(".fit")))
-    assert [one.node for one in changes] == ["wf.fit", "wf.fit[0].admit", "wf.fit[1].x"]
+    assert [one.node for one in changes] == ["wf.fit", "wf.fit.admit", "wf.fit[1].x"]
 
 
 def test_a_run_that_has_ended_is_told_in_the_order_in_which_it_happened() -> None:
     nodes = [
         node(".a", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),
-        node(".a[0].run", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),
-        node(".a[0].admit", "Succeeded", finishedAt="2026-01-01T12:00:02Z"),
+        node(".a.run", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),
+        node(".a.admit", "Succeeded", finishedAt="2026-01-01T12:00:02Z"),
         node(".b", startedAt="2026-01-01T12:00:09Z"),
-        node(".b[0].admit", startedAt="2026-01-01T12:00:09Z"),
+        node(".b.admit", startedAt="2026-01-01T12:00:09Z"),
     ]
     changes = NodeChangeReader("wf", ["a", "b"]).changes(state(*nodes))
-    assert [one.node for one in changes] == ["wf.a[0].admit", "wf.a[0].run", "wf.a", "wf.b", "wf.b[0].admit"]
+    assert [one.node for one in changes] == ["wf.a.admit", "wf.a.run", "wf.a", "wf.b", "wf.b.admit"]
+
+
+def test_a_step_ends_after_its_last_try() -> None:
+    nodes = [
+        node(".a", "Failed", kind="Retry", finishedAt="2026-01-01T12:00:09Z"),
+        node(".a(0)", "Failed", kind="Pod", finishedAt="2026-01-01T12:00:03Z"),
+        node(".a(1)", "Failed", kind="Pod", finishedAt="2026-01-01T12:00:09Z"),
+    ]
+    changes = NodeChangeReader("wf", ["a"]).changes(state(*nodes))
+    assert [one.node for one in changes] == ["wf.a(0)", "wf.a(1)", "wf.a"]
 
 
 @pytest.mark.parametrize(("word", "phase"), [("", NodePhase.PENDING), ("Daemoned", NodePhase.RUNNING)])
@@ -86,7 +96,7 @@ def test_the_board_tells_a_cluster_run_as_it_tells_a_local_one() -> None:
     board, reader = ProgressTable(["fit"]), NodeChangeReader("wf", ["fit"])
     seen = [
         state(node(".fit", kind="Steps")),
-        state(node(".fit", kind="Steps"), node(".fit[0].attempts(0)[0].admit", "Pending", message="queue is full")),
+        state(node(".fit", kind="Steps"), node(".fit.attempts(0).admit", "Pending", message="queue is full")),
         state(node(".fit", "Succeeded", kind="Steps")),
     ]
     lines = [line for one in seen for change in reader.changes(one) for line in board.apply_change(change)]

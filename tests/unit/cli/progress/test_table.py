@@ -8,6 +8,7 @@
 | a composite says that a child failed | unchanged                    | no   |
 | a composite could not start          | the message                  | yes  |
 | a node of a second attempt           | attempt 2, old message gone  | no   |
+| the node of another try of a step    | try 2, old message gone      | no   |
 | a node above the tasks               | unchanged                    | no   |
 """
 
@@ -68,14 +69,14 @@ def test_the_tasks_own_node_sets_phase_and_times() -> None:
 
 def test_a_wait_inside_the_task_tells_its_reason_once() -> None:
     board = ProgressTable(["fit"])
-    wait = change("wf.fit[0].attempts(0)[0].admit", NodePhase.PENDING, "QueueFull: 8 of 8 A100 are held")
+    wait = change("wf.fit.attempts(0).admit", NodePhase.PENDING, "QueueFull: 8 of 8 A100 are held")
     assert board.apply_change(wait) == ["fit: QueueFull: 8 of 8 A100 are held"]
     assert board.apply_change(wait) == []
 
 
 def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
     board = ProgressTable(["fit"])
-    failed = change("wf.fit[0].attempts", message="child 'wf-123' failed", kind="Steps")
+    failed = change("wf.fit.attempts", message="child 'wf-123' failed", kind="Steps")
     assert board.apply_change(failed) == []
     assert board.rows["fit"].message == ""
 
@@ -83,8 +84,8 @@ def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
 @pytest.mark.parametrize(
     ("node", "verdict"),
     [
-        ("wf.fit[1].conclude", "fit failed in attempt 1 by user error"),
-        ("wf.fit(1:0.1)[1].conclude", "fit[1] failed in attempt 1 by user error"),
+        ("wf.fit.conclude", "fit failed in attempt 1 by user error"),
+        ("wf.fit(1:0.1).conclude", "fit[1] failed in attempt 1 by user error"),
     ],
 )
 def test_a_verdict_that_names_its_step_is_not_named_twice(node: str, verdict: str) -> None:
@@ -96,7 +97,7 @@ def test_a_verdict_that_names_its_step_is_not_named_twice(node: str, verdict: st
 
 def test_a_message_that_begins_with_a_longer_name_keeps_the_name_of_its_step() -> None:
     board = ProgressTable(["fit"])
-    assert board.apply_change(change("wf.fit[1].conclude", message="fits nowhere")) == ["fit: fits nowhere"]
+    assert board.apply_change(change("wf.fit.conclude", message="fits nowhere")) == ["fit: fits nowhere"]
 
 
 def test_a_task_that_could_not_start_tells_why() -> None:
@@ -109,10 +110,56 @@ def test_a_task_that_could_not_start_tells_why() -> None:
 
 def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:
     board = ProgressTable(["fit"])
-    board.apply_change(change("wf.fit[0].attempts", message="Backoff for 5 seconds", kind="Retry"))
+    board.apply_change(change("wf.fit.attempts", message="Backoff for 5 seconds", kind="Retry"))
     assert board.rows["fit"].message == "Backoff for 5 seconds"
-    assert board.apply_change(change("wf.fit[0].attempts(1)[0].admit")) == []
+    assert board.apply_change(change("wf.fit.attempts(1).admit")) == []
     assert (board.rows["fit"].attempt, board.rows["fit"].message) == (2, "")
+
+
+def test_the_tries_of_a_step_without_a_gate_are_neither_items_nor_attempts() -> None:
+    board = ProgressTable(["prep"])
+    error = "main: Error (exit code 1)"
+    told = [
+        board.apply_change(change(f"wf.{node}", phase, message, "prep", kind=kind))
+        for node, phase, message, kind in (
+            ("prep", NodePhase.RUNNING, "", "Retry"),
+            ("prep(0)", NodePhase.RUNNING, "", "Pod"),
+            ("prep(0)", NodePhase.FAILED, error, "Pod"),
+            ("prep", NodePhase.RUNNING, "Backoff for 5 seconds", "Retry"),
+            ("prep(1)", NodePhase.PENDING, "", "Pod"),
+        )
+    ]
+    assert told == [["prep: Running"], [], [f"prep: {error}"], ["prep: Backoff for 5 seconds"], []]
+    row = board.rows["prep"]
+    assert (row.message, row.items, row.attempt, row.tries, row.phase) == ("", {}, 1, 2, NodePhase.RUNNING)
+    assert board.running_lines(NOON + timedelta(seconds=9)) == ["prep: Running for 9s, try 2"]
+    assert board.apply_change(change("wf.prep(1)", NodePhase.FAILED, error, "prep", kind="Pod")) == [f"prep: {error}"]
+    last = change("wf.prep", NodePhase.FAILED, "No more retries left", "prep", kind="Retry")
+    assert board.apply_change(last) == ["prep: Failed"]
+    assert board.failure_sentences() == [f"prep: {error}"]
+
+
+def test_an_item_runs_until_its_last_try_has_ended() -> None:
+    board = ProgressTable(["sweep"])
+    for node, phase, kind in (
+        ("sweep(0:lr:0.1)", NodePhase.RUNNING, "Retry"),
+        ("sweep(0:lr:0.1)(0)", NodePhase.FAILED, "Pod"),
+        ("sweep(0:lr:0.1)(1)", NodePhase.RUNNING, "Pod"),
+        ("sweep(1:lr:(2))", NodePhase.SUCCEEDED, "Pod"),
+    ):
+        board.apply_change(change(f"wf.{node}", phase, task="sweep", kind=kind))
+    row = board.rows["sweep"]
+    assert row.items == {"sweep[0]": NodePhase.RUNNING, "sweep[1]": NodePhase.SUCCEEDED}
+    assert (row.items_done, row.items_failed, row.tries) == (1, 0, 1)
+    failed = change("wf.sweep(0:lr:0.1)(1)", NodePhase.FAILED, "main: Error", "sweep", kind="Pod")
+    assert board.apply_change(failed) == ["sweep[0]: main: Error"]
+
+
+def test_a_message_of_a_running_task_makes_it_no_item_of_itself() -> None:
+    board = ProgressTable(["fit"])
+    board.apply_change(change("wf.fit", kind="Pod"))
+    board.apply_change(change("wf.fit", message="step 7 is not saved yet", kind="Pod"))
+    assert board.rows["fit"].items == {}
 
 
 def test_nodes_above_the_tasks_belong_to_nobody() -> None:
@@ -122,14 +169,14 @@ def test_nodes_above_the_tasks_belong_to_nobody() -> None:
 
 
 def test_a_message_of_several_lines_becomes_one() -> None:
-    assert ProgressTable(["fit"]).apply_change(change("wf.fit[1].conclude", message="a\n  b")) == ["fit: a b"]
+    assert ProgressTable(["fit"]).apply_change(change("wf.fit.conclude", message="a\n  b")) == ["fit: a b"]
 
 
 def test_items_of_a_fan_out_speak_for_themselves_and_are_counted() -> None:
     board = ProgressTable(["sweep"])
     for item in ("sweep(0:lr:0.1)", "sweep(1:lr:0.2)"):
         board.apply_change(change(f"wf.{item}", task="sweep", kind="Steps"))
-    said = change("wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit", message="Attempt 2 resumes", task="sweep")
+    said = change("wf.sweep(1:lr:0.2).attempts(1).admit", message="Attempt 2 resumes", task="sweep")
     assert board.apply_change(said) == ["sweep[1]: Attempt 2 resumes"]
     assert board.apply_change(change("wf.sweep(0:lr:0.1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps")) == []
     row = board.rows["sweep"]
@@ -140,9 +187,7 @@ def test_items_that_a_stop_ended_are_not_done_and_did_not_fail() -> None:
     board = ProgressTable(["sweep"])
     board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
     board.apply_change(change("wf.sweep(0:1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps"))
-    pod = change(
-        "wf.sweep(1:2)[0].run", NodePhase.FAILED, "workflow shutdown with strategy:  Stop", "sweep", kind="Pod"
-    )
+    pod = change("wf.sweep(1:2).run", NodePhase.FAILED, "workflow shutdown with strategy:  Stop", "sweep", kind="Pod")
     assert board.apply_change(pod) == ["sweep[1]: stopped"]
     board.apply_change(change("wf.sweep(1:2)", NodePhase.FAILED, task="sweep", kind="Steps"))
     assert board.apply_change(change("wf.sweep", NodePhase.FAILED, task="sweep", kind="Steps")) == ["sweep: Stopped"]
@@ -188,27 +233,25 @@ def test_a_pause_inside_a_task_is_not_shown(phase: NodePhase) -> None:
 def test_two_items_may_say_the_same() -> None:
     board = ProgressTable(["sweep"])
     for item in (0, 1):
-        said = change(f"wf.sweep({item}:{item})[0].attempts(0)[0].admit", message="starts", task="sweep")
+        said = change(f"wf.sweep({item}:{item}).attempts(0).admit", message="starts", task="sweep")
         assert board.apply_change(said) == [f"sweep[{item}]: starts"]
 
 
 def test_a_retry_that_is_over_repeats_nothing() -> None:
-    over = change("wf.fit[0].run", NodePhase.FAILED, "No more retries left", kind="Retry")
+    over = change("wf.fit.run", NodePhase.FAILED, "No more retries left", kind="Retry")
     assert ProgressTable(["fit"]).apply_change(over) == []
 
 
 def test_a_retry_is_no_item_of_a_fan_out() -> None:
     board = ProgressTable(["fit"])
-    board.apply_change(change("wf.fit[0].attempts(1)", kind="Steps"))
+    board.apply_change(change("wf.fit.attempts(1)", kind="Steps"))
     assert board.rows["fit"].items == {}
 
 
 def test_the_last_words_of_a_failed_container_are_kept() -> None:
     board = ProgressTable(["fit"])
-    board.apply_change(
-        change("wf.fit[0].attempts(0)[1].run", NodePhase.FAILED, "exit code 1", log_tail=("out", "of luck"))
-    )
-    board.apply_change(change("wf.fit[1].conclude", NodePhase.FAILED, "gave up"))
+    board.apply_change(change("wf.fit.attempts(0).run", NodePhase.FAILED, "exit code 1", log_tail=("out", "of luck")))
+    board.apply_change(change("wf.fit.conclude", NodePhase.FAILED, "gave up"))
     assert board.rows["fit"].log_tail == ("out", "of luck")
 
 
@@ -242,7 +285,7 @@ def test_the_report_of_an_attempt_before_is_not_that_of_the_next() -> None:
     board.record_training("fit", TrainingSnapshot(None, report(at=9)))
     assert board.rows["fit"].training is None  # of an earlier submission
     board.record_training("fit", TrainingSnapshot(None, report(at=20)))
-    board.apply_change(change("wf.fit[0].attempts(1)[0].admit", at=30))
+    board.apply_change(change("wf.fit.attempts(1).admit", at=30))
     assert board.rows["fit"].training is None
     board.record_training("fit", TrainingSnapshot(None, report(at=20)))
     assert board.rows["fit"].training is None
@@ -275,7 +318,7 @@ def test_what_finalize_says_stands_for_all_failures() -> None:
 
 def test_only_failed_tasks_are_failures() -> None:
     board = ProgressTable(["fit", "eval", "other"])
-    board.apply_change(change("wf.fit[1].conclude", NodePhase.FAILED, "exit code 1"))
+    board.apply_change(change("wf.fit.conclude", NodePhase.FAILED, "exit code 1"))
     board.apply_change(change("wf.fit", NodePhase.FAILED, kind="Steps"))
     board.apply_change(change("wf.eval", NodePhase.SUCCEEDED, task="eval"))
     board.apply_change(change("wf.other", NodePhase.ERROR, task="other"))
@@ -284,7 +327,7 @@ def test_only_failed_tasks_are_failures() -> None:
 
 def test_what_a_running_program_reports_stands_below_the_table() -> None:
     table = ProgressTable(["fit"])
-    table.apply_change(change("wf.fit[0].attempts(0)[1].run", message="step 7 is not saved yet", kind="Pod"))
+    table.apply_change(change("wf.fit.attempts(0).run", message="step 7 is not saved yet", kind="Pod"))
     assert table.notice == "fit: step 7 is not saved yet"
-    table.apply_change(change("wf.fit[0].attempts(0)[1].run", NodePhase.FAILED, "main: Error", kind="Pod"))
+    table.apply_change(change("wf.fit.attempts(0).run", NodePhase.FAILED, "main: Error", kind="Pod"))
     assert table.notice == "fit: step 7 is not saved yet"

@@ -20,7 +20,7 @@ from hera_pipelines.cli.quota_commands.preemption_preview import (
     preemption_document,
 )
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
+from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
 from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence, utc_now
 from tiphys.store import DirectoryStore, RunLayout
 

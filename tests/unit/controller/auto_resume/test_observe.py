@@ -1,11 +1,13 @@
 import pytest
-from support.compiled import History, gated, pipeline_of
+from support.compiled import History, gated, pipeline_of, ungated
+from support.submitted import SubmittedWorkflow
 from support.submitter import FakeSubmitter
 from support.world import commit
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.observe import observe_run
 
-from tiphys.store import Store
+from tiphys.records import Cause
+from tiphys.store import RunLayout, Store
 
 RUN = "digits-1"
 
@@ -25,3 +27,20 @@ def test_progress_is_the_highest_step_and_not_that_of_the_newest_attempt(
 
     assert observation.advance is not None
     assert observation.advance.checkpoints == {"fit": reached}
+
+
+def test_the_causes_of_failures_that_only_the_workflow_shows_are_observed(
+    store: Store, submitter: FakeSubmitter
+) -> None:
+    """A step without a gate fails in the moment in which its Workflow ends, and no recorder has seen it yet."""
+    start_run(store, submitter, pipeline_of(ungated("prep")), RUN)
+    flow = SubmittedWorkflow.of(store, submitter, RUN)
+    flow.fail(flow.start_task("prep"), "Pod was rejected: node is shutting down", phase="Error")
+    submitter.show(flow.manifest)
+    assert observe_run(store, submitter, RUN, None).failures == ()
+    assert list(store.list(RunLayout(RUN).attempts)) == [], "a run that runs is left alone"
+    submitter.end(RUN)
+
+    [failure] = observe_run(store, submitter, RUN, None).failures
+
+    assert (failure.step, failure.cause) == ("prep", Cause.INFRASTRUCTURE)

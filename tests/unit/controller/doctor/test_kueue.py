@@ -18,8 +18,8 @@ from tiphys_controller.doctor.checks_kueue import check_kueue
 from tiphys_controller.doctor.observe import observe_cluster
 from tiphys_controller.doctor.observed import ClusterObservation
 
+from tiphys.kube.ledger_log import LOG_FORMAT
 from tiphys.kube.resources import DEPLOYMENTS, GPU_LEDGERS, KUEUE_LOCAL_QUEUES
-from tiphys.protocol.ledger_format import LOG_FORMAT
 
 KINDS = ("workloads", "workloads/status", "localqueues", "resourceflavors")
 

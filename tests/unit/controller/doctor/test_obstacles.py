@@ -13,7 +13,7 @@ from tiphys_controller.doctor.obstacles import Obstacle, distinct_obstacles, fin
 from tiphys.errors import ForbiddenError
 from tiphys.kube import Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
-from tiphys.kube.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
+from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
 
 NOW = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
 QUOTA = (

@@ -15,6 +15,7 @@ from support.argo_objects import NARRATED, put, put_agent, told, workflow
 from support.compiled import History
 from support.kube_server import KubeServer, Request
 from support.polling import until
+from support.recorded import ArgoWorkflow, bare
 from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, HealthServer
 from tiphys_controller.kubernetes.events.recorder import EventRecorder
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -25,6 +26,7 @@ from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi, ListSnapshot, Object
 from tiphys.kube.resources import LEASES, PODS, WORKFLOWS
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import (
     AttemptClaim,
     Cause,
@@ -35,7 +37,16 @@ from tiphys.records import (
     TrainingProgress,
     utc_now,
 )
-from tiphys.store import LineageLayout, RunLayout, Store, TenantStores, lineage_name, read_submissions
+from tiphys.store import (
+    LineageLayout,
+    RunLayout,
+    Store,
+    TenantStores,
+    find_attempt_end,
+    find_record,
+    lineage_name,
+    read_submissions,
+)
 
 RUN = "digits-1"
 
@@ -379,6 +390,23 @@ def test_a_controller_leads_heals_and_tells_until_it_is_stopped(server: KubeServ
     assert len(server.objects("pods")) == 1
     [lease] = server.objects("leases")
     assert lease["spec"]["holderIdentity"] == ""
+
+
+def test_a_controller_that_leads_records_steps_without_a_gate(server: KubeServer, api: KubeApi, store: Store) -> None:
+    server.add_namespace("tiphys-system")
+    flow = ArgoWorkflow(store, [bare()], parameters={"tiphys-run": RUN})
+    flow.start()
+    manifest = flow.manifest
+    manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
+    created = put(api, manifest)
+    with running(api, store):
+        until(lambda: find_record(store, RunLayout(RUN).attempt("prep", 1), AttemptClaim))
+        flow.finish()
+        api.patch(WORKFLOWS, "ml", flow.name, {"status": flow.manifest["status"]})
+        until(lambda: find_attempt_end(store, RUN, "prep", 1))
+    claim = find_record(store, RunLayout(RUN).attempt("prep", 1), AttemptClaim)
+    assert claim is not None
+    assert claim.uid == created["metadata"]["uid"]
 
 
 @pytest.mark.parametrize("switched_on", [True, False])

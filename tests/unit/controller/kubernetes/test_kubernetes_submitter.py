@@ -30,6 +30,8 @@ def test_a_workflow_is_created_and_found(submitter: KubernetesSubmitter) -> None
     assert created.uid
     assert submitter.find("ml", "digits-1") == created
     assert submitter.find("ml", "digits-2") is None
+    assert (submitter.read("ml", "digits-1") or {})["metadata"]["uid"] == created.uid
+    assert submitter.read("ml", "digits-2") is None
 
 
 def test_a_name_is_taken_once(submitter: KubernetesSubmitter) -> None:

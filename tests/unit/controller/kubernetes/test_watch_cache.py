@@ -38,6 +38,21 @@ def test_changes_are_followed(view: WatchCache) -> None:
     assert (names(view), [one.name for one in view.pop_deleted_workflows()]) == ([], ["a"])
 
 
+def test_whoever_records_steps_is_given_each_state_and_what_is_gone() -> None:
+    states: list[tuple[str, str]] = []
+    gone: list[str] = []
+    view = WatchCache(
+        on_workflow=lambda one: states.append((one["metadata"]["name"], one["status"]["phase"])), on_gone=gone.append
+    )
+    view.apply_workflow_change("ml", ListSnapshot([workflow("a"), workflow("b", phase="Succeeded")]))
+    view.apply_workflow_change("ml", WatchEvent(WatchEventType.MODIFIED, workflow("a", phase="Failed")))
+    view.apply_workflow_change("ml", WatchEvent(WatchEventType.DELETED, workflow("a", phase="Failed")))
+    view.apply_workflow_change("dev", ListSnapshot([]))
+    view.apply_workflow_change("ml", ListSnapshot([]))
+    assert states == [("a", "Running"), ("b", "Succeeded"), ("a", "Failed")]
+    assert gone == ["uid-of-a", "uid-of-b"]
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -603,9 +603,9 @@ def test_a_step_that_sets_outputs_of_the_workflow_stays_where_something_reads_th
 
 def test_an_entry_point_that_is_no_dag_is_refused(store: Store) -> None:
     recorded(store, gated("prep"))
-    edited(store, lambda workflow: workflow["spec"].update(entrypoint="prep"))
+    edited(store, lambda workflow: workflow["spec"].update(entrypoint="prep-run"))
 
-    with pytest.raises(UsageError, match="the entry point prep is not a DAG"):
+    with pytest.raises(UsageError, match="the entry point prep-run is not a DAG"):
         plan_run(store, RUN)
 
 

@@ -6,6 +6,7 @@ import pytest
 from tiphys_controller.plan.listing import RunListing
 
 from tiphys.store import ObjectInfo, RunLayout
+from tiphys.store.workflow_layout import OutputOrigin, pod_outputs
 
 LAYOUT = RunLayout("digits-1")
 DIGEST = "ab" * 32
@@ -38,3 +39,24 @@ def test_rows_are_collected_by_step_in_any_order(seed: int) -> None:
     assert {name: info.size for name, info in steps["fit"].outputs[1].items()} == {"artifacts/model": 7}
     assert steps["fit"].projections == {1: {DIGEST, DIGEST[::-1]}}
     assert steps["prep"].last_attempt == 0
+
+
+def test_the_outputs_of_a_pod_are_those_of_the_attempt_that_it_was() -> None:
+    origins = {
+        "pod-a": OutputOrigin("pod-a", "digits-1", "prep", 2),
+        "pod-b": OutputOrigin("pod-b", "digits-1", "sweep.0123456789ab.0", 1),
+    }
+    keys = [
+        f"{pod_outputs('uid-1', 'pod-a')}model/weights",
+        f"{pod_outputs('uid-1', 'pod-b')}loss",
+        f"{pod_outputs('uid-1', 'pod-of-a-try-that-failed')}model/weights",
+        "data/workflows/uid-1/no-output-of-a-pod",
+    ]
+    listing = RunListing().add(ROWS)
+
+    listing.add_pod_outputs([ObjectInfo(key, 7) for key in keys], origins)
+
+    outputs = listing.outputs
+    assert {name: info.key for name, info in outputs["prep"][2].items()} == {"model/weights": keys[0]}
+    assert {name: info.key for name, info in outputs["sweep.0123456789ab.0"][1].items()} == {"loss": keys[1]}
+    assert set(outputs) == {"fit", "prep", "sweep.0123456789ab.0"}

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from support.compiled import History, gated, pipeline_of
+from support.compiled import History, gated, pipeline_of, ungated
 from support.counting import CountingStore
 from support.memory import MemoryStore
-from tiphys_controller import plan_run
+from support.submitted import SubmittedWorkflow
+from support.submitter import FakeSubmitter
+from tiphys_controller import plan_run, start_run
 
 from tiphys.errors import IntegrityError
 from tiphys.records import ReuseRecord, RunRecord
@@ -207,3 +209,72 @@ def test_telling_that_an_attempt_came_later_costs_one_read_more() -> None:
     history.done("s0", submission=3)
 
     assert requests_of(store) == FIXED + 2
+
+
+@pytest.fixture
+def in_pods(submitter: FakeSubmitter) -> tuple[MemoryStore, SubmittedWorkflow]:
+    """A run of a chain of steps without gates, which have stored their artifacts below the uid of the Workflow."""
+    store = MemoryStore()
+    chain = [ungated(f"s{i}", artifacts=("data",), **({"depends": f"s{i - 1}"} if i else {})) for i in range(5)]
+    start_run(store, submitter, pipeline_of(*chain), RUN)
+    flow = SubmittedWorkflow.of(store, submitter, RUN)
+    for i in range(4):
+        flow.run_task(f"s{i}", artifacts={"data": b"1,2,3"})
+    return store, flow
+
+
+def test_outputs_below_a_workflow_cost_two_listings_for_each_workflow(
+    in_pods: tuple[MemoryStore, SubmittedWorkflow],
+) -> None:
+    store, _ = in_pods
+    submission = 2  # its claim and binding
+
+    assert requests_of(store) == FIXED + submission + 2
+    assert plan_run(store, RUN).running == ("s4",)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "another size", "other bytes"])
+def test_a_damaged_output_below_a_workflow_runs_its_step_again_and_all_behind_it(
+    in_pods: tuple[MemoryStore, SubmittedWorkflow], damage: str
+) -> None:
+    store, flow = in_pods
+    key = f"{flow.folder('s2')}data"
+    store.delete(key)
+    if damage != "deleted":
+        store.create(key, b"1" if damage == "another size" else b"3,2,1")
+
+    report = plan_run(store, RUN)
+
+    assert report.running == ("s2", "s3", "s4")
+    [reason] = [step.reason for step in report.steps if step.name == "s2"]
+    assert reason.startswith(f"damaged: {key} ")
+
+
+def test_an_output_below_a_workflow_that_was_copied_with_the_same_bytes_is_intact(
+    in_pods: tuple[MemoryStore, SubmittedWorkflow],
+) -> None:
+    store, flow = in_pods
+    key = f"{flow.folder('s2')}data"
+    store.delete(key)
+    store.create(key, b"1,2,3")
+
+    assert plan_run(store, RUN).running == ("s4",)
+
+
+def test_what_lies_beside_the_outputs_of_a_step_does_no_harm(in_pods: tuple[MemoryStore, SubmittedWorkflow]) -> None:
+    """Such as the outputs of a try that failed, and a log that Argo archived."""
+    store, flow = in_pods
+    store.create(f"data/workflows/{flow.uid}/another-pod/data", b"x")
+    store.create(f"{flow.folder('s2')}main.log", b"x")
+
+    assert plan_run(store, RUN).running == ("s4",)
+
+
+def test_a_step_runs_again_where_nothing_says_any_more_which_attempt_its_pod_was(
+    in_pods: tuple[MemoryStore, SubmittedWorkflow],
+) -> None:
+    store, flow = in_pods
+    for info in list(store.list(f"control/workflows/{flow.uid}/{flow.pod('s2')}/")):
+        store.delete(info.key)
+
+    assert plan_run(store, RUN).running == ("s2", "s3", "s4")

@@ -19,7 +19,7 @@ import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import WorkflowChange, fork_run, resume_run, start_run, start_run_once
+from tiphys_controller import StartResult, WorkflowChange, fork_run, resume_run, start_run, start_run_once
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -79,7 +79,7 @@ def test_what_a_resume_completed_is_found_by_the_same_call(store: Store, submitt
 
     started = start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
 
-    assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", False)
+    assert started == StartResult("digits-1", 1, "digits-1", "uid-of-digits-1", created=False)
     assert submitter.names() == ["digits-1"]
 
 

@@ -21,6 +21,7 @@ from support.lineage import commit, ref
 from support.submitter import FakeSubmitter
 from tiphys_controller import (
     DriftFinding,
+    StartResult,
     WorkflowChange,
     describe_run,
     fork_run,
@@ -361,7 +362,7 @@ def test_a_fork_is_a_run_of_its_own_that_names_its_parent(
 
     forked = fork_run(store, submitter, RUN, "hot", change=WorkflowChange(with_parameter("0.5")), rerun=["aside"])
 
-    assert forked.started == ("hot", 1, "hot", "uid-of-hot", True)
+    assert forked.started == StartResult("hot", 1, "hot", "uid-of-hot")
     assert fork_run(store, submitter, "hot", suffix=lambda: "bbbbb").started[0] == "digits-bbbbb"
     assert words(forked.drift) == ["fit: parameters lr 0.1 → 0.5"]
     record = read_run(store, "hot")

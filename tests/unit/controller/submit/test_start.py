@@ -14,7 +14,7 @@ import pytest
 from support.compiled import gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import TenantSubmitter, start_run
+from tiphys_controller import StartResult, TenantSubmitter, start_run
 from tiphys_controller.submit.start import random_suffix
 
 from tiphys.errors import ConflictError, UsageError
@@ -33,7 +33,7 @@ def test_a_started_run_is_recorded_claimed_created_and_bound(store: Store, submi
 
     started = start_run(store, submitter, pipeline, "digits-1", "ml")
 
-    assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", True)
+    assert started == StartResult("digits-1", 1, "digits-1", "uid-of-digits-1")
     record = read_run(store, "digits-1")
     assert record.code_version == "0fb1"
     assert record.pipeline == "digits"

@@ -3,9 +3,13 @@
 import threading
 
 import pytest
+from support.compiled import pipeline_of, ungated
 from support.corruption import NEWEST, OLDER, Objects, sound_run
 from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.memory import MemoryStore
+from support.submitted import SubmittedWorkflow
+from support.submitter import FakeSubmitter
+from tiphys_controller import start_run
 
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.lineage.audit import audit
@@ -258,3 +262,31 @@ def test_checkpoints_on_a_volume_are_read_there_or_noted(tmp_path):
     found = audit_run(store, RUN)
     assert found.is_sound
     assert "cannot be read from this machine" in found.notes[0]
+
+
+@pytest.fixture
+def in_pods(tmp_path):
+    """A run whose only step has no gate, and its artifact below the uid of the Workflow."""
+    store = MemoryStore()
+    submitter = FakeSubmitter(tmp_path)
+    start_run(store, submitter, pipeline_of(ungated("prep", parameters=("n",), artifacts=("data",))), RUN)
+    flow = SubmittedWorkflow.of(store, submitter, RUN)
+    flow.run_task("prep", {"n": "5"}, {"data": b"1,2,3"})
+    return store, f"{flow.folder('prep')}data"
+
+
+def test_the_outputs_of_a_step_without_a_gate_are_found_where_they_are(in_pods):
+    store, _ = in_pods
+    found = audit_run(store, RUN, deep=True)
+    assert (found.is_sound, found.attempts, found.size_bytes) == (True, 1, len(b"1,2,3"))
+
+
+def test_damage_of_the_outputs_of_a_step_without_a_gate_is_found(in_pods):
+    store, key = in_pods
+    flip(store, key)
+    assert audit_run(store, RUN).is_sound
+    [found] = audit_run(store, RUN, deep=True).damage
+    assert (found.layer, found.key) == (AuditLayer.OUTPUT, key)
+    del store.objects[key]
+    [found] = audit_run(store, RUN).damage
+    assert (found.layer, found.key) == (AuditLayer.OUTPUT, key)

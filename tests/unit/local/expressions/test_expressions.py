@@ -58,6 +58,11 @@ ENVIRONMENT: dict[str, Any] = {
         ('"quoted \\"text\\""', 'quoted "text"'),
         ("nil ?? 5", 5),
         ("1 == '1'", False),
+        ('"\\u007bé\\u007d"', "{é}"),
+        ("map(steps.list.items, # * 2)", [2, 4]),
+        ("let one = 1; let two = one + 1; [one, two]", [1, 2]),
+        ("map([['a'], 0], type(#) == 'array' ? #[0] : steps.list.items[int(#)])", ["a", 1]),
+        ("map(fromJSON('[null, true, 1.5, \"x\", {}]'), type(#))", ["nil", "bool", "float", "string", "map"]),
         ("inner_in", "kept"),
     ],
 )
@@ -84,6 +89,10 @@ def test_expr(text: str, value: object) -> None:
         "5 matches 'a'",
         "steps.list.items[7]",
         "-'a'",
+        "#",
+        "map(1, #)",
+        "map([1])",
+        "let one = missing; one",
     ],
 )
 def test_an_expression_without_a_value_is_an_error_and_not_a_guess(text: str) -> None:

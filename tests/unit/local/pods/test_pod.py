@@ -326,6 +326,21 @@ def test_an_output_that_was_not_written(bench: Bench, optional: bool, phase: str
     assert bench.run(only("true /tmp/m", outputs=out)) == phase
 
 
+@pytest.mark.parametrize(
+    ("code", "phase", "message"),
+    [
+        (3, "Failed", "main: Error (exit code 3)"),
+        (0, "Error", "wait: Error (exit code 64): output parameter rows: no such file or directory: /tmp/rows"),
+    ],
+)
+def test_an_output_that_a_failed_program_did_not_write_hides_not_how_it_ended(
+    bench: Bench, code: int, phase: str, message: str
+) -> None:
+    out = {"parameters": [{"name": "rows", "valueFrom": {"path": "/tmp/rows"}}]}
+    assert bench.run(only(f"exit {code}", outputs=out)) == phase
+    assert bench.last("wf.run").message == message
+
+
 def test_an_output_never_replaces_an_object(bench: Bench) -> None:
     bench.store.create("k", b"first")
     out = {"artifacts": [_keyed("m", "/tmp/m", "k")]}

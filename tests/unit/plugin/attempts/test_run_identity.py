@@ -14,9 +14,9 @@
 import pytest
 from support.irregular import Irregular, WorkflowPlace
 from support.world import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
-from tiphys_plugin.attempts.run_binding import bind_workflow, submitted_manifest
 
 from tiphys.errors import StoreError
+from tiphys.recording.run_binding import bind_workflow, submitted_manifest
 from tiphys.records import SubmissionClaim, SubmissionKind, json_digest
 from tiphys.store import RunLayout, claim_record, read_run, read_submissions
 

@@ -40,7 +40,7 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus_and_ends_nothin
         attempt=1,
         submission=1,
         uid="uid-1",
-        node="digits-abc12.fit[0].attempts(9)[0].admit",
+        node="digits-abc12.fit.attempts(9).admit",
         instance="digits-abc12.fit",
         step_key="k",
     )
@@ -53,7 +53,7 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus_and_ends_nothin
         patched.setattr(admit, "failpoint", rival_claims)
         waiting = flow.admit("fit", 0)
     assert phase(waiting) == "Pending"
-    assert "was just opened by digits-abc12.fit[0].attempts(9)[0].admit" in said(waiting)
+    assert "was just opened by digits-abc12.fit.attempts(9).admit" in said(waiting)
     assert here.ledger.snapshot().leases == ()
     assert keys(here.store, ATTEMPTS) == [f"{ATTEMPTS}/000000001.json"]
 

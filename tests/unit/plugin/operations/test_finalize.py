@@ -5,8 +5,10 @@ import json
 import pytest
 from support.world import commit, fit, gpus, outputs, phase, prep, records, resumed, said, world
 from tiphys_plugin import LOCAL_SETTINGS, PluginSettings, Queues
+from tiphys_plugin.operations import finalize
 from tiphys_plugin.operations.finalize import summarize_failures
 
+from tiphys.errors import ConflictError
 from tiphys.records import AttemptEndOutcome
 from tiphys.store import read_step_attempts
 
@@ -103,6 +105,122 @@ def test_training_that_succeeded_before_the_stop_is_done(tmp_path):
     (attempt,) = read_step_attempts(here.store, "digits-abc12", "fit")
     assert attempt.end is not None
     assert attempt.end.outcome is AttemptEndOutcome.DONE
+
+
+def started_step(tmp_path, **changes):
+    """A workflow that is stopped while its only step runs, which has stored its outputs."""
+    flow = world(tmp_path).submit(prep(**changes))
+    admitted = flow.admit("prep")
+    flow.write_output(admitted, "0/parameters/rows", b"7")
+    flow.write_output(admitted, "0/artifacts/data", b"data")
+    stop(flow)
+    return flow
+
+
+def test_step_that_succeeded_before_the_stop_is_done(tmp_path):
+    flow = started_step(tmp_path)
+    flow.pod("prep", 1, None)
+    assert phase(flow.finalize("Failed")) == "Pending"
+    assert read_step_attempts(flow.world.store, flow.name, "prep")[0].end is None
+    flow.pod("prep", 1, None, phase="Succeeded", exit_code=0)
+    assert said(flow.finalize("Failed")) == "Run digits-abc12, submission 1: Failed"
+    (attempt,) = read_step_attempts(flow.world.store, flow.name, "prep")
+    assert attempt.end is not None
+    assert (attempt.end.outcome, attempt.end.outputs[0].value) == (AttemptEndOutcome.DONE, "7")
+    assert said(resumed(flow.world, prep()).admit("prep")) == "Adopted from attempt 1"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "outcome", "verdict"),
+    [
+        (143, AttemptEndOutcome.FENCED, "Attempt 1 of prep was stopped by a person; go on with"),
+        (3, AttemptEndOutcome.FAILED, "prep failed in attempt 1 by user error"),
+    ],
+)
+def test_step_that_did_not_survive_the_stop_has_its_verdict_in_the_record(tmp_path, exit_code, outcome, verdict):
+    flow = started_step(tmp_path)
+    flow.pod("prep", 1, None, phase="Failed", exit_code=exit_code)
+    flow.finalize("Failed", json.dumps([failed(flow.name, "main", WAITED)]))
+    (attempt,) = read_step_attempts(flow.world.store, flow.name, "prep")
+    assert attempt.end is not None
+    assert (attempt.end.outcome, attempt.end.stopped) == (outcome, outcome is AttemptEndOutcome.FENCED)
+    assert verdict in flow.sealed()["message"]
+
+
+def test_step_without_its_outputs_is_not_done_after_a_stop(tmp_path):
+    flow = world(tmp_path).submit(prep())
+    flow.admit("prep")
+    flow.pod("prep", 1, None, phase="Succeeded", exit_code=0)
+    stop(flow)
+    flow.finalize("Failed")
+    assert "prep failed in attempt 1 by output missing: declared output" in flow.sealed()["message"]
+
+
+def test_stop_records_no_result_of_a_step_whose_standard_output_is_read(tmp_path):
+    flow = started_step(tmp_path, has_result=True)
+    flow.pod("prep", 1, None, phase="Succeeded", exit_code=0)
+    flow.finalize("Failed")
+    (attempt,) = read_step_attempts(flow.world.store, flow.name, "prep")
+    assert attempt.end is not None
+    assert attempt.end.outcome is AttemptEndOutcome.FENCED
+
+
+def write_nodes(flow, *nodes):
+    document = flow.world.cluster.workflow("ml", flow.name)
+    document["status"]["nodes"] = {node["name"]: node for node in nodes}
+    flow.world.cluster.write_workflow(document)
+
+
+@pytest.mark.parametrize(("tries", "outcome"), [(1, AttemptEndOutcome.DONE), (2, AttemptEndOutcome.FAILED)])
+def test_nodes_of_a_stopped_workflow_say_which_try_was_the_last_where_its_pods_are_gone(tmp_path, tries, outcome):
+    flow = started_step(tmp_path)  # only the first try has left outputs
+    names = [f"{flow.name}.prep.run", *(f"{flow.name}.prep.run({number})" for number in range(tries))]
+    write_nodes(flow, *({"name": name, "phase": "Succeeded"} for name in names))
+    flow.finalize("Failed")
+    (attempt,) = read_step_attempts(flow.world.store, flow.name, "prep")
+    assert attempt.end is not None
+    assert attempt.end.outcome is outcome
+
+
+def test_step_whose_pod_still_ends_delays_neither_the_end_nor_the_gpus_of_another(tmp_path):
+    queues = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]})
+    flow = world(tmp_path, queues).submit(prep(name="a"), fit(name="b", gpu=gpus(2)))
+    flow.admit("a")
+    flow.admit("b", 0)
+    flow.pod("a", 1, None)
+    stop(flow)
+    assert phase(flow.finalize("Failed")) == "Pending"
+    assert read_step_attempts(flow.world.store, flow.name, "b")[0].end is not None
+    assert not flow.world.ledger.snapshot().leases
+
+
+def test_end_that_cannot_be_recorded_is_told_and_does_not_keep_the_submission_open(tmp_path, monkeypatch):
+    flow = started_step(tmp_path)
+    flow.pod("prep", 1, None, phase="Succeeded", exit_code=0)
+
+    def refuse(*_, **__):
+        raise ConflictError("another has it")
+
+    monkeypatch.setattr(finalize.conclude, "conclude_attempt", refuse)
+    assert phase(flow.finalize("Failed")) == "Succeeded"
+    assert flow.sealed()["message"] == "prep: its end cannot be recorded: another has it"
+
+
+def test_damaged_claim_does_not_keep_the_submission_open(tmp_path):
+    flow = started_step(tmp_path)
+    key = f"control/runs/{flow.name}/attempts/prep/000000001.json"
+    flow.world.store.delete(key)
+    flow.world.store.create(key, b"{")
+    assert said(flow.finalize("Failed")) == "Run digits-abc12, submission 1: Failed"
+
+
+def test_stop_leaves_the_attempts_of_other_workflows_alone(tmp_path):
+    flow = world(tmp_path).submit(prep())
+    flow.admit("prep")
+    other = resumed(flow.world, prep())
+    stop(other)
+    other.finalize("Failed")
+    assert read_step_attempts(flow.world.store, flow.name, "prep")[0].end is None
 
 
 @pytest.mark.parametrize(
@@ -203,10 +321,6 @@ WAITED = "Stopped with strategy 'Stop'"
     ("nodes", "line"),
     [
         (FIT, "fit failed in attempt 1 by user error"),
-        (
-            [failed("admit", "fit-admit", "prep failed in attempt 1 by output missing")],
-            "prep failed in attempt 1 by output missing",
-        ),
         ([failed("admit", "fit-admit", "Refused: no")], "fit-admit: Refused: no"),
         ([*FIT, failed("notify", "notify", "exit 2")], "fit failed in attempt 1 by user error; notify: exit 2"),
         (
@@ -225,12 +339,31 @@ WAITED = "Stopped with strategy 'Stop'"
             ],
             f"fit: {WAITED}",
         ),
+        (
+            [*FIT, failed("settle", "tiphys-settle", "Attempt 1 ended by preemption; attempt 2 follows")],
+            "fit failed in attempt 1 by user error",
+        ),
+        ([failed("attempts", "fit-attempt", WAITED), failed("settle", "tiphys-settle", WAITED)], f"fit: {WAITED}"),
+        ([failed("run", "mine", STOPPED), failed("conclude", "mine", "exit 1")], f"run: {STOPPED}; conclude: exit 1"),
         (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
     ],
 )
 def test_what_counts_is_said_first_whatever_the_order(nodes, line):
     for order in (nodes, nodes[::-1]):
         assert summarize_failures(json.dumps(json.dumps(order))) == line
+
+
+def test_nodes_that_a_verdict_covers_are_left_out():
+    nodes = [
+        failed("prep", "shared", "No more retries left"),
+        failed("prep(0)", "shared", "main: Error (exit code 1)"),
+        failed("prep(1)", "shared", "main: Error (exit code 1)"),
+        failed("preparation", "shared", "exit 2"),
+        failed("run", "fit-run", STOPPED),
+    ]
+    verdicts = {"prep": "prep failed in attempt 1 by user error", "run": "run failed in attempt 1 by deadline"}
+    line = f"fit: {STOPPED}; {verdicts['prep']}; {verdicts['run']}; preparation: exit 2"
+    assert summarize_failures(json.dumps(nodes), verdicts) == line
 
 
 def test_a_shutdown_is_never_cut_off():

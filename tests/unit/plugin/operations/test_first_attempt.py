@@ -48,7 +48,7 @@ def test_asking_again_gives_the_recorded_answer(flow):
 def test_another_node_takes_over_what_the_first_one_made(flow):
     flow.write_output(flow.admit("prep"), "0/artifacts/data", b"rows")
     assert phase(flow.conclude("prep")) == "Succeeded"
-    again = flow.call({**flow.body("admit", "prep"), "node": "digits-abc12.again.prep[0].admit"})
+    again = flow.call({**flow.body("admit", "prep"), "node": "digits-abc12.again.prep.admit"})
     assert said(again) == "Adopted from attempt 1"
 
 
@@ -59,7 +59,7 @@ def test_whoever_loses_the_race_for_it_waits_for_the_winner(flow, monkeypatch):
         attempt=1,
         submission=1,
         uid="uid-1",
-        node="digits-abc12.other.prep[0].admit",
+        node="digits-abc12.other.prep.admit",
         instance="digits-abc12.prep",
         step_key="k",
     )

@@ -240,12 +240,14 @@ def test_adopted_training_stops_the_trying_and_is_concluded(here):
     assert artifacts(again.conclude("fit", 0)) == {"model": key}
 
 
-def test_conclude_says_when_the_adopted_record_was_removed(here):
+def test_admit_and_conclude_say_when_the_adopted_record_was_removed(here):
     finish(here.submit(STEP))
     flow = resumed(here, STEP)
     flow.admit("prep")
     here.store.delete("control/runs/digits-abc12/attempts/prep/000000001.end.json")
     assert "has been removed since" in said(flow.conclude("prep", status="Skipped"))
+    asked_again = flow.admit("prep")
+    assert (phase(asked_again), "has been removed since" in said(asked_again)) == ("Failed", True)
 
 
 def test_conclude_does_not_succeed_with_an_adopted_record_that_was_passed_over(here):

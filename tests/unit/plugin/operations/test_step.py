@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import pytest
 from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, resumed, said, world
-from tiphys_plugin.operations import publish
 
 from tiphys.errors import ObjectMissingError
 from tiphys.faults import InjectedFaultError
+from tiphys.recording import node_outputs
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Output, OutputKind, OutputObject
 from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import outputs_digest
@@ -54,6 +54,21 @@ def test_step_without_checkpoints_or_gpus_gets_no_patch_and_no_lineage(here):
     answer = outputs(here.submit(prep()).admit("prep"))
     assert (answer["run"], answer["attempt"]) == ("true", "1")
     assert (answer["lineage"], answer["resume-from"], answer["checkpoint-uri"], answer["pod-patch"]) == ("", "", "", "")
+
+
+def test_an_answer_holds_only_what_its_template_declares(here):
+    flow = here.submit(prep())
+    document = flow.document(flow.body("admit", "prep"))
+    document["template"]["outputs"] = {"parameters": [{"name": "run"}, {"name": "attempt"}]}
+    assert outputs(flow.world.core.execute_document(document)) == {"run": "true", "attempt": "1"}
+
+
+def test_result_whose_end_no_call_has_recorded_is_not_computed_again(here):
+    """As after `argo terminate`, which runs no exit handler."""
+    ran(here).pod("prep", 1, None, "Succeeded")
+    reply = resumed(here, prep()).admit("prep")
+    assert outputs(reply)["run"] == "false"
+    assert said(reply) == "Adopted from attempt 1"
 
 
 def test_outputs_are_verified_recorded_and_answered(here):
@@ -211,8 +226,8 @@ def test_no_other_call_records_the_end_of_a_step_whose_standard_output_is_read(h
 
 def test_more_files_than_a_record_can_list_are_refused_with_the_remedy(here, monkeypatch):
     flow = ran(here)
-    size = sum(len(one.key) + publish._RECORDED_OBJECT_BYTES for one in here.store.list("data/runs/"))
-    monkeypatch.setattr(publish, "_MAX_RECORDED_BYTES", size - 1)
+    size = sum(len(one.key) + node_outputs._RECORDED_OBJECT_BYTES for one in here.store.list("data/runs/"))
+    monkeypatch.setattr(node_outputs, "_MAX_RECORDED_BYTES", size - 1)
 
     assert phase(flow.conclude("prep")) == "Failed"
     end = end_of(here)
@@ -222,7 +237,7 @@ def test_more_files_than_a_record_can_list_are_refused_with_the_remedy(here, mon
 
 def test_the_largest_accepted_result_fits_a_record():
     key = f"data/runs/{'r' * 63}/outputs/{'s' * 63}/000000001/artifacts/d/{'x' * 40}"
-    count = publish._MAX_RECORDED_BYTES // (len(key) + publish._RECORDED_OBJECT_BYTES)
+    count = node_outputs._MAX_RECORDED_BYTES // (len(key) + node_outputs._RECORDED_OBJECT_BYTES)
     found = tuple(OutputObject(key=key, size=2**40, sha256="a" * 64) for _ in range(count))
     end = AttemptEnd(
         run="r", step="s", attempt=1, submission=1, outcome=AttemptEndOutcome.DONE,

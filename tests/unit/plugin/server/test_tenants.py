@@ -78,7 +78,7 @@ def test_caller_that_names_another_namespace_is_turned_away_unread(here):
 def test_index_that_no_item_has_reaches_no_ledger(here, index):
     flow = here.submit("ml", fit(gpu=gpus(8)))
     document = flow.document("admit", "fit", 0)
-    document["template"]["plugin"]["tiphys"]["node"] = f"{flow.name}.fit({index}:x)[0].attempts(0)[0].admit"
+    document["template"]["plugin"]["tiphys"]["node"] = f"{flow.name}.fit({index}:x).attempts(0).admit"
     assert phase(here.tenants.execute("ml", document)) == "Succeeded"
     [lease] = WholeLedgerReader(here.api, RELEASE, "default").read()["status"]["leases"]
     assert "itemIndex" not in lease

@@ -6,8 +6,7 @@
 | admit inside attempts                   | Pending         | Succeeded, run=false: Failed is "try again" |
 | settle of a program that failed         | Pending         | Pending: only this call knows the failure  |
 | settle of another program               | Pending         | Succeeded; conclude judges                 |
-| finalize that records the last step     | Pending         | Failed: its outputs are not verified       |
-| finalize after steps with their verdict | Pending         | Succeeded; the controller records the end  |
+| finalize                                | Pending         | Succeeded; the controller records the rest |
 """
 
 from typing import Any
@@ -74,8 +73,8 @@ CALLS = [
     (call("settle", node="w.fit.attempts(0).settle", status="Error"), "Pending"),
     (call("settle", node="w.fit.attempts(0).settle", status="Succeeded"), "Succeeded"),
     (call("settle", node="w.fit.attempts(0).settle", status="Omitted"), "Succeeded"),
-    (call("finalize", node="w.onExit", after="prep"), "Failed"),
-    (call("finalize", node="w.onExit", after=""), "Succeeded"),
+    (call("finalize", node="w.onExit.finalize", status="Succeeded"), "Succeeded"),
+    (call("finalize", node="w.onExit.finalize", status="Failed"), "Succeeded"),
 ]
 
 
@@ -181,7 +180,7 @@ def test_broken_body_waits_as_any_other_call(outages, clock, body):
     "node",
     [
         "w.fit.attempts(0).admit",
-        "w.fit(1:x.attempts(9).admit)[0].attempts(12)[0].admit",
+        "w.fit(1:x.attempts(9).admit).attempts(12).admit",
         "w.fit(0:a).attempts(1).admit",
         "w.prep.admit",
         "w.attempts(1).admit.conclude",

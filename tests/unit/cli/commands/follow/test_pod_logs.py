@@ -6,6 +6,8 @@
 | gone | an artifact `main-logs`     | the archived file         |
 | gone | of another attempt, outside | nothing                   |
 | -    | what the program stored     | that, where nothing else is |
+
+The pods of a step without a gate have no labels: those of its node and of the tries of that are its own.
 """
 
 import gzip
@@ -18,7 +20,7 @@ from typing import Any
 
 import pytest
 from support.argo_pods import pod, runs
-from support.compiled import History, gated, pipeline_of
+from support.compiled import History, gated, pipeline_of, ungated
 from support.desk import Desk
 from support.kube_server import KubeServer, serving
 from tiphys_controller import start_run
@@ -28,7 +30,7 @@ from hera_pipelines.cli.commands.follow.pod_logs import ClusterPodLogs, StoredLo
 from tiphys.errors import NotFoundError
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.records import AttemptClaim, utc_now
+from tiphys.records import AttemptClaim, item_step_id, utc_now
 from tiphys.store import DirectoryStore, Store, read_step_attempts
 
 RUN = "digits-1"
@@ -42,26 +44,34 @@ class Here:
         self.api: KubeApi = server.api("ml")
         self.store: Store = DirectoryStore(folder / "store")
         submitter = KubernetesSubmitter(self.api, identify_cluster(self.api))
-        start_run(self.store, submitter, pipeline_of(gated("fit")), RUN, namespace="ml")
+        start_run(self.store, submitter, pipeline_of(gated("fit"), ungated("prep")), RUN, namespace="ml")
         workflow = self.api.get(WORKFLOWS, "ml", RUN)
         assert workflow is not None
         self.uid = workflow["metadata"]["uid"]
         self.text = "one\ntime=1 argo=true\ntwo\n"
         self.asked: list[Mapping[str, str]] = []
         monkeypatch.setattr(self.api, "read_lines", self._read_lines)
+        self.claim("fit", f"{RUN}.fit.admit", f"{RUN}.fit")
+
+    def claim(self, step: str, node: str, instance: str) -> None:
+        """An open attempt of a step, as its admit or the recorder claims it."""
         claim = AttemptClaim(
-            run=RUN, step="fit", attempt=1, submission=1, uid=self.uid, node=f"{RUN}.fit.admit", instance=f"{RUN}.fit",
-            step_key="k",
-        )  # fmt: skip
-        self.store.create(History(self.store, RUN).layout.attempt("fit", 1), claim.to_bytes())
+            run=RUN, step=step, attempt=1, submission=1, uid=self.uid, node=node, instance=instance, step_key="k"
+        )
+        self.store.create(History(self.store, RUN).layout.attempt(step, 1), claim.to_bytes())
 
     def _read_lines(self, path: str, query: Mapping[str, str]) -> Iterator[str]:
         self.asked.append({"path": path, **query})
         return iter(self.text.splitlines(True))
 
     def add_pod(self) -> None:
-        labels = {"tiphys.dev/run": RUN, "tiphys.dev/step": "fit"}
-        body = pod(runs("main"), name="fit-pod", node=NODE, workflow=RUN, uid=self.uid, labels=labels)
+        self._create_pod("fit-pod", NODE, {"tiphys.dev/run": RUN, "tiphys.dev/step": "fit"})
+
+    def add_ungated_pod(self, name: str, node: str, uid: str = "") -> None:
+        self._create_pod(name, f"{RUN}.{node}", {}, uid)
+
+    def _create_pod(self, name: str, node: str, labels: Mapping[str, str], uid: str = "") -> None:
+        body = pod(runs("main"), name=name, node=node, workflow=RUN, uid=uid or self.uid, labels=labels)
         body["spec"] = {"containers": [{"name": "wait"}, {"name": "main"}]}
         self.api.create(PODS, "ml", body)
 
@@ -69,9 +79,9 @@ class Here:
         self.api.patch(WORKFLOWS, "ml", RUN, {"status": status})
 
     def found(
-        self, tail: int | None = None, follow: bool = False, max_bytes: int | None = None
+        self, tail: int | None = None, follow: bool = False, max_bytes: int | None = None, step: str = "fit"
     ) -> list[tuple[str, list[str]]]:
-        [attempt] = read_step_attempts(self.store, RUN, "fit")
+        [attempt] = read_step_attempts(self.store, RUN, step)
         logs = ClusterPodLogs(self.store, self.api)
         return [(log.source, list(log.lines)) for log in logs.find(attempt.claim, tail, follow, max_bytes)]
 
@@ -173,6 +183,58 @@ def test_a_pod_whose_container_has_not_started_has_no_log(here: Here, monkeypatc
     here.add_pod()
     monkeypatch.setattr(here.api, "read_lines", refuse)
     assert here.found() == []
+
+
+def test_the_pods_of_a_step_without_a_gate_are_those_of_its_node(here: Here) -> None:
+    here.claim("prep", f"{RUN}.prep", f"{RUN}.prep")
+    for number in (10, 9, 0):
+        here.add_ungated_pod(f"prep-{number}", f"prep({number})")
+    here.add_ungated_pod("of-another-step", "prepare(0)")
+    here.add_ungated_pod("of-a-namesake", "prep(1)", uid="uid-before")
+    assert [lines for _, lines in here.found(step="prep")] == [["one\n", "two\n"]] * 3
+    assert [one["path"].split("/")[6] for one in here.asked] == ["prep-0", "prep-9", "prep-10"]
+
+
+def test_the_pods_of_an_item_are_not_those_of_another(here: Here) -> None:
+    step = item_step_id("sweep", "0.1", 0)
+    here.claim(step, f"{RUN}.sweep(1:0.1)", f"{RUN}.sweep(1:0.1)")
+    for name, node in (("a", "sweep(1:0.1)"), ("b", "sweep(11:0.1)"), ("c", "sweep(0:0.2)(0)"), ("d", "sweep")):
+        here.add_ungated_pod(name, node)
+    here.found(step=step)
+    assert [one["path"].split("/")[6] for one in here.asked] == ["a"]
+
+
+def test_the_archives_of_all_tries_of_a_step_without_a_gate_are_found(here: Here) -> None:
+    here.claim("prep", f"{RUN}.prep", f"{RUN}.prep")
+    nodes = {}
+    for number, place in enumerate(("prep(0)", "prep(1)", "prepare(0)", "prep")):
+        key = f"data/argo/{place}/main.log"
+        here.store.create(key, f"{place}\n".encode())
+        nodes[str(number)] = {
+            **archived(here.store.artifact_key(key), f"{RUN}.{place}")["one"],
+            "startedAt": f"2026-01-01T00:0{number}:00Z",
+        }
+    nodes["3"] |= {"type": "Retry", "outputs": nodes["1"]["outputs"]}
+    here.set_status({"nodes": nodes})
+    assert [lines for _, lines in here.found(step="prep")] == [["prep(0)\n"], ["prep(1)\n"]]
+
+
+def test_a_pod_of_a_step_without_a_gate_that_has_not_started_is_said_to_wait_and_why(
+    here: Here, server: KubeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(server, tmp_path, capsys)
+    here.claim("prep", f"{RUN}.prep", f"{RUN}.prep")
+    monkeypatch.setattr("hera_pipelines.cli.commands.follow.logs.utc_now", lambda: utc_now() + timedelta(minutes=1))
+    here.set_status({"phase": "Running"})
+    here.api.patch(WORKFLOWS, "ml", RUN, {"metadata": {"labels": {"tiphys.dev/pipeline": "digits"}}})  # as compile does
+    for node, why in ((f"{RUN}.prep(1)", "1 Insufficient cpu."), (f"{RUN}.prepare(1)", "they were full.")):
+        no_node = {"type": "PodScheduled", "status": "False", "message": why}
+        body = pod(phase="Pending", conditions=(no_node,), name=node[-8:-3], node=node, workflow=RUN, uid=here.uid)
+        here.api.create(PODS, "ml", body)
+    code, _, err = desk.tiphys("logs", f"{RUN}/prep", "--store", str(tmp_path / "store"))
+    assert code == 0, err
+    assert f"{RUN}/prep attempt 1 has not started: no node takes its pod: 1 Insufficient cpu." in err
+    assert "they were full" not in err
 
 
 def test_what_the_program_stored_needs_no_cluster(here: Here) -> None:

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from tiphys.processes import Process, choose_receivers
+from tiphys.launch.processes import Process, choose_receivers
 
 BEGIN = """
 import os, signal, subprocess, sys
-from tiphys.processes import ChildProcess, SignalQueue
+from tiphys.launch.processes import ChildProcess, SignalQueue
 
 def ended(child, signals):
     while child.exit_code is None:
@@ -125,12 +125,12 @@ def test_program_that_stays_after_its_training_has_saved_ends_in_time_for_argo(s
     assert (
         run(f"""
 import types
-from tiphys import processes
+from tiphys.launch import processes
 clock = [0.0]
 processes.time = types.SimpleNamespace(monotonic=lambda: clock[0])
 trainer = '''
 import os, signal, sys, time
-from tiphys.processes import register_session
+from tiphys.launch.processes import register_session
 signal.signal(signal.SIGTERM, lambda *_: (register_session(os.environ, has_preempted=True), sys.exit(75)))
 register_session(os.environ)
 print("ready", flush=True)

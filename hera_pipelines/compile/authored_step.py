@@ -1,4 +1,4 @@
-"""`GatedStep`: the author's task, template and settings of one step, from which compile makes all its templates."""
+"""`AuthoredStep`: the author's task, template and settings of one step, from which compile makes its templates."""
 
 import math
 import re
@@ -11,8 +11,7 @@ from typing import Any
 from hera_pipelines.compile import references
 from hera_pipelines.compile.settings import DataSource, StepSettings
 from tiphys.errors import TiphysError, UsageError
-from tiphys.protocol.compiled_workflow import Manifest, program_source
-from tiphys.protocol.fan_out import is_fan_out
+from tiphys.protocol.compiled_workflow import Manifest, is_fan_out, program_source
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, NodeLabelValue, StepKind, StepSpec
 from tiphys.records import DataVersion, json_digest
@@ -27,7 +26,7 @@ _PROGRAM_FIELDS = ("image", "command", "args", "env", "envFrom", "workingDir", "
 
 
 @dataclass(frozen=True)
-class GatedStep:
+class AuthoredStep:
     """A task of the entry DAG whose template carries the annotation ``tiphys.dev/step``."""
 
     name: str
@@ -35,12 +34,8 @@ class GatedStep:
     program: Manifest
     """The author's template."""
     settings: StepSettings
-    ended_by_next: bool = False
-    """Whether the admit of the next step, or finalize, records the end, so that nothing has to wait for a conclude."""
     has_result: bool = False
     """Whether another task reads its standard output, as ``outputs.result``."""
-    previous: str = ""
-    """The step whose end the admit of this one records; empty: none."""
     data: tuple[DataVersion, ...] = ()
     """Versions of the data of its settings."""
 
@@ -51,6 +46,10 @@ class GatedStep:
     @property
     def is_training(self) -> bool:
         return self.settings.kind is StepKind.TRAIN
+
+    @property
+    def is_gated(self) -> bool:
+        return self.settings.is_gated
 
     @property
     def uses_store(self) -> bool:
@@ -105,6 +104,7 @@ class GatedStep:
         return StepSpec(
             name=self.name,
             kind=self.settings.kind,
+            gate=self.is_gated and not self.is_training,
             parameters=tuple(p["name"] for p in self.output_parameters),
             artifacts=tuple(a["name"] for a in self.output_artifacts),
             suffixes={a["name"]: suffix for a in self.output_artifacts if (suffix := _file_suffix(a["path"]))},
@@ -118,7 +118,7 @@ class GatedStep:
             fan_out=self.fan_out,
             gang=self.settings.gang,
             spot=self._avoidable_spot_nodes(),
-            has_result=self.has_result,
+            has_result=self.has_result and self.is_gated,
             data=self.data,
             tracker=self.settings.tracking.kind if self.settings.tracking else "",
             registration=self.settings.registration,
@@ -147,12 +147,12 @@ def _file_suffix(path: str) -> str:
     return found[0] if found else ""
 
 
-def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:
-    """Return the gated steps of the entry DAG, in the order of its tasks."""
+def find_steps(entry: Manifest, templates: list[Manifest]) -> list[AuthoredStep]:
+    """Return the steps of the entry DAG, in the order of its tasks."""
     printing = {task for task, _ in references.fields_used(entry, [references.RESULT_FIELD])}
     programs = {t["name"]: t for t in templates if settings_annotation(t) is not None}
     return [
-        GatedStep(
+        AuthoredStep(
             task["name"],
             task,
             programs[task["template"]],
@@ -164,7 +164,7 @@ def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedSt
     ]
 
 
-def read_data_versions(steps: list[GatedStep], read: Callable[[DataSource], DataVersion]) -> list[GatedStep]:
+def read_data_versions(steps: list[AuthoredStep], read: Callable[[DataSource], DataVersion]) -> list[AuthoredStep]:
     """Return ``steps`` with the versions of their data. Each source is read once, whichever steps name it.
 
     Raises:
@@ -173,7 +173,7 @@ def read_data_versions(steps: list[GatedStep], read: Callable[[DataSource], Data
     """
     versions: dict[DataSource, DataVersion] = {}
 
-    def with_data(step: GatedStep) -> GatedStep:
+    def with_data(step: AuthoredStep) -> AuthoredStep:
         try:
             for source in step.settings.data:
                 if source not in versions:
@@ -188,38 +188,6 @@ def read_data_versions(steps: list[GatedStep], read: Callable[[DataSource], Data
         return replace(step, data=data)
 
     return [with_data(step) for step in steps]
-
-
-def link_steps(steps: list[GatedStep], dag: Manifest, has_exit_handler: bool) -> list[GatedStep]:
-    """Find the steps whose end another call can record at once; ``dag`` is the entry DAG with its dependencies.
-
-    The admit of the next step can, if no other task waits for the step, and the next step for no other task: it
-    starts whenever the step succeeds. Finalize can, if all other tasks have ended before the step, and the author has
-    no exit handler, which runs beside finalize. A `Train`, which holds GPUs, and an item of a fan-out have their own
-    conclude.
-    """
-    if dag.get("target"):  # Argo may leave out the next step
-        return steps
-    waiting = Counter(name for task in dag["tasks"] for name in references.task_dependencies(task))
-    may_end_later = {step.name for step in steps if _may_end_later(step)}
-    previous: dict[str, str] = {}
-    for step in filter(_starts_at_once, steps):
-        name = references.only_dependency(step.task)
-        if name in may_end_later and waiting[name] == 1:
-            previous[step.name] = name
-    last = [task["name"] for task in dag["tasks"] if not waiting[task["name"]]]
-    by_finalize = last if len(last) == 1 and not has_exit_handler else []
-    ended = may_end_later & {*previous.values(), *by_finalize}
-    return [replace(step, previous=previous.get(step.name, ""), ended_by_next=step.name in ended) for step in steps]
-
-
-def _starts_at_once(step: GatedStep) -> bool:
-    return not step.fan_out and not step.task.get("when")
-
-
-def _may_end_later(step: GatedStep) -> bool:
-    watched = ("continueOn", "hooks", "onExit")  # an author's hook must not see a success that is not verified
-    return not (step.is_training or step.fan_out or step.has_result or any(step.task.get(field) for field in watched))
 
 
 def settings_annotation(template: Manifest) -> str | None:
@@ -239,7 +207,7 @@ def program_container(template: Manifest) -> Manifest:
         if container is not None:
             return container
     raise UsageError(
-        f"step {template['name']!r}: only container and script templates can be gated; "
+        f"step {template['name']!r}: only container and script templates can be steps of Tiphys; "
         "run its program in a container, or leave it a plain task"
     )
 

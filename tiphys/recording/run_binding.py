@@ -1,4 +1,4 @@
-"""Binds a workflow to a run and a submission, and a fan-out node to an item.
+"""Binds a Workflow to a run and a submission, and a fan-out node to an item.
 
 A run outlives every Workflow made for it. The first call binds the workflow's
 uid to a submission, create-only; from then on no other workflow can act for
@@ -16,14 +16,13 @@ import functools
 from collections.abc import Callable, Mapping
 from itertools import count
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.lineage.fork_history import AncestorRun, read_ancestors
 from tiphys.protocol.compiled_workflow import CompiledPipeline, read_workflow_parameters
 from tiphys.protocol.execute_api import WorkflowMetadata
-from tiphys.protocol.operations import Operation, StepOperation, step_instance_name
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, StepSpec
 from tiphys.records import (
     ItemBinding,
@@ -46,10 +45,24 @@ from tiphys.store import (
     read_run,
     read_submission_workflow,
 )
-from tiphys_plugin.cluster.interface import Cluster
 
 _SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
 _CONTROLLER_LABELS = ("workflows.argoproj.io/phase", "workflows.argoproj.io/completed")
+
+
+class WorkflowReader(Protocol):
+    """The Workflows of one cluster."""
+
+    @property
+    def name(self) -> str:
+        """Identity of the cluster."""
+
+    def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The Workflow object; None if there is none.
+
+        Raises:
+            StoreError: the cluster did not answer.
+        """
 
 
 class RunBinding(NamedTuple):
@@ -74,7 +87,7 @@ class RunBinding(NamedTuple):
 class _LiveWorkflow:
     """The live Workflow object of one call; read on first use, at most once."""
 
-    def __init__(self, cluster: Cluster, metadata: WorkflowMetadata) -> None:
+    def __init__(self, cluster: WorkflowReader, metadata: WorkflowMetadata) -> None:
         self.cluster = cluster.name
         self._read = functools.cache(lambda: read_live_workflow(cluster, metadata))
 
@@ -84,14 +97,21 @@ class _LiveWorkflow:
 
 def bind_workflow(
     store: Store,
-    cluster: Cluster,
+    cluster: WorkflowReader,
     metadata: WorkflowMetadata,
-    operation: Operation,
+    run_name: str,
+    submission_number: str,
     validate: Callable[[CompiledPipeline], None] | None = None,
 ) -> RunBinding:
     """Find the run and submission of a workflow, or bind it to a new run.
 
-    With ``validate``, the workflow must be live and pass the check before any record is read for it.
+    Args:
+        store: Store of the namespace.
+        cluster: The cluster of the workflow.
+        metadata: Identity of the workflow.
+        run_name: The name in its parameters, or that the pipeline gives its runs; empty: a new run.
+        submission_number: The number in its parameters; empty: the first.
+        validate: The workflow must be live and pass this check before any record is read for it; None: no check.
 
     Raises:
         ConflictError: the submission belongs to another workflow, or was never claimed.
@@ -102,17 +122,32 @@ def bind_workflow(
     live_workflow = _LiveWorkflow(cluster, metadata)
     if validate is not None:
         validate(CompiledPipeline.from_manifest(submitted_manifest(live_workflow.manifest())))
-    if operation.run:
-        run, submission = make_run_name(operation.run), _parse_submission_number(operation.submission)
+    if run_name:
+        run, submission = make_run_name(run_name), _parse_submission_number(submission_number)
         _bind_submission(store, live_workflow, metadata, run, submission)
     else:
         run, submission = _bind_new_run(store, live_workflow, metadata), 1
     record = find_record(store, RunLayout(run).run_record, RunRecord)
     if record is None:
         record = _store_run(store, live_workflow, run) if submission == 1 else read_run(store, run)
-    claim = _read_submission_claim(store, run, submission) if submission > 1 or record.parent else None
+    return _build_binding(store, record, submission, metadata)
+
+
+def read_binding(store: Store, binding: SubmissionBinding) -> RunBinding:
+    """The run and submission of a Workflow that is bound.
+
+    Raises:
+        NotFoundError: the run is not in storage.
+        StoreError: storage did not answer.
+    """
+    metadata = WorkflowMetadata(name=binding.workflow_name, namespace=binding.namespace, uid=binding.uid)
+    return _build_binding(store, read_run(store, binding.run), binding.submission, metadata)
+
+
+def _build_binding(store: Store, record: RunRecord, submission: int, metadata: WorkflowMetadata) -> RunBinding:
+    claim = _read_submission_claim(store, record.run, submission) if submission > 1 or record.parent else None
     return RunBinding(
-        run,
+        record.run,
         submission,
         metadata.uid,
         metadata.name,
@@ -221,7 +256,7 @@ def _claim_submission(store: Store, metadata: WorkflowMetadata, run: str, submis
     return stored
 
 
-def read_live_workflow(cluster: Cluster, metadata: WorkflowMetadata) -> dict[str, Any]:
+def read_live_workflow(cluster: WorkflowReader, metadata: WorkflowMetadata) -> dict[str, Any]:
     """The live Workflow object.
 
     Raises:
@@ -267,13 +302,30 @@ def _parse_submission_number(text: str) -> int:
     return int(text)
 
 
-def resolve_step_id(store: Store, binding: RunBinding, spec: StepSpec, operation: StepOperation) -> str:
-    """The step id of the calling node; without a fan-out it is the name of the step."""
+def resolve_step_id(
+    store: Store,
+    binding: RunBinding,
+    spec: StepSpec,
+    instance: str,
+    item: str,
+    bound: dict[str, str] | None = None,
+) -> str:
+    """The step id of the node ``instance``, which runs ``item``; without a fan-out it is the name of the step.
+
+    ``bound`` holds the node of each step id that is known to be bound, and gets those that are read. Without it, a
+    thousand equal items cost half a million reads.
+    """
     if not spec.fan_out:
         return spec.name
-    instance = step_instance_name(operation.node)
-    candidates = (item_step_id(spec.name, operation.item, ordinal) for ordinal in count())
-    return next(step for step in candidates if _bind_item(store, binding, step, instance, operation.item) == instance)
+    known = {} if bound is None else bound
+    prefix = item_step_id(spec.name, item, 0).removesuffix("0")
+    for ordinal in count():
+        step = f"{prefix}{ordinal}"
+        if step not in known:
+            known[step] = _bind_item(store, binding, step, instance, item)
+        if known[step] == instance:
+            return step
+    raise AssertionError("there is always a next ordinal")
 
 
 def _bind_item(store: Store, binding: RunBinding, step: str, instance: str, item: str) -> str:
