@@ -86,9 +86,11 @@ def _attempt_events(attempt: Attempt) -> Iterator[Event]:
         data={"submission": claim.submission, "starts_from": start},
     )
     if end:
+        # Others may record the end of a step without a gate after the next has begun; a fence ends an attempt itself.
+        ended_at = end.written_at if end.outcome is AttemptEndOutcome.FENCED else end.ended_at
         yield Event(
             name="attempt.ended",
-            at=end.written_at,
+            at=ended_at,
             step=end.step,
             attempt=end.attempt,
             message=_end_message(end),
@@ -97,7 +99,7 @@ def _attempt_events(attempt: Attempt) -> Iterator[Event]:
     if end and end.outcome is AttemptEndOutcome.DONE:
         yield Event(
             name="step.done",
-            at=end.written_at,
+            at=ended_at,
             step=end.step,
             attempt=end.attempt,
             message=f"step {end.step} is done",

@@ -201,12 +201,13 @@ def train(
 
 
 def plain(**script: Any) -> StepDecorator[P, R]:
-    """Make a function a step that Argo runs without Tiphys: one node, no record, Argo's own retries.
+    """Make a function a step that Argo runs without Tiphys: no record, and Argo's own retries.
 
     For short programs that may run again, such as a notification or a clean-up, and for thousands of small items. A
     resumed run repeats the step, unless everything that needs it is finished; its outputs are not verified. A `step`
-    behind it keeps its result if the parameters that it takes are the same. An artifact is written to a new place each
-    time, so a step that takes one runs again: hand on a parameter, such as the key of an object.
+    behind it runs again, too. A `train`, and a `step` with ``gate=True``, keeps its result if the parameters that it
+    takes are the same. An artifact is written to a new place each time, so hand on a parameter, such as the key of an
+    object.
 
     Args:
         **script: Arguments of Hera's ``@script``.

@@ -11,7 +11,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.lease import LeaseRequest
-from tiphys_plugin.quota.ledger import room, status_codec
+from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
@@ -192,6 +192,7 @@ def parse_ledger(ledger: "Object") -> tuple[QueueRules, LedgerState]:
     Raises:
         IntegrityError: its status is not a valid ledger state.
     """
+    from tiphys_plugin.quota.ledger import status_codec
     from tiphys_plugin.quota.ledger.ledger_object import parse_ledger_queues
 
     try:
@@ -339,6 +340,8 @@ def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, v
 
 
 def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state: LedgerState) -> dict[str, object]:
+    from tiphys_plugin.quota.ledger import status_codec
+
     encoded = status_codec.encode_status(ledger_state)
     rows = [
         {

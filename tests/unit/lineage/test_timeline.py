@@ -107,6 +107,29 @@ def test_events_are_ordered_by_their_time_wherever_they_were_found(store):
     assert [event.name for event in read_timeline(store, RUN)] == ["a.b", "run.submitted"]
 
 
+def test_an_end_that_is_recorded_late_is_told_before_what_came_after_it(store):
+    write_run(store, written_at=minute(0))
+    write_claim(store, at(1, claim_of(1, step="prepare")))
+    end = end_of(1, outcome=AttemptEndOutcome.DONE)
+    write_end(store, at(9, end.model_copy(update={"step": "prepare", "last_alive_at": minute(2)})))
+    write_claim(store, at(3, claim_of(1)))
+    told = [(event.name, event.step) for event in read_timeline(store, RUN)]
+    assert told[1:] == [
+        ("attempt.started", "prepare"),
+        ("attempt.ended", "prepare"),
+        ("step.done", "prepare"),
+        ("attempt.started", STEP),
+    ]
+
+
+def test_an_attempt_that_was_fenced_ends_with_its_fence(store):
+    write_run(store, written_at=minute(0))
+    write_claim(store, at(1, claim_of(1)))
+    fenced = end_of(1, outcome=AttemptEndOutcome.FENCED).model_copy(update={"last_alive_at": minute(2)})
+    write_end(store, at(9, fenced))
+    assert [event.at for event in read_timeline(store, RUN) if event.name == "attempt.ended"] == [minute(9)]
+
+
 def test_a_step_without_checkpoints_starts_from_nowhere_in_particular(store):
     write_run(store)
     write_claim(store, claim_of(1, step="preprocess").model_copy(update={"lineage": ""}))
