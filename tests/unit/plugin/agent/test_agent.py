@@ -319,6 +319,7 @@ def test_one_watch_serves_all_namespaces(server: KubeServer) -> None:
     ):
         for controller in controllers:
             until(lambda one=controller: "n1" in one.entries())  # type: ignore[misc]
+        until(lambda: server.count("watch") > 0)  # what the first listing shows is answered before
         assert server.count("watch") == 1
     assert [core.requests[0]["workflow"]["metadata"]["namespace"] for core in cores.values()] == list(cores)
 
