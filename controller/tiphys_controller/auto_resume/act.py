@@ -60,7 +60,7 @@ def auto_resume_run(
     """
     if not observation.is_intended:
         record_intent(store, observation, decision, alert)
-    return resume_run(store, submitter, observation.run)
+    return resume_run(store, submitter, observation.run, is_recorded=True)  # by `observe_run`
 
 
 def stop_workflow(store: Store, submitter: ClusterSubmitter, run: str) -> None:

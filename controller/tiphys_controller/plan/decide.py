@@ -163,12 +163,13 @@ class PlanningPass:
     def _find_unmergeable(self) -> Iterator[tuple[str, str]]:
         """Fan-outs of which all items have to run after all, because Argo cannot insert what finished ones have."""
         for name, decision in self.decisions.items():
-            if decision.kept_items is not None and self._is_read(name):
+            if decision.kept_items is not None and self.is_read(name):
                 outputs = self.partial_outputs(name)
                 if outputs and not all(can_be_merged(item) for item in outputs.items if item is not None):
                     yield name, "an output of a finished item has double braces, which Argo would take for a tag"
 
-    def _is_read(self, name: str) -> bool:
+    def is_read(self, name: str) -> bool:
+        """Whether another task reads outputs of the task ``name``."""
         readers = (self._graph.tasks[reader] for reader in self._graph.dependents[name])
         return any(name in reader.reads for reader in readers)
 
@@ -364,7 +365,9 @@ def _collect_decisions(graph: TaskGraph, planning_pass: PlanningPass) -> PlanDec
     partial = {
         name: outputs
         for name, decision in planning_pass.decisions.items()
-        if decision.kept_items is not None and (outputs := planning_pass.partial_outputs(name)) is not None
+        if decision.kept_items is not None
+        and planning_pass.is_read(name)
+        and (outputs := planning_pass.partial_outputs(name)) is not None
     }
     return PlanDecisions(
         tuple(planning_pass.decisions.values()), finished, partial, frozenset(planning_pass.unread_ends)

@@ -244,6 +244,8 @@ def resume_run(
     rerun: Sequence[str] = (),
     key: str = "",
     change: WorkflowChange | None = None,
+    *,
+    is_recorded: bool = False,
 ) -> ResumeResult:
     """Submit the missing steps of a run, once.
 
@@ -261,6 +263,7 @@ def resume_run(
             records are passed over.
         key: Idempotency key: all calls under one key make one submission and return it.
         change: A changed Workflow; None: that of the last submission.
+        is_recorded: The caller has just recorded the steps of the last Workflow.
 
     Raises:
         NotFoundError: there is no such run.
@@ -268,7 +271,7 @@ def resume_run(
         ConflictError: the run is still running, another process resumes it, or the drift policy forbids a change.
         IntegrityError: a record is damaged.
     """
-    if not dry_run:
+    if not dry_run and not is_recorded:
         record_live_workflow(store, submitter, run, last_submission(store, run))
     run_plan = plan_stored_run(store, run, rerun, change, takes_over=True)
     check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)

@@ -11,6 +11,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import plan_run, start_run
 
 from tiphys.errors import IntegrityError
+from tiphys.protocol.fan_out import assign_item_ids
 from tiphys.records import ReuseRecord, RunRecord
 from tiphys.store import ObjectInfo, RunLayout
 
@@ -87,6 +88,22 @@ def test_a_lost_projection_costs_one_read() -> None:
         history.done(f"s{i}", projection=i != 3)
 
     assert requests_of(store) == FIXED + 1
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_finished_items_of_a_fan_out_cost_a_read_each_only_where_others_read_them(is_read: bool) -> None:
+    store, items = MemoryStore(), [str(number) for number in range(STEPS)]
+    tasks = [ungated("sweep", parameters=["loss"], withItems=items), ungated("best", depends="sweep")]
+    if is_read:
+        value = "{{tasks.sweep.outputs.parameters.loss}}"
+        tasks[1]["arguments"] = {"parameters": [{"name": "losses", "value": value}]}
+    record = RunRecord(run=RUN, pipeline="digits", workflow=pipeline_of(*tasks), digest="d")
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
+    history = History(store, RUN)
+    for item in assign_item_ids("sweep", items)[1:]:
+        history.done(item.step_id, parameters={"loss": "5"})
+
+    assert requests_of(store) == FIXED + is_read * (STEPS - 1)
 
 
 class ListedBefore(MemoryStore):
