@@ -32,7 +32,7 @@ def main() -> int:
     except (TiphysError, RuntimeError) as error:
         print(f"bench-argo: {error}", file=sys.stderr)  # noqa: T201  a refusal
         return 2
-    found, promised = values(run["parts"]), aims(here.controller.requeue, options.quick)
+    found, promised = values(run["parts"]), aims(options.quick)
     noise = [describe_noise(part["noise"], run["machine"]["cores"]) for part in run["parts"].values()]
     print(*verdicts(found, promised), *noise, number_line(found, promised), sep="\n")  # noqa: T201  the result
     return 0
@@ -59,7 +59,7 @@ def settings(here: Installation) -> dict[str, Any]:
         "controller": here.controller.image or "unknown",
         "kubernetes": here.api.get_path("/version")["gitVersion"],
         "seed": "none: nothing is random",
-        "twin": "the same tasks, images, programs and outputs, without retries but in the situation train",
+        "twin": "the same tasks, images, programs and outputs, and a retryStrategy",
         "clock": "from the request that creates the Workflow to the watch event that shows the change",
     }
 

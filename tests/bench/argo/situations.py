@@ -61,6 +61,7 @@ def line(at: Situation) -> dict[str, Any]:
             "first_pod_later_seconds": summary(_differences(first_pod["tiphys"], first_pod["plain"])),
             "nodes_of_step": nodes["tiphys"],
             "bytes_per_step": sizes["tiphys"],
+            "bytes_per_step_over_plain": significant(sizes["tiphys"] / sizes["plain"]),
         },
     }
 

@@ -1,6 +1,6 @@
 """The Workflows that are compared: each with Tiphys, and its twin that Argo runs alone.
 
-A twin has the same tasks, images, programs and outputs, and no retries but where a retry is what is measured.
+A twin has the same tasks, images, programs and outputs, and a retryStrategy where Tiphys compiles one.
 """
 
 import json
@@ -67,8 +67,7 @@ class Twins:
             Train(name="train", command=command, outputs=model, retries=Retries(backoff=_BACKOFF), **self._options)()
         outputs = {"artifacts": [{"name": "model", "path": _MODEL}]}
         plain = ["sh", "-c", (_PLAIN_EXIT_ONCE if exits else "") + _TRAIN]
-        retry = {"retryStrategy": {"limit": "1"}}
-        container = {"name": "train", "container": self._program(plain), "outputs": outputs, **retry}
+        container = {"name": "train", "container": self._program(plain), "outputs": outputs, **_PLAIN_RETRY}
         return {
             "plain": _workflow("train", [_dag([{"name": "train", "template": "train"}]), container]),
             "tiphys": pipeline.compile(),
@@ -95,7 +94,8 @@ class Twins:
             **_task("task", "task", "{{item}}", depends="list"),
             "withParam": "{{tasks.list.outputs.parameters.value}}",
         }
-        first = {"name": "list", "container": self._program(["sh", "-c", listing]), "outputs": _PLAIN_OUTPUTS}
+        program = self._program(["sh", "-c", listing])
+        first = {"name": "list", "container": program, "outputs": _PLAIN_OUTPUTS, **_PLAIN_RETRY}
         tasks = [{"name": "list", "template": "list"}, task]
         return {
             "plain": _workflow("items", [_dag(tasks, parallelism=LIMIT), first, self._container("task")]),
@@ -116,12 +116,13 @@ class Twins:
     def _container(self, name: str) -> Manifest:
         inputs = {"parameters": [{"name": "value"}]}
         program = self._program(["sh", "-c", _WRITE])
-        return {"name": name, "inputs": inputs, "outputs": _PLAIN_OUTPUTS, "container": program}
+        return {"name": name, "inputs": inputs, "outputs": _PLAIN_OUTPUTS, "container": program, **_PLAIN_RETRY}
 
     def _program(self, command: Sequence[str]) -> Manifest:
         return {"image": self.image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
 
 
+_PLAIN_RETRY = {"retryStrategy": {"limit": "1"}}
 _PLAIN_OUTPUTS = {"parameters": [{"name": "value", "valueFrom": {"path": _PATH}}]}
 
 
