@@ -21,7 +21,8 @@ _AIMS = {
 }
 """They hold for every requeue time."""
 NAMES = (
-    *("added_seconds_per_step", "floor_seconds_per_step", "first_pod_later_seconds", "nodes_of_step"),
+    *("added_seconds_per_step", "floor_seconds_per_step", "first_pod_later_seconds", "end_later_seconds"),
+    "nodes_of_step",
     *("nodes_of_train", "nodes_of_further_attempt", "next_attempt_seconds", "bytes_per_step"),
     *("bytes_per_step_over_plain", "fan_ratio", "items_ratio"),
 )

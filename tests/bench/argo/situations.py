@@ -44,19 +44,23 @@ def line(at: Situation) -> dict[str, Any]:
     kept = _rounds(at, at.twins.line(steps), at.sizes.rounds)
     single = _rounds(at, _without(at.twins.line(1), "empty"), 1)
     seconds = {form: [one.seconds for one in found] for form, found in kept.items()}
+    alone = {form: found[-1].seconds for form, found in single.items()}
+    growth = {form: [one - alone[form] for one in seconds[form]] for form in alone}
     first_pod = {form: [one.first_pod_seconds for one in found] for form, found in kept.items()}
     nodes = {form: _per_step(found[-1], single[form][-1], steps, count_nodes) for form, found in _twins(kept)}
     sizes = {form: _per_step(found[-1], single[form][-1], steps, stored_bytes) for form, found in _twins(kept)}
     return {
         "steps": steps,
         "seconds": {form: summary(found) for form, found in seconds.items()},
+        "seconds_of_one_step": {form: significant(found) for form, found in alone.items()},
         "first_pod_seconds": {form: summary(found) for form, found in first_pod.items()},
         "ratio": ratio(seconds["tiphys"], seconds["plain"]),
         "nodes_per_step": nodes,
         "bytes_per_step": sizes,
         "size": {form: found[-1].size() for form, found in kept.items()},
         "line": {
-            "added_seconds_per_step": summary(_differences(seconds["tiphys"], seconds["plain"], steps)),
+            "added_seconds_per_step": summary(_differences(growth["tiphys"], growth["plain"], steps - 1)),
+            "end_later_seconds": significant(alone["tiphys"] - alone["plain"]),
             "floor_seconds_per_step": summary(_differences(seconds["empty"], seconds["plain"], steps)),
             "first_pod_later_seconds": summary(_differences(first_pod["tiphys"], first_pod["plain"])),
             "nodes_of_step": nodes["tiphys"],
