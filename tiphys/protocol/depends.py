@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tiphys.errors import UsageError
 
@@ -79,6 +80,16 @@ def parse_depends(text: str) -> DependsExpression:
     if tokens:
         raise _syntax_error(text, f"{tokens[0]!r} is not expected there")
     return expression
+
+
+def awaited_tasks(task: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the tasks that a task of a DAG waits for, by its ``depends`` and ``dependencies``.
+
+    Raises:
+        UsageError: its ``depends`` cannot be read.
+    """
+    depends = tasks_in(parse_depends(task["depends"])) if task.get("depends") else ()
+    return frozenset({*depends, *(task.get("dependencies") or ())})
 
 
 def tasks_in(expression: DependsExpression) -> Iterator[str]:

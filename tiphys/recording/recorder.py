@@ -22,7 +22,7 @@ from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageErr
 from tiphys.failures.classify import UNEXPLAINED_RULES, AttemptObservation, classify_failure
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest, find_template, is_shutdown_message, read_workflow_parameters
-from tiphys.protocol.depends import parse_depends, tasks_in
+from tiphys.protocol.depends import awaited_tasks
 from tiphys.protocol.step_spec import ITEM_PARAMETER, StepSpec
 from tiphys.protocol.workflow_nodes import StepNode, find_step_nodes, parse_node_time
 from tiphys.recording.derived_records import write_derived_records
@@ -156,6 +156,8 @@ class WorkflowRecorder:
         """The instance of each step id of an item that is known to be bound."""
         self._attempts: dict[str, tuple[str, _Attempt]] = {}
         """Step id and attempt of each instance that is known to be recorded."""
+        self._used_by_template: dict[str, list[str]] = {}
+        """Names of the workflow parameters that each template uses."""
         self._listed: Mapping[str, tuple[int, frozenset[int]]] | None = None
         """Last attempt of each step, and the attempts that have an end; None before the first listing."""
 
@@ -243,19 +245,15 @@ class WorkflowRecorder:
         return levels
 
     @cached_property
-    def _waits(self) -> Mapping[str, set[str]]:
+    def _waits(self) -> Mapping[str, frozenset[str]]:
         """The tasks that each task comes after."""
-        waits: dict[str, set[str]] = {}
-        for task in self.binding.pipeline.tasks():
-            names = tasks_in(parse_depends(task["depends"])) if task.get("depends") else ()
-            waits[task["name"]] = {*names, *(task.get("dependencies") or ())}
-        return waits
+        return {task["name"]: awaited_tasks(task) for task in self.binding.pipeline.tasks()}
 
     def _tasks_behind(self, tasks: set[str]) -> set[str]:
         """The tasks that come after one of ``tasks``."""
         behind: set[str] = set()
         for name in sorted(self._level, key=lambda name: self._level[name]) if tasks else ():
-            if not self._waits.get(name, set()).isdisjoint(tasks | behind):
+            if not self._waits.get(name, frozenset()).isdisjoint(tasks | behind):
                 behind.add(name)
         return behind
 
@@ -352,10 +350,6 @@ class WorkflowRecorder:
         if template not in self._used_by_template:
             self._used_by_template[template] = workflow_parameters_used(find_template(pipeline.manifest, template))
         return self._used_by_template[template]
-
-    @cached_property
-    def _used_by_template(self) -> dict[str, list[str]]:
-        return {}
 
     def _build_claim(self, step: str, spec: StepSpec, node: StepNode, key: StepKey, number: int) -> AttemptClaim:
         binding = self.binding

@@ -52,13 +52,20 @@ def iter_reusable_results(
 
     A damaged record of another run is added to ``damaged``, and its result does not count.
     """
-    for end in _matching_results(store, spec, step, key, attempts, source, damaged):
-        origin = "" if end.run == source.run else f" of run {end.run}"
-        yield end, f"the result of attempt {end.attempt}{origin}"
-    if spec.share and not source.rerun_since:
-        shared = _find_shared_result(store, spec, key, source.run, damaged)
-        if shared is not None:
-            yield shared, f"the shared result of run {shared.run}"
+    # cache=False means: run once in every submission.
+    own_since = source.rerun_since if spec.cache else source.submission
+    for end in _done_attempts(attempts, key, own_since):
+        yield end, f"the result of attempt {end.attempt}"
+    if source.rerun_since or not spec.cache:
+        return
+    for ancestor in source.ancestors:
+        since = find_rerun_submission(ancestor.rerun_since, step)
+        for end in _done_attempts(read_step_attempts(store, ancestor.run, step, damaged), key, since):
+            yield end, f"the result of attempt {end.attempt} of run {end.run}"
+        if since:
+            break
+    if spec.share and (shared := _find_shared_result(store, key, source.run, damaged)) is not None:
+        yield shared, f"the shared result of run {shared.run}"
 
 
 def record_reuse(store: Store, run: str, submission: int, step: str, end: AttemptEnd) -> ClaimResult[ReuseRecord]:
@@ -101,26 +108,6 @@ def describe_reuse(record: ReuseRecord) -> str:
     return f"adopted from run {record.source_run}, step {step}, attempt {record.source_attempt}"
 
 
-def _matching_results(
-    store: Store,
-    spec: StepSpec,
-    step: str,
-    key: str,
-    attempts: Sequence[Attempt],
-    source: ResultSource,
-    damaged: list[DamagedRecord],
-) -> Iterator[AttemptEnd]:
-    # cache=False means: run once in every submission.
-    yield from _done_attempts(attempts, key, source.rerun_since if spec.cache else source.submission)
-    if source.rerun_since or not spec.cache:
-        return
-    for ancestor in source.ancestors:
-        since = find_rerun_submission(ancestor.rerun_since, step)
-        yield from _done_attempts(read_step_attempts(store, ancestor.run, step, damaged), key, since)
-        if since:
-            break
-
-
 def _done_attempts(attempts: Sequence[Attempt], key: str, since: int) -> Iterator[AttemptEnd]:
     for _, end in reversed(attempts):
         if (
@@ -132,11 +119,9 @@ def _done_attempts(attempts: Sequence[Attempt], key: str, since: int) -> Iterato
             yield end
 
 
-def _find_shared_result(
-    store: Store, spec: StepSpec, key: str, run: str, damaged: list[DamagedRecord]
-) -> AttemptEnd | None:
+def _find_shared_result(store: Store, key: str, run: str, damaged: list[DamagedRecord]) -> AttemptEnd | None:
     memo = find_record(store, memo_key(key), MemoRecord)
-    if memo is None or memo.run == run or not spec.cache:
+    if memo is None or memo.run == run:
         return None
     try:
         end = find_attempt_end(store, memo.run, memo.step, memo.attempt)

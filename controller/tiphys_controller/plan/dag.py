@@ -21,7 +21,7 @@ from tiphys.protocol.compiled_workflow import (
     is_fan_out,
     split_tags,
 )
-from tiphys.protocol.depends import parse_depends, tasks_in
+from tiphys.protocol.depends import awaited_tasks
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.protocol.variables import find_variables
 
@@ -124,17 +124,11 @@ class TaskGraph:
 
 
 def _task(name: str, body: Manifest, pipeline: CompiledPipeline, bodies: Mapping[str, Manifest]) -> Task:
-    waits_for = frozenset(_find_awaited_tasks(body))
+    waits_for = awaited_tasks(body)
     reads = frozenset(reference.task for reference in find_references(body)) - {name}
     for other in sorted(name for name in waits_for | reads if name not in bodies):
         raise UsageError(f"pipeline {pipeline.name}: task {name} names {other}, which its DAG does not have")
     return Task(name, body, pipeline.steps.get(name), waits_for, reads)
-
-
-def _find_awaited_tasks(body: Manifest) -> Iterator[str]:
-    yield from body.get("dependencies") or ()
-    if body.get("depends"):
-        yield from tasks_in(parse_depends(body["depends"]))
 
 
 def _sort_tasks(tasks: Mapping[str, Task]) -> list[str]:

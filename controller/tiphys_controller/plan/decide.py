@@ -11,7 +11,7 @@ that reads a plain one. So `decide_tasks` repeats the pass over the DAG until no
 new demand appears; demands only grow, so the loop ends.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
@@ -28,7 +28,7 @@ from tiphys.protocol.depends import (
     simplify,
 )
 from tiphys.protocol.variables import find_variables
-from tiphys.records import task_name
+from tiphys.records import AttemptEnd, task_name
 from tiphys_controller.plan.bindings import (
     OMITTED_OUTPUTS,
     TaskOutputs,
@@ -132,19 +132,13 @@ class PlanningPass:
 
     def partial_outputs(self, name: str) -> PartialOutputs | None:
         """Outputs of the finished items of a fan-out of which a part runs; None until their records are read."""
-        items, kept = self.decisions[name].items, self.decisions[name].kept_items or ()
-        keys = {
-            position: (item.step, item.state.attempt or 0)
-            for position, item in enumerate(items)
-            if position not in kept
-        }
-        missing = {key for key in keys.values() if key not in self._state.ends}
-        self.unread_ends |= missing
-        if missing:
+        items, kept = self.decisions[name].items, set(self.decisions[name].kept_items or ())
+        done = [position for position in range(len(items)) if position not in kept]
+        ends = self._read_ends([(items[position].step, items[position].state.attempt or 0) for position in done])
+        if ends is None:
             return None
         spec = self._graph.tasks[name].spec
-        ends = {position: self._state.ends[key] for position, key in keys.items()}
-        found = {position: item_parameters(spec, end) for position, end in ends.items()} if spec else {}
+        found = {position: item_parameters(spec, end) for position, end in zip(done, ends, strict=True)} if spec else {}
         return PartialOutputs(tuple(map(found.get, range(len(items)))))
 
     def find_demands(self, exported: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -261,15 +255,18 @@ class PlanningPass:
             return None
         if decision.known_results == OMITTED_RESULTS:
             return OMITTED_OUTPUTS
-        keys = self._progress[name].ends
-        missing = [key for key in keys if key not in self._state.ends]
-        self.unread_ends |= set(missing)
-        if missing:
+        ends, task = self._read_ends(self._progress[name].ends), self._graph.tasks[name]
+        if ends is None:
             return None
-        ends, task = [self._state.ends[key] for key in keys], self._graph.tasks[name]
         if task.spec is not None and task.is_fan_out:
             return collect_fan_out_outputs(task.spec, ends)
         return collect_step_outputs(ends[0])
+
+    def _read_ends(self, keys: Sequence[AttemptId]) -> list[AttemptEnd] | None:
+        """The ends of attempts; None, and those that are missing are noted in ``unread_ends``, until all are read."""
+        missing = {key for key in keys if key not in self._state.ends}
+        self.unread_ends |= missing
+        return None if missing else [self._state.ends[key] for key in keys]
 
     def _is_skipped(self, name: str) -> bool:
         return name in self.decisions and self.decisions[name].action is PlanAction.SKIP

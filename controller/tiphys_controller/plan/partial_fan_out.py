@@ -5,6 +5,7 @@ others alone. Its readers get one list of both: an expression of Argo puts the r
 outputs and those of the items that run into the order of the items.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -78,9 +79,10 @@ def _merge_expression(task: str, path: str, outputs: PartialOutputs) -> str:
     made = {key: f"made{number}" for number, key in enumerate(names)}
     lists = "".join(f"let {made[key]} = fromJSON(tasks[{task!r}].{_LIST}[{key!r}]); " for key in names)
     merged: list[int | list[Any]] = []
+    running_items = itertools.count()
     for item in outputs.items:
         if item is None:
-            merged.append(sum(isinstance(element, int) for element in merged))
+            merged.append(next(running_items))
         elif not name or name in item:
             merged.append([item[name] if name else dict(item)])
     recorded, running = "#[0]", _text_of(f"{made[names[0]]}[int(#)]")

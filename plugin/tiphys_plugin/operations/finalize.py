@@ -146,7 +146,7 @@ def _format_verdicts(context: PluginContext, recorded: RecordedSteps) -> dict[st
     verdicts = {name: f"{name}: its end cannot be recorded: {fault}" for name, fault in recorded.faults.items()}
     for step, end in recorded.ends.items():
         if end.outcome is AttemptEndOutcome.FAILED:
-            name = recording.step_display_name(recorded.names[step])
+            name = recording.instance_display_name(recorded.names[step])
             verdicts[recorded.names[step]] = recording.format_verdict(context, name, end)
     return verdicts
 

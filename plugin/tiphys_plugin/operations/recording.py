@@ -5,7 +5,7 @@ from typing import Any
 
 import structlog
 
-from tiphys.protocol.depends import parse_depends, tasks_in
+from tiphys.protocol.depends import awaited_tasks
 from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.phases import is_final_workflow_phase
@@ -71,7 +71,7 @@ def record_steps_before(call: StepCall) -> ExecuteReply | None:
             return pending_reply(f"Verifying the outputs of {', '.join(recorded.waiting[:3])}", _RETRY_SECONDS)
         refuted = next((step for step in sorted(recorded.refuted) if task_name(step) in before), None)
         if refuted is not None:
-            name = step_display_name(recorded.names[refuted])
+            name = instance_display_name(recorded.names[refuted])
             return replies.refuse_step(call.node, format_verdict(call.context, name, recorded.ends[refuted]))
         tasks = {name: recorder.specs[name].fan_out for name in before}
         started = [node for node in find_step_nodes(call.binding.workflow, nodes, tasks) if node.has_started]
@@ -87,13 +87,10 @@ def record_steps_before(call: StepCall) -> ExecuteReply | None:
     return None
 
 
-def _tasks_before(call: StepCall) -> set[str]:
+def _tasks_before(call: StepCall) -> frozenset[str]:
     """Tasks that the task of a step waits for."""
-    for task in call.binding.pipeline.tasks():
-        if task["name"] == call.spec.name:
-            depends = tasks_in(parse_depends(task["depends"])) if task.get("depends") else ()
-            return {*depends, *(task.get("dependencies") or ())}
-    return set()
+    tasks = {task["name"]: task for task in call.binding.pipeline.tasks()}
+    return awaited_tasks(tasks.get(call.spec.name, {}))
 
 
 def format_verdict(context: PluginContext, name: str, end: AttemptEnd, retries: str = "") -> str:
@@ -108,7 +105,7 @@ def format_verdict(context: PluginContext, name: str, end: AttemptEnd, retries: 
     )
 
 
-def step_display_name(name: str) -> str:
+def instance_display_name(name: str) -> str:
     """The name for people of a step or item by its name within the Workflow: ``sweep(2:0.1)`` → ``sweep[2]``."""
     item = parse_argo_item_name(name)
     return item.display_name if item else name

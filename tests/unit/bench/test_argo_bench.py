@@ -168,7 +168,7 @@ def part(**line: Any) -> dict[str, Any]:
     return {"line": line}
 
 
-def test_what_misses_its_aim_says_so() -> None:
+def test_number_that_misses_its_aim_is_marked() -> None:
     found = values(
         {
             "train": part(nodes_of_train=8),

@@ -266,7 +266,7 @@ def test_the_ledger_learns_how_long_gpus_are_held_at_most(asked: Manifest, own: 
 
 
 @pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])
-def test_what_nobody_asked_for_is_not_there(field: str) -> None:
+def test_field_that_nobody_asked_for_is_not_there(field: str) -> None:
     assert field not in run(gated())
 
 

@@ -344,7 +344,7 @@ def test_options_of_the_step_reach_its_pod() -> None:
 
 
 @pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])
-def test_what_nobody_asked_for_is_not_there(field: str) -> None:
+def test_field_that_nobody_asked_for_is_not_there(field: str) -> None:
     assert field not in compiled(step("prep"))["prep"]
 
 

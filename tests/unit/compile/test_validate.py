@@ -452,7 +452,7 @@ def test_the_step_put_right_compiles(name: str) -> None:
         "{{tasks.prep.ip}}",
     ],
 )
-def test_what_a_gated_step_never_answers_is_refused(use: str) -> None:
+def test_field_that_a_gated_step_never_answers_is_refused(use: str) -> None:
     after = task("after", arguments={"parameters": [{"name": "x", "value": use}]})
     reader, calls = plain("after", inputs=parameters("x")), [task("prep"), after]
 
@@ -473,7 +473,7 @@ def test_what_a_gated_step_never_answers_is_refused(use: str) -> None:
         "tasks.prep.outputs.result is what we never ask for",
     ],
 )
-def test_what_a_gated_step_does_answer_is_not_refused(use: str) -> None:
+def test_field_that_a_gated_step_answers_is_not_refused(use: str) -> None:
     after = task("after", arguments={"parameters": [{"name": "x", "value": use}]})
 
     compile_workflow(workflow(gated(), plain("after", inputs=parameters("x")), tasks=[task("prep"), after]), OPTIONS)

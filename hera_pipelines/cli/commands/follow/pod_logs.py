@@ -3,7 +3,7 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -99,8 +99,7 @@ class LocalPodLogs:
     def _pods(self, claim: AttemptClaim) -> list[PodStatus]:
         if not _is_ungated(claim):
             return list_attempt_pods(self._store, self._cluster, claim)
-        pods = [pod for pod in self._cluster.workflow_pods(claim.uid) if without_try(pod.node) == claim.instance]
-        return sorted(pods, key=lambda pod: (parse_try_number(pod.node), pod.name))
+        return _pods_of_tries(claim, self._cluster.workflow_pods(claim.uid))
 
     def _read(
         self, claim: AttemptClaim, pod: PodStatus, path: Path, tail: int | None, follow: bool, max_bytes: int | None
@@ -145,9 +144,7 @@ class ClusterPodLogs:
             return list_attempt_pods(self._store, self._cluster, claim)
         bound = read_submission_bound(self._store, self._cluster, claim)
         listed = self._api.list(PODS, bound.namespace, f"{WORKFLOW_LABEL}={bound.workflow_name}").items
-        pods = [pod for pod in map(pod_status, listed) if pod.workflow_uid == claim.uid]
-        own = [pod for pod in pods if without_try(pod.node) == claim.instance]
-        return sorted(own, key=lambda pod: (parse_try_number(pod.node), pod.name))
+        return _pods_of_tries(claim, (pod for pod in map(pod_status, listed) if pod.workflow_uid == claim.uid))
 
     def _read_pod(self, pod: PodStatus, tail: int | None, follow: bool, max_bytes: int | None) -> Iterator[str] | None:
         manifest = self._api.get(PODS, pod.namespace, pod.name)
@@ -207,6 +204,12 @@ class StoredLogs:
 def _is_ungated(claim: AttemptClaim) -> bool:
     """Whether the attempt is of a step without a gate, whose pods have no labels of Tiphys."""
     return claim.node == claim.instance
+
+
+def _pods_of_tries(claim: AttemptClaim, pods: Iterable[PodStatus]) -> list[PodStatus]:
+    """The pods of an attempt of a step without a gate among those of its Workflow, in the order of its tries."""
+    own = [pod for pod in pods if without_try(pod.node) == claim.instance]
+    return sorted(own, key=lambda pod: (parse_try_number(pod.node), pod.name))
 
 
 def _program_container(pod: Object) -> str:

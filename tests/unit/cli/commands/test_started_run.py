@@ -17,7 +17,7 @@ def test_a_run_that_takes_nothing_over_is_named_alone(capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("digits-2\n", "")
 
 
-def test_what_a_run_takes_over_is_named_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_a_run_takes_over_are_named_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     sources = tuple(f"fit[{index}] (run digits-1, attempt 1)" for index in range(12))
     show_started(Screen(), STARTED._replace(taken_over=sources), Format.TABLE)
     out, err = capsys.readouterr()

@@ -292,7 +292,7 @@ def test_a_store_out_of_reach_is_tried_again_after_a_pause(store: MemoryStore, d
     assert outcome(store, "digits-1") is AttemptEndOutcome.DONE
 
 
-def test_what_is_tried_again_is_the_newest_state_of_the_workflow(store: MemoryStore, desk: Desk) -> None:
+def test_recorder_that_tries_again_takes_the_newest_state_of_the_workflow(store: MemoryStore, desk: Desk) -> None:
     flow = ArgoWorkflow(store, [bare()])
     flow.start()
     store.refuses = lambda operation, key: True

@@ -195,7 +195,7 @@ def test_the_lists_of_a_finished_fan_out_are_those_of_argo(
     assert tasks["report"]["arguments"]["parameters"] == [{"name": "x", "value": expected}]
 
 
-def test_what_an_item_printed_does_not_reach_the_readers_of_its_parameters(
+def test_text_that_an_item_printed_does_not_reach_the_readers_of_its_parameters(
     store: Store, submitter: FakeSubmitter
 ) -> None:
     """Where anything reads what some step printed, the local engine keeps it of all steps."""
