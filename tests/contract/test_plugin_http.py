@@ -69,9 +69,12 @@ def test_training_waits_for_gpus_retries_and_finishes(here, agent):
     waiting = agent.call(second.document(second.body("admit", "fit", 0)))
     assert waiting["node"]["phase"] == "Pending"
     assert waiting["requeue"].endswith("s")
-    settled = agent.run(first.document(first.body("settle", "fit", 0, status="Failed", exit_code="75")))
-    assert settled["phase"] == "Failed"
+    ended = agent.run(first.document(first.body("conclude", "fit", 0, status="Failed", exit_code="75")))
+    assert (ended["phase"], "attempt 2 starts" in ended["message"]) == ("Error", True)
     assert agent.run(second.document(second.body("admit", "fit", 0)))["phase"] == "Succeeded"
+    finished = agent.run(second.document(second.body("conclude", "fit", 0, status="Succeeded", exit_code="0")))
+    assert finished["phase"] == "Succeeded"
+    assert agent.run(first.document(first.body("admit", "fit", 1)))["phase"] == "Succeeded"
 
 
 def test_restarted_agent_repeats_its_calls_and_nothing_happens_twice(here, agent, server):

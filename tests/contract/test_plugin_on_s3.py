@@ -33,7 +33,7 @@ def test_run_is_kept_below_the_prefix_of_the_store(here):
     given = [{"name": "data", "path": "/in", "s3": {"key": made}}]
     flow.admit("fit", 0, artifacts=given)
     commit(here.store, "digits-abc12/fit", attempt=1, step=100)
-    assert phase(flow.settle("fit", 0, exit_code="75")) == "Failed"
+    assert phase(flow.end_try("fit", 0, exit_code="75")) == "Error"
     again = flow.admit("fit", 1, artifacts=given)
     shards = "data/lineages/digits-abc12/fit/shards/000000001-000000000000100/"
     assert outputs(again)["checkpoint-uri"] == f"{here.store.url}/{shards}"

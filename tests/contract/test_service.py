@@ -163,8 +163,7 @@ def test_whole_way_from_argos_agent_over_a_sidecar(running, tmp_path):
     with Process("tiphys_plugin.sidecar", **settings) as sidecar:
         agent = Agent(f"http://127.0.0.1:{sidecar.started['port']}", "argo-token")
         assert agent.run(flow.document("admit", "fit", 0))["phase"] == "Succeeded"
-        assert agent.run(flow.document("settle", "fit", 0, status="Succeeded", exit_code="0"))["phase"] == "Succeeded"
-        assert agent.run(flow.document("conclude", "fit", status="Succeeded", exit_code="0"))["phase"] == "Succeeded"
+        assert agent.run(flow.document("conclude", "fit", 0, status="Succeeded", exit_code="0"))["phase"] == "Succeeded"
         stolen = agent.call(other.document("admit", "prep"))
         assert "does not let this pod in" in stolen["node"]["message"]
         assert agent.call({"template": {"plugin": {"slack": {}}}}) == {}

@@ -104,16 +104,8 @@ def test_another_format_is_refused_with_what_to_do(marker: int, sentence: str, t
         open_store(str(tmp_path))
 
 
-@pytest.mark.parametrize("key", ["runs/digits/run.json", "lineages/digits/fit/manifests/1.json"])
-def test_a_store_from_before_the_marker_is_refused(key: str, tmp_path: Path) -> None:
-    DirectoryStore(tmp_path).create(key, b"{}")
-
-    with pytest.raises(UsageError, match="has format 1"):
-        open_store(str(tmp_path))
-
-
 @pytest.mark.parametrize("key", ["runs/tensorboard/events", "models/a", "control/alerts/x"])
-def test_a_folder_of_others_is_no_store_of_an_earlier_version(key: str, tmp_path: Path) -> None:
+def test_a_folder_of_others_may_become_a_store(key: str, tmp_path: Path) -> None:
     DirectoryStore(tmp_path).create(key, b"{}")
 
     assert open_store(str(tmp_path)).url.endswith(tmp_path.name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any, NamedTuple
 
-from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.lineage import RUN, START_TIMES, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     AttemptEndOutcome,
@@ -161,7 +161,7 @@ def write_full_run(store: Store) -> dict[str, Any]:
     crash = CheckpointCrash(loaded=ref(1, 10), fingerprint="ValueError at train.py", steps=3)
     failed = end_of(1, message="the node is gone").model_copy(
         update={"evidence": evidence, "preempted": preempted, "death": crash, "exit_code": 1}
-        | {"last_checkpoint": LastCheckpoint(checkpoint=ref(1, 20), at=now)}
+        | {"last_checkpoint": LastCheckpoint(checkpoint=ref(1, 20), at=now, began=START_TIMES)}
     )
     key = f"{layout.outputs(STEP, 2)}total"
     store.create(key, b"40000")
@@ -190,7 +190,9 @@ def write_full_run(store: Store) -> dict[str, Any]:
         layout.submission(1): SubmissionClaim(**submission, **place, kind=SubmissionKind.ORIGINAL),
         layout.submission_binding(1): SubmissionBinding(**submission, **place, uid="uid-1"),
         layout.submission_end(1): SubmissionEnd(**submission, status="Failed", message="it was stopped"),
-        layout.item(1, STEP): ItemBinding(**submission, step=STEP, instance=node, label="fit(0:lr:0.1)"),
+        layout.item(1, STEP): ItemBinding(
+            **submission, step=STEP, instance=node, label="fit(0:lr:0.1)", item='{"lr":0.1}'
+        ),
         layout.attempt_crash(STEP, 1): CrashRecord(
             run=RUN, step=STEP, attempt=1, error="ValueError: nan", fingerprint="f", stacks="Thread 1", stuck_seconds=9
         ),

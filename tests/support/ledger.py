@@ -14,11 +14,15 @@ from tiphys_plugin.quota.lease import (
     PendingRequest,
     hash_node_name,
 )
+from tiphys_plugin.quota.ledger import status_codec
+from tiphys_plugin.quota.ledger.log_entry import encode_changes
+from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
 
 from support.kube_store import Collection, ObjectStore, Place, RefusedError, Selector
 from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError, UsageError
 from tiphys.kube.api import ObjectList
+from tiphys.kube.ledger_log import LOG_FORMAT, LogHead
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS, Resource
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,7 +58,7 @@ def ask(
 ) -> LeaseRequest:
     """``node`` is the name of the admit node, and ``instance`` that of the step."""
     given = {
-        "node_hash": hash_node_name(node or f"{uid}.{step}.attempts(0).admit"),
+        "node_hash": hash_node_name(node or f"{uid}.{step}(0).admit"),
         "instance_hash": hash_node_name(instance or f"wf-{uid}.{step}"),
         "uid": uid,
         "step": step,
@@ -79,6 +83,12 @@ def deferral(answer: Admission) -> AdmissionReason:
 def lease(gpus: int, uid: str = "holder", pool: str = "A100", **changes: Any) -> Lease:
     request = ask(gpus, uid, **changes)
     return Lease(f"lease-{uid}", request, pool, NOW, NOW)
+
+
+def ledger_status(state: LedgerState) -> dict[str, Any]:
+    """The status of a `GPULedger` with a log of one entry, which holds all of ``state``."""
+    head = LogHead(id="5eed5eed", number=1, entries=({"n": 1, **encode_changes(LedgerState(), state)},))
+    return {"version": LOG_FORMAT, "summary": status_codec.encode_summary(state), "log": head.to_json()}
 
 
 def waiting(gpus: int, arrival: int, uid: str = "", **changes: Any) -> PendingRequest:

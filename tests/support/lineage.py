@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from tiphys.protocol.step_spec import (
@@ -22,6 +23,7 @@ from tiphys.records import (
     CheckpointRef,
     RunRecord,
     Shard,
+    StartTimes,
     json_digest,
 )
 from tiphys.store import Attempt, LineageLayout, RunLayout, Store
@@ -29,6 +31,7 @@ from tiphys.store import Attempt, LineageLayout, RunLayout, Store
 RUN = "digits-1"
 STEP = "fit"
 LINEAGE = f"{RUN}/{STEP}"
+START_TIMES = StartTimes(opened_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def ref(attempt: int, global_step: int, lineage: str = LINEAGE) -> CheckpointRef:
@@ -44,7 +47,7 @@ def claim_of(
         attempt=attempt,
         submission=submission,
         uid="uid-1",
-        node=f"wf.{step}.attempts({attempt - 1}).admit",
+        node=f"wf.{step}({attempt - 1}).admit",
         instance=f"wf.{step}",
         step_key="k" * 64,
         lineage=f"{run}/{step}",
@@ -97,6 +100,7 @@ def commit(
         "attempt": checkpoint.attempt,
         "global_step": checkpoint.global_step,
         "shards": tuple(shards),
+        "began": START_TIMES,
     }
     manifest = CheckpointManifest(**(fields | changes)).with_seal()
     store.create(layout.manifest(checkpoint.attempt, checkpoint.global_step), manifest.to_bytes())

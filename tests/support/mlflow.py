@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from hera.workflows import Artifact
 
 from hera_pipelines import Pipeline, RegisterModel, Train
+from support.lineage import START_TIMES
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import (
@@ -167,7 +168,7 @@ def write_run(
         submission=1,
         outcome=AttemptEndOutcome.DONE,
         step_key="k" * 64,
-        last_checkpoint=LastCheckpoint(checkpoint=checkpoint, at=datetime(2026, 1, 1, tzinfo=UTC)),
+        last_checkpoint=LastCheckpoint(checkpoint=checkpoint, at=datetime(2026, 1, 1, tzinfo=UTC), began=START_TIMES),
         outputs=(Output(name="model", kind=OutputKind.ARTIFACT, key=key, objects=(stored,)),),
     )
     store.create(layout.attempt_end(STEP, 1), end.to_bytes())

@@ -18,6 +18,7 @@ from hera_pipelines.compile import CompileOptions, compile_workflow
 from hera_pipelines.preflight import PreflightFinding, PreflightObservation, PreflightSubject, build_subject
 from hera_pipelines.preflight.observation import ObservedRights, ReferencedObjects
 from support.authored import STORE, workflow
+from support.lineage import START_TIMES
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import LineageLayout, Store
@@ -127,6 +128,7 @@ def write_save(store: Store, run: str, seconds: float, number: int = 1, step: st
         attempt=1,
         global_step=number,
         shards=(shard,),
+        began=START_TIMES,
         stage_seconds=seconds / 4,
         upload_seconds=3 * seconds / 4,
     )

@@ -32,10 +32,8 @@ from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, Stor
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 
-WHOLE_STATUS_FORMAT = 5
-"""``version`` of a status that holds all leases and requests, as before the log."""
 LOG_FORMAT = 6
-"""``version`` of a status that is the head of a log."""
+"""``version`` of the status of a `GPULedger`. A status of another version is refused."""
 SEGMENT_BYTES = 4096
 """Size of the entries in the head from which the next writer moves them to a record."""
 CHUNK_BYTES = 500_000
@@ -63,8 +61,7 @@ class LogHead(BaseModel):
     entries: tuple[dict[str, Any], ...] = ()
     """The newest entries. Those before them are in records."""
     snapshot: NonNegativeInt = 0
-    """Number of the entry after which the snapshot was taken; 0: the log begins without leases and requests, or with
-    the ``chunks`` of an older format."""
+    """Number of the entry after which the snapshot was taken; 0: the log begins without leases and requests."""
     snapshot_first: NonNegativeInt = 1
     """First entry of the record that holds the entry after the snapshot."""
     chunks: NonNegativeInt = 0
@@ -87,17 +84,16 @@ class LogHead(BaseModel):
         return {**document, "entries": list(self.entries)} if self.entries else document
 
 
-def parse_head(status: JsonObject) -> LogHead | None:
-    """The head in the status of a `GPULedger`; None for a status of an older format.
+def parse_head(status: JsonObject) -> LogHead:
+    """The head in the status of a `GPULedger`.
 
     Raises:
-        IntegrityError: the status is of a newer format, or its head is damaged.
+        IntegrityError: the status is of another format, or its head is damaged.
     """
     version = status.get("version")
-    if not isinstance(version, int) or version < LOG_FORMAT:
-        return None
-    if version > LOG_FORMAT:
-        raise IntegrityError(f"it has format {version}, this Tiphys knows up to {LOG_FORMAT}; upgrade Tiphys")
+    if version != LOG_FORMAT:
+        remedy = "; upgrade Tiphys" if isinstance(version, int) and version > LOG_FORMAT else ""
+        raise IntegrityError(f"it has format {version!r}, and this Tiphys reads {LOG_FORMAT}{remedy}")
     try:
         head = LogHead.model_validate({**status["log"], "entries": tuple(status["log"].get("entries", ()))})
     except (ValidationError, KeyError, TypeError) as error:
@@ -148,7 +144,7 @@ def apply_entries(
             _apply_to_pending(pending, entry, codec)
             if "history" in entry:
                 history = codec.history(entry["history"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"an entry of the log does not fit those before it: {error!r}") from error
     return LedgerBook(tuple(leases.values()), tuple(pending), history)
 

@@ -6,15 +6,9 @@ They read the leases as they are stored, and need no plugin.
 import itertools
 from collections.abc import Sequence
 
+from tiphys.errors import IntegrityError
 from tiphys.kube.api import KubeApi, Object
-from tiphys.kube.ledger_log import (
-    WHOLE_STATUS_FORMAT,
-    JsonObject,
-    LedgerRecords,
-    LogDamagedError,
-    LogReader,
-    parse_head,
-)
+from tiphys.kube.ledger_log import JsonObject, LedgerRecords, LogDamagedError, LogHead, LogReader, parse_head
 from tiphys.kube.resources import GPU_LEDGERS
 
 _READ_TRIES = 4
@@ -30,7 +24,7 @@ class StoredForm:
         return raw
 
     def history(self, raw: Sequence[JsonObject]) -> Sequence[JsonObject]:
-        return raw
+        return tuple(raw)
 
     def lease_id(self, lease: JsonObject) -> str:
         return str(lease["id"])
@@ -46,7 +40,7 @@ class StoredForm:
 
 
 class WholeLedgerReader:
-    """Reads a `GPULedger` as older formats stored it: with all leases and requests in its status.
+    """Reads a `GPULedger` whose status then has all ``leases``, ``waiting`` and ``history`` in the place of its log.
 
     Repeated reads cost one request, and those for the entries that are new.
     """
@@ -59,16 +53,17 @@ class WholeLedgerReader:
         self._new_reader()
 
     def read(self) -> Object | None:
-        """The newest ledger; None if it does not exist.
+        """The newest ledger, without a status if it has none yet; None if it does not exist.
 
         Raises:
-            IntegrityError: the head of its log is damaged.
+            IntegrityError: its status is of another format, or the head of its log is damaged.
             LogDamagedError: a record of its log is missing or damaged.
         """
         for try_number in itertools.count(1):
             ledger = self._api.get(GPU_LEDGERS, self._namespace, self._name)
-            if ledger is None or (head := parse_head(ledger.get("status") or {})) is None:
+            if ledger is None or "status" not in ledger:
                 return ledger
+            head = self._parse_head(ledger["status"])
             if self._uid != ledger["metadata"]["uid"]:
                 self._uid = ledger["metadata"]["uid"]
                 self._new_reader()
@@ -84,9 +79,17 @@ class WholeLedgerReader:
                 self._new_reader()
                 continue
             whole = {"leases": list(book.leases), "waiting": list(book.pending), "history": list(book.history)}
-            summary = ledger["status"].get("summary", {})
-            return {**ledger, "status": {"version": WHOLE_STATUS_FORMAT, "summary": summary, **whole}}
+            return {**ledger, "status": whole}
         raise AssertionError("the numbers end")
+
+    def _parse_head(self, status: JsonObject) -> LogHead:
+        try:
+            return parse_head(status)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"the status of GPULedger {self._namespace}/{self._name} is damaged: {error}; repair it with "
+                "`kubectl edit --subresource=status`, or delete the object and apply its queues again"
+            ) from error
 
     def _new_reader(self) -> None:
         records = LedgerRecords(self._api, self._namespace, self._name)

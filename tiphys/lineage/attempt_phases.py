@@ -69,30 +69,22 @@ def split_phases(
     terminating_at = (attempt.end.terminating_at if attempt.end else None) or ended_at
     kept = _align_clock(kept, attempt.claim.written_at, ended_at)
     borders = [attempt.claim.written_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
-    began = kept.newest.began if kept.newest else None
     unkept = TimePhase.UNSAVED if is_running else TimePhase.DISCARDED
-    phases = (*(_STARTUP_PHASES if began else ()), TimePhase.USEFUL, unkept, TimePhase.DETECTING)
+    phases = (*(_STARTUP_PHASES if kept.newest else ()), TimePhase.USEFUL, unkept, TimePhase.DETECTING)
     return tuple(_spans_between(phases, borders))
 
 
 def _align_clock(kept: KeptTraining, opened_at: datetime, ended_at: datetime) -> KeptTraining:
     """Shift the times of a pod by the least that puts them into its attempt, whose times another clock gave."""
-    began = kept.newest.began if kept.newest else None
-    times = [
-        *(began.model_dump(exclude_none=True).values() if began else ()),
-        *([kept.newest.at] if kept.newest else []),
-        *([kept.until] if kept.until else []),
-    ]
+    began = kept.newest.began.model_dump(exclude_none=True) if kept.newest else {}
+    times = [*began.values(), *([kept.newest.at] if kept.newest else []), *([kept.until] if kept.until else [])]
     if not times or (min(times) >= opened_at and max(times) <= ended_at):
         return kept
     shift = ended_at - max(times) if max(times) > ended_at else min(opened_at - min(times), ended_at - max(times))
     newest = kept.newest and kept.newest.model_copy(
         update={
             "at": kept.newest.at + shift,
-            "began": began
-            and began.model_copy(
-                update={name: time + shift for name, time in began.model_dump(exclude_none=True).items()}
-            ),
+            "began": kept.newest.began.model_copy(update={name: time + shift for name, time in began.items()}),
         }
     )
     return KeptTraining(kept.until and kept.until + shift, newest)
@@ -103,8 +95,8 @@ _STARTUP_PHASES = (TimePhase.STARTING, TimePhase.LOADING, TimePhase.FIRST_STEP)
 
 def _phase_borders(attempt: Attempt, kept: KeptTraining, terminating_at: datetime) -> Iterator[datetime]:
     """End of each phase except the last."""
-    if kept.newest and (began := kept.newest.began):
-        yield began.opened_at
+    if kept.newest:
+        yield (began := kept.newest.began).opened_at
         yield (restored := began.restored_at or began.opened_at)
         yield began.first_step_at or restored
     done = attempt.end is not None and attempt.end.outcome is AttemptEndOutcome.DONE

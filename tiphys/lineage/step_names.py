@@ -197,7 +197,7 @@ class StepNames:
         newest: dict[tuple[str, int], NamedItem] = {}
         for binding in self._read_bindings():
             if argo := parse_argo_item_name(binding.label):
-                item = NamedItem(binding.step, argo.step, argo.index, binding.item or argo.value)
+                item = NamedItem(binding.step, argo.step, argo.index, binding.item)
                 first.setdefault(item.step_id, item)
                 newest[argo.step, argo.index] = item
         found: dict[str, dict[str, NamedItem]] = {}

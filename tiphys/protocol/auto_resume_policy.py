@@ -37,10 +37,6 @@ class AutoResumePolicy(Record):
     causes: tuple[Cause, ...] = TRANSIENT_CAUSES
     """Causes of final step failures after which a run is resumed. After other causes a person must resume it."""
 
-    def covers(self, cause: Cause) -> bool:
-        """Whether the policy resumes a run after ``cause``. A broader cause in `causes` includes its narrower ones."""
-        return cause in self.causes or cause.broader_cause in self.causes
-
 
 def read_auto_resume_policy(manifest: Mapping[str, Any]) -> AutoResumePolicy | None:
     """The policy of a Workflow; None if its author did not enable automatic resumes.

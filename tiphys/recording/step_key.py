@@ -59,8 +59,7 @@ class StepInputs(NamedTuple):
 def compute_step_key(store: Store, spec: StepSpec, inputs: StepInputs) -> StepKey:
     """Compute the key of a step; costs a read or two for each artifact that a step of Tiphys made."""
     artifacts = {artifact["name"]: _artifact_identity(store, artifact) for artifact in inputs.artifacts}
-    # Left out where there is none, so that the keys of other steps stay as earlier versions computed them.
-    data = {"data": sorted(one.identity for one in spec.data)} if spec.data else {}
+    data = sorted(one.identity for one in spec.data)
     key = json_digest(
         {
             "template": spec.template,
@@ -68,10 +67,10 @@ def compute_step_key(store: Store, spec: StepSpec, inputs: StepInputs) -> StepKe
             "parameters": dict(inputs.parameters),
             "artifacts": artifacts,
             "item": item_hash(inputs.item) if spec.fan_out else None,
-            **data,
+            "data": data,
         }
     )
-    dataset = json_digest({"artifacts": artifacts, **data}) if data else json_digest(artifacts) if artifacts else ""
+    dataset = json_digest({"artifacts": artifacts, "data": data}) if data or artifacts else ""
     return StepKey(key, json_digest(dict(inputs.parameters)), dataset)
 
 

@@ -3,16 +3,10 @@
 The claim is written before the attempt starts, the end after it is over. Both
 are create-only, so that exactly one process opens and one process ends an
 attempt.
-
-A training image may contain an older Tiphys than the service that ends its
-attempts. `encode_cause` therefore stores a newer `Cause` as the broader cause
-that older versions know, and the exact cause in a separate field, which older
-versions ignore.
 """
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -48,38 +42,9 @@ class Cause(StrEnum):
     """The checkpoint store was unavailable."""
 
     @property
-    def broader_cause(self) -> "Cause":
-        """The cause under which older versions counted this one; itself if all versions know it."""
-        return _BROADER_CAUSES.get(self, self)
-
-    @property
     def display_name(self) -> str:
         """The cause in messages, such as ``GPU out of memory``."""
         return self.value.replace("_", " ").replace("gpu", "GPU")
-
-
-_BROADER_CAUSES: Mapping[Cause, Cause] = {
-    Cause.GPU_OUT_OF_MEMORY: Cause.USER_ERROR,
-    Cause.HANG: Cause.UNKNOWN,
-    Cause.IMAGE: Cause.INFRASTRUCTURE,
-    Cause.STORAGE: Cause.INFRASTRUCTURE,
-}
-_EXACT_CAUSE_FIELD = "exact_cause"
-
-
-def encode_cause(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` with a ``cause`` that every version knows, and the exact cause in a separate field."""
-    cause = document.get("cause")
-    if cause is None or Cause(cause).broader_cause == cause:
-        return document
-    return {**document, "cause": Cause(cause).broader_cause.value, _EXACT_CAUSE_FIELD: cause}
-
-
-def decode_cause(document: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `encode_cause`. An exact cause that this version does not know is dropped."""
-    exact = document.get(_EXACT_CAUSE_FIELD)
-    kept = {name: value for name, value in document.items() if name != _EXACT_CAUSE_FIELD}
-    return {**kept, "cause": exact} if exact in list(Cause) else kept
 
 
 class SkippedCheckpoint(Record):
@@ -256,7 +221,7 @@ class LastCheckpoint(Record):
     checkpoint: CheckpointRef
     at: Timestamp
     """When its state was taken."""
-    began: StartTimes | None = None
+    began: StartTimes
     at_stop: bool = Field(default=False, exclude_if=lambda at_stop: not at_stop)
     """Whether the program saved it because it had to stop, so that it trained no further."""
 
@@ -297,7 +262,7 @@ class AttemptEnd(SealedRecord):
     cause: Cause | None = None
     message: str = ""
     evidence: FailureEvidence | None = None
-    """None for an end that was not classified, or that an older version wrote."""
+    """None for an end that was not classified."""
     exit_code: int | None = None
     stopped: bool = Field(default=False, exclude_if=lambda stopped: not stopped)
     """Whether a person stopped its workflow. Its outcome is then `AttemptEndOutcome.FENCED`, and it did not fail."""
@@ -335,14 +300,6 @@ class AttemptEnd(SealedRecord):
     def lost_gpus_to_queue(self) -> bool:
         """Whether it ended because its queue gave its GPUs to another, which is charged to no budget."""
         return self.cause is Cause.PREEMPTION and self.preempted is not None and not self.preempted.nodes
-
-    @classmethod
-    def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return encode_cause(document)
-
-    @classmethod
-    def from_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return decode_cause(document)
 
 
 class EvictionRecord(StoredRecord):

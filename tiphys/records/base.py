@@ -122,18 +122,8 @@ class SealedRecord(StoredRecord):
     """A record stored with a digest of itself. Reading a record that was changed later fails."""
 
     def to_bytes(self) -> bytes:
-        document = self.for_storage(self.model_dump(mode="json", exclude_none=True))
+        document = self.model_dump(mode="json", exclude_none=True)
         return encode_document({**document, "seal": compute_seal(document)})
-
-    @classmethod
-    def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """The stored form of a document; subclasses adapt it for readers of older versions."""
-        return document
-
-    @classmethod
-    def from_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """The inverse of `for_storage`."""
-        return document
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +132,7 @@ class SealedRecord(StoredRecord):
         if info.mode != "json" or not isinstance(document, dict):
             return document
         check_seal(document)
-        return cls.from_storage({name: value for name, value in document.items() if name != "seal"})
+        return {name: value for name, value in document.items() if name != "seal"}
 
 
 def check_version(document: dict[str, Any]) -> None:

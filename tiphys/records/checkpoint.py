@@ -120,8 +120,7 @@ class CheckpointManifest(StoredRecord):
     """How long the training waited for the copy of its state."""
     upload_seconds: float = 0.0
     """How long the upload took, hashing included."""
-    began: StartTimes | None = None
-    """None in manifests of older versions."""
+    began: StartTimes
     seal: str = ""
     """Digest of all other fields of the stored document."""
 
@@ -155,7 +154,7 @@ class QuarantineRecord(StoredRecord):
     checkpoint: CheckpointRef
     reason: Annotated[str, shortened(500)]
     by: Annotated[str, shortened(100)]
-    """``restore`` or ``verify`` for bytes that do not match, ``settle`` for a suspect, or the name of a person."""
+    """``restore`` or ``verify`` for bytes that do not match, ``conclude`` for a suspect, or the name of a person."""
 
 
 class PinRecord(StoredRecord):

@@ -148,7 +148,7 @@ class ItemBinding(StoredRecord):
     step: str
     instance: str
     """Node name of the step within the workflow, without its attempts."""
-    label: str = ""
+    label: str
     """How Argo displays the item, such as ``sweep(1:lr:0.2)``: with its index in this submission."""
-    item: str = ""
-    """Its value as Argo substitutes it for ``{{item}}``; empty in records of older versions."""
+    item: str
+    """Its value as Argo substitutes it for ``{{item}}``."""

@@ -13,20 +13,17 @@ from tiphys.store.claims import find_record
 from tiphys.store.layout import FORMAT_MARKER
 
 STORE_FORMAT = 2
-"""Increased when a release writes keys that the release before cannot find. Format 1 had no halves and no marker."""
+"""Increased when a release writes keys that the release before cannot find."""
 
 
 def check_format(store: Store) -> None:
-    """Return if this version reads the format of ``store``, or if the store is empty. Costs one read.
+    """Return if this version reads the format of ``store``, or if the store has no marker yet. Costs one read.
 
     Raises:
         StoreFormatError: another version of Tiphys wrote the store.
     """
     marker = find_record(store, FORMAT_MARKER, StoreFormatRecord)
-    if marker is None:
-        if _has_first_format(store):
-            raise StoreFormatError(_refusal(store, 1))
-    elif marker.format != STORE_FORMAT:
+    if marker is not None and marker.format != STORE_FORMAT:
         raise StoreFormatError(_refusal(store, marker.format))
 
 
@@ -45,12 +42,3 @@ def _refusal(store: Store, found: int) -> str:
         f"{store.url} has format {found}, and this version of Tiphys reads format {STORE_FORMAT}; "
         f"nothing was changed: {remedy}"
     )
-
-
-def _has_first_format(store: Store) -> bool:
-    """Whether the store holds records of format 1, which lay at the top. A foreign folder ``runs/`` has no run.json."""
-    for folder, record in (("runs/", "run.json"), ("lineages/", "")):
-        first = next(store.prefixes(folder), None)
-        if first is not None and next(store.list(f"{first}{record}"), None) is not None:
-            return True
-    return False

@@ -105,7 +105,7 @@ def decide_auto_resume(
     if observation.person_reason:
         return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "EndedByPerson", observation.person_reason)
     for failure in observation.failures:
-        if not policy.covers(failure.cause):
+        if failure.cause not in policy.causes:
             cause = failure.cause.display_name
             message = f"step {failure.step} failed by {cause}, which a retry does not repair: {failure.message}"
             return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "NeedsPerson", message)

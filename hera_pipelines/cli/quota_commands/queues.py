@@ -196,7 +196,7 @@ def parse_ledger(ledger: "Object") -> tuple[QueueRules, LedgerState]:
     from tiphys_plugin.quota.ledger.ledger_object import parse_ledger_queues
 
     try:
-        ledger_state = status_codec.decode_status(ledger["status"]) if "status" in ledger else LedgerState()
+        ledger_state = status_codec.decode_state(ledger["status"]) if "status" in ledger else LedgerState()
     except IntegrityError as error:
         name = f"{ledger['metadata']['namespace']}/{ledger['metadata']['name']}"
         raise IntegrityError(
@@ -342,7 +342,7 @@ def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, v
 def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state: LedgerState) -> dict[str, object]:
     from tiphys_plugin.quota.ledger import status_codec
 
-    encoded = status_codec.encode_status(ledger_state)
+    encoded = status_codec.encode_state(ledger_state)
     rows = [
         {
             "name": usage.queue,

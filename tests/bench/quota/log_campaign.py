@@ -81,8 +81,11 @@ class LogFaults:
             return False
         read = self._ledger._ledger_object.last_version
         with self._server.store.changed:  # nobody writes meanwhile
-            head = parse_head(self._server.store.get(_LEDGER).get("status") or {})
-            if head is None or read is None or read.head != head or head.repair_asked_at is not None:
+            status = self._server.store.get(_LEDGER).get("status")
+            if status is None or read is None:
+                return False
+            head = parse_head(status)
+            if read.head != head or head.repair_asked_at is not None:
                 return False
             self.logs.add(head.id)
             if kind == "cut head":

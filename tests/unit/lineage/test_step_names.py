@@ -5,7 +5,7 @@
 | the Workflow | its index there |
 | a binding | the index in Argo's name of the first submission that ran it |
 | bindings of which two have one such index, since the items have changed | the index of the newest submission |
-| a binding of an older version, without a label | its step id |
+| a binding whose label has no index | its step id |
 """
 
 from typing import Any
@@ -150,10 +150,9 @@ def test_the_index_is_that_of_the_newest_submission():
     assert known.name(old) == old
 
 
-def test_records_of_older_versions_show_what_they_hold():
-    labelled, bare = item_step_id("fit", "0.1", 0), item_step_id("fit", "0.2", 0)
-    known = names(binding(labelled, "fit(0:0.1)"), binding(bare, ""), fit="{{tasks.prep.outputs.parameters.all}}")
-    assert (known.label(labelled), known.label(bare)) == ("fit[0] 0.1", bare)
+def test_an_item_that_argo_numbers_nowhere_is_shown_by_its_id():
+    bare = item_step_id("fit", "0.2", 0)
+    assert names(binding(bare, "fit", "0.2"), fit="{{tasks.prep.outputs.parameters.all}}").label(bare) == bare
 
 
 def test_equal_items_have_the_index_under_which_argo_runs_them():

@@ -230,7 +230,7 @@ def test_a_result_of_another_run_counts_as_this_ones(store):
 def test_items_that_a_step_made_are_known_from_their_bindings(store):
     write_run(store, spec(), withParam="{{tasks.propose.outputs.parameters.lrs}}")
     step = item_step_id("fit", "0.5", 0)
-    bound = ItemBinding(run=RUN, submission=1, step=step, instance="wf.fit(0:0.5)", label="fit(0:0.5)")
+    bound = ItemBinding(run=RUN, submission=1, step=step, instance="wf.fit(0:0.5)", label="fit(0:0.5)", item="0.5")
     sent = SubmissionClaim(run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace="default")
     store.create(RunLayout(RUN).submission(1), sent.to_bytes())
     store.create(RunLayout(RUN).item(1, step), bound.to_bytes())

@@ -107,7 +107,7 @@ def test_input_that_is_nested_deeper_than_python_hashes_is_a_fault_of_its_step(f
 def test_item_that_is_nested_deeper_than_python_reads_is_a_fault_of_its_step(flow):
     flow.specs = [*flow.specs, bare("sweep", fan_out=True)]
     flow.start_item("sweep", 0, "[" * 100_000, "deep")
-    assert record(flow) == {"sweep(0:deep)": "its inputs are nested deeper than their hash can be computed"}
+    assert record(flow) == {"sweep(0:deep)": "the fan-out item is nested too deeply; pass it as a text, or in a file"}
 
 
 @pytest.mark.parametrize(

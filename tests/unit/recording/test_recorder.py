@@ -217,7 +217,7 @@ def test_nodes_of_other_tasks_gates_and_workflows_are_not_recorded(store):
     specs = [bare(), bare("gated", gate=True), StepSpec(name="fit", kind=StepKind.TRAIN, template="t")]
     flow = ArgoWorkflow(store, specs)
     assert set(flow.recorder().specs) == {"prep"}
-    for place in ("gated.run", "fit.attempts(0).run", "plain", "plain.prep", "onExit", "preparation"):
+    for place in ("gated.run", "fit(0).run", "plain", "plain.prep", "onExit", "preparation"):
         flow.finish(flow.start(place))
     for name in ("digits-abc", "digits-abc2.prep", "prep", "digits-abd.prep"):
         flow.nodes[name] = {**flow.write("plain"), "name": name, "id": name}

@@ -117,3 +117,9 @@ def test_run_names_are_made_valid(text: str, name: str | None) -> None:
             make_run_name(text)
     else:
         assert make_run_name(text) == name
+
+
+@pytest.mark.parametrize("depth", [50_000, 200_000])
+def test_an_item_nested_too_deeply_is_refused_by_name(depth: int) -> None:
+    with pytest.raises(UsageError, match="the fan-out item is nested too deeply; pass it as a text, or in a file"):
+        item_hash("[" * depth + "]" * depth)

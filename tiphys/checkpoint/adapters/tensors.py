@@ -20,7 +20,6 @@ _TENSOR, _COUNTER, _MODULE, _PICKLE = "torch.tensor", "counter", "torch.state_di
 _MAPPING = "tiphys.mapping"
 """Tag of a mapping that has a tag among its own keys."""
 _TAGS = {_TENSOR, _COUNTER, _MODULE, _PICKLE, _MAPPING}
-_TENSOR_FIELDS = {_TENSOR, "bits", "order", "requires_grad"}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _VALUES = (bool, int, float, str)
 _PLAIN = {
@@ -57,7 +56,7 @@ def decode_tensors(value: Any, *, pickled: bool = False) -> Any:
     """Invert `encode_tensors`; all tensors are on the CPU.
 
     Args:
-        value: The encoded value, which may come from a checkpoint of an earlier version.
+        value: The encoded value.
         pickled: Whether to unpickle what was encoded with ``pickled``. Unpickling runs code
             that the checkpoint names, so write access to the checkpoint is the right to run code.
     """
@@ -109,8 +108,6 @@ class _Encoder:
 
 
 class _Decoder:
-    """Takes a dict for a form only if it has the shape of one: earlier versions stored authors' keys unescaped."""
-
     def __init__(self, pickled: bool) -> None:
         self._pickled = pickled
         self._tensors: dict[int, tuple[Any, Any]] = {}
@@ -123,20 +120,17 @@ class _Decoder:
         return value
 
     def _mapping(self, value: dict[Any, Any]) -> Any:
-        fields = set(value)
-        if _TENSOR in fields <= _TENSOR_FIELDS and isinstance(value.get("bits"), np.ndarray):
+        if _TENSOR in value:
             return self._tensor(value)
-        if fields == {_PICKLE} and self._pickled and isinstance(value[_PICKLE], np.ndarray):
+        if _PICKLE in value and self._pickled:
             return pickle.loads(value[_PICKLE].tobytes())  # noqa: S301  the caller has asked for it
-        if fields == {_COUNTER} and _is_list_of_pairs(value[_COUNTER]):
+        if _COUNTER in value:
             return Counter(dict(value[_COUNTER]))
-        if fields == {_MODULE, "metadata"}:
+        if _MODULE in value:
             state: Any = OrderedDict(self.decode(value[_MODULE]))
             state._metadata = OrderedDict(self.decode(value["metadata"]))
             return state
-        if fields == {_MAPPING}:
-            value = value[_MAPPING]
-        return {key: self.decode(item) for key, item in value.items()}
+        return {key: self.decode(item) for key, item in value.get(_MAPPING, value).items()}
 
     def _tensor(self, form: dict[str, Any]) -> Any:
         bits = form["bits"]
@@ -149,10 +143,6 @@ class _Decoder:
         tensor.requires_grad_(form.get("requires_grad", False))
         self._tensors[id(bits)] = tensor, bits
         return tensor
-
-
-def _is_list_of_pairs(value: Any) -> bool:
-    return type(value) is list and all(type(item) is list and len(item) == 2 for item in value)
 
 
 def _check(tensor: Any, path: str) -> None:

@@ -64,7 +64,7 @@ class LedgerVersion:
     rules: QueueRules
     state: LedgerState
     head: LogHead | None
-    """Head of the log; None for a status of an older format, or none yet."""
+    """Head of the log; None if the object has no status yet."""
 
     @property
     def object_version(self) -> tuple[str, str]:
@@ -72,10 +72,8 @@ class LedgerVersion:
 
     @property
     def needs_write(self) -> bool:
-        """Whether the state has to be written although nothing changed: its format is old, or its log is damaged."""
-        if self.head is None:
-            return "status" in self.manifest
-        return self.head.repair_asked_at is not None
+        """Whether the state has to be written although nothing changed: another service found its log damaged."""
+        return self.head is not None and self.head.repair_asked_at is not None
 
     def makes_snapshot_due(self, earlier: "LedgerVersion") -> bool:
         """Whether the write after ``earlier`` has to take a snapshot; of all services, the one that wrote it does."""
@@ -164,7 +162,8 @@ class LedgerObject:
         """
         if (head := version.head) is None:
             return
-        chunks = self._records.write_snapshot(head.id, head.number, _sections(version.state), version.manifest)
+        sections = status_codec.encode_state(version.state)
+        chunks = self._records.write_snapshot(head.id, head.number, sections, version.manifest)
         taken = {"snapshot": head.number, "snapshot_first": head.first, "chunks": chunks}
         self._finished_snapshot = head.model_copy(update=taken)
 
@@ -194,12 +193,8 @@ class LedgerObject:
         return 0 if head is None else self._records.delete_unused(head, self._clock() - _ABANDONED_AFTER)
 
     def _next_head(self, version: LedgerVersion, ledger_state: LedgerState) -> LogHead:
-        head = version.head
+        head = version.head or LogHead(id=_draw_id())
         changes = encode_changes(version.state, ledger_state)
-        if head is None and version.state == LedgerState():
-            head = LogHead(id=_draw_id())
-        elif head is None:
-            head = self._begin_log(version, version.state, 0)
         if head.repair_asked_at is not None or head.id == self._lost_log or _size(changes) > MAX_ENTRY_BYTES:
             return self._begin_log(version, ledger_state, head.number + 1)
         if not changes:
@@ -209,7 +204,8 @@ class LedgerObject:
     def _begin_log(self, version: LedgerVersion, ledger_state: LedgerState, number: int) -> LogHead:
         """The head of a new log that begins with a snapshot of ``ledger_state``."""
         log_id, losses = _draw_id(), version.head.losses if version.head is not None else 0
-        chunks = self._records.write_snapshot(log_id, number, _sections(ledger_state), version.manifest)
+        sections = status_codec.encode_state(ledger_state)
+        chunks = self._records.write_snapshot(log_id, number, sections, version.manifest)
         return LogHead(
             id=log_id, number=number, snapshot=number, snapshot_first=number + 1, chunks=chunks, losses=losses
         )
@@ -286,11 +282,6 @@ class LedgerObject:
             return LedgerVersion(manifest, self._rules(manifest), LedgerState(), None)
         try:
             head = parse_head(manifest["status"])
-            if head is None:
-                if last is not None and last.head is not None:
-                    raise self._lost_error("has lost its log")
-                state = status_codec.decode_status(manifest["status"])
-                return LedgerVersion(manifest, self._rules(manifest), state, None)
         except IntegrityError as error:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
@@ -366,14 +357,6 @@ class _DamagedLogError(LedgerLostError):
         super().__init__(message)
         self.manifest = manifest
         self.head = head
-
-
-def _sections(ledger_state: LedgerState) -> dict[str, list[dict[str, object]]]:
-    return {
-        "leases": list(map(status_codec.encode_lease, ledger_state.leases)),
-        "waiting": list(map(status_codec.encode_pending, ledger_state.pending)),
-        "history": status_codec.encode_history(ledger_state.history),
-    }
 
 
 def _draw_id() -> str:

@@ -1,27 +1,23 @@
-"""The stored form of leases, pending requests and usage history, and the document that holds all of them.
+"""The stored form of leases, pending requests and usage history.
 
-The document is what commands read of a `GPULedger`: its log, as one status. `kubectl edit` and other versions of
-Tiphys write, too, so the decoder refuses every deviation: a damaged status that is taken as empty would grant GPUs
-that are held.
+`kubectl edit` and other versions of Tiphys write, too, so the decoder refuses every deviation: a damaged lease that
+is taken for none would grant GPUs that are held.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
-from tiphys.kube.ledger_log import WHOLE_STATUS_FORMAT
 from tiphys.protocol.step_spec import Proximity, SpotUse
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.ledger.entry_index import lease_index
 from tiphys_plugin.quota.ledger.state import LedgerState
 
-STATUS_VERSION = WHOLE_STATUS_FORMAT
 _HASHES = {"node_hash": "node", "instance_hash": "instance"}
 _JSON_NAMES = {field.name: _HASHES.get(field.name, to_camel(field.name)) for field in fields(LeaseRequest)}
 _DEFAULTS = (
@@ -37,39 +33,29 @@ _Time = Annotated[AwareDatetime, Field(strict=False)]
 _Names = Annotated[tuple[str, ...], Field(strict=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
-
-_Entry = TypeVar("_Entry")
 JsonObject = Mapping[str, Any]
 
 
-def encode_status(ledger_state: LedgerState) -> dict[str, Any]:
-    """The whole ledger state as a document; fields without a value are left out."""
+def encode_state(ledger_state: LedgerState) -> dict[str, list[dict[str, Any]]]:
+    """All of the ledger, as a snapshot of its log holds it; fields without a value are left out."""
     return {
-        "version": STATUS_VERSION,
-        "summary": encode_summary(ledger_state),
         "leases": list(map(encode_lease, ledger_state.leases)),
         "waiting": list(map(encode_pending, ledger_state.pending)),
         "history": encode_history(ledger_state.history),
     }
 
 
-def decode_status(status: object) -> LedgerState:
-    """The ledger state in a status that `encode_status` wrote.
+def decode_state(document: JsonObject) -> LedgerState:
+    """The ledger state that `encode_state` encoded.
 
     Raises:
-        IntegrityError: `encode_status` writes no such status; the message names the field.
+        IntegrityError: it writes no such document; the message names the field.
     """
-    try:
-        document = _StatusDocument.model_validate(status)
-    except ValidationError as error:
-        raise _integrity_error(error) from error
-    ledger_state = LedgerState(
-        _decode_entries("leases", document.leases, decode_lease),
-        _decode_entries("waiting", document.waiting, decode_pending),
-        tuple(map(_to_ended_usage, document.history)),
+    return LedgerState(
+        tuple(map(decode_lease, document["leases"])),
+        tuple(map(decode_pending, document["waiting"])),
+        decode_history(document["history"]),
     )
-    check_no_duplicates(ledger_state)
-    return ledger_state
 
 
 def decode_lease(raw: JsonObject) -> Lease:
@@ -81,7 +67,7 @@ def decode_lease(raw: JsonObject) -> Lease:
     try:
         return _LeaseModel.model_validate(raw).to_lease()
     except ValidationError as error:
-        raise _integrity_error(error) from error
+        raise _integrity_error("lease", error) from error
 
 
 def decode_pending(raw: JsonObject) -> PendingRequest:
@@ -93,7 +79,7 @@ def decode_pending(raw: JsonObject) -> PendingRequest:
     try:
         return _PendingModel.model_validate(raw).to_pending()
     except ValidationError as error:
-        raise _integrity_error(error) from error
+        raise _integrity_error("waiting request", error) from error
 
 
 def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
@@ -103,52 +89,14 @@ def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
         IntegrityError: it writes no such history.
     """
     try:
-        return tuple(_to_ended_usage(_EndedUsageModel.model_validate(one)) for one in raw)
+        return tuple(_EndedUsageModel.model_validate(one).to_ended_usage() for one in raw)
     except ValidationError as error:
-        raise _integrity_error(error) from error
+        raise _integrity_error("history", error) from error
 
 
-def _to_ended_usage(model: "_EndedUsageModel") -> EndedUsage:
-    return EndedUsage(model.queue, model.pool, model.gpus, model.at)
-
-
-def _decode_entries(
-    section: str, raw_entries: Sequence[JsonObject], decode: Callable[[JsonObject], _Entry]
-) -> tuple[_Entry, ...]:
-    entries: list[_Entry] = []
-    for number, raw in enumerate(raw_entries):
-        try:
-            entries.append(decode(raw))
-        except IntegrityError as error:
-            raise IntegrityError(f"{section}.{number}.{error}") from error
-    return tuple(entries)
-
-
-def _integrity_error(error: ValidationError) -> IntegrityError:
+def _integrity_error(kind: str, error: ValidationError) -> IntegrityError:
     first = error.errors()[0]
-    field = ".".join(map(str, first["loc"])) or "the whole"
-    return IntegrityError(f"{field}: {first['msg']}")
-
-
-def check_no_duplicates(ledger_state: LedgerState) -> None:
-    """Check what holds for every ledger state.
-
-    Raises:
-        IntegrityError: it does not hold.
-    """
-    _check_unique("lease", (one.id for one in ledger_state.leases))
-    _check_unique("lease of node", (one.request.key for one in ledger_state.leases))
-    _check_unique("pending request of step", (one.request.workflow_step for one in ledger_state.pending))
-    _check_unique("usage history of queue", ((one.queue, one.pool) for one in ledger_state.history))
-    arrivals = [one.arrival for one in ledger_state.pending]
-    if arrivals != sorted(set(arrivals)):
-        raise IntegrityError("the whole: the waiting requests are not in order of arrival")
-
-
-def _check_unique(description: str, names: Iterable[object]) -> None:
-    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
-    if times > 1:
-        raise IntegrityError(f"the whole: {description} {name!r} is there twice")
+    return IntegrityError(f"{'.'.join((kind, *map(str, first['loc'])))}: {first['msg']}")
 
 
 class _StatusModel(BaseModel):
@@ -225,13 +173,8 @@ class _EndedUsageModel(_StatusModel):
     gpus: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
     at: _Time
 
-
-class _StatusDocument(_StatusModel):
-    version: Literal[5]
-    summary: dict[str, Any] = {}
-    leases: list[dict[str, Any]]
-    waiting: list[dict[str, Any]]
-    history: list[_EndedUsageModel]
+    def to_ended_usage(self) -> EndedUsage:
+        return EndedUsage(self.queue, self.pool, self.gpus, self.at)
 
 
 def encode_lease(one: Lease) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, ref
+from support.lineage import LINEAGE, START_TIMES, ref
 from support.memory import MemoryStore
 
 from tiphys.checkpoint.exec import files, restore
@@ -24,7 +24,9 @@ from tiphys.checkpoint.save.commit import ShardUploader, commit_checkpoint
 from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.records import CheckpointManifest
 
-DRAFT = CheckpointManifest(lineage=LINEAGE, run="digits-1", step="fit", attempt=1, global_step=1, shards=())
+DRAFT = CheckpointManifest(
+    lineage=LINEAGE, run="digits-1", step="fit", attempt=1, global_step=1, shards=(), began=START_TIMES
+)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.lineage import LINEAGE, claim_of, end_of
+from support.lineage import LINEAGE, START_TIMES, claim_of, end_of
 
 from tiphys.checkpoint.save.interval import IntervalLimit, advise_interval, daly_interval_seconds
 from tiphys.checkpoint.settings import IntervalBounds
@@ -22,6 +22,7 @@ def manifest(attempt, step, seconds, stall=1.0, upload=4.0):
         attempt=attempt,
         global_step=step,
         shards=(Shard(key="k", size=400, sha256="0" * 64),),
+        began=START_TIMES,
         stage_seconds=stall,
         upload_seconds=upload,
         written_at=BEGAN + timedelta(seconds=seconds),

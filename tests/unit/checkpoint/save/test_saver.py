@@ -15,7 +15,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.lineage import LINEAGE, START_TIMES, claim_of, end_of, ref, write_claim, write_end
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
@@ -343,7 +343,9 @@ class RecordingSink(CommitSink):
 
 
 def draft_of(step):
-    return CheckpointManifest(lineage=LINEAGE, run="r-1", step="fit", attempt=1, global_step=step, shards=())
+    return CheckpointManifest(
+        lineage=LINEAGE, run="r-1", step="fit", attempt=1, global_step=step, shards=(), began=START_TIMES
+    )
 
 
 def run_one_save(sink, asynchronous=True):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
+from support.lineage import START_TIMES
 from support.submitter import FakeSubmitter
 from tiphys_controller import resume_run, start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies, ReconcileResult
@@ -79,7 +80,7 @@ class Desk:
     def commit(self, step: int, attempt: int = 1) -> None:
         """A checkpoint of the training."""
         manifest = CheckpointManifest(
-            run=RUN, step="fit", lineage=f"{RUN}/fit", attempt=attempt, global_step=step, shards=()
+            run=RUN, step="fit", lineage=f"{RUN}/fit", attempt=attempt, global_step=step, shards=(), began=START_TIMES
         )
         self.store.create(LineageLayout(f"{RUN}/fit").manifest(attempt, step), manifest.to_bytes())
 

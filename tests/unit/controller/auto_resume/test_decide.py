@@ -118,6 +118,16 @@ def test_where_a_run_stands(last: Submission | None, live: tuple[str, str] | Non
             9e9,
             "leave NeedsPerson",
         ),
+        ({"failures": (StepFailure("fit", Cause.STORAGE, ""), StepFailure("b", Cause.HANG, ""))}, 0, "resume Resume"),
+        ({"failures": (StepFailure("fit", Cause.IMAGE, ""),)}, 9e9, "leave NeedsPerson"),
+        (
+            {
+                "failures": (StepFailure("a", Cause.STORAGE, ""),),
+                "policy": AutoResumePolicy(causes=("infrastructure",)),
+            },
+            9e9,
+            "leave NeedsPerson",
+        ),
         ({"fruitless_resumes": 1}, 59, "wait CoolingDown"),
         ({"fruitless_resumes": 1}, 60, "resume Resume"),
         ({"fruitless_resumes": 2}, 60, "wait BreakerOpen"),

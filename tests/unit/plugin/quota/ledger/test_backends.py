@@ -190,13 +190,13 @@ def test_released_workflow_is_checked_at_the_next_sweep(ledger):
 
 
 def test_next_try_of_the_same_attempt_takes_over_what_the_one_before_left(ledger):
-    left = ledger.request(ask(8, node="u1.fit.attempts(0).admit"))
-    found = ledger.request(ask(8, node="u1.fit.attempts(1).admit"))
+    left = ledger.request(ask(8, node="u1.fit(0).admit"))
+    found = ledger.request(ask(8, node="u1.fit(1).admit"))
     assert isinstance(left, Admitted)
     assert isinstance(found, Admitted)
     assert found.lease == left.lease
     [lease] = ledger.snapshot().leases
-    assert lease.request.node_hash == hash_node_name("u1.fit.attempts(1).admit")
+    assert lease.request.node_hash == hash_node_name("u1.fit(1).admit")
 
 
 def test_items_keep_their_names(ledger):
@@ -208,11 +208,8 @@ def test_items_keep_their_names(ledger):
 
 
 def test_next_attempt_is_not_given_the_gpus_of_the_one_before(ledger):
-    ledger.request(ask(8, node="u1.fit.attempts(0).admit"))
-    assert (
-        deferral(ledger.request(ask(8, node="u1.fit.attempts(1).admit", attempt=2)))
-        is AdmissionReason.WAITING_FOR_QUOTA
-    )
+    ledger.request(ask(8, node="u1.fit(0).admit"))
+    assert deferral(ledger.request(ask(8, node="u1.fit(1).admit", attempt=2))) is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_another_step_of_the_workflow_takes_nothing_over(ledger):
@@ -222,9 +219,9 @@ def test_another_step_of_the_workflow_takes_nothing_over(ledger):
 
 def test_next_try_keeps_the_place_of_the_one_before(ledger):
     ledger.request(ask(8, "u1"))
-    ledger.request(ask(8, "u2", node="u2.fit.attempts(0).admit"))
+    ledger.request(ask(8, "u2", node="u2.fit(0).admit"))
     ledger.request(ask(8, "u3"))
-    answer = ledger.request(ask(8, "u2", node="u2.fit.attempts(1).admit"))
+    answer = ledger.request(ask(8, "u2", node="u2.fit(1).admit"))
     assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA
     assert answer.position == 1
     assert queued(ledger) == ["u2", "u3"]

@@ -8,7 +8,7 @@
 | nothing changed but a sign of life             | no write, until it is old                        |
 | object missing at the start                    | made empty, or `StoreError` with what to do      |
 | deleted, exchanged or emptied later            | refused until it is recovered                    |
-| status damaged or of a newer version           | refused in words                                 |
+| status damaged or of another version           | refused in words                                 |
 | spec edited, wrong                             | counts at once; nothing new is granted           |
 | no room                                        | who comes waits outside, with the reason         |
 """
@@ -18,7 +18,7 @@ import json
 import pytest
 from support.kube_server import serving
 from support.kube_store import Collection, Place
-from support.ledger import LedgerApi, ask, deferral, ledger_api, queues, spec
+from support.ledger import LedgerApi, ask, deferral, ledger_api, ledger_status, queues, spec
 from support.world import Clock
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
@@ -33,7 +33,7 @@ from tiphys_plugin.quota.lease import (
 from tiphys_plugin.quota.ledger import ledger_object, room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
+from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
 from tiphys_plugin.quota.scheduler.snapshot import PendingQueues
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
@@ -272,41 +272,56 @@ def test_a_removed_status_is_not_an_empty_state(api, ledger):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ({}, "version: Field required"),
-        ({"leases": []}, "version: Field required"),
-        ({"version": 4, "leases": [], "waiting": []}, "version: Input should be 5"),
-        ({"version": 5, "leases": []}, "waiting: Field required"),
-        ({"version": 7, "leases": [], "waiting": []}, "format 7, this Tiphys knows up to 6; upgrade"),
+        ({}, "it has format None, and this Tiphys reads 6"),
+        ({"leases": [], "waiting": []}, "it has format None, and this Tiphys reads 6"),
+        ({"version": "6", "log": {"id": "a"}}, "it has format '6', and this Tiphys reads 6"),
+        ({"version": 5, "leases": [], "waiting": [], "history": []}, "it has format 5, and this Tiphys reads 6"),
+        ({"version": 7, "log": {"id": "a"}}, "it has format 7, and this Tiphys reads 6; upgrade Tiphys"),
         ({"version": 6, "leases": [], "waiting": []}, "log: KeyError"),
-        ({"version": 5, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
-        ({"version": 5, "leases": [{"id": "a"}], "waiting": [], "history": []}, r"leases\.0\.uid: Field required"),
+        ({"version": 6, "log": None}, "log: TypeError"),
+        ({"version": 6, "log": {}}, "log: Field required"),
     ],
 )
 def test_damaged_status_is_refused_in_words(api, clock, damage, says):
     edit(api, "status", status=damage)
-    with pytest.raises(StoreError, match=rf"status of GPULedger tiphys/default is damaged: .*{says}.*kubectl edit"):
-        service(api, clock).request(ask(1))
+    ledger = service(api, clock)
+    for ask_again in (lambda: ledger.request(ask(1)), ledger.begin_recovery):
+        with pytest.raises(StoreError, match=rf"status of GPULedger tiphys/default is damaged: {says}.*kubectl edit"):
+            ask_again()
     assert api.store.get(PLACE)["status"] == damage
 
 
+def test_a_status_of_another_format_is_refused_by_a_service_that_knew_the_leases(api, ledger):
+    ledger.request(ask(8, "u1"))
+    log = api.store.get(PLACE)["status"]
+    edit(api, "status", status={"version": 5, **encode_state(LedgerState())})
+    for ask_again in (lambda: ledger.request(ask(8, "u2")), ledger.begin_recovery):
+        with pytest.raises(StoreError, match=r"it has format 5.*Nothing is granted.*tiphys queues apply -f FILE -n ti"):
+            ask_again()
+    edit(api, "status", status=log)
+    ledger.end_recovery()
+    assert isinstance(ledger.request(ask(8, "u2")), Deferred)
+    assert [one.request.uid for one in ledger.snapshot().leases] == ["u1"]
+
+
 def with_lease(**changes) -> dict:
-    status = encode_status(LedgerState((Lease("one", ask(8), "A100", Clock().now, Clock().now),)))
-    return {**status, "leases": [{**status["leases"][0], **changes}]}
+    status = ledger_status(LedgerState((Lease("one", ask(8), "A100", Clock().now, Clock().now),)))
+    status["log"]["entries"][0]["leases"][0] |= changes
+    return status
 
 
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        (with_lease(gpus="8"), r"leases\.0\.gpus"),
-        (with_lease(gpus=-8), r"leases\.0\.gpus"),
-        (with_lease(fence=3), r"leases\.0\.fence: Extra inputs"),
-        (with_lease(grantedAt="yesterday"), r"leases\.0\.grantedAt"),
-        ({**with_lease(), "leases": with_lease()["leases"] * 2}, "'one' is there twice"),
+        (with_lease(gpus="8"), r"lease\.gpus"),
+        (with_lease(gpus=-8), r"lease\.gpus"),
+        (with_lease(fence=3), r"lease\.fence: Extra inputs"),
+        (with_lease(grantedAt="yesterday"), r"lease\.grantedAt"),
     ],
 )
 def test_lease_that_is_no_lease_is_refused(api, clock, status, says):
     edit(api, "status", status=status)
-    with pytest.raises(StoreError, match=says):
+    with pytest.raises(StoreError, match=rf"the log of GPULedger tiphys/default is damaged: .*{says}.*No GPUs are gra"):
         service(api, clock).request(ask(1))
 
 
@@ -367,12 +382,12 @@ def test_status_has_a_stable_form_and_a_summary_for_people():
         (Lease("one", ask(8, priority=3), "A100", Clock().now, Clock().now),),
         (PendingRequest(ask(2, "u2", gpu_type=None, queue="nightly"), 4, Clock().now, Clock().now),),
     )
-    status = encode_status(book)
-    assert decode_status(status) == book
-    assert status["summary"] == {"leases": 1, "gpus": 8, "held": "research 8", "waiting": 1}
-    assert status["leases"][0]["grantedAt"] == "2026-01-01T00:00:00Z"
-    assert (status["leases"][0]["gpuType"], status["leases"][0]["priority"]) == ("A100", 3)
-    assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(status["waiting"][0])
+    stored = encode_state(book)
+    assert decode_state(stored) == book
+    assert ledger_status(book)["summary"] == {"leases": 1, "gpus": 8, "held": "research 8", "waiting": 1}
+    assert stored["leases"][0]["grantedAt"] == "2026-01-01T00:00:00Z"
+    assert (stored["leases"][0]["gpuType"], stored["leases"][0]["priority"]) == ("A100", 3)
+    assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(stored["waiting"][0])
 
 
 @pytest.mark.parametrize(
@@ -381,7 +396,7 @@ def test_status_has_a_stable_form_and_a_summary_for_people():
 )
 def test_what_is_next_to_a_default_is_written_and_read(changes):
     book = LedgerState((Lease("one", ask(8, **changes), "A100", Clock().now, Clock().now),))
-    assert decode_status(json.loads(json.dumps(encode_status(book)))) == book
+    assert decode_state(json.loads(json.dumps(encode_state(book)))) == book
 
 
 def test_nodes_and_a_preemption_are_written_and_read():
@@ -391,8 +406,8 @@ def test_nodes_and_a_preemption_are_written_and_read():
         "three", ask(8, "u3"), "A100", now, now, preemption=PreemptionNotice("u9", "fit", now, now, moves=True)
     )
     for lease in (gang, asked):
-        status = encode_status(LedgerState((lease,)))
-        assert decode_status(json.loads(json.dumps(status))) == LedgerState((lease,))
+        stored = encode_state(LedgerState((lease,)))
+        assert decode_state(json.loads(json.dumps(stored))) == LedgerState((lease,))
 
 
 def test_write_on_an_old_version_is_refused_by_the_server_over_http():
