@@ -4,7 +4,7 @@ A promise such as "an acknowledged checkpoint is never lost" can only be tested
 by a failure between two writes. Code calls ``failpoint("name")`` between them,
 which does nothing unless ``TIPHYS_FAILPOINTS`` names it:
 
-    TIPHYS_FAILPOINTS="checkpoint.before_manifest=crash@2;settle.after_end=raise"
+    TIPHYS_FAILPOINTS="checkpoint.before_manifest=crash@2;conclude.after_failure=raise"
 
 ``crash`` kills the process with SIGKILL, ``raise`` raises `InjectedFaultError`,
 ``hang:SECONDS`` sleeps. ``@n`` acts at the n-th call only (default 1). Every

@@ -34,6 +34,7 @@ class CronPipeline(PipelineMixin, CronWorkflow):
     executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
     drift: Drift | None = None
+    reuse: bool = False
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "CronWorkflow"

@@ -43,6 +43,7 @@ class PipelineMixin:
         executor_plugin: Mapping[str, Any] | Path | None
         auto_resume: AutoResume | None
         drift: Drift | None
+        reuse: bool
         entrypoint: str | None
         on_exit: Any
         name: str | None
@@ -142,6 +143,7 @@ class PipelineMixin:
             executor_plugin=read_executor_plugin(plugin) if isinstance(plugin, Path) else plugin,
             auto_resume=None if self.auto_resume is None else self.auto_resume.policy(),
             drift=None if self.drift is None else self.drift.policy(),
+            reuse=self.reuse,
             read_data_version=read_data_version,
         )
 
@@ -244,6 +246,8 @@ class Pipeline(PipelineMixin, Workflow):
             with `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
         auto_resume: When the controller resumes an interrupted run automatically; None: never.
         drift: Which changes a resume or fork accepts; None: the defaults of `Drift`.
+        reuse: Whether a Workflow that Argo starts without Tiphys (`argo submit`, a
+            schedule) looks for shared results first, in one plugin node for all steps.
         trigger: Which objects of a bucket start a run of its WorkflowTemplate; None: none.
     """
 
@@ -253,6 +257,7 @@ class Pipeline(PipelineMixin, Workflow):
     executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
     drift: Drift | None = None
+    reuse: bool = False
     trigger: ObjectTrigger | None = None
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from hera_pipelines.compile.schedules import check_schedules
+from hera_pipelines.compile.validate.schedules import check_schedules
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest

@@ -1,8 +1,9 @@
-"""The plugin templates of a step: admit, settle, conclude and finalize.
+"""The plugin templates of a step: admit, conclude and finalize.
 
 Their bodies are the models of `tiphys.protocol.operations`, which the plugin parses.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from hera_pipelines.compile import references
@@ -11,18 +12,20 @@ from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import (
     PLUGIN_BODY_KEY,
     REPORT_ARTIFACT,
+    REUSE_TEMPLATE,
     WAKE_TEMPLATE,
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
-    SettleOperation,
+    ReuseOperation,
     gang_outputs,
+    reuse_output,
 )
 from tiphys.protocol.step_spec import ITEM_PARAMETER, RESULT_PARAMETER, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys.recording.step_key import workflow_parameters_used
 from tiphys.records.tracking import TRACKING_ID_OUTPUT
 
-STATUS, EXIT_CODE, STEP = "status", "exit-code", "step"
+STATUS, EXIT_CODE = "status", "exit-code"
 _RUN_OUTPUTS = ("run-id", "attempt", "outputs")
 _CHECKPOINT_OUTPUTS = ("lineage", "resume-from", "checkpoint-uri")
 _TRAINING_OUTPUTS = ("pod-patch",)
@@ -97,21 +100,8 @@ def admit_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Manife
     )
 
 
-def settle_template(identity: IdentityPlaceholders) -> Manifest:
-    """Build the template that asks if another attempt follows one of a training; all trainings share it."""
-    body = SettleOperation(
-        **identity.fields(),
-        step=input_placeholder(STEP),
-        item=input_placeholder(ITEM_PARAMETER),
-        status=input_placeholder(STATUS),
-        exit_code=input_placeholder(EXIT_CODE),
-    )
-    inputs = [{"name": name} for name in (STATUS, EXIT_CODE, STEP, ITEM_PARAMETER)]
-    return {"name": references.SETTLE, "inputs": {"parameters": inputs}, "plugin": _plugin_body(body)}
-
-
 def conclude_template(step: AuthoredStep, identity: IdentityPlaceholders) -> Manifest:
-    """Build the template that asks for the result of the step; its outputs are those of the step."""
+    """Build the template that asks what became of an attempt; its outputs are those of the step."""
     result = {"result": input_placeholder(RESULT_PARAMETER)} if step.has_result else {}
     body = ConcludeOperation(
         **identity.step_fields(step), **result, status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
@@ -144,6 +134,18 @@ def finalize_template(identity: IdentityPlaceholders) -> Manifest:
     return {"name": references.FINALIZE, "outputs": outputs, "plugin": _plugin_body(body)}
 
 
+def reuse_template(steps: Sequence[AuthoredStep], identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that asks which of ``steps`` are taken over at the start of the Workflow."""
+    body = ReuseOperation(**identity.fields(), steps=tuple(step.name for step in steps))
+    parameters, artifacts = list[Manifest](), list[Manifest]()
+    for step in steps:
+        names = ["", *(one["name"] for one in step.output_parameters)]
+        parameters += [supplied_output(reuse_output(step.name, name)) for name in names]
+        artifacts += [supplied_artifact(reuse_output(step.name, one["name"])) for one in step.output_artifacts]
+    outputs = drop_empty_fields({"parameters": parameters, "artifacts": artifacts})
+    return {"name": REUSE_TEMPLATE, "outputs": outputs, "plugin": _plugin_body(body)}
+
+
 _WAKE_DURATION = "300ms"
 """Longer than an answer usually takes; a later one waits for Argo's next reconciliation, as without the timer."""
 
@@ -158,7 +160,7 @@ def wake_tasks(call: Manifest) -> list[Manifest]:
 
     They begin when the call does. That of finalize and of admit needs nothing to begin.
     """
-    first = "wake" if call["name"] in ("admit", "finalize") else f"wake-{call['name']}"
+    first = "wake" if call["name"] in ("admit", "finalize", REUSE_TEMPLATE) else f"wake-{call['name']}"
     begin = {"depends": call["depends"]} if call.get("depends") else {}
     return [
         {"name": first, "template": WAKE_TEMPLATE, **begin},
@@ -194,5 +196,5 @@ def drop_empty_fields(template: Manifest) -> Manifest:
     return {field: value for field, value in template.items() if value not in ({}, [])}
 
 
-def _plugin_body(operation: AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation) -> dict[str, Any]:
+def _plugin_body(operation: AdmitOperation | ConcludeOperation | FinalizeOperation | ReuseOperation) -> dict[str, Any]:
     return {PLUGIN_BODY_KEY: {name: value for name, value in operation.model_dump().items() if value not in ("", {})}}

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.operations import SETTLE_TEMPLATE
 from tiphys.protocol.step_spec import RESULT_PARAMETER
 from tiphys.protocol.variables import Variable, find_variables, map_variables
 
 RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
-SETTLE = SETTLE_TEMPLATE
 EXIT_HANDLER = "tiphys-exit"
 CHECKPOINT_VOLUME = "tiphys-checkpoints"
 
@@ -51,17 +49,13 @@ class TemplateNames:
         return f"{self.step}-run"
 
     @property
-    def attempt(self) -> str:
-        return f"{self.step}-attempt"
-
-    @property
     def conclude(self) -> str:
         return f"{self.step}-conclude"
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The names of all of them, for a training or another step."""
-        return self.step, self.admit, self.run, self.attempt, self.conclude
+        """The names of all of them."""
+        return self.step, self.admit, self.run, self.conclude
 
 
 RESULT_FIELD = "outputs.result"
@@ -106,13 +100,13 @@ def add_dependencies(tasks: list[Manifest]) -> None:
     output already implies the dependency, so authors need not write it.
     """
     _convert_to_depends(tasks)
-    lists = _uses_dependency_lists(tasks)
+    lists = uses_dependency_lists(tasks)
     waits = {task["name"]: task_dependencies(task) for task in tasks}
     for task in tasks:
         body = {field: value for field, value in task.items() if field not in _DEPENDENCY_FIELDS}
         used = tasks_used(body) & waits.keys() - {task["name"]} - waits[task["name"]]
         if missing := sorted(used - task_ancestors(task["name"], waits)) if used else []:
-            _add_task_dependencies(task, missing, lists)
+            add_task_dependencies(task, missing, lists)
             waits[task["name"]] |= set(missing)
 
 
@@ -133,7 +127,7 @@ def task_dependencies(task: Manifest) -> set[str]:
     return set(task.get("dependencies") or []) | set(names)
 
 
-def _uses_dependency_lists(tasks: list[Manifest]) -> bool:
+def uses_dependency_lists(tasks: list[Manifest]) -> bool:
     """Whether the DAG uses ``dependencies``. Argo allows ``continueOn`` on its tasks only then."""
     lists = any(task.get("dependencies") or task.get("continueOn") for task in tasks)
     return lists and not any(task.get("depends") for task in tasks)
@@ -144,10 +138,11 @@ def _convert_to_depends(tasks: list[Manifest]) -> None:
     if any(task.get("depends") for task in tasks):
         for task in tasks:
             if names := task.pop("dependencies", None):
-                _add_task_dependencies(task, names, as_list=False)
+                add_task_dependencies(task, names, as_list=False)
 
 
-def _add_task_dependencies(task: Manifest, names: list[str], as_list: bool) -> None:
+def add_task_dependencies(task: Manifest, names: list[str], as_list: bool) -> None:
+    """Make a task wait for others too; ``as_list`` in a DAG that uses dependency lists."""
     if as_list:
         task["dependencies"] = [*(task.get("dependencies") or []), *names]
     elif depends := task.get("depends"):

@@ -1,7 +1,7 @@
 """Argo's retryStrategy for retry budgets, and the limit on open plugin nodes.
 
-A training attempt is repeated through admission: settle decides, so Argo's
-strategy repeats every failed attempt. A plain step is repeated by Argo alone,
+A training attempt is repeated through admission. Argo's strategy repeats what ends
+in Error: a try whose conclude asks for another, or that lost its agent. A plain step is repeated by Argo alone,
 which counts all causes together: the expression selects the causes to retry,
 and the limit is the sum of their budgets.
 
@@ -12,16 +12,23 @@ DAG's ``parallelism`` limits them.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 from hera_pipelines.compile.authored_step import AuthoredStep, list_declared
 from tiphys.errors import UsageError
-from tiphys.failures.classify import CAUSE_PHRASES, EXIT_CODES, MISSING_OUTPUT_PATTERN
+from tiphys.failures.classify import (
+    CAUSE_PHRASES,
+    CONDITION_PHRASES,
+    EXIT_CODES,
+    MISSING_OUTPUT_PATTERN,
+    REJECTION_PHRASES,
+)
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import format_argo_duration
-from tiphys.protocol.step_spec import RetryPolicy
+from tiphys.protocol.step_spec import ARGO_WAIT_CAP_SECONDS, RetryPolicy
 from tiphys.recording.step_key import workflow_parameters_used
 from tiphys.records import Cause
 
@@ -29,14 +36,16 @@ UNLIMITED_RETRIES = 1000
 """Argo applies a back-off only together with a limit, so "no limit" is a large number."""
 
 _EXIT_CODE = "asInt(lastRetry.exitCode)"
+_NO_EXIT_CODE = f"{_EXIT_CODE} < 1"
 
 CAUSES_HIDDEN_FROM_ARGO = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.HANG, Cause.IMAGE)
 """Causes that Argo's expression cannot detect: Argo sees a missing output as success, the rest as another cause."""
 
 
 def attempt_retry_strategy(policy: RetryPolicy) -> Manifest:
-    """RetryStrategy of a training step's attempts: without limit, until settle succeeds."""
-    return {"limit": str(UNLIMITED_RETRIES), "retryPolicy": "Always", "backoff": _backoff(policy)}
+    """RetryStrategy of a training: its conclude decides, in the phase Error or Failed."""
+    backoff = _backoff(policy, ARGO_WAIT_CAP_SECONDS)
+    return {"limit": str(UNLIMITED_RETRIES), "retryPolicy": "OnError", "backoff": backoff}
 
 
 def step_retry_strategy(policy: RetryPolicy) -> Manifest:
@@ -68,13 +77,19 @@ def retry_expression(policy: RetryPolicy) -> str:
     """
     refused = [words for cause, words in CAUSE_PHRASES.items() if not _is_retried(policy, cause)]
     refused.append((MISSING_OUTPUT_PATTERN,))
-    retried = [words for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
+    by_status = _retried_by_status(policy)
+    is_implied = {*CONDITION_PHRASES, *(REJECTION_PHRASES if _NO_EXIT_CODE in by_status else ())}
+    phrases = [words for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
+    retried = [tuple(word for word in words if word not in is_implied) for words in phrases]
     codes = sorted(code for code, (cause, _) in EXIT_CODES.items() if _is_retried(policy, cause))
+    if _NO_EXIT_CODE in by_status:
+        by_status.remove(_NO_EXIT_CODE)
+        codes = [-1, 0, *codes]
     accepted = [_message_matches(retried)] if retried else []
     if codes:
         accepted.append(f"{_EXIT_CODE} in {codes}")
-    if by_status := _retried_by_status(policy):
-        refused_codes = sorted(EXIT_CODES.keys() - codes)
+    if by_status:
+        refused_codes = sorted(EXIT_CODES.keys() - set(codes))
         other = " || ".join(by_status)
         accepted.append(f"!({_EXIT_CODE} in {refused_codes}) && ({other})" if refused_codes else other)
     expression = " || ".join(accepted)
@@ -90,7 +105,7 @@ def _retried_by_status(policy: RetryPolicy) -> list[str]:
     if policy.user_error != 0:
         conditions.append(f"lastRetry.status != 'Error' && {_EXIT_CODE} > 0")
     if policy.unknown != 0:
-        conditions.append(f"{not_error}{_EXIT_CODE} < 1")
+        conditions.append(f"{not_error}{_NO_EXIT_CODE}")
     return conditions
 
 
@@ -108,11 +123,11 @@ def _message_matches(phrases: list[tuple[str, ...]]) -> str:
     return f"lastRetry.message matches '{'|'.join(chain.from_iterable(phrases))}'"
 
 
-def _backoff(policy: RetryPolicy) -> Manifest:
+def _backoff(policy: RetryPolicy, cap_seconds: float = math.inf) -> Manifest:
     return {
         "duration": format_argo_duration(policy.backoff_seconds),
         "factor": f"{policy.backoff_factor:g}",
-        "cap": format_argo_duration(policy.backoff_cap_seconds),
+        "cap": format_argo_duration(min(policy.backoff_cap_seconds, cap_seconds)),
     }
 
 

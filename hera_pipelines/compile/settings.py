@@ -227,6 +227,7 @@ class CompileOptions:
         read_data_version: Reads the version of data now; called once for each
             source, so that all steps of the Workflow have the same one.
         trigger: Which objects of a bucket start a run of the WorkflowTemplate; None: none.
+        reuse: Whether a Workflow that is submitted as it is looks for shared results at its start.
     """
 
     pipeline: str = ""
@@ -238,3 +239,4 @@ class CompileOptions:
     drift: DriftPolicy | None = None
     read_data_version: Callable[[DataSource], DataVersion] = _refuse_data
     trigger: TriggerSpec | None = None
+    reuse: bool = False

@@ -1,8 +1,8 @@
 """Compiles one gated step into its templates, in the shapes that `docs/architecture.md` draws.
 
-A gated `Step` is a DAG of admit, run and conclude. A `Train` repeats attempts of
-admit, run, settle, and then concludes. The run template is the author's container
-with its identity, the keys of its outputs and its placement.
+A gated step is a DAG of admit, run and conclude, and Argo repeats that of a `Train`
+for each attempt. The run template is the author's container with its identity, the
+keys of its outputs and its placement.
 
 Argo consumes the answer of a plugin at the end of one reconciliation and starts
 what depends on it in the next one, and events start a reconciliation only after
@@ -20,7 +20,6 @@ from hera_pipelines.compile.gang import gang_template
 from hera_pipelines.compile.plugin_templates import (
     EXIT_CODE,
     STATUS,
-    STEP,
     IdentityPlaceholders,
     admit_output_names,
     admit_template,
@@ -127,7 +126,8 @@ def _keyed_artifact(step: AuthoredStep, name: str, path: str, key: str) -> Manif
     }
 
 
-_NO_EXIT_CODE = "-1"
+_EXIT_CODE = "{{=tasks['run'].exitCode ?? '-1'}}"
+"""A plain ``{{tasks.run.exitCode}}`` hangs the workflow where the node has no exit code."""
 _PRINTED = "{{=tasks['run'].status == 'Succeeded' ? tasks['run'].outputs.result ?? '' : ''}}"
 """Argo keeps the standard output of a task only if it finds this form of a reference to it beside the task."""
 
@@ -143,40 +143,9 @@ def step_templates(
         store: URL of the run store.
         workflow: ``spec`` of the Workflow.
     """
-    return (
-        _training_templates(step, identity, store, workflow)
-        if step.is_training
-        else _plain_step_templates(step, identity, store)
-    )
-
-
-def _plain_step_templates(step: AuthoredStep, identity: IdentityPlaceholders, store: str) -> list[Manifest]:
-    conclude = _end_task(step, "conclude", step.template_names.conclude, "run", _exit_code_placeholder("run"))
-    if step.has_result:
-        conclude["arguments"]["parameters"].append({"name": RESULT_PARAMETER, "value": _PRINTED})
-    tasks = [*_awoken(step, _admit_task(step)), _run_task(step), *_awoken(step, conclude)]
-    return [
-        _wrapper_template(step, tasks),
-        admit_template(step, identity),
-        run_template(step, store),
-        conclude_template(step, identity),
-    ]
-
-
-def _training_templates(
-    step: AuthoredStep, identity: IdentityPlaceholders, store: str, workflow: Manifest
-) -> list[Manifest]:
     run = run_template(step, store)
-    attempts: Manifest = {
-        "name": "attempts",
-        "template": step.template_names.attempt,
-        "arguments": _passed_arguments(step),
-    }
-    # A composite node has no exit code; settle got the exit code of each attempt.
-    conclude = _end_task(step, "conclude", step.template_names.conclude, "attempts", _NO_EXIT_CODE)
     return [
-        _wrapper_template(step, [drop_empty_fields(attempts), *_awoken(step, conclude)]),
-        _attempt_template(step),
+        _wrapper_template(step),
         admit_template(step, identity),
         run if step.settings.gang is None else gang_template(step, run, workflow),
         conclude_template(step, identity),
@@ -188,14 +157,22 @@ def _awoken(step: AuthoredStep, call: Manifest) -> list[Manifest]:
     return [call] if step.fan_out else [call, *wake_tasks(call)]
 
 
-def _wrapper_template(step: AuthoredStep, tasks: list[Manifest]) -> Manifest:
+def _wrapper_template(step: AuthoredStep) -> Manifest:
+    retries = {"retryStrategy": attempt_retry_strategy(step.settings.retry)} if step.is_training else {}
     return drop_empty_fields(
         {
             "name": step.name,
             "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json(exclude_defaults=True)}},
             "inputs": _wrapper_inputs(step),
             "outputs": _wrapper_outputs(step),
-            "dag": {"tasks": tasks},
+            **retries,
+            "dag": {
+                "tasks": [
+                    *_awoken(step, _admit_task(step)),
+                    _run_task(step),
+                    *_awoken(step, _conclude_task(step)),
+                ]
+            },
         }
     )
 
@@ -221,29 +198,6 @@ def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
     return {**declared, **fields}
 
 
-def _attempt_template(step: AuthoredStep) -> Manifest:
-    settle = _end_task(step, "settle", references.SETTLE, "run", _exit_code_placeholder("run"))
-    settle["arguments"]["parameters"].append({"name": STEP, "value": step.name})
-    if not step.fan_out:
-        settle["arguments"]["parameters"].append({"name": ITEM_PARAMETER, "value": ""})
-    inputs = drop_empty_fields(
-        {
-            "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
-            "artifacts": [
-                {field: a[field] for field in ("name", "optional") if field in a} for a in step.input_artifacts
-            ],
-        }
-    )
-    return drop_empty_fields(
-        {
-            "name": step.template_names.attempt,
-            "inputs": inputs,
-            "retryStrategy": attempt_retry_strategy(step.settings.retry),
-            "dag": {"tasks": [*_awoken(step, _admit_task(step)), _run_task(step), *_awoken(step, settle)]},
-        }
-    )
-
-
 def _admit_task(step: AuthoredStep) -> Manifest:
     return drop_empty_fields(
         {"name": "admit", "template": step.template_names.admit, "arguments": _passed_arguments(step)}
@@ -267,21 +221,17 @@ def _run_task(step: AuthoredStep) -> Manifest:
     }
 
 
-def _end_task(step: AuthoredStep, name: str, template: str, observed: str, exit_code: str) -> Manifest:
-    """The task that judges how the task ``observed`` ended; Argo leaves it out where a stop kept that from starting."""
-    results = ("Succeeded", "Failed", "Errored", "Skipped")
-    status = {"name": STATUS, "value": f"{{{{tasks.{observed}.status}}}}"}
+def _conclude_task(step: AuthoredStep) -> Manifest:
+    """The task that judges how the program ended; Argo leaves it out where a stop kept that from starting."""
+    parameters = [{"name": STATUS, "value": "{{tasks.run.status}}"}, {"name": EXIT_CODE, "value": _EXIT_CODE}]
+    if step.has_result:
+        parameters.append({"name": RESULT_PARAMETER, "value": _PRINTED})
     return {
-        "name": name,
-        "template": template,
-        "depends": " || ".join(f"{observed}.{result}" for result in results),
-        "arguments": {"parameters": [status, {"name": EXIT_CODE, "value": exit_code}, *_item_arguments(step)]},
+        "name": "conclude",
+        "template": step.template_names.conclude,
+        "depends": " || ".join(f"run.{result}" for result in ("Succeeded", "Failed", "Errored", "Skipped")),
+        "arguments": {"parameters": [*parameters, *_item_arguments(step)]},
     }
-
-
-def _exit_code_placeholder(name: str) -> str:
-    # A plain {{tasks.run.exitCode}} hangs the workflow where the node has no exit code.
-    return f"{{{{=tasks['{name}'].exitCode ?? '{_NO_EXIT_CODE}'}}}}"
 
 
 def _passed_arguments(step: AuthoredStep, item: bool = True) -> Manifest:

@@ -22,12 +22,12 @@ from hera_pipelines.compile.plugin_templates import (
     IdentityPlaceholders,
     finalize_template,
     identity_placeholders,
-    settle_template,
     wake_tasks,
     wake_template,
 )
 from hera_pipelines.compile.references import add_dependencies
 from hera_pipelines.compile.retries import limit_open_nodes
+from hera_pipelines.compile.reuse_gate import add_reuse_gate
 from hera_pipelines.compile.settings import CompileOptions
 from hera_pipelines.compile.templates import step_templates
 from hera_pipelines.compile.ungated_template import ungated_template
@@ -149,6 +149,8 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     for step in steps:
         _use_compiled_template(step)
     spec["templates"] = [t for t in spec["templates"] if settings_annotation(t) is None] + compiled
+    if options.reuse:
+        add_reuse_gate(spec, entry, steps, identity)
     _add_parameters(workflow)
     _add_metadata(workflow, name, options)
     if options.executor_plugin is not None:
@@ -203,8 +205,6 @@ def _compile_steps(
     for step in steps:
         if step.is_gated:
             compiled += step_templates(step, identity, store, spec)
-    if any(step.is_training for step in steps):
-        compiled.append(settle_template(identity))
     return compiled
 
 

@@ -42,7 +42,7 @@ class NodeChange(NamedTuple):
 
     changed_at: datetime
     node: str
-    """Unique name, such as ``digits.fit.attempts(1).admit``."""
+    """Unique name, such as ``digits.fit(1).admit``."""
     task: str
     """Task of the entry DAG that the node belongs to; empty above the tasks."""
     kind: str

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -151,7 +152,7 @@ class LocalSession(LocalWorkflows):
             queues = load_queues(self._queues) if self._queues else None
             ledger = SqliteLedger(self._state / "ledger.db", queues)
             opening.callback(ledger.close)
-            core = PluginCore(self._store, self._cluster, ledger, settings=LOCAL_SETTINGS)
+            core = PluginCore(self._store, self._cluster, ledger, settings=replace(LOCAL_SETTINGS, speed=self._speed))
             opening.callback(core.close)
             opening.enter_context(core.preemption_loop())
             token = secrets.token_urlsafe(32)

@@ -62,7 +62,7 @@ def _check_strategies(subject: PreflightSubject) -> Iterator[PreflightFinding]:
     for template in subject.spec.get("templates") or []:
         name = template.get("name", "")
         strategy = template.get("retryStrategy")
-        if not isinstance(strategy, dict) or subject.is_generated(name) or not _repeats_everything(strategy):
+        if not isinstance(strategy, dict) or not _repeats_everything(strategy):
             continue
         limit = str(strategy["limit"]) if strategy.get("limit") is not None else ""
         if limit.isdecimal() and int(limit) <= MANY_REPEATS:

@@ -26,7 +26,7 @@ from tiphys.protocol.compiled_workflow import (
     replace_tags,
     substitute_tags,
 )
-from tiphys.protocol.step_spec import StepKind, StepSpec
+from tiphys.protocol.step_spec import StepSpec
 
 _CONTAINER_FIELDS = ("initContainers", "containers", "sidecars")
 _REPLICA_FIELDS = ("parallelism", "replicas", "numNodes")
@@ -151,12 +151,6 @@ class PreflightSubject:
     def line_of(self, step: str) -> int | None:
         """Line of a step or template in the file; None if it is not known."""
         return self.lines.get(_plain_name(step))
-
-    def is_generated(self, template: str) -> bool:
-        """Whether compile made a template for the attempts of a training, whose repeats settle decides."""
-        return any(
-            template == TemplateNames(name).attempt for name, step in self.steps.items() if step.kind is StepKind.TRAIN
-        )
 
 
 def build_subject(

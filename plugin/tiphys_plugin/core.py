@@ -22,18 +22,15 @@ from tiphys.protocol.execute_api import (
     ExecuteReply,
     ExecuteRequest,
     WorkflowMetadata,
-    failed_reply,
     pending_reply,
-    succeeded_reply,
 )
 from tiphys.protocol.operations import (
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
     Operation,
-    SettleOperation,
+    ReuseOperation,
     StepOperation,
-    attempt_node_name,
     step_instance_name,
 )
 from tiphys.recording.run_binding import RunBinding, bind_workflow, resolve_step_id
@@ -47,7 +44,7 @@ from tiphys_plugin.operations.admit import admit
 from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
 from tiphys_plugin.operations.lease_reclaim import recover_leases
-from tiphys_plugin.operations.settle import settle
+from tiphys_plugin.operations.reuse_gate import decide_reuse
 from tiphys_plugin.quota.lease import AdmissionBackend, LedgerLostError
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.background import OutputHasher
@@ -67,7 +64,7 @@ _MAX_LOGGED_CHARACTERS = 512
 
 
 class PluginCore:
-    """Answers admit, settle, conclude and finalize.
+    """Answers admit, conclude, finalize and reuse.
 
     `execute` raises `StoreError` while storage, ledger or cluster is
     unreachable. A problem that a person has to fix becomes a Failed node with a
@@ -127,7 +124,7 @@ class PluginCore:
         try:
             request = requests.read_request(document)
         except UsageError as error:
-            return refusal_reply(requests.identify_call(document["template"]), error)
+            return replies.refused_reply(error)
         return self.execute(request)
 
     def execute(self, request: ExecuteRequest) -> ExecuteReply:
@@ -188,7 +185,7 @@ class PluginCore:
             return self._perform(request, requests.read_operation(request))
         except replies.REFUSED_ERRORS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
-            return refusal_reply(identity, error)
+            return replies.refused_reply(error)
         except LockTimeoutError:
             return pending_reply("Another call about this step is being answered", _BUSY_SECONDS)
         except StoreError as error:
@@ -207,10 +204,13 @@ class PluginCore:
         self.recover_leases()
         if isinstance(operation, FinalizeOperation):
             return finalize(services, binding, operation)
-        with self._locks.hold(
-            f"{binding.run}/{operation.step}/{operation.item}", services.settings.lock_timeout_seconds
-        ):
-            reply = _dispatch(self._build_step_call(binding, operation), operation, request.template)
+        part = operation.op if isinstance(operation, ReuseOperation) else f"{operation.step}/{operation.item}"
+        with self._locks.hold(f"{binding.run}/{part}", services.settings.lock_timeout_seconds):
+            if isinstance(operation, ReuseOperation):
+                reply = decide_reuse([self._build_step_call(binding, step, operation.node) for step in operation.steps])
+            else:
+                call = self._build_step_call(binding, operation.step, operation.node, operation.item)
+                reply = _dispatch(call, operation, request.template)
             return replies.keep_declared(reply, request.template)
 
     def _find_binding(self, metadata: WorkflowMetadata, operation: Operation) -> RunBinding:
@@ -270,15 +270,15 @@ class PluginCore:
                 "change the store of the plugin"
             )
 
-    def _build_step_call(self, binding: RunBinding, operation: StepOperation) -> StepCall:
-        spec, instance = binding.pipeline.step(operation.step), step_instance_name(operation.node)
+    def _build_step_call(self, binding: RunBinding, step: str, node: str, item: str = "") -> StepCall:
+        spec, instance = binding.pipeline.step(step), step_instance_name(node)
         return StepCall(
             context=self._context,
             binding=binding,
             spec=spec,
-            step=resolve_step_id(self._context.store, binding, spec, instance, operation.item),
+            step=resolve_step_id(self._context.store, binding, spec, instance, item),
             instance=instance,
-            node=operation.node,
+            node=node,
         )
 
 
@@ -286,20 +286,5 @@ def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]
     match operation:
         case AdmitOperation():
             return admit(call, operation, template)
-        case SettleOperation():
-            return settle(call, operation)
         case ConcludeOperation():
             return conclude(call, operation)
-
-
-def refusal_reply(identity: requests.CallIdentity, error: Exception) -> ExecuteReply:
-    """Report an error that a person has to fix, in a phase that does not make Argo retry for ever.
-
-    Inside ``attempts`` Argo retries a Failed node. There the reply is a
-    success: admit starts nothing, settle ends the retries, and conclude, which
-    meets the same error, fails.
-    """
-    message = f"Refused: {error}"
-    if identity.op == "admit":
-        return replies.refuse_step(identity.node, message)
-    return failed_reply(message) if attempt_node_name(identity.node) is None else succeeded_reply(message)

@@ -61,7 +61,7 @@ def test_a_pod_that_is_asked_to_go_saves_first(
     start = workflow.attempts("train")[1].claim.starts_from
     assert start is not None
     # What it was judged by depends on who looked first: the exit code, or what the pod says while it still exists.
-    assert workflow.messages("tiphys-settle")[0] == (
+    assert workflow.messages("train-conclude")[0] == (
         f"Attempt 1 ended by preemption, {first.message}; attempt 2 resumes from step {start.global_step}"
     )
     assert f"resumes from step {start.global_step}" in workflow.messages("train-admit")[1]

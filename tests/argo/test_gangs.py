@@ -85,7 +85,7 @@ def test_a_rank_that_is_deleted_has_all_save_and_go_on_from_there(world: World) 
     start = workflow.attempts("train")[1].claim.starts_from
     assert start is not None
     assert start.global_step > 0
-    assert workflow.messages("tiphys-settle")[0].endswith(f"attempt 2 resumes from step {start.global_step}")
+    assert workflow.messages("train-conclude")[0].endswith(f"attempt 2 resumes from step {start.global_step}")
 
 
 def test_a_rank_that_is_killed_is_the_cause_and_not_those_that_were_told(world: World) -> None:
@@ -155,5 +155,6 @@ def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(world: World) 
     world.until("the member is gone", lambda: len(members(workflow)) == RANKS - 1, workflow.describe)
     check_result(workflow)
     assert [ended(one).outcome for one in workflow.attempts("train")] == [AttemptEndOutcome.DONE]
-    [settled] = workflow.messages("tiphys-settle")
-    assert settled.startswith(f"Attempt 1 succeeded, with 3 of its {RANKS} nodes in the end")
+    [verdict] = workflow.messages("train-conclude")
+    assert verdict.startswith("Attempt 1 is done: ")
+    assert verdict.endswith(f"; 3 of its {RANKS} nodes were left in the end")

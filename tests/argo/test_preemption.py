@@ -59,7 +59,7 @@ def test_a_lower_priority_saves_goes_and_resumes_after_the_higher_one(world_in_e
     assert re.fullmatch(
         rf"Attempt 1 ended by preemption, it was asked at [\d:]+ to save and go for {high.run}/train; checkpoint "
         rf"{SAVED_AT} of attempt 1 is committed; attempt 2 resumes from step {SAVED_AT}",
-        low.messages("tiphys-settle")[0],
+        low.messages("train-conclude")[0],
     ), low.describe()
     assert f"resumes from step {SAVED_AT}" in low.messages("train-admit")[1]
     assert first.preempted is not None

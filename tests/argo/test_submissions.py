@@ -2,9 +2,14 @@
 
 import copy
 import uuid
+from typing import Any
 
-from support.story.pipelines import story
+from hera.workflows import DAG, Artifact, Parameter
+from hera.workflows.models import ValueFrom
+from support.story.pipelines import Place, story
+from support.story.scenarios import ended
 
+from hera_pipelines import Pipeline, Step
 from hera_pipelines.compile import cron_workflow, workflow_template
 from tiphys.kube.resources import WORKFLOWS, Resource
 from tiphys.protocol.compiled_workflow import Manifest
@@ -78,3 +83,66 @@ def test_each_firing_of_a_schedule_is_a_run(world: World) -> None:
 def firings(world: World, cron: str, count: int) -> list[Workflow]:
     found = world.api.list(WORKFLOWS, world.settings.namespace, f"workflows.argoproj.io/cron-workflow={cron}").items
     return [world.workflow(item["metadata"]["name"]) for item in found] if len(found) >= count else []
+
+
+_WRITE = """
+from pathlib import Path
+def write(name, text):
+    Path('/tmp/out').mkdir(exist_ok=True)
+    Path('/tmp/out', name).write_text(text, encoding='utf-8')
+"""
+
+
+def sums(place: Place, source: str) -> Pipeline:
+    """fetch makes a number and a file, double reads both, and show, which is not shared, reads all."""
+    number = Parameter(name="n", value_from=ValueFrom(path="/tmp/out/n"))
+    common: dict[str, Any] = {"image": place.image, "command": ["python", "-c"], "image_pull_policy": "IfNotPresent"}
+    with Pipeline("sums", store=place.store, entrypoint="main", reuse=True, **place.workflow) as made:
+        fetch = Step(
+            name="fetch",
+            args=[f"{_WRITE}write('data', '{source} ü'); write('n', '21')"],
+            outputs=[number, Artifact(name="data", path="/tmp/out/data")],
+            share=True,
+            **common,
+        )
+        double = Step(
+            name="double",
+            args=[f"{_WRITE}write('m', str({{{{inputs.parameters.n}}}} * 2))"],
+            inputs=[Parameter(name="n"), Artifact(name="data", path="/tmp/data")],
+            outputs=[Parameter(name="m", value_from=ValueFrom(path="/tmp/out/m"))],
+            share=True,
+            **common,
+        )
+        values = "{{inputs.parameters.n}} {{inputs.parameters.m}} "
+        show = Step(
+            name="show",
+            args=[f"{_WRITE}write('shown', '{values}' + Path('/tmp/data').read_text(encoding='utf-8'))"],
+            inputs=[Parameter(name="n"), Parameter(name="m"), Artifact(name="data", path="/tmp/data")],
+            outputs=[Parameter(name="shown", value_from=ValueFrom(path="/tmp/out/shown"))],
+            **common,
+        )
+        with DAG(name="main"):
+            data = Artifact(name="data", from_="{{tasks.fetch.outputs.artifacts.data}}")
+            given = {"n": "{{tasks.fetch.outputs.parameters.n}}"}
+            fetch()
+            double(arguments=[given, data])
+            show(arguments=[given, {"m": "{{=tasks.double.outputs.parameters.m}}"}, data], depends="double.Succeeded")
+    return made
+
+
+def test_a_pipeline_with_reuse_takes_over_what_another_run_shares(world: World) -> None:
+    source = uuid.uuid4().hex
+    manifest = sums(world.place, source).to_dict()
+    first = world.submit(copy.deepcopy(manifest))
+    first.wait()
+    assert first.messages("tiphys-reuse")[0].startswith("Nothing is taken over")
+    second = world.submit(manifest)
+    second.wait()
+    assert second.messages("tiphys-reuse") == [
+        f"fetch is adopted from run {first.run}, step fetch, attempt 1; "
+        f"double is adopted from run {first.run}, step double, attempt 1"
+    ]
+    assert [second.phases(step) for step in ("fetch", "double", "show")] == [["Skipped"], ["Skipped"], ["Succeeded"]]
+    for workflow in (first, second):
+        [shown] = ended(workflow.attempts("show")[0]).outputs
+        assert shown.value == f"21 42 {source} ü"

@@ -19,7 +19,6 @@ from cluster.client import Cluster, Store
 from cluster.fixtures import StoreUser
 from cluster.test_gangs import TRAINER, Training, training
 from cluster.test_install import Release, release
-from support.world import phase
 
 from hera_pipelines.cli import main
 from tiphys.store import Store as RunStore
@@ -114,11 +113,10 @@ def test_the_key_of_programs_is_enough_for_a_training_and_writes_no_record_of_it
 
     training.delete(2)
     training.watched("failed")
-    assert "attempt 2 resumes from step" in training.settle("Failed")
+    assert "attempt 2 resumes from step" in training.end_try("Failed")
     training.begin(retry=1)
     training.watched("succeeded")
-    training.settle("Succeeded", retry=1)
-    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+    training.end_try("Succeeded", retry=1, expected="Succeeded")
     assert f"{cluster_store.prefix}/{RUN.outputs('fit', 2)}artifacts/weights.npy" in contents(cluster_store)
 
 

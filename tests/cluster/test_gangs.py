@@ -1,7 +1,7 @@
 """A training on four nodes as a real Indexed Job: how it comes together, how it ends, and what is left.
 
 The plugin's own decisions, and Argo's part played by the test: it fills in the
-manifest that compile made, creates the Job, and asks to admit and to settle.
+manifest that compile made, creates the Job, and asks to admit and to conclude.
 
 | what happens | what must hold |
 |---|---|
@@ -117,7 +117,7 @@ class Training:
         assert answers["run"] == "true", said(admitted)
         [run] = [one for one in self.manifest["spec"]["templates"] if one["name"] == "fit-run"]
         given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
-        node = f"digits.fit.attempts({retry}).run"
+        node = f"digits.fit({retry}).run"
         text = run["resource"]["manifest"]
         manifest = filled_in(text, {**given, "workflow.uid": self.uid, "node.name": node})
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits", "uid": self.uid}
@@ -166,17 +166,18 @@ class Training:
         status = (self.api.get(JOBS, self.api.namespace, self.job) or {}).get("status") or {}
         return str(next((one["type"] for one in status.get("conditions") or []), ""))
 
-    def settle(self, status: str, retry: int = 0) -> str:
-        """What settle says in the end; while it waits, GPUs are held as long as any pod lives."""
+    def end_try(self, status: str, retry: int = 0, expected: str = "Error") -> str:
+        """What conclude says in the end; while it waits, GPUs are held as long as any pod lives."""
 
-        def settled() -> str:
-            reply = self.flow.settle("fit", retry, status=status, exit_code="1")
-            if phase(reply) != "Pending":
-                return said(reply)
-            assert self.ledger.snapshot().leases, "GPUs came back while the attempt was waited for"
-            return ""
+        def ended() -> str:
+            reply = self.flow.end_try("fit", retry, status=status, exit_code="1")
+            if phase(reply) == "Pending":
+                assert self.ledger.snapshot().leases, "GPUs came back while the attempt was waited for"
+                return ""
+            assert phase(reply) == expected, said(reply)
+            return said(reply)
 
-        message: str = self.cluster.wait("settle decides", settled)
+        message: str = self.cluster.wait("conclude decides", ended)
         # A pod that is being deleted says Running until it is gone; its containers tell the truth.
         states = [one["state"] for pod in self.pods() for one in pod["status"].get("containerStatuses", [])]
         assert all("terminated" in state for state in states), states
@@ -235,14 +236,14 @@ def test_a_lost_rank_ends_all_and_the_next_attempt_gets_the_gpus(training: Train
     assert training.ledger.snapshot().leases
     training.delete(2)
     training.watched("failed")
-    message = training.settle("Failed")
+    message = training.end_try("Failed")
     assert "Attempt 1 ended by preemption" in message, message
     assert "attempt 2 starts from the beginning" in message
     training.begin(retry=1)
     training.exit(0, *range(RANKS))
     training.watched("succeeded")
-    assert training.settle("Succeeded", retry=1) == "Attempt 2 succeeded; its outputs are verified next"
-    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+    message = training.end_try("Succeeded", retry=1, expected="Succeeded")
+    assert message == "Attempt 2 is done: no outputs to be verified"
 
 
 @pytest.mark.parametrize("training", [TRAINER], indirect=True, ids=["trainer"])
@@ -250,22 +251,21 @@ def test_ranks_save_together_when_one_has_to_go_and_go_on_from_there(training: T
     training.begin()
     training.delete(2)
     training.watched("failed")
-    message = training.settle("Failed")
+    message = training.end_try("Failed")
     found = re.search(r"ended by preemption.*attempt 2 resumes from step (\d+)", message)
     assert found, message
     training.begin(retry=1)
     assert training.logs("begins at") == [f"begins at {found[1]} and has met the others"] * RANKS
     training.watched("succeeded")
-    training.settle("Succeeded", retry=1)
-    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+    training.end_try("Succeeded", retry=1, expected="Succeeded")
 
 
 def test_the_rank_that_failed_is_the_cause_and_not_those_that_were_told(training: Training) -> None:
     training.begin()
     training.exit(3, 1)
     training.watched("failed")
-    message = training.settle("Failed")
-    assert "user error, rank 1 of 4: the program exited with 3" in message, message
+    message = training.end_try("Failed", expected="Failed")
+    assert "user error: rank 1 of 4: the program exited with 3" in message, message
 
 
 @pytest.mark.parametrize("training", [ELASTIC], indirect=True, ids=["elastic"])
@@ -300,9 +300,8 @@ def test_an_elastic_one_goes_on_without_a_lost_member_and_gives_its_gpus_back(tr
     training.ledger.release(given.lease)
     training.exit(0, 0)
     training.cluster.wait("it has succeeded", lambda: training.verdict() in ("SuccessCriteriaMet", "Complete"))
-    message = training.settle("Succeeded")
-    assert message == "Attempt 1 succeeded, with 2 of its 4 nodes in the end; its outputs are verified next"
-    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+    message = training.end_try("Succeeded", expected="Succeeded")
+    assert message == "Attempt 1 is done: no outputs to be verified; 2 of its 4 nodes were left in the end"
 
 
 @pytest.mark.parametrize("training", [ELASTIC], indirect=True, ids=["elastic"])
@@ -311,14 +310,14 @@ def test_an_elastic_one_ends_when_more_are_lost_than_it_can_spare(training: Trai
     for rank in (3, 2, 1):
         training.delete(rank)
     training.cluster.wait("it has failed", lambda: training.verdict() in ("FailureTarget", "Failed"))
-    message = training.settle("Failed")
+    message = training.end_try("Failed")
     assert re.search(r"Attempt 1 ended by preemption, rank \d of 4: its pod was taken away", message), message
     assert "attempt 2 starts from the beginning" in message
 
 
 def test_what_nobody_watches_any_more_is_ended(training: Training) -> None:
     training.begin()
-    message = training.settle("Error")
+    message = training.end_try("Error")
     assert "Attempt 1 ended by infrastructure" in message, message
     assert training.api.get(JOBS, training.api.namespace, training.job) is None
 

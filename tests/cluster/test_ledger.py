@@ -10,14 +10,13 @@ from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerLostError
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
+from tiphys_plugin.quota.ledger.status_codec import encode_state
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import load_queues, parse_queues
 
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError
 from tiphys.kube import KubeApi, connect_to_cluster
-from tiphys.kube.ledger_log import LOG_FORMAT
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.records import utc_now
@@ -206,17 +205,6 @@ def test_status_keeps_what_a_later_version_writes(api, ledger):
         ledger.request(ask(1, "u2"))
 
 
-def test_an_object_of_an_older_release_becomes_a_log_at_the_start_of_a_service(api, ledger):
-    found = api.get(GPU_LEDGERS, api.namespace, "default")
-    assert found is not None
-    held = LedgerState((Lease("one", ask(8), "A100", utc_now(), utc_now()),))
-    api.replace(GPU_LEDGERS, api.namespace, {**found, "status": encode_status(held)}, "status")
-    assert ledger.snapshot().leases == held.leases
-    status = (api.get(GPU_LEDGERS, api.namespace, "default") or {})["status"]
-    assert (status["version"], "leases" in status) == (LOG_FORMAT, False)
-    assert KubernetesLedger(api, api.namespace).snapshot().leases == held.leases
-
-
 def test_ledger_that_was_deleted_is_not_begun_anew(api, ledger):
     ledger.request(ask(8))
     api.delete(GPU_LEDGERS, api.namespace, "default")
@@ -253,4 +241,4 @@ def test_what_the_service_writes_is_what_the_server_keeps(api, ledger):
     ledger.request(ask(8))
     whole = WholeLedgerReader(api, api.namespace, "default").read()
     assert whole is not None
-    assert whole["status"] == encode_status(LedgerState(ledger.snapshot().leases))
+    assert whole["status"] == encode_state(LedgerState(ledger.snapshot().leases))

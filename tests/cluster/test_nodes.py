@@ -165,7 +165,7 @@ def run_pods(cluster: Cluster, api: KubeApi, manifest: Json, answers: dict[str, 
     """Create the Job as Argo's executor would; the nodes on which its pods run, all at one time."""
     [run] = [one for one in manifest["spec"]["templates"] if one["name"] == "fit-run"]
     given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
-    node = "digits.fit.attempts(0).run"
+    node = "digits.fit(0).run"
     job = filled_in(run["resource"]["manifest"], {**given, "workflow.uid": uid, "node.name": node})
     name = api.create(JOBS, api.namespace, job)["metadata"]["name"]
 

@@ -1,7 +1,7 @@
 """A training that has to go for another, with real pods: asked, given its grace period, and its GPUs kept until then.
 
 The plugin's own decisions over the ledger object, and Argo's part played by the
-test: it makes the pods of attempts, and asks to admit and to settle.
+test: it makes the pods of attempts, and asks to admit and to conclude.
 """
 
 import re
@@ -68,7 +68,7 @@ class Place:
         metadata = {
             "name": name,
             "labels": {RUN_LABEL: flow.name, STEP_LABEL: "fit", ATTEMPT_LABEL: str(attempt)},
-            "annotations": {NODE_NAME_ANNOTATION: f"{flow.name}.fit.attempts({retry}).run"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{flow.name}.fit({retry}).run"},
             "ownerReferences": [owner],
         }
         container = {"name": "main", "image": self.image, "command": ["python", "-c", PROGRAM]}
@@ -116,15 +116,15 @@ def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place
 
     waiting = high.admit("fit", 0)
     assert said(waiting).startswith("Deferred: WaitingForPreemptedCheckpoint: low/fit was asked to save and go at")
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Pending"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Pending"
     place.job.run_once()
     assert place.lease().request.run == "low", "its pod is there, and so it holds its GPUs"
 
     place.cluster.kubectl("exec", pod, "-n", place.api.namespace, "--", "python", "-c", "open('/tmp/saved', 'w')")
     place.cluster.wait("the pod is gone", lambda: place.pod(pod) is None)
-    settled = low.settle("fit", 0, exit_code="75")
-    assert phase(settled) == "Failed", "it is tried again"
-    assert "ended by preemption, it was asked at" in said(settled) and "to save and go for high/fit" in said(settled)
+    ended = low.end_try("fit", 0, exit_code="75")
+    assert phase(ended) == "Error", "it is tried again"
+    assert "ended by preemption, it was asked at" in said(ended) and "to save and go for high/fit" in said(ended)
     assert outputs(high.admit("fit", 0))["run"] == "true"
     assert phase(low.admit("fit", 1)) == "Pending"
     place.job.run_once()
@@ -137,10 +137,10 @@ def test_all_ranks_of_a_gang_are_asked_save_together_and_go_on_from_there(traini
     [lease] = training.ledger.snapshot().leases
     assert evict_lease(KubernetesCluster(training.api, None, "kubernetes:test"), lease) == RANKS
     training.watched("failed")
-    message = training.settle("Failed")
+    message = training.end_try("Failed")
     found = re.search(r"ended by preemption.*attempt 2 resumes from step (\d+)", message)
     assert found, message
     training.begin(retry=1)
     assert training.logs("begins at") == [f"begins at {found[1]} and has met the others"] * RANKS
     training.watched("succeeded")
-    training.settle("Succeeded", retry=1)
+    training.end_try("Succeeded", retry=1, expected="Succeeded")

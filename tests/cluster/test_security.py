@@ -143,8 +143,8 @@ class Tenant:
         found = self.api.get(WORKFLOW_TASK_SETS, self.namespace, self.name) or {}
         return len((found.get("status") or {}).get("nodes") or {}) == len(self.steps)
 
-    def settle_by_task_set(self) -> None:
-        task = {f"{self.name}-2": {"name": "settle", **self.call("settle", self.steps[-1])["template"]}}
+    def conclude_by_task_set(self) -> None:
+        task = {f"{self.name}-2": {"name": "conclude", **self.call("conclude", self.steps[-1])["template"]}}
         self.api.patch(WORKFLOW_TASK_SETS, self.namespace, self.name, {"spec": {"tasks": task}})
 
     def make_job(self, name: str) -> None:
@@ -325,15 +325,15 @@ def test_every_right_is_used_and_none_is_missing(
         if gangs:
             tenant.make_job(gang_name(tenant.name, "spread", 1))
         if mode == "sidecar":
-            calls = [tenant.call("admit"), tenant.call("settle"), tenant.call("conclude")]
-            calls += [tenant.call(op, "spread") for op in ("admit", "settle") if gangs]
+            calls = [tenant.call("admit"), tenant.call("conclude")]
+            calls += [tenant.call(op, "spread") for op in ("admit", "conclude") if gangs]
             answers = ask(release, images["tiphys"], namespace, "tiphys-executor-plugin", calls)
             assert [status for status, _ in answers] == [200] * len(calls), answers
         else:
             tenant.open_task_set()
             tenant.touch_task_set(times=200)
             release.cluster.wait("the agent admits", tenant.is_admitted)
-            tenant.settle_by_task_set()
+            tenant.conclude_by_task_set()
         if gangs:
             tenant.make_job(f"left-by-{tenant.name}")
         # A run that was stopped is left alone, one that has failed goes on by itself.
@@ -370,14 +370,14 @@ def test_a_tenant_reaches_nothing_of_another(
     declare_quota(release, api)
     ours, theirs = release.tenants
     tenant = Tenant(api, cluster_store, ours)
-    calls = [tenant.call(op) for op in ("admit", "settle", "conclude")]
+    calls = [tenant.call(op) for op in ("admit", "conclude")]
     pretended = tenant.call("admit")
     pretended["workflow"]["metadata"]["namespace"] = theirs
     for namespace, account in ((theirs, "tiphys-executor-plugin"), (theirs, "tiphys-workflow"), (ours, "default")):
         answers = ask(release, images["tiphys"], namespace, account, calls)
         assert [status for status, _ in answers] == [403] * len(calls), answers
     [(status, answer)] = ask(release, images["tiphys"], theirs, "tiphys-executor-plugin", [pretended])
-    assert (status, given(answer)["run"]) == (200, "false"), "their namespace has no such workflow"
+    assert (status, answer["node"]["phase"]) == (200, "Failed"), "their namespace has no such workflow"
     assert stored(cluster_store, ours) == []
     ledger = api.get(GPU_LEDGERS, release.home, "default") or {}
     assert not (ledger.get("status") or {}).get("leases")

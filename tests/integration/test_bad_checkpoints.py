@@ -24,7 +24,7 @@ def test_the_third_attempt_succeeds_from_the_checkpoint_before(tmp_path: Path, f
     causes = [str(end.cause or end.outcome) for end in desk.ends() if end]
     assert causes == ["preemption", "user_error", "user_error", "done"]
     record = read_quarantine_records(desk.store, "night/fit")[POISON]
-    assert (record.by, "2 attempts that loaded it crashed in the same way" in record.reason) == ("settle", True)
+    assert (record.by, "2 attempts that loaded it crashed in the same way" in record.reason) == ("conclude", True)
 
 
 def test_people_are_told_in_the_lineage_and_among_the_events(tmp_path: Path) -> None:

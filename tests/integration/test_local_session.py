@@ -148,14 +148,16 @@ def test_an_attempt_that_is_cut_short_is_followed_by_one_that_resumes(
     assert desk.said("from: ") == ["0", "3"]
 
 
-def test_a_broken_program_is_settled_after_one_attempt(desk: Desk, code: Path) -> None:
+def test_a_broken_program_ends_its_step_after_one_attempt(desk: Desk, code: Path) -> None:
     (code / "plan").write_text("1 1 1")
     assert desk.start() == "Failed"
     assert desk.outcomes("fit") == ["failed:user_error"]
     [ended] = read_step_attempts(desk.store, "night", "fit")
     assert ended.end is not None
     assert ended.end.message == "the program exited with 1 (SystemExit: diverged)"
-    verdict = next(change.message for change in desk.changes if change.node == "night.fit.conclude" and change.message)
+    verdict = next(
+        change.message for change in desk.changes if change.node == "night.fit(0).conclude" and change.message
+    )
     assert "the program exited with 1 (SystemExit: diverged)" in verdict
     assert verdict.endswith(
         "When the cause is gone: `tiphys resume night`, or `tiphys resume night FILE` with a changed pipeline file"

@@ -50,8 +50,8 @@ CHAINS = [
             "admit.after_claim",
         ),
     ),
-    ("settle", ("settle.before_end", "end.before_record", "end.after_record")),
-    ("settle", ("settle.after_end",)),
+    ("conclude failure", ("conclude.before_failure", "end.before_record", "end.after_record")),
+    ("conclude failure", ("conclude.after_failure",)),
     ("admit next", ("ledger.after_commit", "admit.after_claim")),
     ("conclude", ("conclude.before_end", "end.before_record", "end.after_record", "conclude.after_projection")),
     ("conclude", ("conclude.after_end",)),
@@ -69,15 +69,14 @@ def life_of_a_run(flow: Flow, call: Call) -> None:
     assert answer(admitted, "attempt") == "1"
     commit(store, "digits-abc12/fit", attempt=1, step=100)
     flow.pod("fit", 1, phase="Failed", exit_code=75)
-    settled = call("settle", flow.document(flow.body("settle", "fit", 0, status="Failed", exit_code="75")))
-    assert settled["phase"] == "Failed"
+    failed = flow.document(flow.body("conclude", "fit", 0, status="Failed", exit_code="75"))
+    assert call("conclude failure", failed)["phase"] == "Error"
     again = call("admit next", flow.document(flow.body("admit", "fit", 1)))
     assert (answer(again, "attempt"), answer(again, "resume-from")) == ("2", "1-100")
     store.create(f"{answer(again, 'outputs')}/artifacts/model", b"weights")
     flow.pod("fit", 2, retry=1, phase="Succeeded", exit_code=0)
-    call("settle last", flow.document(flow.body("settle", "fit", 1, status="Succeeded", exit_code="0")))
-    verdict = call("conclude", flow.document(flow.body("conclude", "fit", 0, status="Succeeded", exit_code="-1")))
-    assert verdict["phase"] == "Succeeded"
+    succeeded = flow.document(flow.body("conclude", "fit", 1, status="Succeeded", exit_code="0"))
+    assert call("conclude", succeeded)["phase"] == "Succeeded"
     call("finalize", flow.document({"op": "finalize", "node": "onExit", "status": "Succeeded", "failures": "null"}))
     later = resumed(flow.world)
     adopted = call("adopt", later.document(later.body("admit", "fit", 0)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
+from support.lineage import START_TIMES
 from support.memory import MemoryStore
 from tiphys_controller import LiveWorkflow, resume_run, start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
@@ -130,7 +131,13 @@ class Runs(RuleBasedStateMachine):
     def a_checkpoint_is_committed(self) -> None:
         self.step, self.fruitless = self.step + 1, 0
         manifest = CheckpointManifest(
-            run=RUN, step="fit", lineage=f"{RUN}/fit", attempt=self.attempt + 1, global_step=self.step, shards=()
+            run=RUN,
+            step="fit",
+            lineage=f"{RUN}/fit",
+            attempt=self.attempt + 1,
+            global_step=self.step,
+            shards=(),
+            began=START_TIMES,
         )
         self.store.create(LineageLayout(f"{RUN}/fit").manifest(self.attempt + 1, self.step), manifest.to_bytes())
 

@@ -69,7 +69,7 @@ def test_a_long_name_of_a_node_takes_no_more_room_than_a_short_one(ledger, api):
     ledger.request(ask(8, "short-00"))
     for number in range(10):
         name = f"wf-{number}.sweep(0:{'x' * 5000})"
-        node = f"{name}.attempts(0).admit"
+        node = f"{name}(0).admit"
         ledger.request(ask(8, f"long-{number:03}", node=node, instance=name, namespace="vision"))
     assert len(kept(api)) == 11
     assert "xxx" not in json.dumps(kept(api))

@@ -67,7 +67,7 @@ def test_a_quarantine_record_that_is_none_costs_its_checkpoint_alone(body: bytes
     assert [node.status for node in nodes] == [CheckpointStatus.COMMITTED, CheckpointStatus.QUARANTINED]
     assert [QUARANTINE in node.reason for node in nodes] == [False, True]
     assert len(read_timeline(store, RUN)) >= 4
-    quarantine_checkpoint(store, ref(1, 20), "it crashes", by="settle")
+    quarantine_checkpoint(store, ref(1, 20), "it crashes", by="conclude")
     assert store.objects[QUARANTINE] == body
 
 

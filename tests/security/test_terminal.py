@@ -38,13 +38,12 @@ from support.hostile import (
     write_full_run,
 )
 from support.kube_server import serving
-from support.ledger import lease, waiting
+from support.ledger import lease, ledger_status, waiting
 from support.lineage import RUN
 from support.sessions import open_session, state_at
 from tiphys_controller import describe_run
 from tiphys_controller.failure_cost import measure_time_usage
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
 
 from hera_pipelines.cli import main, screen
 from hera_pipelines.cli.app import COMMANDS
@@ -296,7 +295,7 @@ def desk(folder: Path, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-u
 
 
 def test_the_ledger_of_a_cluster(desk: Desk) -> None:
-    book = encode_status(LedgerState((lease(4, uid="u1"),), (waiting(8, 1, uid="u2"),)))
+    book = ledger_status(LedgerState((lease(4, uid="u1"),), (waiting(8, 1, uid="u2"),)))
     reached = 0
     for path, data in hostile_variants(_Document(json.loads(json.dumps(book)))):
         desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": json.loads(data)}, subresource="status")
@@ -307,7 +306,7 @@ def test_the_ledger_of_a_cluster(desk: Desk) -> None:
                 assert_contained(shown, [*arguments, path], terminal=True)
                 reached += MARK in shown.out + shown.err
     assert reached > 20
-    book = encode_status(LedgerState((lease(4, uid="u1", run=HOSTILE, step=HOSTILE, workflow=HOSTILE),), ()))
+    book = ledger_status(LedgerState((lease(4, uid="u1", run=HOSTILE, step=HOSTILE, workflow=HOSTILE),), ()))
     desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": book}, subresource="status")
     for arguments in (["doctor", "--cluster", "-n", HOSTILE], ["janitor", str(desk.folder), "--cluster", "--dry-run"]):
         shown = on_terminal(lambda words=arguments: main([*words, "--kubeconfig", "kubeconfig"]))

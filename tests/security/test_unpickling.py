@@ -5,7 +5,6 @@
 | bytes of a pickle where a state has a value | `pytorch.load` | they stay bytes |
 | the same | the Lightning callback, which asks for pickles | the value |
 | a mapping of the author's with a name of the format in it | any | the mapping as it was |
-| the forms of an earlier version | any | as before |
 
 Where PyTorch is not installed, a stand-in for its names is enough, because no state here holds a tensor.
 """
@@ -169,24 +168,3 @@ def test_a_counter_stays_one() -> None:
 
     assert decoded == state
     assert type(decoded["counter"]) is Counter
-
-
-def test_what_an_earlier_version_stored_is_read() -> None:
-    """Its forms, and mappings with such a name that it could save and not restore."""
-    stored = through_storage(
-        {
-            "milestones": {"counter": [[3, 1], [7, 2]]},
-            "model": {"torch.state_dict": {"pickle": 5}, "metadata": {"": {"version": 1}}},
-            "mine": {"counter": 5, "pickle": "a name", "metadata": 1},
-            "also mine": {"counter": [1, 2], "torch.state_dict": None},
-            "hyperparameters": pickled({1, 2}),
-        }
-    )
-
-    decoded = tensors.decode_tensors(stored, pickled=True)
-
-    assert decoded["milestones"] == Counter({3: 1, 7: 2})
-    assert dict(decoded["model"]) == {"pickle": 5}
-    assert decoded["mine"] == {"counter": 5, "pickle": "a name", "metadata": 1}
-    assert decoded["also mine"] == {"counter": [1, 2], "torch.state_dict": None}
-    assert decoded["hyperparameters"] == {1, 2}

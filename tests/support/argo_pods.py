@@ -46,7 +46,7 @@ def pod(
     deleted_after: float | None = None,
     grace: int = 30,
     name: str = "digits-abc12-fit-run-1",
-    node: str = "digits-abc12.fit.attempts(0).run",
+    node: str = "digits-abc12.fit(0).run",
     workflow: str = "digits-abc12",
     uid: str = "uid-1",
     namespace: str = "ml",

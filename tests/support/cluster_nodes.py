@@ -68,7 +68,7 @@ def member(run: str, rank: int, on: str) -> Object:
     metadata = {
         "name": f"{run}-{rank}",
         "labels": labels,
-        "annotations": {"tiphys.dev/node": f"{run.replace('run', 'wf', 1)}.fit.attempts(0).run"},
+        "annotations": {"tiphys.dev/node": f"{run.replace('run', 'wf', 1)}.fit(0).run"},
         "creationTimestamp": "2026-01-01T00:00:00Z",
     }
     return {"metadata": metadata, "spec": {"containers": [], "nodeName": on}, "status": {"phase": "Running"}}

@@ -64,7 +64,7 @@ def pod(number: int, phase: str = "Failed", after: float | None = None, **fields
         "name": f"job-{number}",
         "namespace": "ml",
         "workflow_uid": "uid-1",
-        "node": "digits-abc12.fit.attempts(0).run",
+        "node": "digits-abc12.fit(0).run",
         "phase": phase,
         "rank": number,
         "trouble_at": None if after is None else BEGAN + timedelta(seconds=after),

@@ -106,7 +106,7 @@ class Submitted:
     def run_pod(self, step: str, attempt: int = 1, gpus: int | str = 8, phase: str = "Running") -> None:
         """A pod of the attempt, which requests ``gpus`` GPUs."""
         labels = {ATTEMPT_LABEL: str(attempt), RUN_LABEL: self.name, STEP_LABEL: step}
-        node = f"{self.name}.{step}.attempts({attempt - 1}).run"
+        node = f"{self.name}.{step}({attempt - 1}).run"
         names = {"name": f"{self.name}-{step}-{attempt}", "namespace": self.namespace, "node": node}
         body = pod(**names, phase=phase, workflow=self.name, uid=self.uid, labels=labels)
         body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": gpus}}

@@ -90,5 +90,5 @@ class Arena:
 
 def _next(request: LeaseRequest) -> LeaseRequest:
     attempt = request.attempt + 1
-    node = f"{request.uid}.fit.attempts({attempt - 1}).admit"
+    node = f"{request.uid}.fit({attempt - 1}).admit"
     return replace(request, attempt=attempt, node_hash=hash_node_name(node))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tiphys_plugin import DirectoryCluster, PluginCore, PluginSettings, PodStatus, Queues, SqliteLedger
 
+from support.lineage import START_TIMES
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.protocol.operations import (
     ADMIT_OUTPUTS,
@@ -180,7 +181,7 @@ class Flow:
 
     def body(self, op: str, step: str, retry: int | None = None, item: str = "", **fields: Any) -> dict[str, Any]:
         """``retry`` None for a `Step`, the number of the try for a `Train`."""
-        node = self._node(step, None if op == "conclude" else retry, f".{op}", item)
+        node = self._node(step, retry, f".{op}", item)
         value = item.partition(":")[2] if item else ""
         return {"op": op, "step": step, "node": node, "item": value, **fields}
 
@@ -191,9 +192,6 @@ class Flow:
         artifacts = fields.pop("artifacts", None)
         return self.call(self.body("admit", step, retry, item, **fields), artifacts)
 
-    def settle(self, step: str, retry: int = 0, status: str = "Failed", exit_code: str = "1") -> ExecuteReply:
-        return self.call(self.body("settle", step, retry, status=status, exit_code=exit_code))
-
     def conclude(
         self,
         step: str,
@@ -203,8 +201,12 @@ class Flow:
         exit_code: str = "0",
         **fields: Any,
     ) -> ExecuteReply:
-        """``retry`` any number for a `Train`, None for a `Step`."""
+        """``retry`` the number of the try of a `Train`, None for a `Step`."""
         return self.call(self.body("conclude", step, retry, item, status=status, exit_code=exit_code, **fields))
+
+    def end_try(self, step: str, retry: int = 0, status: str = "Failed", exit_code: str = "1") -> ExecuteReply:
+        """The conclude of a try of a `Train` that failed."""
+        return self.conclude(step, retry, status=status, exit_code=exit_code)
 
     def finalize(self, status: str = "Succeeded", failures: str = '"null"') -> ExecuteReply:
         node = f"{self.name}.onExit.finalize"
@@ -218,7 +220,7 @@ class Flow:
     def pod(self, step: str, attempt: int, retry: int | None = 0, phase: str = "Running", **fields: Any) -> str:
         """Make or change the pod of an attempt; its name. ``tries`` is the container's own retry."""
         tries = fields.pop("tries", 0)
-        suffix = f".run({tries})" if retry is None else f".attempts({retry}).run"
+        suffix = f".run({tries})" if retry is None else f"({retry}).run"
         name = f"{self.name}-{step}-{attempt}-{tries}"
         pod = PodStatus(
             name=name,
@@ -240,7 +242,7 @@ class Flow:
 
     def _node(self, step: str, retry: int | None, place: str, item: str) -> str:
         shown = f"({item})" if item else ""
-        attempts = f".attempts({retry})" if retry is not None else ""
+        attempts = f"({retry})" if retry is not None else ""
         return f"{self.name}.{step}{shown}{attempts}{place}"
 
     def _declared_outputs(self) -> dict[str, Any]:
@@ -298,7 +300,7 @@ def commit(store: Store, lineage: str, attempt: int, step: int, data: bytes = b"
     store.create(key, data)
     shard = Shard(key=key, size=len(data), sha256="0" * 64)
     manifest = CheckpointManifest(
-        lineage=lineage, run=run, step=name, attempt=attempt, global_step=step, shards=(shard,)
+        lineage=lineage, run=run, step=name, attempt=attempt, global_step=step, shards=(shard,), began=START_TIMES
     )
     claim_record(store, layout.manifest(attempt, step), manifest.with_seal())
     return key

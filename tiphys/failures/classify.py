@@ -137,17 +137,20 @@ the pods of a gang, so there 64 is the program's usage error."""
 _OWN_OUTPUT_PHRASES = (UNKEPT_OUTPUT, "is not UTF-8 text")
 """Of messages that say what to do."""
 _EXECUTOR_PREFIX = "wait: Error (exit code 64): "
+REJECTION_PHRASES = (
+    *("UnexpectedAdmissionError", "NodeAffinity", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"),
+    *("OutOfnvidia.com/gpu", "TopologyAffinityError"),
+)
+"""Of pods that a node rejected before they started, and which so have no exit code."""
+CONDITION_PHRASES = ("EvictionByEvictionAPI", "DeletionByTaintManager")
+"""Of the conditions of a pod, which Argo does not read."""
 CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
     Cause.OUT_OF_MEMORY: ("OOMKilled",),
     Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline", "exceeded its deadline"),
-    Cause.INFRASTRUCTURE: (
-        *("Evicted", "evicted", "low on resource", "NodeLost", "UnexpectedAdmissionError", "NodeAffinity"),
-        *("OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage", "OutOfnvidia.com/gpu"),
-        "TopologyAffinityError",
-    ),
+    Cause.INFRASTRUCTURE: ("Evicted", "evicted", "low on resource", "NodeLost", *REJECTION_PHRASES),
     Cause.PREEMPTION: (
         *("node shutdown", "NodeShutdown", "Preempt", "preempt", "pod deleted", "Deleted"),
-        *("EvictionByEvictionAPI", "DeletionByTaintManager"),
+        *CONDITION_PHRASES,
     ),
     Cause.USER_ERROR: (
         *_OWN_OUTPUT_PHRASES,

@@ -22,7 +22,7 @@ def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str
         store: The store of the checkpoint.
         ref: The checkpoint.
         reason: Why it must not be loaded, as a sentence.
-        by: Author of the decision: ``restore``, ``verify``, ``settle``, or the name of a person.
+        by: Author of the decision: ``restore``, ``verify``, ``conclude``, or the name of a person.
     """
     try:
         claim_record(store, _key(ref), QuarantineRecord(checkpoint=ref, reason=reason, by=by))

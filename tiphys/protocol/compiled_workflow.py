@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tiphys.errors import UsageError, unknown_name_message
-from tiphys.protocol.operations import PLUGIN_BODY_KEY
+from tiphys.protocol.operations import PLUGIN_BODY_KEY, REUSE_TEMPLATE
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, RUN_PARAMETER, STEP_ANNOTATION, STORE_ANNOTATION, StepSpec
 from tiphys.records import Record
 
@@ -35,6 +35,7 @@ class CompiledPipeline:
     """A Workflow that `hera_pipelines.compile` produced."""
 
     manifest: Manifest
+    """Without the gate of ``reuse=True``: only Argo needs it, in a Workflow that was submitted as it is."""
     name: str
     store: str
     steps: Mapping[str, StepSpec]
@@ -60,7 +61,7 @@ class CompiledPipeline:
                 "compile the pipeline with `tiphys compile` and submit that"
             )
         return cls(
-            manifest=manifest,
+            manifest=_without_reuse_gate(manifest),
             name=annotations[PIPELINE_ANNOTATION],
             store=annotations.get(STORE_ANNOTATION, ""),
             steps={spec.name: spec for spec in _read_step_specs(manifest)},
@@ -105,6 +106,14 @@ class CompiledPipeline:
                 "(file:///…)"
             )
         return store
+
+
+def _without_reuse_gate(manifest: Manifest) -> Manifest:
+    gate, spec = f"{REUSE_TEMPLATE}-", manifest["spec"]
+    if not str(spec.get("entrypoint")).startswith(gate):
+        return manifest
+    kept = [one for one in spec.get("templates") or [] if one.get("name") not in (spec["entrypoint"], REUSE_TEMPLATE)]
+    return {**manifest, "spec": {**spec, "entrypoint": spec["entrypoint"].removeprefix(gate), "templates": kept}}
 
 
 def find_template(manifest: Manifest, name: str) -> Manifest:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Phase = Literal["Pending", "Succeeded", "Failed"]
+Phase = Literal["Pending", "Succeeded", "Failed", "Error"]
 
 
 class WorkflowMetadata(BaseModel):
@@ -120,3 +120,8 @@ def succeeded_reply(message: str = "", outputs: NodeOutputs | None = None) -> Ex
 
 def failed_reply(message: str, outputs: NodeOutputs | None = None) -> ExecuteReply:
     return ExecuteReply(node=NodeResult(phase="Failed", message=message, outputs=outputs))
+
+
+def retry_reply(message: str) -> ExecuteReply:
+    """End the try of a training in the phase Error, after which Argo begins the next; Failed ends the training."""
+    return ExecuteReply(node=NodeResult(phase="Error", message=message))

@@ -1,4 +1,4 @@
-"""Bodies of the four plugin operations: admit, settle, conclude, finalize.
+"""Bodies of the plugin operations: admit, conclude, finalize and reuse.
 
 The compiler writes the body ``{"tiphys": {"op": …}}`` with Argo's placeholders
 into plugin templates. Argo substitutes the placeholders and sends the body to
@@ -17,8 +17,8 @@ REPORT_ARTIFACT = "report"
 """Name of the output artifact of finalize, a page that Argo's UI shows."""
 WAKE_TEMPLATE = "tiphys-wake"
 """Template of the timers, which say nothing about a run."""
-SETTLE_TEMPLATE = "tiphys-settle"
-"""Template of the settle of all trainings. One that fails only asks for the next attempt."""
+REUSE_TEMPLATE = "tiphys-reuse"
+"""The task and the template that take over results at the start of a Workflow, and how the entry DAG with it begins."""
 NOTHING_LEFT = "tiphys-nothing-left"
 """The only task of a Workflow of which everything is taken over: a timer."""
 
@@ -51,21 +51,12 @@ class AdmitOperation(_StepOperation):
     """Values of the step's input parameters, for its key."""
 
 
-class SettleOperation(_StepOperation):
-    """Reports the end of a training attempt; the reply decides about another attempt."""
-
-    op: Literal["settle"] = "settle"
-    status: str = ""
-    """Argo's status of the run node: Succeeded, Failed, Error, Skipped or Omitted."""
-    exit_code: str = "-1"
-
-
 class ConcludeOperation(_StepOperation):
-    """Asks for the result of the step: its outputs, or its failure."""
+    """Reports the end of an attempt, and asks for the outputs of the step, another attempt or its failure."""
 
     op: Literal["conclude"] = "conclude"
     status: str = ""
-    """Argo's status of the run node (Step) or of the attempts node (Train)."""
+    """Argo's status of the run node: Succeeded, Failed, Error, Skipped or Omitted."""
     exit_code: str = "-1"
     result: str = ""
     """Standard output of the program, if the step has it as an output."""
@@ -79,10 +70,24 @@ class FinalizeOperation(_Operation):
     failures: str = ""
 
 
+class ReuseOperation(_Operation):
+    """Asks, at the start of a Workflow, which of its steps take over results that exist already."""
+
+    op: Literal["reuse"] = "reuse"
+    steps: tuple[str, ...]
+    """Names of the steps that may, each behind those that it takes outputs of."""
+
+
+def reuse_output(step: str, output: str = "") -> str:
+    """Name of an output of reuse: the output of a step, or whether it is taken over. No step has ``_`` in its name."""
+    return f"{step}__{output}" if output else step
+
+
 Operation = Annotated[
-    AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation, Field(discriminator="op")
+    AdmitOperation | ConcludeOperation | FinalizeOperation | ReuseOperation, Field(discriminator="op")
 ]
-StepOperation = AdmitOperation | SettleOperation | ConcludeOperation
+StepOperation = AdmitOperation | ConcludeOperation
+OPERATIONS = ("admit", "conclude", "finalize", "reuse")
 
 # Output parameters of admit, by the names that the compiled run template uses; a template declares those that it needs.
 ADMIT_OUTPUTS = (
@@ -129,29 +134,27 @@ def parse_failure_summary(message: str) -> str:
     return match[1] if match else ""
 
 
-_SUFFIX = re.compile(r"(\.attempts\(\d+\))?\.(admit|settle|conclude|run(\(\d+\))?)$|\(\d+\)$")
-_RETRY = re.compile(r"\.attempts\((\d+)\)\.(admit|settle)$")
+_SUFFIX = re.compile(r"(\(\d+\))?\.(admit|conclude|run(\(\d+\))?)$|\(\d+\)$")
+_CALL = re.compile(r"(?:\((\d+)\))?\.(admit|conclude)$")
 
 
 def step_instance_name(node: str) -> str:
-    """Node name of the step of a plugin node or of a pod, without the part for its attempt or try.
+    """Node name of the step of a plugin node or of a pod, without the part for its try.
 
-    ``wf.sweep(1:lr:0.2).attempts(1).admit`` → ``wf.sweep(1:lr:0.2)``, ``wf.prep(0)`` → ``wf.prep``.
+    ``wf.sweep(1:lr:0.2)(1).admit`` → ``wf.sweep(1:lr:0.2)``, ``wf.prep(0)`` → ``wf.prep``.
     """
     return _SUFFIX.sub("", node)
 
 
-def attempt_node_name(node: str) -> str | None:
-    """Node name of the retry of an admit or settle node; None outside ``attempts``.
+def attempt_node_name(node: str) -> str:
+    """Name of the node that holds those of an attempt, by its admit or conclude; that of another node as it is.
 
-    ``wf.fit.attempts(1).settle`` → ``wf.fit.attempts(1)``. Argo retries
-    after a Failed reply there, so the plugin reports a refusal in conclude.
+    ``wf.fit(1).conclude`` → ``wf.fit(1)``, the second try of a training; ``wf.prep.admit`` → ``wf.prep``.
     """
-    match = _RETRY.search(node)
-    return node[: match.end(1) + 1] if match else None
+    return node.rpartition(".")[0] if _CALL.search(node) else node
 
 
-def retry_number(node: str) -> int:
-    """Number of the retry of a plugin node, from 0."""
-    match = _RETRY.search(node)
-    return int(match[1]) if match else 0
+def try_number(node: str) -> int:
+    """Number of the try of a training by its admit or conclude, from 0; 0 for any other node."""
+    match = _CALL.search(node)
+    return int(match[1] or 0) if match else 0

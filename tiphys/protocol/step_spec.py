@@ -165,6 +165,15 @@ class RetryPolicy(Record):
         budget: int | str | None = getattr(self, cause.value)
         return self.budget(Cause(budget)) if isinstance(budget, str) else budget
 
+    def wait_after(self, tries: int) -> float:
+        """Seconds between the end of that many failed tries and the beginning of the next."""
+        wait = self.backoff_seconds * self.backoff_factor ** min(tries - 1, 64)
+        return min(wait, self.backoff_cap_seconds)
+
+
+ARGO_WAIT_CAP_SECONDS = 30.0
+"""Longest of these waits of a training that Argo does, before admit does the rest. Argo lets it pass after a final
+failure, too."""
 
 # Bounds of a request for GPUs: all namespaces share the ledger that keeps it, and the scheduler that computes with it.
 _Gpus = Annotated[int, Field(gt=0, le=100_000)]

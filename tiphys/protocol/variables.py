@@ -24,6 +24,10 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MEMBER_SIGNS = (".", "?.")
 
 
+class Expression(str):
+    """Text of an expression, which `map_variables` puts in the place of a variable: in brackets, or as a tag."""
+
+
 class Variable(NamedTuple):
     """One use: ``tasks['a-b'].outputs.result`` has the names ``tasks``, ``a-b``, ``outputs`` and ``result``.
 
@@ -131,16 +135,23 @@ def _variable_of_tag(tag: str, position: int) -> Variable:
 def _edits(text: str, variable: Variable, new: Sequence[str] | str) -> Iterator[tuple[int, int, str]]:
     """Beginning and end of what changes in ``text``, and what comes in its place."""
     spans = variable.spans
-    if isinstance(new, str) and variable.is_expression:
+    if isinstance(new, Expression):
+        new = f"({new})" if variable.is_expression else f"{{{{={new}}}}}"
+        yield (spans[0][0], spans[-1][1], new) if variable.is_expression else (*_tag_span(text, spans), new)
+    elif isinstance(new, str) and variable.is_expression:
         yield spans[0][0], spans[-1][1], f"'{new}'"
     elif isinstance(new, str):
-        yield text.rindex("{{", 0, spans[0][0]), text.index("}}", spans[-1][1]) + 2, new
+        yield *_tag_span(text, spans), new
     else:
         added = [(spans[-1][1], spans[-1][1])] * (len(new) - len(spans))
         for index, (start, end) in enumerate([*spans, *added]):
             if variable.names[index : index + 1] != (new[index],):
                 is_quoted = variable.is_expression and not _IDENTIFIER.fullmatch(new[index])
                 yield start, end, _write_name(text[start:end], new[index], index, is_quoted)
+
+
+def _tag_span(text: str, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return text.rindex("{{", 0, spans[0][0]), text.index("}}", spans[-1][1]) + 2
 
 
 def _write_name(written: str, name: str, index: int, is_quoted: bool) -> str:

@@ -148,6 +148,8 @@ class WorkflowRecorder:
         self.binding = binding
         self.released: set[str] = set()
         """Gated steps of the Workflow before which the recorded steps have been looked at."""
+        self.told: set[str] = set()
+        """Steps of which people have been told that they cannot be recorded."""
         self._parameter_max_bytes = parameter_max_bytes
         self._on_end = on_end
         self._lock, self._listing_lock = threading.Lock(), threading.Lock()
@@ -269,7 +271,7 @@ class WorkflowRecorder:
             return self._record_step(job, node)
         except (IntegrityError, UsageError, ConflictError, NotFoundError) as error:
             self._faults[node.instance] = str(error)  # those of other steps do not wait for a person
-        except RecursionError:  # of an item, or the location of an artifact
+        except RecursionError:  # of the location of an artifact
             self._faults[node.instance] = "its inputs are nested deeper than their hash can be computed"
         except UnicodeEncodeError:  # JSON can spell half a character
             self._faults[node.instance] = "its node holds a text that is not valid Unicode"

@@ -79,12 +79,18 @@ def item_hash(item: str) -> str:
     ``item`` is what Argo puts in place of ``{{item}}``. JSON is brought to its
     canonical form first, so that key order, spaces and the spelling of numbers
     (``1.0`` or ``1``) do not matter.
+
+    Raises:
+        UsageError: it is nested more deeply than can be hashed.
     """
     try:
-        value = json.loads(item, parse_float=_parse_number)
-    except ValueError:
-        value = item
-    return json_digest(value)[:12]
+        try:
+            value = json.loads(item, parse_float=_parse_number)
+        except ValueError:
+            value = item
+        return json_digest(value)[:12]
+    except RecursionError as error:
+        raise UsageError("the fan-out item is nested too deeply; pass it as a text, or in a file") from error
 
 
 def item_step_id(name: str, item: str, ordinal: int) -> str:

@@ -31,9 +31,9 @@ _DISABLE_AGENT_SETTING = "disableAgentPodCreation"
 _DEFAULT_REQUEUE_SECONDS = 10.0
 _SLOW_REQUEUE_SECONDS = 2.0
 _SLOW_PATCH_SECONDS = 0.5
-_WAITS_OF_A_TRAINING = 5
-"""Requeues that a training with one attempt waits for: one for admit, which has a timer, two for settle, two for
-conclude."""
+_WAITS_FOR_A_LATE_ANSWER = 2
+"""Requeues until Argo goes on after an answer that came later than the timers beside its call: it takes the answer at
+the first one, and starts what depends on it at the second."""
 _NEEDED_KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
 FIRST_VERSIONS = (ArgoVersion(3, 7, 16), ArgoVersion(4, 0, 7), ArgoVersion(4, 1, 0))
 """The first usable patch of each tested minor version. Before 3.7.16 and 4.0.7 a step that refers to an output of a
@@ -43,7 +43,7 @@ FIRST_AGENT_VERSION = ArgoVersion(4, 1, 0)
 
 
 def check_requeue_time(observed: ClusterObservation) -> list[DoctorFinding]:
-    """Each plugin step takes one or two requeues of Argo's controller, which decide how fast a run is."""
+    """Requeues of Argo's controller decide how soon a step follows another, and how soon a late answer counts."""
     return _check_each_controller("requeue-time", observed, _check_deployment_requeue_time)
 
 
@@ -58,13 +58,15 @@ def _check_deployment_requeue_time(deployment: Object) -> DoctorFinding:
         )
     if seconds <= _SLOW_REQUEUE_SECONDS:
         return ok_finding(
-            "requeue-time", f"{_REQUEUE_VARIABLE} is {seconds:g} s: a step waits for it once, a training five times"
+            "requeue-time",
+            f"{_REQUEUE_VARIABLE} is {seconds:g} s: a step waits for it once at most, a training twice for each late "
+            "answer of the plugin",
         )
     state = "is not set, which means 10 s" if setting is None else f"is {seconds:g} s"
     return warning_finding(
         "requeue-time",
-        f"{_REQUEUE_VARIABLE} of Argo's controller {state}: each step waits {seconds:g} s for nothing, each training "
-        f"{_WAITS_OF_A_TRAINING * seconds:g} s",
+        f"{_REQUEUE_VARIABLE} of Argo's controller {state}: each step waits up to {seconds:g} s for nothing, a "
+        f"training {_WAITS_FOR_A_LATE_ANSWER * seconds:g} s for each late answer of the plugin",
         f"kubectl set env {format_kubectl_target(deployment)} {_REQUEUE_VARIABLE}=1s",
     )
 

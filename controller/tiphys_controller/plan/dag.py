@@ -1,16 +1,13 @@
 """The entry DAG as a graph: which task needs which, and which templates are used.
 
-Pruning must find every mention of a removed task, in Argo's ``{{tasks.…}}`` tags
-and in expressions. Otherwise the pruned Workflow waits for a value that no task
-produces.
+See `tiphys.recording.bindings` for the references between tasks.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import (
@@ -19,48 +16,10 @@ from tiphys.protocol.compiled_workflow import (
     contains_tags,
     find_template,
     is_fan_out,
-    split_tags,
 )
 from tiphys.protocol.depends import awaited_tasks
 from tiphys.protocol.step_spec import StepSpec
-from tiphys.protocol.variables import find_variables
-
-_PLAIN = re.compile(r"tasks\.([A-Za-z0-9][-A-Za-z0-9]*)\.(.+)", re.DOTALL)
-
-
-class Reference(NamedTuple):
-    """One mention of a task.
-
-    ``path`` is the part of the task that is read, such as
-    ``outputs.parameters.loss``; empty in an expression, which only Argo can evaluate.
-    """
-
-    task: str
-    path: str
-
-    def __str__(self) -> str:
-        return f"{{{{tasks.{self.task}.{self.path}}}}}" if self.path else f"an expression over tasks.{self.task}"
-
-
-def find_references(part: Any) -> Iterator[Reference]:
-    """Every mention of a task in a part of a manifest."""
-    for variable in find_variables(part):
-        if variable.is_expression and variable.task:
-            yield Reference(variable.task, "")
-        elif not variable.is_expression and (reference := parse_reference(".".join(variable.names))):
-            yield reference
-
-
-def parse_artifact_reference(text: str) -> Reference | None:
-    """The reference in an artifact's ``from``, which is one tag and nothing else; None for any other text."""
-    (before, tag), *rest = split_tags(text.strip())
-    return parse_reference(tag) if tag is not None and not before and rest == [("", None)] else None
-
-
-def parse_reference(tag: str) -> Reference | None:
-    """The reference inside a plain tag; None for a tag that names no task."""
-    match = _PLAIN.fullmatch(tag.strip())
-    return Reference(match[1], match[2]) if match else None
+from tiphys.recording.bindings import find_references
 
 
 @dataclass(frozen=True)

@@ -28,23 +28,17 @@ from tiphys.protocol.depends import (
     simplify,
 )
 from tiphys.protocol.variables import find_variables
-from tiphys.records import AttemptEnd, task_name
-from tiphys_controller.plan.bindings import (
+from tiphys.recording.bindings import (
     OMITTED_OUTPUTS,
     TaskOutputs,
     collect_fan_out_outputs,
     collect_step_outputs,
+    find_references,
     find_unbound_references,
     item_parameters,
 )
-from tiphys_controller.plan.dag import (
-    Task,
-    TaskGraph,
-    contains_field,
-    find_reachable_templates,
-    find_references,
-    find_template_names,
-)
+from tiphys.records import AttemptEnd, task_name
+from tiphys_controller.plan.dag import Task, TaskGraph, contains_field, find_reachable_templates, find_template_names
 from tiphys_controller.plan.observe import RunState
 from tiphys_controller.plan.partial_fan_out import PartialOutputs, can_be_merged, can_read_partly, choose_items
 from tiphys_controller.plan.progress import (

@@ -93,7 +93,7 @@ def _read_reuse(
 
 
 def _read_reused_result(store: Store, record: ReuseRecord, is_own: bool) -> ReusedResult:
-    where = "" if is_own else f"run {record.source_run}, step {record.source_step}, "
+    where = "" if is_own else f"run {record.source_run}, step {task_name(record.source_step)}, "
     damage = ""
     try:
         end = find_attempt_end(store, record.source_run, record.source_step, record.source_attempt)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, substitute_tags
 from tiphys.protocol.fan_out import item_documents
-from tiphys_controller.plan.dag import Task, find_references, parse_reference
+from tiphys.recording.bindings import find_references, parse_reference
+from tiphys_controller.plan.dag import Task
 from tiphys_controller.plan.progress import ItemProgress
 
 _LIST = "outputs.parameters"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, contains_tags, substitute_tags
 from tiphys.protocol.fan_out import FanOutItem, assign_item_ids, format_item, item_values, step_display_name
-from tiphys_controller.plan.bindings import TaskOutputs, bind_references
+from tiphys.recording.bindings import TaskOutputs, bind_references
 from tiphys_controller.plan.dag import Task
 from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus, describe_check
 

@@ -22,8 +22,8 @@ from tiphys.protocol.compiled_workflow import (
 from tiphys.protocol.depends import drop_known_tasks, parse_depends, tasks_in
 from tiphys.protocol.operations import NOTHING_LEFT, WAKE_TEMPLATE
 from tiphys.protocol.step_spec import RUN_LABEL, RUN_PARAMETER, SUBMISSION_PARAMETER
-from tiphys_controller.plan.bindings import ArtifactKey, bind_references
-from tiphys_controller.plan.dag import find_reachable_templates, find_references, find_root_templates
+from tiphys.recording.bindings import ArtifactKey, bind_references, find_references
+from tiphys_controller.plan.dag import find_reachable_templates, find_root_templates
 from tiphys_controller.plan.decide import PlanDecisions
 from tiphys_controller.plan.partial_fan_out import keep_items, merge_outputs
 

@@ -6,8 +6,8 @@ ones. The inputs of a step are known if all that it takes from others is finishe
 is the one that the recorder or admit would compute.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
@@ -16,26 +16,22 @@ from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
     Manifest,
     contains_tags,
-    find_template,
-    read_workflow_parameters,
     substitute_tags,
 )
-from tiphys.protocol.fan_out import assign_item_ids, go_json, item_documents, item_values, item_variables
-from tiphys.protocol.operations import PLUGIN_BODY_KEY
-from tiphys.protocol.step_spec import ITEM_PARAMETER, StepSpec
+from tiphys.protocol.fan_out import assign_item_ids, item_documents, item_values, item_variables
+from tiphys.protocol.step_spec import StepSpec
+from tiphys.recording.bindings import bind_references
+from tiphys.recording.known_inputs import find_known_inputs, workflow_parameter_values
 from tiphys.recording.reusable_results import ResultSource, iter_reusable_results
-from tiphys.recording.step_key import StepInputs, compute_step_key, workflow_parameters_used
+from tiphys.recording.step_key import StepInputs, compute_step_key
 from tiphys.records import AttemptEnd, AttemptEndOutcome
 from tiphys.store import DamagedRecord, Store, find_output_fault, read_step_attempts
 from tiphys.store.outputs import list_confirmed_outputs
 from tiphys.store.runs import read_concurrently
-from tiphys_controller.plan.bindings import bind_references
 from tiphys_controller.plan.dag import Task, TaskGraph
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, TaskPlan
 from tiphys_controller.plan.observe import RunState
 from tiphys_controller.plan.step_state import StepStatus
-
-_WORKFLOW_PARAMETER = "workflow.parameters."
 
 
 class _Candidate(NamedTuple):
@@ -73,8 +69,7 @@ class TakeoverSearch:
         self._ancestors = ancestors
         self._rerun_since = rerun_since or {}
         self._excluded = excluded or {}
-        parameters = read_workflow_parameters(pipeline.manifest)
-        self._parameters = {f"{_WORKFLOW_PARAMETER}{name}": value for name, value in parameters.items()}
+        self._parameters = workflow_parameter_values(pipeline)
         self._searched: set[str] = set()
 
     def find(self, state: RunState, decisions: PlanDecisions) -> dict[str, AttemptEnd]:
@@ -102,7 +97,7 @@ class TakeoverSearch:
         try:
             body = self._bind(task.body, decisions, task.name)
             if not task.is_fan_out:
-                if (inputs := self._inputs(spec, body, "")) is not None:
+                if (inputs := find_known_inputs(self._pipeline, spec, body, self._parameters)) is not None:
                     yield _Candidate(spec.name, spec, inputs)
                 return
             if contains_tags({field: body[field] for field in FAN_OUT_FIELDS if field in body}):
@@ -112,7 +107,11 @@ class TakeoverSearch:
                 if item.step_id in done or item.step_id in self._excluded:
                     continue
                 filled = substitute_tags(body.get("arguments") or {}, item_variables(document)[1].get)
-                if (inputs := self._inputs(spec, {**body, "arguments": filled}, item.text)) is not None:
+                if (
+                    inputs := find_known_inputs(
+                        self._pipeline, spec, {**body, "arguments": filled}, self._parameters, item.text
+                    )
+                ) is not None:
                     yield _Candidate(item.step_id, spec, inputs)
         except UsageError:  # Argo reports invalid items when it runs the task
             return
@@ -120,55 +119,6 @@ class TakeoverSearch:
     def _bind(self, body: Manifest, decisions: PlanDecisions, name: str) -> Manifest:
         bound = bind_references(body, decisions.finished_outputs.get(name, {}), self._store.artifact_key)
         filled: Manifest = substitute_tags(bound, self._parameters.get)
-        return filled
-
-    def _inputs(self, spec: StepSpec, body: Manifest, item: str) -> StepInputs | None:
-        """The inputs of a step; None if one of them is made at run time."""
-        template = find_template(self._pipeline.manifest, body["template"])
-        declared = template.get("inputs") or {}
-        arguments = body.get("arguments") or {}
-        given = {one["name"]: one.get("value") for one in arguments.get("parameters") or []}
-        values: dict[str, str] = {}
-        for one in declared.get("parameters") or []:
-            value = given.get(one["name"])
-            value = next((v for v in (value, one.get("value"), one.get("default")) if v is not None), None)
-            if value is None:
-                return None
-            values[one["name"]] = _argo_text(value)
-        values.pop(ITEM_PARAMETER, None)
-        values |= {
-            f"{_WORKFLOW_PARAMETER}{name}": self._parameters.get(f"{_WORKFLOW_PARAMETER}{name}", "")
-            for name in self._parameters_used(spec, template)
-        }
-        artifacts = self._artifacts(declared.get("artifacts") or [], arguments.get("artifacts") or [])
-        filled = substitute_tags(values, self._parameters.get)
-        if contains_tags(filled) or artifacts is None or contains_tags(artifacts):
-            return None
-        return StepInputs(filled, artifacts, item)
-
-    def _parameters_used(self, spec: StepSpec, template: Manifest) -> list[str]:
-        if not spec.is_gated:
-            return workflow_parameters_used(template)
-        names = (name for name in self._admit_inputs(spec.name) if name.startswith(_WORKFLOW_PARAMETER))
-        return [name.removeprefix(_WORKFLOW_PARAMETER) for name in names]
-
-    def _admit_inputs(self, step: str) -> Mapping[str, str]:
-        for template in self._pipeline.manifest["spec"]["templates"]:
-            body: Manifest = (template.get("plugin") or {}).get(PLUGIN_BODY_KEY) or {}
-            if (body.get("op"), body.get("step")) == ("admit", step):
-                return body.get("inputs") or {}
-        return {}
-
-    def _artifacts(self, declared: Sequence[Manifest], arguments: Sequence[Manifest]) -> list[dict[str, Any]] | None:
-        """The input artifacts with their locations; None if one is made at run time."""
-        given = {one["name"]: one for one in arguments}
-        artifacts = []
-        for one in declared:
-            argument = given.get(one["name"], {})
-            if "from" in argument or "fromExpression" in argument:
-                return None
-            artifacts.append({**one, **argument})
-        filled: list[dict[str, Any]] = substitute_tags(artifacts, self._parameters.get)
         return filled
 
     def _may_exist(self, candidate: _Candidate, state: RunState) -> bool:
@@ -198,8 +148,3 @@ class TakeoverSearch:
 
 def _is_damaged(store: Store, end: AttemptEnd) -> bool:
     return find_output_fault(end, list_confirmed_outputs(store, end)) is not None
-
-
-def _argo_text(value: Any) -> str:
-    """The text that Argo reads from a value of YAML (``AnyString``): ``1.0`` is ``1``."""
-    return value if isinstance(value, str) else go_json(value)

@@ -23,7 +23,7 @@ from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.lineage.training_progress import describe_step, describe_training_progress
 from tiphys.protocol.compiled_workflow import STOPPED_STATUS, is_shutdown_message
 from tiphys.protocol.fan_out import parse_argo_item_name
-from tiphys.protocol.operations import parse_failure_summary, retry_number
+from tiphys.protocol.operations import parse_failure_summary, try_number
 from tiphys.protocol.quantities import format_duration
 from tiphys.protocol.workflow_nodes import without_try
 from tiphys.records import TrainingProgress, utc_now
@@ -122,8 +122,8 @@ class ProgressTable:
         row = self.rows.setdefault(change.task, TaskRow(change.task))
         row.log_tail = change.log_tail or row.log_tail
         row.stopped = row.stopped or is_shutdown_message(change.message)
-        if retry_number(change.node) + 1 > row.attempt:
-            row.attempt, row.message = retry_number(change.node) + 1, ""
+        if try_number(change.node) + 1 > row.attempt:
+            row.attempt, row.message = try_number(change.node) + 1, ""
             row.attempt_at, row.training = change.changed_at, None
             row.last_messages.clear()
         lines = []
@@ -132,7 +132,7 @@ class ProgressTable:
         node, message = _task_or_item(change.task, place), _shown_message(change)
         item = parse_argo_item_name(node)
         display_name = item.display_name if item else node
-        if path != place == node and path not in row.begun_tries:
+        if change.kind == "Pod" and path != place == node and path not in row.begun_tries:
             row.begun_tries.add(path)
             row.message, row.last_messages[display_name] = "", ""
             row.tries = row.tries if item else len(row.begun_tries)
@@ -215,7 +215,7 @@ def _task_path(change: NodeChange) -> str:
 
 def _task_or_item(task: str, path: str) -> str:
     """Argo's name of the task, or of the fan-out item, that the node at ``path`` belongs to."""
-    item = re.match(rf"{re.escape(task)}\(.*?\)(?=[\[.]|$)", path)
+    item = re.match(rf"{re.escape(task)}\(\d+:.*?\)(?=[\[.(]|$)", path)
     return item[0] if item else task
 
 

@@ -1,1 +1,1 @@
-"""The operations of a gated step (admit, settle, conclude, finalize) and the records they write."""
+"""The operations of a gated step (admit, conclude, finalize) and the records they write."""

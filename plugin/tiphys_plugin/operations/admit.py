@@ -13,15 +13,16 @@ from typing import Any
 from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
 from tiphys.faults import failpoint
 from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice, shorten_skipped
-from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply
-from tiphys.protocol.operations import AdmitOperation, attempt_node_name, retry_number
-from tiphys.protocol.step_spec import GpuRequest, StepKind
+from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply, retry_reply
+from tiphys.protocol.operations import AdmitOperation, try_number
+from tiphys.protocol.step_spec import ARGO_WAIT_CAP_SECONDS, GpuRequest, StepKind
 from tiphys.recording.reusable_results import describe_reuse, write_reuse_projection
 from tiphys.recording.step_key import StepInputs, StepKey, compute_step_key
 from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, ReuseRecord, SubmissionClaim
 from tiphys.store import Attempt, ClaimResult, claim_record, find_record, lineage_name, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.attempts.liveness import is_workflow_stopping
+from tiphys_plugin.eviction.cost import elapsed_seconds
 from tiphys_plugin.operations import (
     conclude,
     end_attempt,
@@ -33,7 +34,6 @@ from tiphys_plugin.operations import (
     reuse,
     start_checkpoint,
 )
-from tiphys_plugin.operations.settle import decide_retry
 from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.runtime.context import StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
@@ -60,7 +60,7 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
     attempts = read_step_attempts(call.store, call.run, call.step)
     for attempt in attempts:
         if (attempt.claim.uid, attempt.claim.node) == (call.binding.uid, call.node):
-            return _recorded_reply(call, attempt)
+            return _recorded_reply(call, attempt, attempts)
     if (record := reuse.find_reuse_record(call)) is not None:
         return _reuse_reply(call, record)
     key = compute_step_key(call.store, call.spec, inputs)
@@ -75,7 +75,7 @@ def admit(call: StepCall, operation: AdmitOperation, template: dict[str, Any]) -
     if attempts and attempts[-1].end is None:
         # Its result may be the one that the step needs.
         return _end_previous_attempt(call, attempts[-1]) or admit(call, operation, template)
-    return _open_attempt(call, key, attempts, lookup.damage)
+    return _wait_for_next_try(call, attempts) or _open_attempt(call, key, attempts, lookup.damage)
 
 
 def _reuse_reply(call: StepCall, record: ReuseRecord) -> ExecuteReply:
@@ -94,7 +94,7 @@ def _claim_first_attempt(call: StepCall, inputs: StepInputs) -> ExecuteReply | N
     spec = call.spec
     if (
         call.binding.submission > 1
-        or retry_number(call.node)
+        or try_number(call.node)
         or spec.gpu is not None
         or spec.share
         or call.fork_ancestors
@@ -106,7 +106,7 @@ def _claim_first_attempt(call: StepCall, inputs: StepInputs) -> ExecuteReply | N
     return replies.run_step(call, claim.record) if claim.is_ours else None
 
 
-def _recorded_reply(call: StepCall, attempt: Attempt) -> ExecuteReply:
+def _recorded_reply(call: StepCall, attempt: Attempt, attempts: Sequence[Attempt]) -> ExecuteReply:
     """The recorded reply, unless the attempt that it opened has ended.
 
     Argo repeats the call for the same node after ``argo retry``, and after a
@@ -118,14 +118,15 @@ def _recorded_reply(call: StepCall, attempt: Attempt) -> ExecuteReply:
     number = attempt.claim.attempt
     if attempt.end.outcome is AttemptEndOutcome.DONE:
         return replies.skip_step(f"Attempt {number} is finished")
-    if attempt_node_name(call.node) is None:
+    if call.spec.kind is not StepKind.TRAIN:
         return failed_reply(
             f"Attempt {number} has ended ({attempt.end.message}) and cannot run again; `tiphys resume {call.run}` "
             "opens a new one"
         )
     if attempt.end.outcome is AttemptEndOutcome.FENCED:
-        return replies.skip_step(f"Attempt {number} {end_attempt.describe_fence(call, attempt.end)}")
-    return failed_reply(f"Attempt {number} has ended ({attempt.end.message}); the next try opens a new one")
+        return failed_reply(f"Attempt {number} {end_attempt.describe_fence(call, attempt.end)}")
+    exhausted = _retries_exhausted_reply(call, attempts)
+    return exhausted or retry_reply(f"Attempt {number} has ended ({attempt.end.message}); the next try opens a new one")
 
 
 def _retries_exhausted_reply(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteReply | None:
@@ -137,14 +138,28 @@ def _retries_exhausted_reply(call: StepCall, attempts: Sequence[Attempt]) -> Exe
     ends = [attempt.end for attempt in attempts if attempt.claim.uid == call.binding.uid]
     last = ends[-1] if ends else None
     if last is not None and last.stopped:
-        return replies.refuse_step(call.node, f"Attempt {last.attempt} {end_attempt.describe_fence(call, last)}")
-    if last is None or last.outcome is not AttemptEndOutcome.FAILED or decide_retry(call, attempts, last).retry:
+        return failed_reply(f"Attempt {last.attempt} {end_attempt.describe_fence(call, last)}")
+    if (
+        last is None
+        or last.outcome is not AttemptEndOutcome.FAILED
+        or conclude.decide_retry(call, attempts, last).retry
+    ):
         return None
-    return replies.refuse_step(
-        call.node,
+    return failed_reply(
         f"Attempt {last.attempt} was the last of this workflow ({last.message}); `tiphys resume {call.run}` "
-        "opens a new one",
+        "opens a new one"
     )
+
+
+def _wait_for_next_try(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteReply | None:
+    """A reply that waits for the rest of the back-off, which Argo would let pass after a final failure, too."""
+    tries, end = try_number(call.node), attempts[-1].end if attempts else None
+    if not tries or end is None or (wait := call.spec.retry.wait_after(tries)) <= ARGO_WAIT_CAP_SECONDS:
+        return None
+    left = wait / call.context.settings.speed - elapsed_seconds(end.written_at, call.context.clock())
+    if left <= 0:
+        return None
+    return pending_reply(f"Attempt {end.attempt + 1} begins in {left:.0f} s, after {tries} failed tries", left)
 
 
 def _check_newest_submission(call: StepCall) -> None:
@@ -263,14 +278,14 @@ def _build_lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts:
 
 
 def _reject_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], reason: str) -> ExecuteReply:
-    """Record an attempt that may never run. Argo would retry a Failed node for ever."""
+    """Record an attempt that may never run, so that people see why."""
     claim = _claim_attempt(call, key, attempts, None, START_FROM_BEGINNING).record
     if not _is_own_claim(call, claim):
         return _lost_race_reply(call, claim, None)
     if claim.lease:  # another replica, with another queue file, has admitted this same call
         return replies.run_step(call, claim)
     end_attempt.record_end(call, claim, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=reason)
-    return replies.refuse_step(call.node, f"Rejected: {reason}")
+    return failed_reply(f"Rejected: {reason}")
 
 
 def _next_attempt_number(attempts: Sequence[Attempt]) -> int:

@@ -60,7 +60,7 @@ _log = structlog.get_logger()
 _MAX_ARGO_MESSAGE_CHARACTERS = 300
 _CAUSES_OF_A_STOP = (Cause.UNKNOWN, Cause.PREEMPTION, Cause.INFRASTRUCTURE)
 """As which the end of a program shows that ``argo stop`` or ``argo terminate`` has ended."""
-QUARANTINE_AUTHOR = "settle"
+QUARANTINE_AUTHOR = "conclude"
 """Author of the quarantines that this module writes."""
 
 
@@ -195,7 +195,7 @@ def _find_program_nodes(call: StepCall, attempt: AttemptClaim) -> list[dict[str,
         return []
     workflow = call.context.cluster.workflow(binding.namespace, binding.workflow) or {}
     nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
-    parent = attempt_node_name(attempt.node) or attempt.instance
+    parent = attempt_node_name(attempt.node)
     found = [node for node in nodes if str(node.get("name", "")).startswith(f"{parent}.run")]
     return sorted(found, key=lambda node: len(str(node["name"])))
 
@@ -315,7 +315,7 @@ def describe_members_left(call: StepCall, attempt: AttemptClaim) -> str:
         return ""
     started = gangs.with_started_members(call.spec.gang, attempt)
     left = _count_members_left(call, started, attempt)
-    return f", with {left} of its {started.members} nodes in the end" if left < started.members else ""
+    return f"{left} of its {started.members} nodes were left in the end" if left < started.members else ""
 
 
 def build_preemption_record(call: StepCall, attempt: AttemptClaim) -> Preemption | None:

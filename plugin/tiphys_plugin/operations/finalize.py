@@ -25,7 +25,7 @@ import structlog
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import is_shutdown_message
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_reply
-from tiphys.protocol.operations import SETTLE_TEMPLATE, WAKE_TEMPLATE, FinalizeOperation, format_submission_end
+from tiphys.protocol.operations import WAKE_TEMPLATE, FinalizeOperation, format_submission_end
 from tiphys.protocol.step_spec import StepKind
 from tiphys.protocol.workflow_nodes import without_try
 from tiphys.recording import RecordedSteps, RunBinding
@@ -38,7 +38,7 @@ from tiphys_plugin.operations.replies import REFUSED_ERRORS
 from tiphys_plugin.runtime.context import PluginContext
 
 _log = structlog.get_logger()
-_PARTS = {"admit": "-admit", "run": "-run", "attempts": "-attempt", "conclude": "-conclude"}
+_PARTS = {"admit": "-admit", "run": "-run", "conclude": "-conclude"}
 """The parts of a gated step, each with what the name of its template has after that of the step."""
 _CHILD_FAILED = re.compile(r"child '[^']*' failed")
 
@@ -52,7 +52,7 @@ def summarize_failures(failures: str, verdicts: Mapping[str, str] | None = None)
     """
     verdicts = verdicts or {}
     nodes = [node for node in _parse_failed_nodes(failures) if node.step or without_try(node.name) not in verdicts]
-    nodes += [_FailedNode("conclude", f"{step}-conclude", message, "") for step, message in verdicts.items()]
+    nodes += [_FailedNode("conclude", f"{step}-conclude", message, "", "Failed") for step, message in verdicts.items()]
     causes = [node for node in nodes if not node.says_nothing] or nodes
     judged_templates = {f"{node.step}-run" for node in causes if node.is_verdict}
     reported = [node for node in causes if node.template not in judged_templates or node.is_shutdown]
@@ -67,11 +67,13 @@ class _FailedNode(NamedTuple):
     template: str
     message: str
     pod: str
+    phase: str
 
     @property
     def says_nothing(self) -> bool:
-        """Whether the node is a timer or a settle, or a parent that only repeats a child's failure."""
-        is_technical = self.template in (WAKE_TEMPLATE, SETTLE_TEMPLATE)
+        """Whether the node is a timer, a call that asks for another try, or a parent that repeats a child's failure."""
+        is_call = bool(self.step) and self.name in ("admit", "conclude") and not self.is_shutdown
+        is_technical = self.template == WAKE_TEMPLATE or (is_call and self.phase == "Error")
         return is_technical or not self.message or bool(_CHILD_FAILED.fullmatch(self.message))  # a DAG gets no message
 
     @property
@@ -97,8 +99,8 @@ class _FailedNode(NamedTuple):
     def text(self) -> str:
         if self.is_verdict:
             return self.message or f"{self.step}: failed"
-        if self.step and self.is_shutdown:
-            return f"{self.step}: {self.message}"
+        if self.is_shutdown:
+            return f"{self.step or without_try(self.name)}: {self.message}"
         return f"{self.template if self.step else self.name}: {self.message or 'failed'}"
 
 
@@ -111,7 +113,7 @@ def _parse_failed_nodes(failures: str) -> list[_FailedNode]:
             break
     if not isinstance(document, list):
         return []
-    keys = ("displayName", "templateName", "message", "podName")
+    keys = ("displayName", "templateName", "message", "podName", "phase")
     return [_FailedNode(*(str(node.get(key) or "") for key in keys)) for node in document if isinstance(node, dict)]
 
 

@@ -29,7 +29,6 @@ from tiphys.records import (
     AttemptEnd,
     AttemptEndOutcome,
     Cause,
-    CrashRecord,
     Output,
     OutputKind,
     OutputObject,
@@ -76,7 +75,9 @@ def _locate_output(name: str, kind: OutputKind, key: str, listing: Sequence[Obje
     return LocatedOutput(Output(name=name, kind=kind, key=key, directory=bool(below)), below)
 
 
-def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result: str = "") -> AttemptEnd | ExecuteReply:
+def verify_and_end(
+    call: StepCall, attempt: AttemptClaim, last_try: int, result: str = "", note: str = ""
+) -> AttemptEnd | ExecuteReply:
     """Verify the outputs of a successful attempt, and record it as done, or as failed with the reason.
 
     Args:
@@ -84,6 +85,7 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result:
         attempt: The attempt.
         last_try: Number of the last try of its program, from the pods.
         result: Its standard output, which becomes an output of the record if the step has it as one.
+        note: What its record says beside that it is done.
 
     Returns a Pending reply while the outputs are still being hashed.
     """
@@ -113,8 +115,9 @@ def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int, result:
             call, attempt, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=message, exit_code=0
         )
     failpoint("conclude.before_end")
-    note = f"its program reported {crash.error}, ended with 0 and wrote all its outputs" if crash is not None else ""
-    end = end_attempt.record_end(call, attempt, AttemptEndOutcome.DONE, message=note, exit_code=0, outputs=outputs)
+    hidden = f"its program reported {crash.error}, ended with 0 and wrote all its outputs" if crash is not None else ""
+    said = "; ".join(filter(None, [note, hidden]))
+    end = end_attempt.record_end(call, attempt, AttemptEndOutcome.DONE, message=said, exit_code=0, outputs=outputs)
     failpoint("conclude.after_end")
     return end
 
@@ -148,16 +151,6 @@ def find_doubt_of_success(call: StepCall, attempt: AttemptClaim, pod_statuses: S
         if output.directory:
             return f"output {output.name!r} is a folder, of which files may be missing"
     return "its standard output is lost" if call.spec.has_result else ""
-
-
-def find_hidden_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None:
-    """The crash of a training whose pod ended with 0 although nothing shows that its program went on to its end.
-
-    A program may handle an error that leaves its session, and be done: then it has written all its declared outputs.
-    """
-    if (crash := end_attempt.find_last_crash(call, attempt)) is None:
-        return None
-    return crash if _lacks_output(_locate_stored(call, attempt)) else None
 
 
 def _locate_stored(call: StepCall, attempt: AttemptClaim) -> list[LocatedOutput]:

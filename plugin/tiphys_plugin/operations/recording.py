@@ -6,17 +6,15 @@ from typing import Any
 import structlog
 
 from tiphys.protocol.depends import awaited_tasks
-from tiphys.protocol.execute_api import ExecuteReply, pending_reply
+from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply
 from tiphys.protocol.fan_out import parse_argo_item_name
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.workflow_nodes import are_nodes_offloaded, find_step_nodes, read_nodes
 from tiphys.recording import RecordedSteps, RunBinding, WorkflowRecorder
 from tiphys.recording.node_outputs import HashObjects
-from tiphys.records import AttemptEnd, task_name
+from tiphys.records import AttemptEnd, Cause, task_name
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import ObjectInfo
-from tiphys_plugin.operations import replies
-from tiphys_plugin.operations.settle import describe_cause
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import PluginContext, StepCall
 
@@ -72,7 +70,7 @@ def record_steps_before(call: StepCall) -> ExecuteReply | None:
         refuted = next((step for step in sorted(recorded.refuted) if task_name(step) in before), None)
         if refuted is not None:
             name = instance_display_name(recorded.names[refuted])
-            return replies.refuse_step(call.node, format_verdict(call.context, name, recorded.ends[refuted]))
+            return failed_reply(format_verdict(call.context, name, recorded.ends[refuted]))
         tasks = {name: recorder.specs[name].fan_out for name in before}
         started = [node for node in find_step_nodes(call.binding.workflow, nodes, tasks) if node.has_started]
         names = set(recorded.names.values())
@@ -97,12 +95,16 @@ def format_verdict(context: PluginContext, name: str, end: AttemptEnd, retries: 
     """The verdict on a failed step, and how the run goes on; ``retries`` says why no retry follows."""
     is_local = context.cluster.name.startswith(LOCAL_CLUSTER_PREFIX)
     hint = "" if is_local else " (`argo retry` cannot change this verdict)"
-    cause = describe_cause(end.cause)
     return (
-        f"{name} failed in attempt {end.attempt} by {cause}: {end.message}{retries}. "
+        f"{name} failed in attempt {end.attempt} by {describe_cause(end.cause)}: {end.message}{retries}. "
         f"When the cause is gone: `tiphys resume {end.run}`, or `tiphys resume {end.run} FILE` with a changed "
         f"pipeline file{hint}"
     )
+
+
+def describe_cause(cause: Cause | None) -> str:
+    """The display name of a cause."""
+    return (cause or Cause.UNKNOWN).display_name
 
 
 def instance_display_name(name: str) -> str:

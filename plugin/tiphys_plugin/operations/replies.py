@@ -12,7 +12,7 @@ from tiphys.protocol.execute_api import (
     succeeded_reply,
 )
 from tiphys.protocol.gang import GangSpec
-from tiphys.protocol.operations import ADMIT_OUTPUTS, attempt_node_name
+from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import StepKind, StepSpec
 from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
 from tiphys.records.tracking import TRACKING_ID_OUTPUT, tracking_id
@@ -32,12 +32,9 @@ def skip_step(message: str) -> ExecuteReply:
     return _admit_reply(message, {"run": "false"})
 
 
-def refuse_step(node: str, message: str) -> ExecuteReply:
-    """Reply that the step of ``node`` cannot run, in a phase that does not make Argo retry for ever.
-
-    Inside ``attempts`` Argo retries a Failed node. There the reply starts nothing, and conclude fails the step.
-    """
-    return failed_reply(message) if attempt_node_name(node) is None else skip_step(message)
+def refused_reply(error: Exception) -> ExecuteReply:
+    """Report an error that a person has to fix, in the phase that Argo does not retry."""
+    return failed_reply(f"Refused: {error}")
 
 
 def keep_declared(reply: ExecuteReply, template: dict[str, Any]) -> ExecuteReply:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tiphys.errors import UsageError
 from tiphys.protocol.execute_api import ExecuteRequest
-from tiphys.protocol.operations import PLUGIN_BODY_KEY, Operation
+from tiphys.protocol.operations import OPERATIONS, PLUGIN_BODY_KEY, Operation
 
 _OPERATION: TypeAdapter[Operation] = TypeAdapter(Operation)
 _MAX_SHOWN_CHARACTERS = 60
@@ -54,7 +54,7 @@ def identify_call(template: dict[str, Any]) -> CallIdentity:
     fields = body if isinstance(body, dict) else {}
     op, node = fields.get("op"), fields.get("node")
     return CallIdentity(
-        op=op if op in ("admit", "settle", "conclude", "finalize") else "unknown",
+        op=op if op in OPERATIONS else "unknown",
         node=node if isinstance(node, str) else "",
     )
 
@@ -113,7 +113,7 @@ def _validation_message(error: ValidationError, field_prefix: tuple[str, ...]) -
     first = error.errors(include_url=False)[0]
     value = first["input"]
     path = [str(part) for part in first["loc"]]
-    if path and path[0] in ("admit", "settle", "conclude", "finalize"):
+    if path and path[0] in OPERATIONS:
         path = path[1:]  # pydantic names the branch of the union first
     field = ".".join((*field_prefix, *path))
     if first["type"] == "string_too_long":

@@ -38,6 +38,8 @@ class PluginSettings:
     """A crash counts against the checkpoint if it comes at most this many training steps after the load."""
     preemption_interval_seconds: float = 5.0
     """Time between two checks whether trainings must be preempted."""
+    speed: float = 1.0
+    """Divides the back-off between the tries of a training, as in the local engine."""
 
 
 LOCAL_SETTINGS = PluginSettings(

@@ -28,7 +28,8 @@ from tiphys.protocol.execute_api import NOT_MINE, ExecuteReply, pending_reply
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.core import PluginCore, refusal_reply
+from tiphys_plugin.core import PluginCore
+from tiphys_plugin.operations import replies
 from tiphys_plugin.operations.lease_reclaim import find_unleased_pods
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import AdmissionBackend
@@ -96,7 +97,7 @@ class Tenants:
                 f"{MAX_CALLS_PER_TENANT} calls of namespace {namespace} are being answered", _BUSY_SECONDS
             )
         try:
-            core = self._core_or_refusal(namespace, document)
+            core = self._core_or_refusal(namespace)
             return core if isinstance(core, ExecuteReply) else core.execute_document(document)
         finally:
             slots.release()
@@ -163,7 +164,7 @@ class Tenants:
             for core in self._cores.values():
                 core.close()
 
-    def _core_or_refusal(self, namespace: str, document: dict[str, Any]) -> PluginCore | ExecuteReply:
+    def _core_or_refusal(self, namespace: str) -> PluginCore | ExecuteReply:
         """The core, or a reply that says why it is unavailable."""
         try:
             return self.core(namespace)
@@ -173,7 +174,7 @@ class Tenants:
             return pending_reply(f"Waiting: {error}", _UNAVAILABLE_SECONDS)
         except (NotFoundError, UsageError) as error:
             _log.error("tenant.refused", namespace=namespace, error=str(error))
-            return refusal_reply(requests.identify_call(document["template"]), error)
+            return replies.refused_reply(error)
         except StoreError as error:
             _log.error("tenant.unavailable", namespace=namespace, error=str(error))
             return pending_reply(f"Waiting: {error}", _UNAVAILABLE_SECONDS)

@@ -25,10 +25,7 @@ _MAX_STEPS = 10_000
 """Steps of one namespace whose outages are remembered: no tenant may have those of another forgotten."""
 _GAP_SECONDS = 300.0
 """Time without a failed call after which the next one begins another outage; a call comes a minute later at most."""
-_RETRIED_ADMIT = re.compile(r"\.attempts\(\d+\)\.admit$")
-"""Admits that Argo retries for ever if they fail, as `tiphys.protocol.operations.attempt_node_name` finds them, too."""
 _WAITING = re.compile(r"Waiting(, for \S+ min at most)?: ")
-_FAILED_PROGRAM = ("Failed", "Error")
 
 
 class _Outage(NamedTuple):
@@ -71,8 +68,8 @@ class OutageClock:
                 del outages[next(iter(outages))]
         waited = now - began_at
         limit = f"{self._limit_seconds / 60:g} min"
-        if waited >= self._limit_seconds and (final := _give_up(document, limit, reason)):
-            return {"node": final}
+        if waited >= self._limit_seconds:
+            return {"node": _give_up(document, limit, reason)}
         pause = min(max(waited / 4, _REQUEUE_SECONDS[0]), _REQUEUE_SECONDS[1])
         message = f"Waiting, for {limit} at most: {reason}"
         return {"node": {"phase": "Pending", "message": message}, "requeue": f"{pause:.1f}s"}
@@ -105,23 +102,11 @@ def _step_key(document: dict[str, Any]) -> int:
     return hash(json.dumps([workflow, body.get("step"), body.get("item")]))
 
 
-def _give_up(document: dict[str, Any], limit: str, reason: str) -> dict[str, Any] | None:
-    """The final node of a call; None for one that waits on.
-
-    Argo retries a Failed node inside ``attempts`` for ever, so there the step does not run, and its conclude fails.
-    Only settle knows that a program has failed. Argo would take any final answer for a success, or run it again.
-    """
-    body = _read_body(document)
-    op, status = body.get("op"), body.get("status")
-    run = body.get("run") or _read_metadata(document).get("name", "RUN")
-    message = f"No answer for {limit}: {reason}. When the cause is gone: `tiphys resume {run}`"
-    if op == "settle":
-        return None if status in _FAILED_PROGRAM else {"phase": "Succeeded", "message": message}
-    if op == "finalize":  # what it would have recorded, the controller or the next resume records
+def _give_up(document: dict[str, Any], limit: str, reason: str) -> dict[str, Any]:
+    """The final node of a call. Failed ends the step; a training gets no other attempt."""
+    run = _read_body(document).get("run") or _read_metadata(document).get("name", "RUN")
+    if _read_body(document).get("op") == "finalize":  # what it would have recorded, the controller or a resume records
         message = f"No answer for {limit}: {reason}. The controller records the end of the run"
         return {"phase": "Succeeded", "message": message}
-    if op == "admit" and _RETRIED_ADMIT.search(str(body.get("node"))):
-        declared = (document["template"].get("outputs") or {}).get("parameters") or []
-        values = [{"name": entry["name"], "value": "false" if entry["name"] == "run" else ""} for entry in declared]
-        return {"phase": "Succeeded", "message": message, "outputs": {"parameters": values, "artifacts": []}}
+    message = f"No answer for {limit}: {reason}. When the cause is gone: `tiphys resume {run}`"
     return {"phase": "Failed", "message": message}

@@ -374,7 +374,7 @@ def test_a_run_that_fails_there_says_why_and_how_to_go_on(
     end(api, RUN)
     nodes = {
         "a": {"name": f"{RUN}-2.fit", "phase": "Failed", "type": "Steps", "message": "child failed"},
-        "b": {"name": f"{RUN}-2.fit.conclude", "phase": "Failed", "type": "Plugin", "message": "given up: no GPU"},
+        "b": {"name": f"{RUN}-2.fit(0).conclude", "phase": "Failed", "type": "Plugin", "message": "given up: no GPU"},
     }
 
     def fail() -> None:

@@ -22,10 +22,9 @@ from rich.text import Text
 from support.desk import QUEUES, Desk
 from support.hostile import Shown, on_pipe, on_terminal, write_full_run
 from support.kube_server import serving
-from support.ledger import lease, waiting
+from support.ledger import lease, ledger_status, waiting
 from support.lineage import RUN
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
 
 from hera_pipelines.cli import main
 from hera_pipelines.cli.screen import Screen
@@ -159,7 +158,7 @@ def test_every_table_of_a_ledger_fits(
         desk = Desk(server, folder, capsys)
         desk.queues("apply", text=QUEUES)
         state = LedgerState((lease(4, uid="u1", run="r" * 50),), (waiting(8, 1, uid="u2"),))
-        desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode_status(state)}, subresource="status")
+        desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": ledger_status(state)}, subresource="status")
         for words in (["queues", "show"], ["nodes"], ["why", "run-u2"]):
             assert_legible(lambda words=words: main([*words, "--kubeconfig", "kubeconfig"]), width, monkeypatch)
 

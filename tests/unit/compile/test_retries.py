@@ -94,5 +94,12 @@ def test_a_step_that_is_never_repeated_still_counts_its_tries() -> None:
 
 def test_a_back_off_always_has_a_limit() -> None:
     for strategy in (step_retry_strategy(RetryPolicy()), attempt_retry_strategy(RetryPolicy())):
-        assert strategy["backoff"] == {"duration": "5s", "factor": "2", "cap": "300s"}
+        assert (strategy["backoff"]["duration"], strategy["backoff"]["factor"]) == ("5s", "2")
         assert int(strategy["limit"]) > 0
+
+
+def test_argo_waits_for_the_whole_back_off_of_a_step_and_for_its_beginning_in_a_training() -> None:
+    policy = RetryPolicy(backoff_seconds=60, backoff_cap_seconds=90)
+    assert [step_retry_strategy(one)["backoff"]["cap"] for one in (RetryPolicy(), policy)] == ["300s", "90s"]
+    assert [attempt_retry_strategy(one)["backoff"]["cap"] for one in (RetryPolicy(), policy)] == ["30s", "30s"]
+    assert [RetryPolicy().wait_after(tries) for tries in (1, 2, 7, 1000)] == [5, 10, 300, 300]

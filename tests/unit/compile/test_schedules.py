@@ -12,7 +12,7 @@ import zoneinfo
 
 import pytest
 
-from hera_pipelines.compile.schedules import check_schedules
+from hera_pipelines.compile.validate.schedules import check_schedules
 from tiphys.errors import UsageError
 
 

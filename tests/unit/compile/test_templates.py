@@ -1,10 +1,9 @@
-"""The shapes of a gated `Step` and a `Train`, held against the structures that ran green on a real Argo.
+"""The shapes of a gated `Step` and a `Train`.
 
 | template | calls | timers |
 |---|---|---|
 | `Step` | admit, conclude | two beside each, none in items of a fan-out |
-| `Train` | conclude | the same |
-| an attempt of it | admit, settle | the same |
+| `Train`, once for each attempt | admit, conclude | the same |
 | exit handler | finalize | two |
 
 `test_ungated_template.py` has the shape of a `Step` without a gate.
@@ -34,7 +33,6 @@ from tiphys.protocol.operations import (
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
-    SettleOperation,
 )
 from tiphys.protocol.step_spec import StepKind
 
@@ -58,7 +56,6 @@ def value(task_: Manifest, name: str) -> str:
 
 
 AFTER_RUN = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
-AFTER_ATTEMPTS = "attempts.Succeeded || attempts.Failed || attempts.Errored || attempts.Skipped"
 EXPORTING = {"parameters": [output_parameter("loss")], "artifacts": [artifact("model", globalName="best")]}
 
 
@@ -142,88 +139,79 @@ def test_standard_output_that_another_task_reads_is_an_output_of_the_step() -> N
     assert (reader["when"], reader["depends"]) == ("{{tasks.a.outputs.parameters.result}} == heads", "a")
 
 
-def test_a_training_step_repeats_through_admission() -> None:
+def test_a_training_is_a_gated_step_that_argo_repeats_for_each_attempt() -> None:
     made = compiled(train("fit"))
 
     assert outline(made["fit"]) == [
-        ("attempts", "fit-attempt", ""),
-        ("conclude", "fit-conclude", AFTER_ATTEMPTS),
-        *timers("wake-conclude", AFTER_ATTEMPTS),
-    ]
-    assert outline(made["fit-attempt"]) == [
         ("admit", "fit-admit", ""),
         *timers("wake"),
         ("run", "fit-run", "admit"),
-        ("settle", "tiphys-settle", AFTER_RUN),
-        *timers("wake-settle", AFTER_RUN),
+        ("conclude", "fit-conclude", AFTER_RUN),
+        *timers("wake-conclude", AFTER_RUN),
     ]
-    assert made["fit-attempt"]["retryStrategy"] == {
+    assert made["fit"]["retryStrategy"] == {
         "limit": "1000",
-        "retryPolicy": "Always",
-        "backoff": {"duration": "5s", "factor": "2", "cap": "300s"},
+        "retryPolicy": "OnError",
+        "backoff": {"duration": "5s", "factor": "2", "cap": "30s"},
     }
-    assert "retryStrategy" not in made["fit-run"]
+    assert "retryStrategy" not in made["fit-run"], "a retry of the pod alone would not ask for admission"
     assert made["fit-run"]["podSpecPatch"] == "{{inputs.parameters.tiphys-pod-patch}}"
+    assert set(made) == {
+        *("main", "fit", "fit-admit", "fit-run", "fit-conclude"),
+        *("tiphys-exit", "tiphys-finalize", "tiphys-wake"),
+    }
+
+
+def test_a_gated_step_is_not_repeated_through_admission() -> None:
+    assert "retryStrategy" not in compiled(gated("prep"))["prep"]
 
 
 def test_items_of_a_training_have_no_timers() -> None:
     made = compiled(train("fit"), tasks=[task("fit", withItems=[1, 2])])
 
-    assert list(tasks(made["fit"])) == ["attempts", "conclude"]
-    assert list(tasks(made["fit-attempt"])) == ["admit", "run", "settle"]
+    assert list(tasks(made["fit"])) == ["admit", "run", "conclude"]
 
 
-def test_all_trainings_share_one_settle() -> None:
-    made = compiled(train("fit"), train("tune"), tasks=[task("fit"), task("tune", withItems=[1, 2])])
+def test_outputs_of_a_training_are_those_of_the_conclude_of_its_last_attempt() -> None:
+    made = compiled(train("fit", outputs=EXPORTING))
 
-    assert [name for name in made if "settle" in name] == ["tiphys-settle"]
-    fit, tune = (tasks(made[f"{name}-attempt"])["settle"] for name in ("fit", "tune"))
-    assert (value(fit, "step"), value(fit, "tiphys-item")) == ("fit", "")
-    assert (value(tune, "step"), value(tune, "tiphys-item")) == ("tune", "{{inputs.parameters.tiphys-item}}")
-    declared = {one["name"] for one in made["tiphys-settle"]["inputs"]["parameters"]}
-    for settle in (fit, tune):
-        assert {one["name"] for one in settle["arguments"]["parameters"]} == declared
-
-
-def test_a_pipeline_without_a_training_has_no_settle() -> None:
-    assert not [name for name in compiled(gated("prep"), step("report")) if "settle" in name]
+    assert made["fit"]["outputs"] == {
+        "parameters": [{"name": "loss", "valueFrom": {"parameter": "{{tasks.conclude.outputs.parameters.loss}}"}}],
+        "artifacts": [{"name": "model", "globalName": "best", "from": "{{tasks.conclude.outputs.artifacts.model}}"}],
+    }
 
 
 def test_nothing_runs_unless_admitted() -> None:
     made = compiled(gated("prep"), train("fit"))
 
-    for run in (tasks(made["prep"])["run"], tasks(made["fit-attempt"])["run"]):
+    for run in (tasks(made["prep"])["run"], tasks(made["fit"])["run"]):
         assert run["when"] == "{{tasks.admit.outputs.parameters.run}} == true"
 
 
 def test_an_exit_code_that_nobody_saw_cannot_hang_the_workflow() -> None:
     made = compiled(gated("prep"), train("fit"))
 
-    assert value(tasks(made["prep"])["conclude"], "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
-    assert value(tasks(made["fit-attempt"])["settle"], "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
-    assert value(tasks(made["fit"])["conclude"], "exit-code") == "-1"
-    assert value(tasks(made["fit"])["conclude"], "status") == "{{tasks.attempts.status}}"
+    for name in ("prep", "fit"):
+        conclude = tasks(made[name])["conclude"]
+        assert value(conclude, "exit-code") == "{{=tasks['run'].exitCode ?? '-1'}}"
+        assert value(conclude, "status") == "{{tasks.run.status}}"
 
 
 def test_bodies_are_operations_that_carry_identity() -> None:
     made = compiled(train("fit", inputs=parameters("lr")))
     bodies = {name: template["plugin"]["tiphys"] for name, template in made.items() if "plugin" in template}
 
-    admit, settle = (
-        AdmitOperation.model_validate(bodies["fit-admit"]),
-        SettleOperation.model_validate(bodies["tiphys-settle"]),
-    )
-    conclude, finalize = (
-        ConcludeOperation.model_validate(bodies["fit-conclude"]),
-        FinalizeOperation.model_validate(bodies["tiphys-finalize"]),
-    )
+    admit = AdmitOperation.model_validate(bodies["fit-admit"])
+    conclude = ConcludeOperation.model_validate(bodies["fit-conclude"])
+    finalize = FinalizeOperation.model_validate(bodies["tiphys-finalize"])
 
-    for body in (admit, settle, conclude, finalize):
+    for body in (admit, conclude, finalize):
         assert body.run == "{{workflow.parameters.tiphys-run}}"
         assert body.submission == "{{workflow.parameters.tiphys-submission}}"
         assert (body.uid, body.node) == ("{{workflow.uid}}", "{{node.name}}")
     assert {admit.step, conclude.step} == {"fit"}
-    assert (settle.step, settle.item) == ("{{inputs.parameters.step}}", "{{inputs.parameters.tiphys-item}}")
+    assert conclude.status == "{{inputs.parameters.status}}"
+    assert conclude.exit_code == "{{inputs.parameters.exit-code}}"
     assert admit.inputs == {"lr": "{{inputs.parameters.lr}}"}
     assert (finalize.status, finalize.failures) == ("{{workflow.status}}", "{{workflow.failures}}")
 
@@ -269,8 +257,8 @@ def test_inputs_are_handed_down_to_admission_and_to_the_program() -> None:
     assert made["fit-admit"]["inputs"]["artifacts"] == [{"name": "data", "path": "/tmp/data", "optional": True}]
     [of_program] = made["fit-run"]["inputs"]["artifacts"]
     assert {"name": "data", "path": "/tmp/data", "optional": True}.items() <= of_program.items()
-    attempt = tasks(made["fit-attempt"])
-    for caller in (tasks(made["fit"])["attempts"], attempt["admit"], attempt["run"]):
+    attempt = tasks(made["fit"])
+    for caller in (attempt["admit"], attempt["run"]):
         assert value(caller, "lr") == "{{inputs.parameters.lr}}"
         assert caller["arguments"]["artifacts"] == [
             {"name": "data", "from": "{{inputs.artifacts.data}}", "optional": True}
@@ -293,7 +281,7 @@ def test_an_item_is_handed_down_to_every_operation() -> None:
 
     sweep = made["main"]["dag"]["tasks"][0]
     assert {"name": "tiphys-item", "value": "{{item}}"} in sweep["arguments"]["parameters"]
-    for name in ("sweep-admit", "tiphys-settle", "sweep-conclude"):
+    for name in ("sweep-admit", "sweep-conclude"):
         assert made[name]["plugin"]["tiphys"]["item"] == "{{inputs.parameters.tiphys-item}}"
         assert {"name": "tiphys-item"} in made[name]["inputs"]["parameters"]
     assert {"name": "tiphys-item"} not in made["sweep-run"]["inputs"]["parameters"]

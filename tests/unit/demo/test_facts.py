@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.lineage import START_TIMES
 
 from hera_pipelines.demo.facts import DemoRunState
 from hera_pipelines.demo.fault_injection import PromiseBrokenError
@@ -18,7 +19,13 @@ def facts(tmp_path: Path) -> DemoRunState:
 def commit(facts: DemoRunState, attempt: int, step: int) -> None:
     layout = LineageLayout("digits/train")
     manifest = CheckpointManifest(
-        lineage="digits/train", run="digits", step="train", attempt=attempt, global_step=step, shards=()
+        lineage="digits/train",
+        run="digits",
+        step="train",
+        attempt=attempt,
+        global_step=step,
+        shards=(),
+        began=START_TIMES,
     )
     facts.store.create(layout.manifest(attempt, step), manifest.with_seal().to_bytes())
 

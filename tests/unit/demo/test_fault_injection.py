@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.lineage import START_TIMES
 
 from hera_pipelines.demo import fault_injection
 from tiphys.errors import TiphysError
@@ -22,7 +23,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def manifest(*shards: Shard) -> CheckpointManifest:
-    return CheckpointManifest(lineage="r/train", run="r", step="train", attempt=1, global_step=5, shards=shards)
+    return CheckpointManifest(
+        lineage="r/train", run="r", step="train", attempt=1, global_step=5, shards=shards, began=START_TIMES
+    )
 
 
 def test_a_killed_process_is_gone(sleeper: subprocess.Popen[bytes]) -> None:

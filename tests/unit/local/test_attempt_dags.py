@@ -1,11 +1,12 @@
-"""Attempts that are DAGs under a retryStrategy, and their pauses, as a test of Argo v4.1.2 ran them.
+"""Attempts that are DAGs under the retryStrategy of a training, and their pauses.
 
-| run       | settle    | attempt   | then           |
-|-----------|-----------|-----------|----------------|
-| Succeeded | Succeeded | Succeeded | the end        |
-| Failed    | Succeeded | Succeeded | the end        |
-| Failed    | Failed    | Failed    | the next one   |
-| Skipped   | Succeeded | Succeeded | the end        |
+| run       | conclude  | attempt   | then         |
+|-----------|-----------|-----------|--------------|
+| Succeeded | Succeeded | Succeeded | the end      |
+| Failed    | Succeeded | Succeeded | the end      |
+| Failed    | Error     | Error     | the next one |
+| Failed    | Failed    | Failed    | the end      |
+| Skipped   | Succeeded | Succeeded | the end      |
 """
 
 from pathlib import Path
@@ -19,7 +20,7 @@ from hera_pipelines.local.nodes import NodeChange
 
 ENDED = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
 EITHER = "tasks.run.status == 'Succeeded' ? tasks.run.outputs.{0}['x-y'] : tasks.admit.outputs.{0}['x-y']"
-ALWAYS = {"limit": "9", "retryPolicy": "Always", "backoff": {"duration": "1s"}}
+ON_ERROR = {"limit": "9", "retryPolicy": "OnError", "backoff": {"duration": "1s"}}
 
 
 def suspend(name: str, duration: str = "300ms", **rest: Any) -> Manifest:
@@ -27,7 +28,7 @@ def suspend(name: str, duration: str = "300ms", **rest: Any) -> Manifest:
 
 
 def attempts_workflow(source: str, pause: str = "300ms", **spec: Any) -> Manifest:
-    """``main`` → ``fit`` → the attempts, whose outputs come from ``run`` or from ``admit``."""
+    """``main`` → ``fit``, whose attempts have their outputs from ``run`` or from ``admit``."""
     admit = plugin("admit", "run", "x-y", op="admit")
     admit["outputs"]["artifacts"] = [{"name": "x-y", "path": "/unused", "optional": True}]
     run = shell(source, "run", "retry")
@@ -37,7 +38,7 @@ def attempts_workflow(source: str, pause: str = "300ms", **spec: Any) -> Manifes
         "artifacts": [{"name": "x-y", "path": "/tmp/a", **key}],
     }
     ended = {"code": "{{=tasks['run'].exitCode ?? '-1'}}", "status": "{{tasks.run.status}}"}
-    attempt = dag(
+    fit = dag(
         call("admit"),
         call("wake"),
         call(
@@ -46,27 +47,22 @@ def attempts_workflow(source: str, pause: str = "300ms", **spec: Any) -> Manifes
             depends="admit.Succeeded",
             when="{{tasks.admit.outputs.parameters.run}} == true",
         ),
-        call("settle", parameters=ended, depends=ENDED),
-        name="attempt",
-        retryStrategy=ALWAYS,
+        call("conclude", parameters=ended, depends=ENDED),
+        name="fit",
+        retryStrategy=ON_ERROR,
         outputs={
             "parameters": [{"name": "x", "valueFrom": {"expression": EITHER.format("parameters")}}],
             "artifacts": [{"name": "x", "fromExpression": EITHER.format("artifacts")}],
         },
     )
-    settle = plugin("settle", inputs=("code", "status"), op="settle", node="{{node.name}}")
-    settle["plugin"]["tiphys"] |= {key: f"{{{{inputs.parameters.{key}}}}}" for key in ("code", "status")}
-    fit = dag(call("attempts", "attempt"), name="fit")
-    fit["outputs"] = {
-        "parameters": [{"name": "x", "valueFrom": {"parameter": "{{tasks.attempts.outputs.parameters.x}}"}}],
-        "artifacts": [{"name": "x", "from": "{{tasks.attempts.outputs.artifacts.x}}"}],
-    }
+    conclude = plugin("conclude", inputs=("code", "status"), op="conclude", node="{{node.name}}")
+    conclude["plugin"]["tiphys"] |= {key: f"{{{{inputs.parameters.{key}}}}}" for key in ("code", "status")}
     use = shell("echo {{inputs.parameters.x}}; cat /tmp/in", "use", "x")
     use["inputs"]["artifacts"] = [{"name": "x", "path": "/tmp/in"}]
     main = dag(call("fit"), call("use", parameters={"x": "{{tasks.fit.outputs.parameters.x}}"}, depends="fit"))
     taken = [{"name": "x", "from": "{{tasks.fit.outputs.artifacts.x}}"}]
     main["dag"]["tasks"][1]["arguments"]["artifacts"] = taken
-    return workflow(main, fit, attempt, admit, settle, suspend("wake", pause), run, use, **spec)
+    return workflow(main, fit, admit, conclude, suspend("wake", pause), run, use, **spec)
 
 
 def answer(body: Body, run: str = "true") -> Body:
@@ -74,7 +70,9 @@ def answer(body: Body, run: str = "true") -> Body:
         reply = succeeded(run=run, **{"x-y": "reused"})
         reply["node"]["outputs"]["artifacts"] = [{"name": "x-y", "s3": {"key": "reused"}}]
         return reply
-    return failed("try again") if body["code"] == "75" else succeeded()
+    if body["code"] == "75":
+        return {"node": {"phase": "Error", "message": "try again"}}
+    return failed("for good") if body["code"] == "2" else succeeded()
 
 
 MAKE = "echo made > /tmp/p; echo made-file > /tmp/a; exit {}"
@@ -88,25 +86,48 @@ def run_attempts(folder: Path, source: str, run: str = "true") -> tuple[Bench, S
         return bench, scripted, bench.run(attempts_workflow(source))
 
 
-def test_a_failed_leaf_makes_the_next_attempt_and_a_good_one_ends_them(tmp_path: Path) -> None:
+def test_a_leaf_in_error_makes_the_next_attempt_and_a_good_one_ends_them(tmp_path: Path) -> None:
     bench, scripted, phase = run_attempts(tmp_path, MAKE.format(AGAIN))
     assert phase == "Succeeded"
-    first, second = "wf.fit.attempts(0)", "wf.fit.attempts(1)"
+    first, second = "wf.fit(0)", "wf.fit(1)"
     phases = bench.phases()
-    assert [phases[f"{first}{task}"] for task in ("", ".admit", ".wake", ".run", ".settle")] == [
+    assert [phases[f"{first}{task}"] for task in ("", ".admit", ".wake", ".run", ".conclude")] == [
+        "Error",
+        "Succeeded",
+        "Succeeded",
         "Failed",
-        "Succeeded",
-        "Succeeded",
+        "Error",
+    ]
+    assert {phases[f"{second}{task}"] for task in ("", ".admit", ".wake", ".run", ".conclude")} == {"Succeeded"}
+    assert phases["wf.fit"] == "Succeeded"
+    kinds = {change.node: change.kind for change in bench.changes}
+    assert [kinds[name] for name in ("wf.fit", first, f"{first}.wake")] == ["Retry", "DAG", "Suspend"]
+    ended = [(body["node"], body["code"], body["status"]) for body in scripted.bodies if body["op"] == "conclude"]
+    assert ended == [(f"{first}.conclude", "75", "Failed"), (f"{second}.conclude", "0", "Succeeded")]
+    assert bench.logs("use") == ["made\nmade-file\n"]
+
+
+def test_a_leaf_that_failed_for_good_ends_the_attempts(tmp_path: Path) -> None:
+    bench, scripted, phase = run_attempts(tmp_path, MAKE.format(2))
+    assert phase == "Failed"
+    phases = bench.phases()
+    assert [phases[name] for name in ("wf.fit(0).conclude", "wf.fit(0)", "wf.fit")] == ["Failed"] * 3
+    assert "wf.fit(1)" not in phases
+    assert [body["op"] for body in scripted.bodies] == ["admit", "conclude"]
+
+
+def test_an_admit_that_failed_starts_nothing_and_ends_the_attempts(tmp_path: Path) -> None:
+    with ScriptedPlugin(lambda _: failed("Rejected: no such pool")) as scripted:
+        bench = Bench(tmp_path, scripted, code=tmp_path)
+        assert bench.run(attempts_workflow(MAKE.format(1))) == "Failed"
+    phases = bench.phases()
+    assert [phases[name] for name in ("wf.fit(0).run", "wf.fit(0).conclude", "wf.fit(0)", "wf.fit")] == [
+        "Omitted",
+        "Omitted",
         "Failed",
         "Failed",
     ]
-    assert {phases[f"{second}{task}"] for task in ("", ".admit", ".wake", ".run", ".settle")} == {"Succeeded"}
-    assert phases["wf.fit.attempts"] == "Succeeded"
-    kinds = {change.node: change.kind for change in bench.changes}
-    assert [kinds[name] for name in ("wf.fit.attempts", first, f"{first}.wake")] == ["Retry", "DAG", "Suspend"]
-    settled = [(body["node"], body["code"], body["status"]) for body in scripted.bodies if body["op"] == "settle"]
-    assert settled == [(f"{first}.settle", "75", "Failed"), (f"{second}.settle", "0", "Succeeded")]
-    assert bench.logs("use") == ["made\nmade-file\n"]
+    assert "wf.fit(1)" not in phases
 
 
 @pytest.mark.parametrize(
@@ -118,13 +139,13 @@ def test_a_good_leaf_ends_the_attempts_and_what_run_did_not_make_comes_from_admi
 ) -> None:
     bench, scripted, phase = run_attempts(tmp_path, source, run)
     assert phase == "Succeeded"
-    assert bench.phases()["wf.fit.attempts(0).run"] == ended[1]
-    assert [(body["code"], body["status"]) for body in scripted.bodies if body["op"] == "settle"] == [ended]
+    assert bench.phases()["wf.fit(0).run"] == ended[1]
+    assert [(body["code"], body["status"]) for body in scripted.bodies if body["op"] == "conclude"] == [ended]
     assert bench.logs("use") == ["reused\nreused-file\n"]
 
 
 def test_an_attempt_whose_output_has_no_value_is_an_error_and_is_tried_again(tmp_path: Path) -> None:
-    attempt = dag(call("pause"), name="attempt", retryStrategy={**ALWAYS, "limit": 1})
+    attempt = dag(call("pause"), name="attempt", retryStrategy={**ON_ERROR, "limit": 1})
     attempt["outputs"] = {"artifacts": [{"name": "x", "fromExpression": "tasks.pause.outputs.artifacts['x']"}]}
     bench = Bench(tmp_path)
     assert bench.run(workflow(dag(call("fit", "attempt")), attempt, suspend("pause"))) == "Error"
@@ -192,11 +213,11 @@ def test_the_deadline_of_the_workflow_ends_a_pause(tmp_path: Path) -> None:
 def test_stop_ends_the_attempts_without_another_one(tmp_path: Path) -> None:
     with ScriptedPlugin(answer) as scripted:
         bench = Bench(tmp_path, scripted, code=tmp_path)
-        stop_when_suspended(bench, "wf.fit.attempts(0).wake")
+        stop_when_suspended(bench, "wf.fit(0).wake")
         assert bench.run(attempts_workflow(MAKE.format(1), pause="3h")) == "Failed"
-    assert bench.phases()["wf.fit.attempts(0).wake"] == "Failed"
-    assert bench.last("wf.fit.attempts").message == "Stopped with strategy 'Stop'"
-    assert "wf.fit.attempts(1)" not in bench.phases()
+    assert bench.phases()["wf.fit(0).wake"] == "Failed"
+    assert bench.last("wf.fit").message == "Stopped with strategy 'Stop'"
+    assert "wf.fit(1)" not in bench.phases()
 
 
 def test_a_pause_takes_no_slot_of_a_parallelism(tmp_path: Path) -> None:

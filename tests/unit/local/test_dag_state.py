@@ -134,18 +134,22 @@ def test_the_first_or_the_last_leaf_by_name_decides_between_failed_and_error(fai
 @pytest.mark.parametrize(
     ("phases", "result"),
     [
-        ({"admit": SUCCEEDED, "run": SUCCEEDED, "settle": SUCCEEDED}, SUCCEEDED),
-        ({"admit": SUCCEEDED, "run": FAILED, "settle": SUCCEEDED}, SUCCEEDED),
-        ({"admit": SUCCEEDED, "run": SUCCEEDED, "settle": FAILED}, FAILED),
-        ({"admit": SUCCEEDED, "run": FAILED, "settle": ERROR}, ERROR),
-        ({"admit": FAILED, "run": OMITTED, "settle": OMITTED}, FAILED),
-        ({"admit": SUCCEEDED, "run": FAILED, "settle": SUCCEEDED, "wake": FAILED}, FAILED),
-        ({"admit": SUCCEEDED, "run": SKIPPED, "settle": SUCCEEDED, "wake": SUCCEEDED}, SUCCEEDED),
+        ({"admit": SUCCEEDED, "run": SUCCEEDED, "conclude": SUCCEEDED}, SUCCEEDED),
+        ({"admit": SUCCEEDED, "run": FAILED, "conclude": SUCCEEDED}, SUCCEEDED),
+        ({"admit": SUCCEEDED, "run": FAILED, "conclude": FAILED}, FAILED),
+        ({"admit": SUCCEEDED, "run": SUCCEEDED, "conclude": FAILED}, FAILED),
+        ({"admit": SUCCEEDED, "run": FAILED, "conclude": ERROR}, ERROR),
+        ({"admit": SUCCEEDED, "run": ERROR, "conclude": FAILED, "wake": SUCCEEDED}, FAILED),
+        ({"admit": SUCCEEDED, "run": ERROR, "conclude": SUCCEEDED}, SUCCEEDED),
+        ({"admit": FAILED, "run": OMITTED, "conclude": OMITTED}, FAILED),
+        ({"admit": ERROR, "run": OMITTED, "conclude": OMITTED, "wake": SUCCEEDED}, ERROR),
+        ({"admit": SUCCEEDED, "run": FAILED, "conclude": SUCCEEDED, "wake": FAILED}, FAILED),
+        ({"admit": SUCCEEDED, "run": SKIPPED, "conclude": SUCCEEDED, "wake": SUCCEEDED}, SUCCEEDED),
     ],
 )
 def test_the_leaves_decide_the_phase_of_an_attempt(phases: dict[str, NodePhase], result: NodePhase) -> None:
     ends = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
-    attempt = [{"name": "admit"}, {"name": "run", "depends": "admit"}, {"name": "settle", "depends": ends}]
+    attempt = [{"name": "admit"}, {"name": "run", "depends": "admit"}, {"name": "conclude", "depends": ends}]
     wake = [{"name": "wake"}] if "wake" in phases else []
     assert graph(*attempt, *wake).phase(states(**phases)) is result
 

@@ -121,7 +121,8 @@ def test_ids_are_fnv_hashes_of_names() -> None:
         ("wf", "wf"),
         ("wf.fit", "fit"),
         ("wf.fit[0]", "[0]"),
-        ("wf.fit.attempts(1)", "attempts(1)"),
+        ("wf.fit(1)", "fit(1)"),
+        ("wf.fit(1).conclude", "conclude"),
         ("wf.sweep(1:lr:0.2)", "sweep(1:lr:0.2)"),
     ],
 )

@@ -263,7 +263,7 @@ def test_time_in_a_queue_counts_for_the_deadline_of_the_workflow() -> None:
     assert not found("deadline", subject_of(train(), activeDeadlineSeconds=3600))
 
 
-@pytest.mark.parametrize(("items", "state"), [(10, "ok"), (1250, "warning"), (20_000, "warning")])
+@pytest.mark.parametrize(("items", "state"), [(10, "ok"), (1750, "warning"), (20_000, "warning")])
 def test_the_workflow_fits_into_one_object(items: int, state: str) -> None:
     subject = subject_of(train(), tasks=[task("fit", withItems=[f"item-{number}" for number in range(items)])])
     one = only("size", subject)

@@ -1,9 +1,9 @@
-"""Bodies of the four operations, and what a node's name tells.
+"""Bodies of the operations, and what a node's name tells.
 
-| node | instance | try |
-|---|---|---|
-| wf.fit.attempts(1).admit | wf.fit | 1 |
-| wf.sweep(1:lr:0.2).conclude | wf.sweep(1:lr:0.2) | 0 |
+| node | instance | try | attempt |
+|---|---|---|---|
+| wf.fit(1).admit | wf.fit | 1 | wf.fit(1) |
+| wf.sweep(1:lr:0.2).conclude | wf.sweep(1:lr:0.2) | 0 | wf.sweep(1:lr:0.2) |
 """
 
 import pytest
@@ -13,21 +13,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from tiphys.protocol.operations import (
     ADMIT_OUTPUTS,
+    OPERATIONS,
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
     Operation,
-    SettleOperation,
     attempt_node_name,
     format_submission_end,
     parse_failure_summary,
-    retry_number,
     step_instance_name,
+    try_number,
 )
 
-OPERATION: TypeAdapter[AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation] = TypeAdapter(
-    Operation
-)
+OPERATION: TypeAdapter[AdmitOperation | ConcludeOperation | FinalizeOperation] = TypeAdapter(Operation)
 IDENTITY = {"run": "digits", "submission": "1", "uid": "u-1", "node": "wf.fit.admit"}
 
 
@@ -35,8 +33,8 @@ IDENTITY = {"run": "digits", "submission": "1", "uid": "u-1", "node": "wf.fit.ad
     ("body", "kind"),
     [
         ({"op": "admit", "step": "fit", "inputs": {"lr": "0.1"}}, AdmitOperation),
-        ({"op": "settle", "step": "fit", "status": "Failed", "exit_code": "75"}, SettleOperation),
-        ({"op": "conclude", "step": "fit", "status": "Succeeded"}, ConcludeOperation),
+        ({"op": "conclude", "step": "fit", "status": "Failed", "exit_code": "75"}, ConcludeOperation),
+        ({"op": "conclude", "step": "fit", "status": "Succeeded", "result": "0.9"}, ConcludeOperation),
         ({"op": "finalize", "status": "Failed", "failures": "[]"}, FinalizeOperation),
     ],
 )
@@ -45,6 +43,7 @@ def test_a_body_is_the_operation_that_it_names(body: dict[str, object], kind: ty
 
     assert type(operation) is kind
     assert operation.model_dump(exclude_unset=True) == IDENTITY | body
+    assert body["op"] in OPERATIONS
 
 
 @pytest.mark.parametrize(
@@ -52,6 +51,7 @@ def test_a_body_is_the_operation_that_it_names(body: dict[str, object], kind: ty
     [
         {},
         {"op": "delete", "step": "fit"},
+        {"op": "settle", "step": "fit", "status": "Failed", "exit_code": "75"},
         {"op": "admit"},
         {"op": "admit", "step": "fit", "namespace": "kube-system"},
         {"op": "admit", "step": "fit", "gpus": 8},
@@ -59,7 +59,7 @@ def test_a_body_is_the_operation_that_it_names(body: dict[str, object], kind: ty
         {"op": "admit", "step": 1},
     ],
 )
-def test_a_body_that_is_none_of_the_four_is_refused(body: dict[str, object]) -> None:
+def test_a_body_that_is_no_operation_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         OPERATION.validate_python(IDENTITY | body)
 
@@ -79,36 +79,43 @@ def test_a_bare_submit_leaves_run_and_submission_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "instance", "retry", "attempt"),
+    ("node", "instance", "number", "attempt"),
     [
-        ("wf.fit.attempts(0).admit", "wf.fit", 0, "wf.fit.attempts(0)"),
-        ("wf.fit.attempts(12).settle", "wf.fit", 12, "wf.fit.attempts(12)"),
-        ("wf.fit.attempts(2).run", "wf.fit", 0, None),
-        ("wf.fit.conclude", "wf.fit", 0, None),
-        ("wf.prep.run(3)", "wf.prep", 0, None),
-        ("wf.sweep(1:lr:0.2).attempts(1).admit", "wf.sweep(1:lr:0.2)", 1, "wf.sweep(1:lr:0.2).attempts(1)"),
-        ("wf.sweep(0:.attempts(7).admit).admit", "wf.sweep(0:.attempts(7).admit)", 0, None),
-        ("wf.attempts.attempts(1).admit", "wf.attempts", 1, "wf.attempts.attempts(1)"),
-        ("wf.admit.admit", "wf.admit", 0, None),
-        ("wf.prep.admit", "wf.prep", 0, None),
-        ("wf", "wf", 0, None),
+        ("wf.fit(0).admit", "wf.fit", 0, "wf.fit(0)"),
+        ("wf.fit(12).conclude", "wf.fit", 12, "wf.fit(12)"),
+        ("wf.fit(2).run", "wf.fit", 0, "wf.fit(2).run"),
+        ("wf.fit.conclude", "wf.fit", 0, "wf.fit"),
+        ("wf.prep.run(3)", "wf.prep", 0, "wf.prep.run(3)"),
+        ("wf.prep(3)", "wf.prep", 0, "wf.prep(3)"),
+        ("wf.sweep(1:lr:0.2)(1).admit", "wf.sweep(1:lr:0.2)", 1, "wf.sweep(1:lr:0.2)(1)"),
+        ("wf.sweep(1:lr:0.2).conclude", "wf.sweep(1:lr:0.2)", 0, "wf.sweep(1:lr:0.2)"),
+        ("wf.sweep(0:(7).admit).admit", "wf.sweep(0:(7).admit)", 0, "wf.sweep(0:(7).admit)"),
+        ("wf.conclude(1).admit", "wf.conclude", 1, "wf.conclude(1)"),
+        ("wf.admit.admit", "wf.admit", 0, "wf.admit"),
+        ("wf.prep.admit", "wf.prep", 0, "wf.prep"),
+        ("wf.onExit", "wf.onExit", 0, "wf.onExit"),
+        ("wf", "wf", 0, "wf"),
     ],
 )
-def test_a_nodes_name_tells_its_step_and_its_try(node: str, instance: str, retry: int, attempt: str | None) -> None:
+def test_a_nodes_name_tells_its_step_its_try_and_its_attempt(
+    node: str, instance: str, number: int, attempt: str
+) -> None:
     assert step_instance_name(node) == instance
-    assert retry_number(node) == retry
+    assert try_number(node) == number
     assert attempt_node_name(node) == attempt
 
 
-@given(st.text(), st.integers(0, 10**6))
-def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, retry: int) -> None:
+@given(st.text().filter(lambda text: "(" not in text), st.integers(0, 10**6))
+def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, number: int) -> None:
+    """Argo takes parentheses out of the text of an item."""
     step = f"wf.sweep(0:{item})"
+    tried = [f"{step}({number}).{op}" for op in ("admit", "run", "conclude")]
+    once = [f"{step}.{op}" for op in ("admit", "run", "run(2)", "conclude")]
 
-    tried = [f"{step}.attempts({retry}).{op}" for op in ("admit", "run", "settle")]
-
-    names = [*tried, f"{step}.conclude"]
-    assert {step_instance_name(name) for name in names} == {step}
-    assert {retry_number(tried[0]), retry_number(tried[2])} == {retry}
+    assert {step_instance_name(name) for name in (*tried, *once)} == {step}
+    assert [try_number(name) for name in (tried[0], tried[2], once[0], once[3])] == [number, number, 0, 0]
+    assert {attempt_node_name(name) for name in (tried[0], tried[2])} == {f"{step}({number})"}
+    assert {attempt_node_name(name) for name in (once[0], once[3])} == {step}
 
 
 @given(st.from_regex(r"[a-z0-9-]+", fullmatch=True), st.integers(1, 10**6), st.text())

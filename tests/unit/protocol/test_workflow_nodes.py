@@ -182,7 +182,7 @@ def test_pod_names_its_node():
         return {"metadata": {"annotations": annotations}}
 
     assert node_of_pod(pod(**{NODE_NAME_ANNOTATION: "wf.prep(0)"})) == "wf.prep(0)"
-    assert node_of_pod(pod(**{NODE_ANNOTATION: "wf.fit.attempts(0).run"})) == "wf.fit.attempts(0).run"
+    assert node_of_pod(pod(**{NODE_ANNOTATION: "wf.fit(0).run"})) == "wf.fit(0).run"
     assert node_of_pod({"metadata": {}}) == node_of_pod({"metadata": {"annotations": None}}) == ""
 
 

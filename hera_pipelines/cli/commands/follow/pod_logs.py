@@ -166,7 +166,7 @@ class ClusterPodLogs:
     def _find_archived(self, claim: AttemptClaim, tail: int | None, max_bytes: int | None) -> Iterator[PodLog]:
         bound = read_submission_bound(self._store, self._cluster, claim)
         workflow = self._api.get(WORKFLOWS, bound.namespace, bound.workflow_name)
-        prefix = attempt_node_name(claim.node) or claim.instance
+        prefix = claim.instance if _is_ungated(claim) else attempt_node_name(claim.node)
         for node in read_nodes(workflow or {}):
             name = str(node["name"])
             is_own = without_try(name) == prefix if _is_ungated(claim) else name.startswith(f"{prefix}.run")

@@ -29,7 +29,7 @@ def state(*nodes: dict[str, Any]) -> dict[str, Any]:
     [
         ("", ""),
         (".fit", "fit"),
-        (".fit.attempts(1).admit", "fit"),
+        (".fit(1).admit", "fit"),
         (".sweep(0:lr:0.1).admit", "sweep"),
         (".onExit", ""),
         (".onExit[0].tell", ""),
@@ -96,7 +96,7 @@ def test_the_board_tells_a_cluster_run_as_it_tells_a_local_one() -> None:
     board, reader = ProgressTable(["fit"]), NodeChangeReader("wf", ["fit"])
     seen = [
         state(node(".fit", kind="Steps")),
-        state(node(".fit", kind="Steps"), node(".fit.attempts(0).admit", "Pending", message="queue is full")),
+        state(node(".fit", kind="Steps"), node(".fit(0).admit", "Pending", message="queue is full")),
         state(node(".fit", "Succeeded", kind="Steps")),
     ]
     lines = [line for one in seen for change in reader.changes(one) for line in board.apply_change(change)]

@@ -69,14 +69,14 @@ def test_the_tasks_own_node_sets_phase_and_times() -> None:
 
 def test_a_wait_inside_the_task_tells_its_reason_once() -> None:
     board = ProgressTable(["fit"])
-    wait = change("wf.fit.attempts(0).admit", NodePhase.PENDING, "QueueFull: 8 of 8 A100 are held")
+    wait = change("wf.fit(0).admit", NodePhase.PENDING, "QueueFull: 8 of 8 A100 are held")
     assert board.apply_change(wait) == ["fit: QueueFull: 8 of 8 A100 are held"]
     assert board.apply_change(wait) == []
 
 
 def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
     board = ProgressTable(["fit"])
-    failed = change("wf.fit.attempts", message="child 'wf-123' failed", kind="Steps")
+    failed = change("wf.fit(0)", NodePhase.ERROR, "child 'wf-123' errored", kind="DAG")
     assert board.apply_change(failed) == []
     assert board.rows["fit"].message == ""
 
@@ -85,7 +85,9 @@ def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
     ("node", "verdict"),
     [
         ("wf.fit.conclude", "fit failed in attempt 1 by user error"),
+        ("wf.fit(0).conclude", "fit failed in attempt 1 by user error"),
         ("wf.fit(1:0.1).conclude", "fit[1] failed in attempt 1 by user error"),
+        ("wf.fit(1:0.1)(2).conclude", "fit[1] failed in attempt 3 by user error"),
     ],
 )
 def test_a_verdict_that_names_its_step_is_not_named_twice(node: str, verdict: str) -> None:
@@ -110,10 +112,23 @@ def test_a_task_that_could_not_start_tells_why() -> None:
 
 def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:
     board = ProgressTable(["fit"])
-    board.apply_change(change("wf.fit.attempts", message="Backoff for 5 seconds", kind="Retry"))
+    again = "Attempt 1 ended by preemption, asked to stop; attempt 2 resumes from step 7"
+    told = [
+        board.apply_change(change(f"wf.{node}", phase, message, kind=kind))
+        for node, phase, message, kind in (
+            ("fit", NodePhase.RUNNING, "", "Retry"),
+            ("fit(0)", NodePhase.RUNNING, "", "DAG"),
+            ("fit(0).conclude", NodePhase.ERROR, again, "Plugin"),
+            ("fit(0)", NodePhase.ERROR, "", "DAG"),
+            ("fit", NodePhase.RUNNING, "Backoff for 5 seconds", "Retry"),
+        )
+    ]
+    assert told == [["fit: Running"], [], [f"fit: {again}"], [], ["fit: Backoff for 5 seconds"]]
     assert board.rows["fit"].message == "Backoff for 5 seconds"
-    assert board.apply_change(change("wf.fit.attempts(1).admit")) == []
-    assert (board.rows["fit"].attempt, board.rows["fit"].message) == (2, "")
+    board.apply_change(change("wf.fit(1)", kind="DAG"))
+    assert board.apply_change(change("wf.fit(1).admit")) == []
+    row = board.rows["fit"]
+    assert (row.attempt, row.message, row.phase, row.tries, row.items) == (2, "", NodePhase.RUNNING, 1, {})
 
 
 def test_the_tries_of_a_step_without_a_gate_are_neither_items_nor_attempts() -> None:
@@ -176,7 +191,7 @@ def test_items_of_a_fan_out_speak_for_themselves_and_are_counted() -> None:
     board = ProgressTable(["sweep"])
     for item in ("sweep(0:lr:0.1)", "sweep(1:lr:0.2)"):
         board.apply_change(change(f"wf.{item}", task="sweep", kind="Steps"))
-    said = change("wf.sweep(1:lr:0.2).attempts(1).admit", message="Attempt 2 resumes", task="sweep")
+    said = change("wf.sweep(1:lr:0.2)(1).admit", message="Attempt 2 resumes", task="sweep")
     assert board.apply_change(said) == ["sweep[1]: Attempt 2 resumes"]
     assert board.apply_change(change("wf.sweep(0:lr:0.1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps")) == []
     row = board.rows["sweep"]
@@ -215,25 +230,26 @@ def test_running_items_of_a_fan_out_are_told_with_their_steps() -> None:
 
 def test_attempts_that_are_dags_belong_to_their_item() -> None:
     board = ProgressTable(["sweep"])
-    board.apply_change(change("wf.sweep(0:lr:0.1)", task="sweep", kind="DAG"))
-    board.apply_change(change("wf.sweep(0:lr:0.1).attempts(0)", NodePhase.FAILED, task="sweep", kind="DAG"))
-    said = change("wf.sweep(0:lr:0.1).attempts(0).admit", message="starts", task="sweep")
+    board.apply_change(change("wf.sweep(0:lr:0.1)", task="sweep", kind="Retry"))
+    board.apply_change(change("wf.sweep(0:lr:0.1)(0)", NodePhase.ERROR, task="sweep", kind="DAG"))
+    said = change("wf.sweep(0:lr:0.1)(1).admit", message="starts", task="sweep")
     assert board.apply_change(said) == ["sweep[0]: starts"]
-    assert board.rows["sweep"].items == {"sweep[0]": NodePhase.RUNNING}
+    row = board.rows["sweep"]
+    assert (row.items, row.items_failed, row.attempt) == ({"sweep[0]": NodePhase.RUNNING}, 0, 2)
 
 
 @pytest.mark.parametrize("phase", [NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED])
 def test_a_pause_inside_a_task_is_not_shown(phase: NodePhase) -> None:
     board = ProgressTable(["fit"])
     stopped = "Stopped with strategy 'Stop'" if phase is NodePhase.FAILED else ""
-    assert board.apply_change(change("wf.fit.attempts(0).wake", phase, stopped, kind="Suspend")) == []
+    assert board.apply_change(change("wf.fit(0).wake", phase, stopped, kind="Suspend")) == []
     assert board.rows["fit"].message == ""
 
 
 def test_two_items_may_say_the_same() -> None:
     board = ProgressTable(["sweep"])
     for item in (0, 1):
-        said = change(f"wf.sweep({item}:{item}).attempts(0).admit", message="starts", task="sweep")
+        said = change(f"wf.sweep({item}:{item})(0).admit", message="starts", task="sweep")
         assert board.apply_change(said) == [f"sweep[{item}]: starts"]
 
 
@@ -244,13 +260,13 @@ def test_a_retry_that_is_over_repeats_nothing() -> None:
 
 def test_a_retry_is_no_item_of_a_fan_out() -> None:
     board = ProgressTable(["fit"])
-    board.apply_change(change("wf.fit.attempts(1)", kind="Steps"))
+    board.apply_change(change("wf.fit(1)", kind="DAG"))
     assert board.rows["fit"].items == {}
 
 
 def test_the_last_words_of_a_failed_container_are_kept() -> None:
     board = ProgressTable(["fit"])
-    board.apply_change(change("wf.fit.attempts(0).run", NodePhase.FAILED, "exit code 1", log_tail=("out", "of luck")))
+    board.apply_change(change("wf.fit(0).run", NodePhase.FAILED, "exit code 1", log_tail=("out", "of luck")))
     board.apply_change(change("wf.fit.conclude", NodePhase.FAILED, "gave up"))
     assert board.rows["fit"].log_tail == ("out", "of luck")
 
@@ -285,7 +301,7 @@ def test_the_report_of_an_attempt_before_is_not_that_of_the_next() -> None:
     board.record_training("fit", TrainingSnapshot(None, report(at=9)))
     assert board.rows["fit"].training is None  # of an earlier submission
     board.record_training("fit", TrainingSnapshot(None, report(at=20)))
-    board.apply_change(change("wf.fit.attempts(1).admit", at=30))
+    board.apply_change(change("wf.fit(1).admit", at=30))
     assert board.rows["fit"].training is None
     board.record_training("fit", TrainingSnapshot(None, report(at=20)))
     assert board.rows["fit"].training is None
@@ -327,7 +343,7 @@ def test_only_failed_tasks_are_failures() -> None:
 
 def test_what_a_running_program_reports_stands_below_the_table() -> None:
     table = ProgressTable(["fit"])
-    table.apply_change(change("wf.fit.attempts(0).run", message="step 7 is not saved yet", kind="Pod"))
+    table.apply_change(change("wf.fit(0).run", message="step 7 is not saved yet", kind="Pod"))
     assert table.notice == "fit: step 7 is not saved yet"
-    table.apply_change(change("wf.fit.attempts(0).run", NodePhase.FAILED, "main: Error", kind="Pod"))
+    table.apply_change(change("wf.fit(0).run", NodePhase.FAILED, "main: Error", kind="Pod"))
     assert table.notice == "fit: step 7 is not saved yet"

@@ -7,9 +7,8 @@ import pytest
 from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, node
 from support.desk import Desk
 from support.kube_server import serving
-from support.ledger import lease, waiting
+from support.ledger import lease, ledger_status, waiting
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
 
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
 from tiphys.records import utc_now
@@ -39,7 +38,7 @@ def hold(desk: Desk) -> None:
     """Two members of a gang, two GPUs each, on the first node; and one that waits for more than there is."""
     held = replace(lease(4, members=2, gpu_type=MODEL), nodes=("n1", "n1"))
     book = LedgerState((held,), (waiting(6, 1, uid="u7", gpu_type=MODEL),))
-    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode_status(book)}, subresource="status")
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": ledger_status(book)}, subresource="status")
 
 
 def test_every_node_is_shown_with_what_is_used_and_why_it_is_not(desk):
@@ -125,7 +124,7 @@ def told_slow(folder, member: int = 1) -> str:
 def test_nodes_of_slow_ranks_are_told_of_where_a_store_is_given(desk, tmp_path):
     desk.queues("apply", text=BY_NODES)
     gang = replace(lease(8, "gang", members=4, gpu_type=MODEL), nodes=("n1", "n1", "n2", "n2"))
-    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode_status(LedgerState((gang,)))}, subresource="status")
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": ledger_status(LedgerState((gang,)))}, subresource="status")
     for rank, host in enumerate(("n2", "n1", "n2", "n1")):
         desk.api.create(PODS, "ml", member("run-gang", rank, host))
     url = told_slow(tmp_path / "store")

@@ -211,13 +211,22 @@ def test_show_of_queues_that_cannot_be_read_says_that_nothing_is_granted(desk):
     assert "no GPUs are granted: the spec of GPULedger ml/default: queues.0.gpus: Field required" in err
 
 
-def test_damaged_book_is_an_error_of_its_own(desk):
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ({"version": 5}, "it has format 5, and this Tiphys reads 6; repair it with `kubectl edit"),
+        ({"version": 7}, "it has format 7, and this Tiphys reads 6; upgrade Tiphys"),
+        ({"version": 6}, "log: KeyError"),
+        ({"version": 6, "log": {"id": "a", "number": 1, "entries": [{"n": 1, "leases": [{"id": "a"}]}]}}, "lease.uid:"),
+    ],
+)
+def test_damaged_book_is_an_error_of_its_own(desk, status, says):
     made = desk.api.create(GPU_LEDGERS, "ml", {"metadata": {"name": "default"}})
-    desk.api.replace(GPU_LEDGERS, "ml", {**made, "status": {"version": 5}}, "status")
+    desk.api.replace(GPU_LEDGERS, "ml", {**made, "status": status}, "status")
     for verb in ("show", "apply"):
         code, _, err = desk.queues(verb)
         assert code == 5
-        assert "the status of GPULedger ml/default is damaged: leases: Field required" in err
+        assert f"the status of GPULedger ml/default is damaged: {says}" in err
 
 
 LAB = """

@@ -37,7 +37,7 @@ ANSWERS = {
 KNOWN = {
     **{f"inputs.parameters.tiphys-{name}": value for name, value in ANSWERS.items()},
     "workflow.uid": "uid-1",
-    "node.name": 'digits.fit(0:lr:"a").attempts(0).run',
+    "node.name": 'digits.fit(0:lr:"a")(0).run',
     "inputs.parameters.learning-rate": 'a "quoted"\nvalue: {x}',
     "workflow.parameters.epochs": "3",
 }

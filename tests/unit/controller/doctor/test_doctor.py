@@ -150,8 +150,8 @@ def test_what_costs_time_at_each_step_is_said_first() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (None, "is not set, which means 10 s: each step waits 10 s for nothing, each training 50 s"),
-        ("5s", "is 5 s: each step waits 5 s for nothing, each training 25 s"),
+        (None, "is not set, which means 10 s: each step waits up to 10 s for nothing, a training 20 s for each late"),
+        ("5s", "is 5 s: each step waits up to 5 s for nothing, a training 10 s for each late answer of the plugin"),
     ],
 )
 def test_a_slow_controller_of_argo(value: str | None, sentence: str) -> None:

@@ -9,13 +9,14 @@ import pytest
 import yaml
 from support.compiled import History
 from support.memory import MemoryStore
-from tiphys_controller.plan.dag import Task, TaskGraph, find_references, find_template_names
+from tiphys_controller.plan.dag import Task, TaskGraph, find_template_names
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 
 from tiphys.protocol import fan_out
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.step_spec import StepSpec
+from tiphys.recording.bindings import find_references
 from tiphys.records import RunRecord, item_step_id
 from tiphys.store import RunLayout
 

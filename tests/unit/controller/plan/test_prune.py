@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 from support.compiled import gated, pipeline_of, plain
-from tiphys_controller.plan.bindings import OMITTED_OUTPUTS, TaskOutputs, bind_references, find_unbound_references
-from tiphys_controller.plan.dag import Reference, find_references
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, TaskPlan
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, prune_workflow, workflow_name
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.depends import DONE_RESULTS
+from tiphys.recording.bindings import (
+    OMITTED_OUTPUTS,
+    Reference,
+    TaskOutputs,
+    bind_references,
+    find_references,
+    find_unbound_references,
+)
 
 IDENTITY = SubmissionIdentity("digits-1", 2, "digits-1-2", "ml")
 DONE = {"prep": TaskOutputs({"status": "Succeeded", "outputs.parameters.n": "5"}, {"data": "data/runs/digits/x/data"})}

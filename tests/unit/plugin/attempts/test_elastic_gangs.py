@@ -33,6 +33,7 @@ from tiphys_plugin.attempts import gangs
 from tiphys_plugin.eviction.evict import longest_grace_seconds, select_pods_on_nodes, select_pods_to_evict
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.failures.classify import classify_failure
@@ -52,7 +53,7 @@ def here(tmp_path: Path) -> World:
 
 
 def spec(**changes: object) -> StepSpec:
-    return fit(artifacts=(), gang=GANG, gpu=gpus(8, members=4, min_members=2), **changes)
+    return fit(**{"artifacts": (), "gang": GANG, "gpu": gpus(8, members=4, min_members=2), **changes})
 
 
 def member(here: World, rank: int, phase: str = "Running", **fields: object) -> PodStatus:
@@ -127,8 +128,9 @@ def test_what_a_lost_member_held_is_given_back_once_its_pod_is_gone(here: World)
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.ENDING, remaining=3)
     for rank in (0, 1, 3):
         member(here, rank, "Succeeded")
-    settled = flow.settle("fit", 0, status="Succeeded")
-    assert said(settled) == "Attempt 1 succeeded, with 3 of its 4 nodes in the end; its outputs are verified next"
+    verdict = flow.conclude("fit", 0)
+    assert said(verdict) == "Attempt 1 is done: no outputs to be verified; 3 of its 4 nodes were left in the end"
+    assert flow.conclude("fit", 0) == verdict
     assert not here.ledger.snapshot().leases
 
 
@@ -139,7 +141,25 @@ def test_without_gpus_what_made_its_pods_says_how_many_are_left(here: World) -> 
         member(here, rank, "Succeeded")
     objects(here).lose(pod(3))
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED, remaining=3)
-    assert said(flow.settle("fit", 0, status="Succeeded")).startswith("Attempt 1 succeeded, with 3 of its 4 nodes")
+    assert said(flow.conclude("fit", 0)).endswith("; 3 of its 4 nodes were left in the end")
+
+
+def test_slow_verification_keeps_how_many_members_were_left(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = here.submit(spec(artifacts=("model",)))
+    name = started(here, flow)
+    flow.write_output(flow.admit("fit", 0), "artifacts/model", b"weights")
+    objects(here).lose(pod(2))
+    objects(here).objects[name] = replace(objects(here).objects[name], remaining=3)
+    look(here)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
+    for rank in (0, 1, 3):
+        member(here, rank, "Succeeded")
+    with monkeypatch.context() as patched:
+        patched.setattr(here.core._context.hasher, "hash_objects", lambda *_: HashingProgress(0, 1))
+        assert phase(flow.conclude("fit", 0)) == "Pending"
+    verdict = flow.conclude("fit", 0)
+    assert said(verdict) == "Attempt 1 is done: 1 object verified; 3 of its 4 nodes were left in the end"
+    assert not here.ledger.snapshot().leases
 
 
 @pytest.mark.parametrize(
@@ -162,7 +182,7 @@ def test_a_member_that_it_could_spare_is_no_cause_of_its_end(here: World) -> Non
     put(here, 3, "Failed", after=1, reason="OOMKilled")
     for rank in range(3):
         put(here, rank, "Failed", after=9, exit_code=1)
-    assert "the program exited with 1" in said(flow.settle("fit", 0, status="Failed"))
+    assert "the program exited with 1" in said(flow.end_try("fit", 0, status="Failed"))
 
 
 @pytest.fixture
@@ -270,7 +290,7 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
     flow = here.submit(spec())
     name = started(here, flow)
     put(here, 3, "Failed", after=5, exit_code=1)
-    assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
+    assert phase(flow.end_try("fit", 0, status="Error")) == "Pending"
     assert objects(here).ended == [name], "it would go on for nobody"
 
 
@@ -349,28 +369,28 @@ def test_what_it_could_not_go_on_without_decides(
 def fails_beside_a_deleted_first_member(
     here: World, flow: Flow, number: int, exit_code: int, saved: int
 ) -> ExecuteReply:
-    """The answer of settle after rank 0 saved a step, and the Job deleted it because the others exited."""
+    """The answer of conclude after rank 0 saved a step, and the Job deleted it because the others exited."""
     name = outputs(flow.admit("fit", number - 1))["gang"]
     objects(here).objects[name] = replace(JOB, name=name, stage=GangPhase.FINISHED, remaining=1)
     commit(here.store, "digits-abc12/fit", number, saved)
     labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: str(number), GANG_LABEL: "job"}
     for rank in (1, 2, 3):
         here.cluster.write_pod(pod(rank, "Failed", 9.0, labels=labels, exit_code=exit_code))
-    return flow.settle("fit", number - 1, status="Failed")
+    return flow.end_try("fit", number - 1, status="Failed")
 
 
 @pytest.mark.parametrize("exit_code", [2, 64])
 def test_usage_error_of_members_ends_the_trying_although_the_first_member_saved(here: World, exit_code: int) -> None:
     flow = here.submit(spec())
-    settled = fails_beside_a_deleted_first_member(here, flow, 1, exit_code, saved=40)
-    assert (phase(settled), "user error" in said(settled)) == ("Succeeded", True)
+    verdict = fails_beside_a_deleted_first_member(here, flow, 1, exit_code, saved=40)
+    assert (phase(verdict), "user error" in said(verdict)) == ("Failed", True)
     assert not here.ledger.snapshot().leases
 
 
 def test_a_save_of_the_first_member_without_a_further_step_refunds_nothing(here: World) -> None:
-    flow = here.submit(spec(retry=RetryPolicy(infrastructure=2)))
+    flow = here.submit(spec(retry=RetryPolicy(infrastructure=2, backoff_seconds=1)))
     saved = [(1, 40), (2, 40), (3, 41), (4, 41), (5, 41)]
     answers = [phase(fails_beside_a_deleted_first_member(here, flow, number, 1, step)) for number, step in saved]
-    assert answers == ["Failed"] * 4 + ["Succeeded"]
+    assert answers == ["Error"] * 4 + ["Failed"]
     ends = [one for one in records(here.store, "control/runs/digits-abc12/attempts/fit/") if "outcome" in one]
     assert [one["progress"] for one in ends] == [True, False, True, False, False]

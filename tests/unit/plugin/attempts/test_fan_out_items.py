@@ -1,9 +1,10 @@
 """Fan-out items are known by their value, and equal ones by who asked first."""
 
 import pytest
-from support.world import World, outputs, phase, prep, records, world
+from support.world import World, fit, outputs, phase, prep, records, world
 
 from tiphys.records import item_step_id
+from tiphys.store import read_step_attempts
 
 
 @pytest.fixture
@@ -38,6 +39,28 @@ def test_conclude_finds_the_item_of_its_admit(here):
     flow.admit("sweep", item="1:a")
     assert phase(flow.conclude("sweep", item="0:a")) == "Succeeded"
     assert phase(flow.conclude("sweep", item="1:a")) == "Failed"
+
+
+@pytest.mark.parametrize("value", ["lr:0.2", "a(1).admit", "x(0)"])
+def test_tries_of_a_training_item_are_attempts_of_that_item(here, value):
+    flow = here.submit(fit(name="sweep", fan_out=True))
+    item = f"1:{value}"
+    flow.admit("sweep", 0, item=f"0:{value}")
+    flow.admit("sweep", 0, item=item)
+    failed = flow.conclude("sweep", 0, item=item, status="Failed", exit_code="75")
+    assert phase(failed) == "Error"
+    again = flow.admit("sweep", 1, item=item)
+    assert (outputs(again)["step"], outputs(again)["attempt"]) == (item_step_id("sweep", value, 1), "2")
+    flow.write_output(again, "artifacts/model", b"m")
+    assert phase(flow.conclude("sweep", 1, item=item)) == "Succeeded"
+    assert flow.conclude("sweep", 0, item=item, status="Failed", exit_code="75") == failed
+
+    attempts = read_step_attempts(here.store, "digits-abc12", item_step_id("sweep", value, 1))
+    node = f"digits-abc12.sweep({item})"
+    assert [attempt.claim.node for attempt in attempts] == [f"{node}(0).admit", f"{node}(1).admit"]
+    assert {attempt.claim.instance for attempt in attempts} == {node}
+    [other] = read_step_attempts(here.store, "digits-abc12", item_step_id("sweep", value, 0))
+    assert other.end is None
 
 
 def test_value_counts_in_its_canonical_form(here):

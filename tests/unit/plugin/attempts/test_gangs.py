@@ -1,4 +1,4 @@
-"""An attempt of several pods through admit, settle and conclude.
+"""An attempt of several pods through admit and conclude.
 
 | what is seen of it | cause | message names |
 |---|---|---|
@@ -156,7 +156,7 @@ def test_members_are_told_where_their_inputs_lie(here: World) -> None:
 def test_an_input_from_elsewhere_is_refused_before_anything_is_held(here: World) -> None:
     given = [{"name": "data", "http": {"url": "https://example.com/data"}}]
     reply = here.submit(spec()).admit("fit", 0, artifacts=given)
-    assert outputs(reply)["run"] == "false"
+    assert phase(reply) == "Failed"
     assert "input artifact 'data' is not in" in said(reply)
     assert not here.ledger.snapshot().leases
 
@@ -166,13 +166,12 @@ def test_gpus_are_held_until_the_last_pod_is_gone(here: World) -> None:
     name = started(here, flow)
     put(here, 1, "Failed", after=5, exit_code=3)
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.ENDING)
-    assert phase(flow.settle("fit", 0)) == "Pending"
+    assert phase(flow.end_try("fit", 0)) == "Pending"
     for rank in (0, 2, 3):
-        assert phase(flow.settle("fit", 0)) == "Pending"
+        assert phase(flow.end_try("fit", 0)) == "Pending"
         assert len(here.ledger.snapshot().leases) == 1
         put(here, rank, "Failed", after=6, **TOLD)
-    settled = flow.settle("fit", 0)
-    assert (phase(settled), objects(here).ended) == ("Succeeded", []), "it ended by itself"
+    assert (phase(flow.end_try("fit", 0)), objects(here).ended) == ("Failed", []), "it ended by itself"
     assert ends(here) == [("user_error", "rank 1 of 4: the program exited with 3")]
     assert not here.ledger.snapshot().leases
 
@@ -180,11 +179,11 @@ def test_gpus_are_held_until_the_last_pod_is_gone(here: World) -> None:
 def test_one_that_goes_on_without_its_watcher_is_ended(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
-    assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
+    assert phase(flow.end_try("fit", 0, status="Error")) == "Pending"
     assert objects(here).ended == [name]
     for rank in range(4):
         put(here, rank, "Failed", after=6, **TOLD)
-    assert phase(flow.settle("fit", 0, status="Error")) == "Failed"
+    assert phase(flow.end_try("fit", 0, status="Error")) == "Error"
     assert [cause for cause, _ in ends(here)] == ["infrastructure"]
 
 
@@ -192,9 +191,9 @@ def test_an_object_whose_pods_are_still_to_come_is_ended_and_waited_for(here: Wo
     flow = here.submit(spec())
     name = outputs(flow.admit("fit", 0))["gang"]
     objects(here).objects[name] = replace(JOB, name=name, stage=GangPhase.ACTIVE)
-    assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
+    assert phase(flow.end_try("fit", 0, status="Error")) == "Pending"
     assert len(here.ledger.snapshot().leases) == 1
-    assert phase(flow.settle("fit", 0, status="Error")) == "Failed"
+    assert phase(flow.end_try("fit", 0, status="Error")) == "Error"
     assert not here.ledger.snapshot().leases
 
 
@@ -202,7 +201,7 @@ def test_a_member_that_failed_is_not_deleted_before_its_end_is_read(here: World)
     flow = here.submit(spec())
     started(here, flow)
     put(here, 1, "Failed", after=5, exit_code=3)
-    assert phase(flow.settle("fit", 0)) == "Pending"
+    assert phase(flow.end_try("fit", 0)) == "Pending"
     assert objects(here).ended == [], "what made it has not yet noticed, and will remember it"
 
 
@@ -227,8 +226,8 @@ def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
     for rank in range(4):
         put(here, rank, "Succeeded", exit_code=0)
-    assert said(flow.settle("fit", 0, status="Succeeded")) == "Attempt 1 succeeded; its outputs are verified next"
-    assert phase(flow.conclude("fit", 0, status="Failed")) == "Succeeded", "the agent pod was lost, not the training"
+    verdict = flow.conclude("fit", 0)
+    assert (phase(verdict), said(verdict)) == ("Succeeded", "Attempt 1 is done: no outputs to be verified")
 
 
 def test_a_gang_that_finished_is_not_run_again_where_its_watching_pod_was_lost(here: World) -> None:
@@ -237,10 +236,10 @@ def test_a_gang_that_finished_is_not_run_again_where_its_watching_pod_was_lost(h
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
     for rank in range(4):
         put(here, rank, "Succeeded", exit_code=0)
-    settled = flow.settle("fit", 0, status="Error", exit_code="")
-    assert phase(settled) == "Succeeded"
-    assert said(settled) == "Attempt 1 succeeded, although Argo reports Error; its outputs are verified next"
-    assert phase(flow.conclude("fit", 0, status="Error")) == "Succeeded"
+    verdict = flow.end_try("fit", 0, status="Error", exit_code="")
+    assert phase(verdict) == "Succeeded", "the watching pod was lost, not the training"
+    assert said(verdict) == "Attempt 1 is done, although Argo reports Error: no outputs to be verified"
+    assert flow.end_try("fit", 0, status="Error", exit_code="") == verdict
 
 
 @pytest.mark.parametrize("lost", [(0,), (1, 3), (0, 1, 2, 3)])
@@ -255,13 +254,13 @@ def test_gang_that_its_job_calls_complete_is_done_although_pods_went_with_the_no
         made = put(here, rank, "Succeeded", exit_code=0)
         if rank in lost:
             objects(here).lose(made)
-    assert phase(flow.settle("fit", 0, status="Error", exit_code="")) == "Succeeded"
+    verdict = flow.end_try("fit", 0, status="Error", exit_code="")
+    assert (phase(verdict), artifacts(verdict)) == ("Succeeded", {"model": key})
     assert not here.ledger.snapshot().leases
-    assert artifacts(flow.conclude("fit", 0, status="Error")) == {"model": key}
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_next_try_of_a_gang_whose_end_was_not_settled_takes_its_result_over_without_gpus(
+def test_next_try_of_a_gang_whose_end_was_not_concluded_takes_its_result_over_without_gpus(
     here: World, is_complete: bool
 ) -> None:
     flow = here.submit(fit(gang=FOUR, gpu=gpus(8, members=4)))
@@ -275,7 +274,7 @@ def test_next_try_of_a_gang_whose_end_was_not_settled_takes_its_result_over_with
             objects(here).lose(made)
     again = flow.admit("fit", 1)
     assert outputs(again)["run"] == "false"
-    assert artifacts(flow.conclude("fit", 1, status="Succeeded")) == {"model": key}
+    assert artifacts(flow.conclude("fit", 1, status="Skipped", exit_code="-1")) == {"model": key}
     assert not here.ledger.snapshot().leases
     assert not here.ledger.snapshot().pending
 
@@ -289,6 +288,7 @@ def test_one_member_that_succeeded_makes_no_success(here: World, status: str) ->
     for rank in (1, 2, 3):
         put(here, rank, "Succeeded", exit_code=0)
     assert phase(flow.conclude("fit", 0, status=status)) == "Failed"
+    assert ends(here) == [("user_error", "rank 0 of 4: the program exited with 3")]
 
 
 def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
@@ -298,7 +298,7 @@ def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
     for rank in range(4):
         told = full if rank == 2 else ""
         put(here, rank, "Failed", after=1.0 + (rank != 2), exit_code=1, termination_message=told, host=f"node-{rank}")
-    assert "ended by GPU out of memory, rank 2 of 4" in said(flow.settle("fit", 0))
+    assert "ended by GPU out of memory, rank 2 of 4" in said(flow.end_try("fit", 0))
     del objects(here).objects[name]
     before = outputs(flow.admit("fit", 1))
     claims = records(here.store, "control/runs/digits-abc12/attempts/fit/000000002.json")
@@ -323,7 +323,7 @@ def ended(here: World, flow: Flow, number: int, worst: dict[str, object]) -> Non
     for rank in range(4):
         fields = worst if rank == 2 else {"exit_code": 1}
         here.cluster.write_pod(pod(rank, "Failed", float(number), labels=labels, **fields))
-    assert phase(flow.settle("fit", number - 1)) == "Failed"
+    assert phase(flow.end_try("fit", number - 1)) == "Error"
     objects(here).objects.pop(name, None)
 
 
@@ -415,7 +415,9 @@ def test_what_compile_asks_for_admit_answers_and_the_members_get_it(here: World)
     assert members(2) == (more, {**host, "spot": "NotIn"})
 
 
-@pytest.mark.parametrize("asks", [lambda flow, rival: flow.settle("fit", 0), lambda flow, rival: rival.admit("fit", 0)])
+@pytest.mark.parametrize(
+    "asks", [lambda flow, rival: flow.end_try("fit", 0), lambda flow, rival: rival.admit("fit", 0)]
+)
 def test_a_fenced_gang_holds_its_gpus_until_its_job_creates_no_more_pods(here: World, asks) -> None:
     flow, rival = here.submit(spec()), here.submit(fit(gpu=gpus(8)), name="other-xyz99", uid="uid-2")
     name = started(here, flow)

@@ -74,7 +74,7 @@ def member(name: str, rank: int, **fields):
         "name": name,
         "namespace": "ml",
         "labels": labels,
-        "annotations": {"tiphys.dev/node": "digits-abc12.fit.attempts(0).run"},
+        "annotations": {"tiphys.dev/node": "digits-abc12.fit(0).run"},
         "ownerReferences": [{"kind": "Job", "name": "digits", "uid": "uid-of-job"}],
     }
     return {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, **fields}
@@ -87,7 +87,7 @@ def test_pods_of_a_gang_are_found_though_argo_did_not_make_them(api, cluster):
     first, second = sorted(cluster.pods("ml", "digits-abc12", "uid-1", "1"), key=lambda one: one.name)
     assert (first.rank, first.trouble_at, first.finished) == (0, None, False)
     assert (second.rank, second.exit_code, second.trouble_at) == (1, 3, BEGAN + timedelta(seconds=7))
-    assert {one.node for one in (first, second)} == {"digits-abc12.fit.attempts(0).run"}
+    assert {one.node for one in (first, second)} == {"digits-abc12.fit(0).run"}
 
 
 def test_a_gang_that_the_chart_does_not_allow_is_refused_with_the_remedy(server, cluster):

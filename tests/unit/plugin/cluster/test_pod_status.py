@@ -244,7 +244,7 @@ def test_lines_of_argos_executor_are_no_words_of_the_program():
 
 def test_pod_says_to_which_workflow_and_node_it_belongs():
     seen = pod_status(pod())
-    assert (seen.workflow_uid, seen.node) == ("uid-1", "digits-abc12.fit.attempts(0).run")
+    assert (seen.workflow_uid, seen.node) == ("uid-1", "digits-abc12.fit(0).run")
     assert (seen.namespace, seen.labels["tiphys.dev/attempt"]) == ("ml", "1")
 
 

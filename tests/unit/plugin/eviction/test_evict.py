@@ -19,6 +19,7 @@ import pytest
 from support.counting import CountingStore
 from support.faults import dying_at
 from support.ledger import ask, ledger_api, queues
+from support.lineage import START_TIMES
 from support.polling import until
 from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
 from tiphys_plugin import DirectoryCluster, Queues
@@ -94,6 +95,7 @@ def saved(here: World, flow: Flow, at_seconds: float, step: int = 7) -> None:
         attempt=1,
         global_step=step,
         shards=(Shard(key=key, size=7, sha256="0" * 64),),
+        began=START_TIMES,
         written_at=granted_at + timedelta(seconds=at_seconds),
     )
     claim_record(here.store, layout.manifest(1, step), manifest.with_seal())
@@ -173,10 +175,10 @@ def test_a_pod_that_comes_after_the_mark_is_told_too(here):
 
 def test_the_gpus_go_to_whom_they_were_wanted_for(here):
     low, high = asked(here)
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Pending"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Pending"
     assert phase(high.admit("fit", 0)) == "Pending"
     end_pod(low)
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Failed", "it is tried again"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Error", "it is tried again"
     assert phase(low.admit("fit", 1)) == "Pending"
     assert outputs(high.admit("fit", 0))["run"] == "true"
     job(here).run_once()
@@ -188,7 +190,7 @@ def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(h
     here.clock.advance(20)
     saved(here, low, at_seconds=610)
     end_pod(low)
-    message = said(low.settle("fit", 0, exit_code="75"))
+    message = said(low.end_try("fit", 0, exit_code="75"))
     assert message == (
         "Attempt 1 ended by preemption, it was asked at 00:10:00 to save and go for high/fit; checkpoint 7 of attempt "
         "1 is committed; attempt 2 resumes from step 7"
@@ -227,7 +229,7 @@ def test_the_end_of_one_that_did_not_save_says_what_is_lost(here, saved_at, says
     if saved_at is not None:
         saved(here, low, saved_at)
     end_pod(low, exit_code=137)
-    assert says in said(low.settle("fit", 0, exit_code="137"))
+    assert says in said(low.end_try("fit", 0, exit_code="137"))
     metrics = here.core.metrics.render().decode()
     kept = "with" if saved_at is not None else "without"
     assert f'tiphys_preemptions_total{{checkpoint="{kept}"}} 1.0' in metrics
@@ -239,7 +241,7 @@ def test_one_for_whom_nobody_waits_any_more_says_so(here):
     low, high = asked(here)
     here.ledger.withdraw(high.uid)
     end_pod(low)
-    assert "to save and go for another training" in said(low.settle("fit", 0, exit_code="75"))
+    assert "to save and go for another training" in said(low.end_try("fit", 0, exit_code="75"))
 
 
 def test_a_crash_while_it_saves_is_a_crash(here):
@@ -247,25 +249,27 @@ def test_a_crash_while_it_saves_is_a_crash(here):
     crash = CrashRecord(run="low", step="fit", attempt=1, error="OSError: no space left")
     claim_record(here.store, "data/runs/low/crashes/fit/000000001.json", crash)
     end_pod(low, exit_code=1)
-    verdict = low.settle("fit", 0, exit_code="1")
-    assert phase(verdict) == "Succeeded", "it is not tried again"
+    verdict = low.end_try("fit", 0, exit_code="1")
+    assert phase(verdict) == "Failed", "it is not tried again"
     assert said(verdict).startswith(
-        "Stopped trying: user error, the program exited with 1 (OSError: no space left); it was asked at 00:10:00"
+        "fit failed in attempt 1 by user error: the program exited with 1 (OSError: no space left); it was asked at "
+        "00:10:00"
     )
     assert (ended(here)["cause"], ended(here)["preempted"]["for_run"]) == ("user_error", "high")
 
 
 def test_a_program_that_ends_well_although_it_was_asked_is_done(here):
     low, high = asked(here)
+    low.write_output(low.admit("fit", 0), "artifacts/model", b"weights")
     low.pod("fit", 1, phase="Succeeded", exit_code=0)
-    assert phase(low.settle("fit", 0, "Succeeded", "0")) == "Succeeded"
+    assert phase(low.conclude("fit", 0)) == "Succeeded"
     assert outputs(high.admit("fit", 0))["run"] == "true"
 
 
 def test_no_budget_is_charged_for_going(here):
     low, high = asked(here, retry=RetryPolicy(preemption=0))
     end_pod(low)
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Failed", "it is tried again"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Error", "it is tried again"
     high.admit("fit", 0)
     assert phase(low.admit("fit", 1)) == "Pending"
 
@@ -273,7 +277,7 @@ def test_no_budget_is_charged_for_going(here):
 def test_a_preemption_by_others_is_charged_as_before(here):
     low = begin(here, retry=RetryPolicy(preemption=0))
     end_pod(low)
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Succeeded", "it is not tried again"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Failed", "it is not tried again"
 
 
 def test_those_that_lose_least_are_asked_by_what_is_committed(here):

@@ -60,7 +60,7 @@ def test_an_invalid_name_ends_the_attempt_at_once_and_the_gpus_come_back(here, f
     [pod] = here.cluster.workflow_pods(flow.uid)
     assert pod.ending
     flow.pod("fit", 1, phase="Failed", reason="Deleted")
-    assert "couldn't parse image name" in said(flow.settle("fit", 0, status="Error", exit_code="-1"))
+    assert "couldn't parse image name" in said(flow.end_try("fit", 0, status="Error", exit_code="-1"))
     assert here.ledger.snapshot().leases == ()
 
 

@@ -284,7 +284,7 @@ class Asked:
         self.ended: list[str] = []
 
     def pods(self, namespace, run, uid, attempt):
-        return [PodStatus(name=run, namespace=namespace, workflow_uid=uid, node=f"wf-{uid}.fit.attempts(0).run")]
+        return [PodStatus(name=run, namespace=namespace, workflow_uid=uid, node=f"wf-{uid}.fit(0).run")]
 
     def delete_pod(self, pod):
         self.ended.append(pod.name)

@@ -50,7 +50,7 @@ def pods(*hosts: str) -> list[PodStatus]:
             name=f"pod-{rank}",
             workflow_uid=GANG.request.uid,
             namespace=GANG.request.namespace,
-            node="wf-g.fit.attempts(0).run",
+            node="wf-g.fit(0).run",
             labels=labels,
             rank=rank,
             host=host,
@@ -179,5 +179,5 @@ def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store)
 def test_items_of_a_fan_out_are_told_apart(store):
     told(store, slow=2)
     slow = find_slow_gangs(SingleStore(store), [GANG], NOW)
-    other = [pod.model_copy(update={"node": "wf-g.fit(1:b).attempts(0).run"}) for pod in pods("x", "x", "x", "x")]
+    other = [pod.model_copy(update={"node": "wf-g.fit(1:b)(0).run"}) for pod in pods("x", "x", "x", "x")]
     assert list(evidence_by_node(slow, [*pods("a", "b", "c", "d"), *other])) == ["c"]

@@ -26,7 +26,7 @@ def here(tmp_path) -> World:
 
 
 def crashes(flow: Flow, attempt: int, retry: int, error: str = "NaN", restored: CheckpointRef | None = None) -> str:
-    """One attempt that leaves an account of its crash and exits with 1; what settle says."""
+    """One attempt that leaves an account of its crash and exits with 1; what conclude says."""
     record = CrashRecord(
         run=RUN,
         step="fit",
@@ -42,12 +42,12 @@ def crashes(flow: Flow, attempt: int, retry: int, error: str = "NaN", restored: 
 
 def dies(flow: Flow, attempt: int, retry: int, code: int) -> str:
     flow.pod("fit", attempt, retry, phase="Failed", exit_code=code)
-    reply = flow.settle("fit", retry, exit_code=str(code))
+    reply = flow.end_try("fit", retry, exit_code=str(code))
     return f"{phase(reply)}: {said(reply)}"
 
 
 def preempted(flow: Flow, retry: int) -> None:
-    assert phase(flow.settle("fit", retry, exit_code="75")) == "Failed"
+    assert phase(flow.end_try("fit", retry, exit_code="75")) == "Error"
 
 
 def two_checkpoints(here: World, retry: RetryPolicy = ONE_RETRY) -> Flow:
@@ -63,17 +63,17 @@ def two_checkpoints(here: World, retry: RetryPolicy = ONE_RETRY) -> Flow:
 
 def test_two_deaths_alike_quarantine_the_checkpoint_and_the_third_attempt_starts_from_the_one_before(here):
     flow = two_checkpoints(here)
-    assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Failed: ")
+    assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Error: ")
     assert outputs(flow.admit("fit", 2))["resume-from"] == "1-20"
     answer = crashes(flow, 3, 2, restored=at(1, 20))
     assert answer == (
-        "Failed: Attempt 3 ended by user error, the program exited with 1 (ValueError: NaN); "
+        "Error: Attempt 3 ended by user error, the program exited with 1 (ValueError: NaN); "
         "checkpoint 20 of attempt 1 is quarantined, since 2 attempts that loaded it crashed in the same way, "
         "the last one 3 steps after the load: "
         "ValueError: NaN; attempt 4 resumes from step 10"
     )
     assert outputs(flow.admit("fit", 3))["resume-from"] == "1-10"
-    assert read_quarantine_records(here.store, LINEAGE)[at(1, 20)].by == "settle"
+    assert read_quarantine_records(here.store, LINEAGE)[at(1, 20)].by == "conclude"
 
 
 def test_people_find_it_in_the_lineage_and_among_the_events(here):
@@ -85,7 +85,7 @@ def test_people_find_it_in_the_lineage_and_among_the_events(here):
         n for a in read_lineage_tree(here.store, RUN).steps[0].attempts for n in a.checkpoints if n.ref == at(1, 20)
     )
     assert node.status is CheckpointStatus.QUARANTINED
-    assert "crashed in the same way" in node.reason and node.reason.endswith("(by settle)")
+    assert "crashed in the same way" in node.reason and node.reason.endswith("(by conclude)")
     told = [event.message for event in read_timeline(here.store, RUN) if event.name == "checkpoint.quarantined"]
     assert len(told) == 1 and "checkpoint 20 of attempt 1 was quarantined" in told[0]
 
@@ -94,10 +94,10 @@ def test_the_try_from_the_older_checkpoint_is_given_although_the_budget_is_spent
     flow = two_checkpoints(here, RetryPolicy(user_error=1, backoff_seconds=1))
     crashes(flow, 2, 1, restored=at(1, 20))
     flow.admit("fit", 2)
-    assert crashes(flow, 3, 2, restored=at(1, 20)).startswith("Failed: ")  # the budget of 1 is spent by now
+    assert crashes(flow, 3, 2, restored=at(1, 20)).startswith("Error: ")  # the budget of 1 is spent by now
     assert outputs(flow.admit("fit", 3))["run"] == "true"
     answer = crashes(flow, 4, 3, restored=at(1, 10))
-    assert answer.startswith("Succeeded: Stopped trying: user error")
+    assert answer.startswith("Failed: fit failed in attempt 4 by user error: ")
     assert list_quarantined(here.store, LINEAGE) == {at(1, 20)}
 
 
@@ -105,7 +105,9 @@ def test_deaths_of_another_kind_do_not_add_up(here):
     flow = two_checkpoints(here)
     crashes(flow, 2, 1, "NaN", restored=at(1, 20))
     flow.admit("fit", 2)
-    assert crashes(flow, 3, 2, "other", restored=at(1, 20)).startswith("Succeeded: Stopped trying")
+    assert crashes(flow, 3, 2, "other", restored=at(1, 20)).startswith(
+        "Failed: fit failed in attempt 3 by user error: "
+    )
     assert list_quarantined(here.store, LINEAGE) == set()
 
 
@@ -114,7 +116,7 @@ def test_a_program_that_always_crashes_from_the_beginning_is_just_broken(here):
     for number in (1, 2):
         flow.admit("fit", number - 1)
         answer = crashes(flow, number, number - 1)
-    assert answer.startswith("Succeeded: Stopped trying")
+    assert answer.startswith("Failed: fit failed in attempt 2 by user error: ")
     assert keys(here.store, "data/lineages/") == []
 
 
@@ -139,7 +141,9 @@ def test_the_only_checkpoint_gives_way_to_the_beginning(here):
     assert answer.endswith("attempt 4 starts from the beginning")
 
 
-@pytest.mark.parametrize("point", ["settle.before_end", "end.before_record", "end.after_record", "settle.after_end"])
+@pytest.mark.parametrize(
+    "point", ["conclude.before_failure", "end.before_record", "end.after_record", "conclude.after_failure"]
+)
 def test_a_crash_of_the_plugin_at_any_write_changes_nothing(here, monkeypatch, point):
     flow = two_checkpoints(here)
     crashes(flow, 2, 1, restored=at(1, 20))
@@ -149,20 +153,21 @@ def test_a_crash_of_the_plugin_at_any_write_changes_nothing(here, monkeypatch, p
         crashes(flow, 3, 2, restored=at(1, 20))
     monkeypatch.delenv("TIPHYS_FAILPOINTS")
     here.core = here.restart()
-    assert said(flow.settle("fit", 2)).endswith("attempt 4 resumes from step 10")
+    answer = flow.end_try("fit", 2)
+    assert (phase(answer), said(answer).endswith("attempt 4 resumes from step 10")) == ("Error", True)
     assert outputs(flow.admit("fit", 3))["resume-from"] == "1-10"
 
 
 def test_an_account_that_cannot_be_read_is_no_account(here):
     flow = two_checkpoints(here)
     here.store.create(RunLayout(RUN).attempt_crash("fit", 2), b"garbage")
-    assert dies(flow, 2, 1, 1).startswith("Failed: Attempt 2 ended by user error, the program exited with 1; attempt 3")
+    assert dies(flow, 2, 1, 1).startswith("Error: Attempt 2 ended by user error, the program exited with 1; attempt 3")
 
 
 def test_resumes_add_up(here):
     """With no retries after a user error, the second death comes in a later submission."""
     flow = two_checkpoints(here, RetryPolicy(user_error=0, backoff_seconds=1))
-    assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Succeeded: Stopped trying")
+    assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Failed: fit failed in attempt 2 by user error: ")
     ends = [attempt.end for attempt in read_step_attempts(here.store, RUN, "fit")]
     assert ends[1] is not None and ends[1].checkpoint_crash is not None and ends[1].suspect is None
 

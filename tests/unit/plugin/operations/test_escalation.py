@@ -40,7 +40,7 @@ def fails(flow: Flow, number: int, **pod: Any) -> None:
     """Attempt ``number`` is opened and fails."""
     flow.admit("fit", number - 1)
     flow.pod("fit", number, number - 1, **{"phase": "Failed", "exit_code": 137, **pod})
-    assert phase(flow.settle("fit", number - 1, exit_code=str(pod.get("exit_code", 137)))) == "Failed"
+    assert phase(flow.end_try("fit", number - 1, exit_code=str(pod.get("exit_code", 137)))) == "Error"
 
 
 def patch(flow: Flow, number: int) -> dict[str, Any]:

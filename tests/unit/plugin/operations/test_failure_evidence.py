@@ -12,7 +12,7 @@
 
 import pytest
 from support.ledger import queues
-from support.world import Flow, World, commit, fit, gpus, phase, said, world
+from support.world import Flow, World, commit, fit, gpus, outputs, phase, said, world
 
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence, TrainingProgress
@@ -29,7 +29,7 @@ def here(tmp_path) -> World:
 
 
 def dies(flow: Flow, error: str, code: int, **left) -> str:
-    """Attempt 1 leaves ``error`` and exits with ``code``; what settle says."""
+    """Attempt 1 leaves ``error`` and exits with ``code``; what conclude says."""
     record = CrashRecord(run=RUN, step="fit", attempt=1, error=error, **left)
     flow.world.store.create(RunLayout(RUN).attempt_crash("fit", 1), record.to_bytes())
     return ends_with(flow, code)
@@ -37,7 +37,7 @@ def dies(flow: Flow, error: str, code: int, **left) -> str:
 
 def ends_with(flow: Flow, code: int) -> str:
     flow.pod("fit", 1, phase="Failed", exit_code=code, host="node-3")
-    reply = flow.settle("fit", 0, exit_code=str(code))
+    reply = flow.end_try("fit", 0, exit_code=str(code))
     return f"{phase(reply)}: {said(reply)}"
 
 
@@ -51,8 +51,9 @@ def test_a_full_gpu_is_told_from_other_failures_and_not_tried_again_unasked(here
     flow = here.submit(fit())
     flow.admit("fit", 0)
     assert dies(flow, FULL, 1) == (
-        f"Succeeded: Stopped trying: GPU out of memory, its GPU had no memory left ({FULL}); "
-        "GPU out of memory is not retried"
+        f"Failed: fit failed in attempt 1 by GPU out of memory: its GPU had no memory left ({FULL}); "
+        "GPU out of memory is not retried. When the cause is gone: `tiphys resume digits-abc12`, or `tiphys resume "
+        "digits-abc12 FILE` with a changed pipeline file"
     )
     assert end(here).cause is Cause.GPU_OUT_OF_MEMORY
     assert end(here).evidence == FailureEvidence(rule="gpu-out-of-memory", matched_text=FULL, node="node-3")
@@ -70,13 +71,13 @@ def test_long_evidence_is_cut(here):
 def test_a_full_gpu_may_have_a_budget_of_its_own(here):
     flow = here.submit(fit(retry=RetryPolicy(gpu_out_of_memory=2)))
     flow.admit("fit", 0)
-    assert dies(flow, FULL, 1).startswith("Failed: Attempt 1 ended by GPU out of memory")
+    assert dies(flow, FULL, 1).startswith("Error: Attempt 1 ended by GPU out of memory")
 
 
 def test_a_training_that_was_stuck_is_tried_again(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
-    assert dies(flow, STUCK, 79, stuck_seconds=912.0).startswith(f"Failed: Attempt 1 ended by hang, {STUCK}")
+    assert dies(flow, STUCK, 79, stuck_seconds=912.0).startswith(f"Error: Attempt 1 ended by hang, {STUCK}")
     assert end(here).evidence == FailureEvidence(rule="no-step", matched_text="no step in 912 s", node="node-3")
 
 
@@ -84,7 +85,7 @@ def test_an_account_that_cannot_be_read_decides_nothing(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     here.store.create(RunLayout(RUN).attempt_crash("fit", 1), b"{")
-    assert ends_with(flow, 1).startswith("Succeeded: Stopped trying: user error")
+    assert ends_with(flow, 1).startswith("Failed: fit failed in attempt 1 by user error: ")
     assert end(here).evidence == FailureEvidence(rule="program-failed", node="node-3")
 
 
@@ -99,7 +100,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_open_whether_the_attempt_got_ah
     flow.admit("fit", 0)
     layout = LineageLayout(f"{RUN}/fit")
     here.store.create(layout.manifest(1, 20), b"{}")
-    assert ends_with(flow, 137).startswith("Failed: Attempt 1 ended by infrastructure")
+    assert ends_with(flow, 137).startswith("Error: Attempt 1 ended by infrastructure")
     assert (end(here).progress, end(here).progress_unknown) == (False, True)
 
 
@@ -112,7 +113,7 @@ def test_an_attempt_that_the_service_moved_away_from_a_node_names_the_evidence(t
     flow.pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
 
     assert "preemption, Tiphys moved it away (n1: taint spot); its pod was taken away (Deleted)" in said(
-        flow.settle("fit", 0, exit_code="75")
+        flow.end_try("fit", 0, exit_code="75")
     )
     assert end(here).preempted is None  # a record of a version that named no nodes
 
@@ -129,7 +130,7 @@ def test_an_evacuated_attempt_has_its_cost_and_is_charged_to_its_budget(tmp_path
     claim_record(here.store, RunLayout(RUN).eviction("fit", 1), evicted)
     flow.pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
 
-    reply = flow.settle("fit", 0, exit_code="75")
+    reply = flow.end_try("fit", 0, exit_code="75")
 
     found = end(here)
     assert found.cause is Cause.PREEMPTION
@@ -140,13 +141,13 @@ def test_an_evacuated_attempt_has_its_cost_and_is_charged_to_its_budget(tmp_path
     assert f"{reason}; " in found.message
     assert ("checkpoint 400 of attempt 1 is committed" if saved else "it had committed no checkpoint") in found.message
     assert not found.lost_gpus_to_queue
-    assert phase(reply) == "Failed"
+    assert phase(reply) == "Error"
 
 
 REFUSED = 'Pod "fit" is invalid: spec.nodeSelector: Invalid value: "nvidia.com/gpu"'
 
 
-@pytest.mark.parametrize(("node", "told"), [(".attempts(0).run", True), (".attempts(1).run", False)])
+@pytest.mark.parametrize(("node", "told"), [("(0).run", True), ("(1).run", False)])
 def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node, told):
     here = world(tmp_path, queues(research={"A100": 8}))
     flow = here.submit(fit(gpu=gpus(8)))
@@ -155,19 +156,19 @@ def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node,
     document["status"]["nodes"] = {"1": {"name": f"{flow.name}.fit{node}", "phase": "Error", "message": REFUSED}}
     here.cluster.write_workflow(document)
 
-    assert (f"Argo: {REFUSED}" in said(flow.settle("fit", 0, status="Error", exit_code="-1"))) == told
+    assert (f"Argo: {REFUSED}" in said(flow.end_try("fit", 0, status="Error", exit_code="-1"))) == told
 
 
 @pytest.mark.parametrize(
     ("code", "cause"), [("75", Cause.PREEMPTION), ("1", Cause.USER_ERROR), ("-1", Cause.UNKNOWN), (None, Cause.UNKNOWN)]
 )
-def test_an_end_that_no_settle_saw_is_known_by_the_exit_code_that_argo_keeps(here, code, cause):
-    """The service was away, so settle failed; the pod is gone, and Argo has begun the next try."""
+def test_an_end_that_no_conclude_saw_is_known_by_the_exit_code_that_argo_keeps(here, code, cause):
+    """The service was away, so conclude failed; the pod is gone, and Argo has begun the next try."""
     flow = here.submit(fit())
     flow.admit("fit", 0)
     document = here.cluster.workflow("ml", flow.name)
-    outputs = {"outputs": {"exitCode": code}} if code else {}
-    document["status"]["nodes"] = {"1": {"name": f"{flow.name}.fit.attempts(0).run", "phase": "Failed", **outputs}}
+    left = {"outputs": {"exitCode": code}} if code else {}
+    document["status"]["nodes"] = {"1": {"name": f"{flow.name}.fit(0).run", "phase": "Failed", **left}}
     here.cluster.write_workflow(document)
 
     flow.admit("fit", 1)
@@ -196,21 +197,28 @@ def test_crash_that_an_exit_code_of_0_hides_fails_the_attempt(here, artifacts, e
     flow.admit("fit", 0)
     commit(here.store, f"{RUN}/fit", attempt=1, step=50)
     crashes(flow, 57, error, **left)
-    settled = flow.settle("fit", 0, status="Succeeded", exit_code="0")
-    assert (phase(settled) == "Failed") == is_retried
-    assert f"{error}; the exit code 0 hides it" in said(settled)
+    verdict = flow.conclude("fit", 0)
+    assert phase(verdict) == ("Error" if is_retried else "Failed")
+    assert f"{error}; the exit code 0 hides it" in said(verdict)
     assert (end(here).cause, end(here).exit_code) == (cause, 0)
-    assert said(flow.settle("fit", 0, status="Succeeded", exit_code="0")) == said(settled)
-    concluded = flow.conclude("fit", status="Succeeded", exit_code="0")
-    assert phase(concluded) == "Failed"
+    assert flow.conclude("fit", 0) == verdict
 
 
-def test_conclude_finds_a_hidden_crash_that_no_settle_saw(here):
+def test_crash_before_the_first_step_that_an_exit_code_of_0_hides_fails_the_attempt(here):
     flow = here.submit(fit(artifacts=()))
     flow.admit("fit", 0)
     crashes(flow, None)
-    assert "the exit code 0 hides it" in said(flow.conclude("fit", status="Succeeded", exit_code="0"))
+    verdict = flow.conclude("fit", 0)
+    assert (phase(verdict), "the exit code 0 hides it" in said(verdict)) == ("Failed", True)
     assert end(here).cause is Cause.USER_ERROR
+
+
+def test_next_try_judges_a_hidden_crash_that_no_conclude_saw(here):
+    flow = here.submit(fit(artifacts=(), retry=RetryPolicy(user_error=1)))
+    flow.admit("fit", 0)
+    crashes(flow, None)
+    assert outputs(flow.admit("fit", 1))["attempt"] == "2"
+    assert (end(here).cause, "the exit code 0 hides it" in end(here).message) == (Cause.USER_ERROR, True)
 
 
 def test_crash_that_a_program_handled_before_it_wrote_its_outputs_is_a_line_only(here):
@@ -218,8 +226,7 @@ def test_crash_that_a_program_handled_before_it_wrote_its_outputs_is_a_line_only
     flow.admit("fit", 0)
     crashes(flow, 57, "optuna.TrialPruned")
     here.store.create(f"{RunLayout(RUN).outputs('fit', 1)}artifacts/model", b"weights")
-    assert phase(flow.settle("fit", 0, status="Succeeded", exit_code="0")) == "Succeeded"
-    assert phase(flow.conclude("fit", status="Succeeded", exit_code="0")) == "Succeeded"
+    assert phase(flow.conclude("fit", 0)) == "Succeeded"
     assert end(here).message == "its program reported optuna.TrialPruned, ended with 0 and wrote all its outputs"
 
 
@@ -233,6 +240,5 @@ def test_crash_of_an_earlier_process_does_not_fail_an_attempt_that_trained_on(he
     else:
         report = TrainingProgress(global_step=60, total_steps=60)
         here.store.create(LineageLayout(f"{RUN}/fit").training_progress_report(1, 1), report.to_bytes())
-    assert phase(flow.settle("fit", 0, status="Succeeded", exit_code="0")) == "Succeeded"
-    assert phase(flow.conclude("fit", status="Succeeded", exit_code="0")) == "Succeeded"
+    assert phase(flow.conclude("fit", 0)) == "Succeeded"
     assert end(here).message == ""

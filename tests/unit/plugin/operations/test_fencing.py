@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from support.faults import dying_at
 from support.ledger import queues
-from support.world import World, fit, gpus, keys, outputs, phase, prep, records, said, world
+from support.world import World, artifacts, fit, gpus, keys, outputs, phase, prep, records, said, world
 from tiphys_plugin.operations import admit, end_attempt, start_checkpoint
 
 from tiphys.errors import IntegrityError, StoreError
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome
 
 ATTEMPTS = "control/runs/digits-abc12/attempts/fit"
@@ -40,7 +42,7 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus_and_ends_nothin
         attempt=1,
         submission=1,
         uid="uid-1",
-        node="digits-abc12.fit.attempts(9).admit",
+        node="digits-abc12.fit(9).admit",
         instance="digits-abc12.fit",
         step_key="k",
     )
@@ -53,7 +55,7 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus_and_ends_nothin
         patched.setattr(admit, "failpoint", rival_claims)
         waiting = flow.admit("fit", 0)
     assert phase(waiting) == "Pending"
-    assert "was just opened by digits-abc12.fit.attempts(9).admit" in said(waiting)
+    assert "was just opened by digits-abc12.fit(9).admit" in said(waiting)
     assert here.ledger.snapshot().leases == ()
     assert keys(here.store, ATTEMPTS) == [f"{ATTEMPTS}/000000001.json"]
 
@@ -89,54 +91,109 @@ def test_an_attempt_holds_its_gpus_until_its_end_is_stored(here, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(end_attempt, "claim_record", fail)
         with pytest.raises(StoreError):
-            flow.settle("fit", 0)
+            flow.end_try("fit", 0)
     assert len(here.ledger.snapshot().leases) == 1
-    flow.settle("fit", 0)
+    flow.end_try("fit", 0)
     assert here.ledger.snapshot().leases == ()
 
 
 def test_admit_of_an_ended_try_is_never_answered_with_its_attempt_again(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     again = flow.admit("fit", 0)
-    assert phase(again) == "Failed"
+    assert phase(again) == "Error", "Failed would end the training"
     assert "the next try opens a new one" in said(again)
     assert outputs(flow.admit("fit", 1))["attempt"] == "2"
+
+
+def test_admit_of_a_try_that_has_failed_for_good_is_refused_as_any_after_it(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.end_try("fit", 0, exit_code="1")
+    for retry in (0, 1):
+        refused = flow.admit("fit", retry)
+        assert (phase(refused), "was the last of this workflow" in said(refused)) == ("Failed", True)
+    assert [record["attempt"] for record in records(here.store, f"{ATTEMPTS}/") if "outcome" in record] == [1]
+
+
+def test_admit_of_a_finished_try_runs_nothing_and_its_conclude_has_the_outputs(here):
+    flow = here.submit(fit())
+    key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    flow.conclude("fit", 0)
+    assert outputs(flow.admit("fit", 0))["run"] == "false"
+    verdict = flow.conclude("fit", 0, status="Skipped", exit_code="-1")
+    assert (phase(verdict), artifacts(verdict)) == ("Succeeded", {"model": key})
+    assert said(verdict) == "Attempt 1 is done: 1 object verified"
 
 
 def test_fenced_try_stops_and_its_step_fails(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     fence(here)
-    assert outputs(flow.admit("fit", 0))["run"] == "false"
-    settled = flow.settle("fit", 0, exit_code="76")
-    assert phase(settled) == "Succeeded"
-    assert "was fenced: submission 2 took over" in said(settled)
-    verdict = flow.conclude("fit", 0)
-    assert phase(verdict) == "Failed"
-    assert "was fenced: submission 2 took over" in said(verdict)
+    for answer in (flow.admit("fit", 0), flow.end_try("fit", 0, exit_code="76"), flow.conclude("fit", 0)):
+        assert phase(answer) == "Failed", "no other try follows"
+        assert "was fenced: submission 2 took over" in said(answer)
     assert [r["outcome"] for r in records(here.store, f"{ATTEMPTS}/000000001.end")] == ["fenced"]
 
 
-def test_settle_asked_again_after_the_verdict_repeats_the_recorded_answer(here):
+@pytest.mark.parametrize(
+    ("status", "exit_code", "answer"),
+    [
+        ("Succeeded", "0", "Succeeded"),
+        ("Failed", "75", "Error"),
+        ("Failed", "1", "Failed"),
+        ("Skipped", "-1", "Failed"),
+    ],
+    ids=["done", "the next try follows", "no budget", "not started"],
+)
+def test_conclude_asked_again_after_its_end_was_recorded_answers_the_same(here, status, exit_code, answer):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    first = flow.conclude("fit", 0, status=status, exit_code=exit_code)
+    assert phase(first) == answer
+    before = keys(here.store)
+    for core in (here.core, here.restart()):
+        here.core = core
+        assert flow.conclude("fit", 0, status=status, exit_code=exit_code) == first
+    assert keys(here.store) == before
+    assert here.ledger.snapshot().leases == ()
+
+
+def test_conclude_of_a_finished_try_stays_a_success_whatever_argo_reports_later(here):
     flow = here.submit(fit())
     flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
-    flow.settle("fit", 0, "Succeeded", "0")
-    flow.conclude("fit", 0)
+    first = flow.conclude("fit", 0)
     before = keys(here.store)
-    again = flow.settle("fit", 0, "Failed", "1")
-    assert (phase(again), said(again)) == ("Succeeded", "Attempt 1 is done")
+    again = flow.end_try("fit", 0, "Failed", "1")
+    assert (phase(again), artifacts(again)) == ("Succeeded", artifacts(first))
+    assert said(again) == "Attempt 1 is done, although Argo reports Failed: 1 object verified"
     assert keys(here.store) == before
 
 
-def test_settle_of_an_early_try_is_repeated_as_it_was_whatever_came_later(here):
-    flow = here.submit(fit())
+@pytest.mark.parametrize("exit_code", ["75", "1"], ids=["preempted", "broken"])
+def test_conclude_of_an_early_try_is_repeated_as_it_was_whatever_came_later(here, exit_code):
+    flow = here.submit(fit(retry=RetryPolicy(user_error=1)))
     flow.admit("fit", 0)
-    first = flow.settle("fit", 0, exit_code="75")
+    first = flow.end_try("fit", 0, exit_code=exit_code)
+    assert phase(first) == "Error"
     flow.admit("fit", 1)
-    flow.settle("fit", 1, exit_code="1")
-    assert flow.settle("fit", 0, exit_code="75") == first
+    assert flow.end_try("fit", 0, exit_code=exit_code) == first
+    assert phase(flow.end_try("fit", 1, exit_code="3")) == ("Error" if exit_code == "75" else "Failed")
+    assert flow.end_try("fit", 0, exit_code=exit_code) == first
+
+
+@pytest.mark.parametrize("point", ["conclude.before_failure", "end.before_record", "end.after_record"])
+@pytest.mark.parametrize(("exit_code", "answer"), [("75", "Error"), ("1", "Failed")])
+def test_crash_of_the_service_while_it_records_a_failure_changes_no_answer(here, point, exit_code, answer):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    with dying_at(point):
+        flow.end_try("fit", 0, exit_code=exit_code)
+    here.core = here.restart()
+    assert phase(flow.end_try("fit", 0, exit_code=exit_code)) == answer
+    assert here.ledger.snapshot().leases == ()
+    assert len(keys(here.store, ATTEMPTS)) == 2
 
 
 def test_attempt_in_another_cluster_is_not_ended_unseen(here):
@@ -147,7 +204,7 @@ def test_attempt_in_another_cluster_is_not_ended_unseen(here):
     here.store.delete(key)
     here.store.create(key, json.dumps(bound).encode())
     refused = flow.admit("fit", 1)
-    assert outputs(refused)["run"] == "false"
+    assert phase(refused) == "Failed"
     assert "opened in cluster east" in said(refused)
     assert "tiphys resume digits-abc12 --force" in said(refused)
     assert keys(here.store, ATTEMPTS) == [f"{ATTEMPTS}/000000001.json"]
@@ -160,7 +217,7 @@ def test_input_from_an_attempt_that_is_not_done_is_known_by_its_place(here):
     flow.admit("fit", 0, artifacts=artifact)
     before = records(here.store, f"{ATTEMPTS}/")[0]["step_key"]
     flow.conclude("prep")
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     flow.admit("fit", 1, artifacts=artifact)
     after = records(here.store, f"{ATTEMPTS}/000000002")[0]["step_key"]
     assert before != after

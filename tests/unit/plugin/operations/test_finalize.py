@@ -9,6 +9,7 @@ from tiphys_plugin.operations import finalize
 from tiphys_plugin.operations.finalize import summarize_failures
 
 from tiphys.errors import ConflictError
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEndOutcome
 from tiphys.store import read_step_attempts
 
@@ -233,14 +234,14 @@ def test_stop_leaves_the_attempts_of_other_workflows_alone(tmp_path):
         (3, AttemptEndOutcome.FAILED),
     ],
 )
-@pytest.mark.parametrize("judge", ["settle", "conclude"])
+@pytest.mark.parametrize("judge", ["conclude", "finalize"])
 def test_end_by_a_stop_is_not_charged_whichever_call_records_it(tmp_path, judge, exit_code, outcome):
     flow = world(tmp_path).submit(fit())
     flow.admit("fit", 0)
     flow.pod("fit", 1, phase="Failed", exit_code=exit_code)
     stop(flow)
     code = "" if exit_code is None else str(exit_code)
-    reply = flow.settle("fit", 0, exit_code=code) if judge == "settle" else flow.conclude("fit", 0, "", "Failed", code)
+    reply = flow.end_try("fit", 0, exit_code=code) if judge == "conclude" else flow.finalize("Failed")
     (attempt,) = read_step_attempts(flow.world.store, "digits-abc12", "fit")
     assert attempt.end is not None
     assert attempt.end.outcome is outcome
@@ -248,6 +249,19 @@ def test_end_by_a_stop_is_not_charged_whichever_call_records_it(tmp_path, judge,
     if attempt.end.stopped:
         assert "stopped by a person" in said(reply)
         assert "`tiphys resume digits-abc12`" in said(reply)
+
+
+@pytest.mark.parametrize(("exit_code", "reason"), [(3, ""), (137, "OOMKilled")])
+def test_training_that_a_stop_kept_from_its_next_try_has_its_verdict_in_the_record(tmp_path, exit_code, reason):
+    flow = world(tmp_path).submit(fit(retry=RetryPolicy(user_error=1, out_of_memory=1)))
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Failed", exit_code=exit_code, reason=reason)
+    stop(flow)
+    flow.finalize("Failed")
+    (attempt,) = read_step_attempts(flow.world.store, "digits-abc12", "fit")
+    assert attempt.end is not None
+    assert attempt.end.outcome is AttemptEndOutcome.FAILED
+    assert flow.sealed()["message"].startswith("fit failed in attempt 1 by ")
 
 
 def test_argo_retry_after_a_stop_opens_no_attempt_and_names_the_resume(tmp_path):
@@ -259,7 +273,7 @@ def test_argo_retry_after_a_stop_opens_no_attempt_and_names_the_resume(tmp_path)
     flow.finalize("Failed")
     for retry in (0, 1):
         reply = flow.admit("fit", retry)
-        assert outputs(reply)["run"] == "false"
+        assert phase(reply) == "Failed"
         assert "`tiphys resume digits-abc12`" in said(reply)
     assert len(read_step_attempts(here.store, "digits-abc12", "fit")) == 1
     again = resumed(here, fit())
@@ -271,7 +285,7 @@ def test_a_stop_ends_the_newest_attempt(tmp_path):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     flow.pod("fit", 1, phase="Failed", exit_code=75)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     flow.admit("fit", 1)
     flow.pod("fit", 2, phase="Failed")
     stop(flow)
@@ -301,9 +315,9 @@ def test_failures_are_summarised_whatever_their_encoding(failures, line):
     assert summarize_failures(failures) == line
 
 
-def failed(name, template, message=""):
+def failed(name, template, message="", phase="Failed"):
     pod = name if template == "main" else f"digits-7xk2p-{template}-12"
-    return {"displayName": name, "templateName": template, "message": message, "podName": pod}
+    return {"displayName": name, "templateName": template, "message": message, "podName": pod, "phase": phase}
 
 
 FIT = [
@@ -312,6 +326,10 @@ FIT = [
     failed("fit", "fit", "child 'digits-7xk2p-12' failed"),
     failed("run", "fit-run", "main: Error (exit code 1)"),
     failed("conclude", "fit-conclude", "fit failed in attempt 1 by user error"),
+]
+NEXT_TRY = [
+    failed("fit(0)", "fit", phase="Error"),
+    failed("conclude", "fit-conclude", "Attempt 1 ended by preemption; attempt 2 follows", "Error"),
 ]
 STOPPED = "workflow shutdown with strategy:  Stop"
 WAITED = "Stopped with strategy 'Stop'"
@@ -329,21 +347,23 @@ WAITED = "Stopped with strategy 'Stop'"
         ),
         ([*FIT, failed("run", "fit-run", STOPPED)], f"fit: {STOPPED}; fit failed in attempt 1 by user error"),
         ([FIT[4], failed("conclude", "eval-conclude", STOPPED)], f"eval: {STOPPED}; {FIT[4]['message']}"),
-        ([*FIT, failed("attempts", "fit-attempt", WAITED)], f"fit: {WAITED}; {FIT[4]['message']}"),
+        ([*FIT, failed("fit", "fit", WAITED)], f"fit: {WAITED}; {FIT[4]['message']}"),
         (
             [
                 failed("digits-7xk2p", "main", WAITED),
                 failed("fit", "fit", WAITED),
-                failed("attempts", "fit-attempt", WAITED),
+                failed("fit(0)", "fit", WAITED),
                 failed("run", "fit-run", WAITED),
             ],
             f"fit: {WAITED}",
         ),
-        (
-            [*FIT, failed("settle", "tiphys-settle", "Attempt 1 ended by preemption; attempt 2 follows")],
-            "fit failed in attempt 1 by user error",
-        ),
-        ([failed("attempts", "fit-attempt", WAITED), failed("settle", "tiphys-settle", WAITED)], f"fit: {WAITED}"),
+        ([*FIT, *NEXT_TRY], "fit failed in attempt 1 by user error"),
+        ([*NEXT_TRY, failed("admit", "fit-admit", "Rejected: no")], "fit-admit: Rejected: no"),
+        ([failed("admit", "fit-admit", "the next try opens a new one", "Error"), *FIT], FIT[4]["message"]),
+        (NEXT_TRY, "Attempt 1 ended by preemption; attempt 2 follows; fit(0): failed"),
+        ([*NEXT_TRY, failed("run", "fit-run", "pod deleted", "Error")], "fit-run: pod deleted"),
+        ([*NEXT_TRY, failed("run(0)", "prep-run", "pod deleted", "Error")], "prep-run: pod deleted"),
+        ([failed("fit", "fit", WAITED), failed("conclude", "fit-conclude", WAITED, "Error")], f"fit: {WAITED}"),
         ([failed("run", "mine", STOPPED), failed("conclude", "mine", "exit 1")], f"run: {STOPPED}; conclude: exit 1"),
         (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
     ],

@@ -91,16 +91,16 @@ def test_training_begins_anew_and_goes_on_from_its_own_checkpoints(here):
     first.admit("fit", 0)
     commit(here.store, f"{RUN}/fit", attempt=1, step=900)
     first.pod("fit", 1, phase="Failed", exit_code=1)
-    first.settle("fit", 0, exit_code="1")
+    first.end_try("fit", 0, exit_code="1")
 
     flow = resumed(here, fit(), fit=2)
     assert said(flow.admit("fit", 0)) == "Attempt 2 starts from the beginning"
     flow.pod("fit", 2, phase="Failed", exit_code=75)
-    assert "attempt 3 starts from the beginning" in said(flow.settle("fit", 0, exit_code="75"))
+    assert "attempt 3 starts from the beginning" in said(flow.end_try("fit", 0, exit_code="75"))
     assert outputs(flow.admit("fit", 1))["resume-from"] == ""
     commit(here.store, f"{RUN}/fit", attempt=3, step=10)
     flow.pod("fit", 3, retry=1, phase="Failed", exit_code=75)
-    flow.settle("fit", 1, exit_code="75")
+    flow.end_try("fit", 1, exit_code="75")
 
     later = resumed(here, fit(), submission=3, fit=2)
     assert outputs(later.admit("fit", 0))["resume-from"] == "3-10"

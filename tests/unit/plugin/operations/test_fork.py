@@ -70,7 +70,7 @@ def trained(here: World, steps: tuple[int, ...] = (900, 1000)) -> Flow:
     for step in steps:
         commit(here.store, f"{PARENT}/fit", attempt=1, step=step)
     flow.pod("fit", 1, phase="Failed", exit_code=1)
-    flow.settle("fit", 0, exit_code="1")
+    flow.end_try("fit", 0, exit_code="1")
     return flow
 
 
@@ -175,15 +175,15 @@ def test_a_fork_goes_on_from_its_own_checkpoints_and_back_to_where_it_began(here
     fork = forked(here, "hot", fit())
     fork.admit("fit", 0)
     fork.pod("fit", 1, phase="Failed", exit_code=75)
-    assert "attempt 2 resumes from step 1000" in said(fork.settle("fit", 0, exit_code="75"))
+    assert "attempt 2 resumes from step 1000" in said(fork.end_try("fit", 0, exit_code="75"))
     assert outputs(fork.admit("fit", 1))["resume-from"] == f"{PARENT}/fit/1-1000"
     commit(here.store, "hot/fit", attempt=2, step=1100)
     fork.pod("fit", 2, retry=1, phase="Failed", exit_code=75)
-    fork.settle("fit", 1, exit_code="75")
+    fork.end_try("fit", 1, exit_code="75")
     assert outputs(fork.admit("fit", 2))["resume-from"] == "2-1100"
     quarantine_checkpoint(here.store, ref(1100, 2, "hot"), "bit rot", by="verify")
     fork.pod("fit", 3, retry=2, phase="Failed", exit_code=75)
-    fork.settle("fit", 2, exit_code="75")
+    fork.end_try("fit", 2, exit_code="75")
     assert outputs(fork.admit("fit", 3))["resume-from"] == f"{PARENT}/fit/1-1000"
     assert list_pins(here.store, f"{PARENT}/fit") == {ref(1000): ("fork-hot",)}
 

@@ -5,8 +5,9 @@
 | admit, free                              | held by the attempt                     |
 | admit, not free                          | Pending with the reason; nothing held   |
 | admit, never possible                    | the step fails, nothing is tried again  |
-| settle, pod still there                  | held                                    |
-| settle, pod gone                         | free                                    |
+| conclude, pod still there                | held                                    |
+| conclude, pod gone                       | free                                    |
+| conclude, outputs still to be verified   | free                                    |
 | workflow stopped, deleted or terminated  | free once no pod of the attempt lives   |
 """
 
@@ -14,10 +15,12 @@ import json
 
 import pytest
 from support.counting import CountingStore
+from support.faults import dying_at
 from support.irregular import Irregular
 from support.ledger import cohort, queues
-from support.world import World, commit, fit, gpus, outputs, phase, prep, records, said, workflow, world
+from support.world import World, artifacts, commit, fit, gpus, outputs, phase, prep, records, said, workflow, world
 from tiphys_plugin import PluginCore, SqliteLedger
+from tiphys_plugin.runtime.background import HashingProgress
 
 from tiphys.faults import InjectedFaultError
 from tiphys.protocol.step_spec import RetryPolicy
@@ -65,7 +68,7 @@ def test_step_waits_with_a_reason_and_goes_on_when_gpus_are_free(here):
     assert said(waiting) == ("Deferred: WaitingForQuota: queue research holds 8 of 8 A100; 4 A100 asked; position 1")
     assert waiting.requeue is not None
     assert records(here.store, "control/runs/other-abc12/attempts/") == []
-    flow.settle("fit", 0, exit_code="1")
+    flow.end_try("fit", 0, exit_code="1")
     assert outputs(late.admit("fit", 0))["run"] == "true"
     assert held(here) == [("other-abc12", 4)]
 
@@ -76,30 +79,57 @@ def test_same_wait_has_the_same_message_and_the_same_requeue(here):
     assert late.admit("fit", 0) == late.admit("fit", 0)
 
 
-def test_settle_keeps_the_gpus_until_the_pod_is_gone(here):
+def test_conclude_keeps_the_gpus_until_the_pod_is_gone(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
     flow.pod("fit", 1, phase="Running")
-    flow.settle("fit", 0, status="Failed", exit_code="75")
+    flow.end_try("fit", 0, status="Failed", exit_code="75")
     assert held(here) == [("digits-abc12", 8)]
     flow.pod("fit", 1, phase="Failed", exit_code=75)
-    flow.settle("fit", 0, status="Failed", exit_code="75")
+    flow.end_try("fit", 0, status="Failed", exit_code="75")
     assert held(here) == []
 
 
-def test_succeeded_attempt_gives_its_gpus_back_before_its_outputs_are_hashed(here):
+def test_succeeded_attempt_gives_its_gpus_back_before_its_outputs_are_hashed(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(here.core._context.hasher, "hash_objects", lambda *_: HashingProgress(0, 1))
+        waiting = flow.conclude("fit", 0)
+    assert (phase(waiting), said(waiting)) == ("Pending", "Verifying outputs: 0 of 1 objects")
+    assert held(here) == []
+    assert phase(flow.conclude("fit", 0)) == "Succeeded"
+
+
+def test_repeated_conclude_gives_back_what_a_crash_left_held(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
-    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
-    flow.settle("fit", 0, "Succeeded", "0")
+    with dying_at("end.after_record"):
+        flow.end_try("fit", 0, exit_code="75")
+    assert held(here) == [("digits-abc12", 8)]
+    assert phase(flow.end_try("fit", 0, exit_code="75")) == "Error"
     assert held(here) == []
 
 
-def test_repeated_settle_gives_back_what_a_crash_left_held(here):
+@pytest.mark.parametrize("point", ["conclude.before_end", "conclude.after_end"])
+def test_crash_of_the_service_beside_the_end_of_a_success_takes_no_gpus_from_the_next_holder(here, point):
+    flow = here.submit(fit(gpu=gpus(8)))
+    key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    with dying_at(point):
+        flow.conclude("fit", 0)
+    here.core = here.restart()
+    assert outputs(other(here, 8).admit("fit", 0))["run"] == "true"
+    verdict = flow.conclude("fit", 0)
+    assert (phase(verdict), artifacts(verdict)) == ("Succeeded", {"model": key})
+    assert held(here) == [("other-abc12", 8)]
+
+
+def test_lease_that_a_crash_left_to_an_ended_attempt_is_given_back(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
     request = here.ledger.snapshot().leases[0].request
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     here.ledger.request(request)
     assert len(held(here)) == 1
     # The lease of the crash is another one; the sweep finds that its attempt has ended.
@@ -117,11 +147,8 @@ def test_repeated_settle_gives_back_what_a_crash_left_held(here):
 def test_request_that_can_never_be_met_fails_the_step_at_once(here, request_, reason):
     flow = here.submit(fit(gpu=request_))
     admitted = flow.admit("fit", 0)
-    assert (phase(admitted), outputs(admitted)["run"]) == ("Succeeded", "false")
+    assert phase(admitted) == "Failed", "Error would have Argo try it again"
     assert said(admitted).startswith(f"Rejected: {reason}: ")
-    settled = flow.settle("fit", 0, "Skipped", "-1")
-    assert phase(settled) == "Succeeded", "Failed would have Argo try it again for ever"
-    assert said(settled).startswith(f"Attempt 1 did not run: {reason}: ")
     verdict = flow.conclude("fit", 0)
     assert phase(verdict) == "Failed"
     assert reason in said(verdict)
@@ -131,7 +158,7 @@ def test_request_that_can_never_be_met_fails_the_step_at_once(here, request_, re
 def test_each_attempt_asks_anew(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     other(here).admit("fit", 0)
     waiting = flow.admit("fit", 1)
     assert phase(waiting) == "Pending"
@@ -181,7 +208,7 @@ def test_stopping_workflow_gets_no_gpus_and_leaves_the_line(here):
     assert len(here.ledger.snapshot().pending) == 1
     end_workflow(here, "Running", shutdown="Stop")
     answer = flow.admit("fit", 0)
-    assert outputs(answer)["run"] == "false"
+    assert phase(answer) == "Failed"
     assert "is stopping" in said(answer)
     assert here.ledger.snapshot().pending == ()
 
@@ -201,7 +228,7 @@ def test_training_without_checkpoints_has_no_lineage_and_starts_over(here):
     flow = here.submit(fit(gpu=gpus(2), checkpoints=None))
     assert outputs(flow.admit("fit", 0))["lineage"] == ""
     commit(here.store, "digits-abc12/fit", 1, 10)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     answer = flow.admit("fit", 1)
     assert outputs(answer)["resume-from"] == ""
     assert said(answer) == "Attempt 2 holds 2 A100 of queue research and runs, and keeps no checkpoints"
@@ -219,7 +246,6 @@ def test_one_gpu_is_spoken_of_as_one(tmp_path):
 def test_adopted_step_asks_for_no_gpus(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
-    flow.settle("fit", 0, "Succeeded", "0")
     flow.conclude("fit", 0)
     other(here, 8).admit("fit", 0)
     assert outputs(flow.admit("fit", 1))["run"] == "false"
@@ -299,7 +325,7 @@ def test_gpus_that_a_dead_admit_node_got_go_to_the_next_try(here, monkeypatch):
     assert held(here) == [("digits-abc12", 8)]
     assert outputs(flow.admit("fit", 1))["attempt"] == "1"
     assert held(here) == [("digits-abc12", 8)]
-    flow.settle("fit", 1, exit_code="1")
+    flow.end_try("fit", 1, exit_code="1")
     assert held(here) == []
 
 
@@ -340,10 +366,10 @@ def test_service_with_another_queue_file_does_not_end_what_was_admitted(here, mo
 
 
 def test_step_that_waits_reads_each_attempt_once_a_call(here):
-    flow = here.submit(fit(gpu=gpus(8), retry=RetryPolicy(preemption=None)))
+    flow = here.submit(fit(gpu=gpus(8), retry=RetryPolicy(preemption=None, backoff_seconds=1)))
     for retry in range(3):
         flow.admit("fit", retry)
-        flow.settle("fit", retry, exit_code="75")
+        flow.end_try("fit", retry, exit_code="75")
     other(here, 8).admit("fit", 0)
     counting = CountingStore(here.store)
     here.core = PluginCore(counting, here.cluster, here.ledger, clock=here.clock)

@@ -44,7 +44,7 @@ def lost(here: World) -> Flow:
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
     flow.pod("fit", 1)
-    while phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Pending":
+    while phase(flow.end_try("fit", 0, status="Error", exit_code="-1")) == "Pending":
         here.clock.advance(12)
     return flow
 

@@ -63,7 +63,7 @@ def test_gpus_of_a_live_pod_are_still_taken_and_come_back_as_ever(here):
     late = here.submit(fit(gpu=gpus(8)), name="other-abc12", uid="uid-2")
     assert "queue research holds 8 of 8 A100" in said(late.admit("fit", 0))
     flow.pod("fit", 1, phase="Failed", exit_code=75)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     assert outputs(late.admit("fit", 0))["run"] == "true"
 
 
@@ -139,7 +139,7 @@ def test_recovered_lease_keeps_the_service_that_earlier_attempts_attained(tmp_pa
     here = world(tmp_path, rules)
     flow = running(here)
     flow.pod("fit", 1, phase="Failed", exit_code=75)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     flow.admit("fit", 1)
     flow.pod("fit", 2, retry=1, gpus=8)
     [before] = here.ledger.snapshot().leases

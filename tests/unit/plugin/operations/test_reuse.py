@@ -188,7 +188,6 @@ def test_input_artifact_counts_by_content_and_not_by_place(here):
     first.conclude("twin")
     artifact = [{"name": "data", "path": "/in", "s3": {"key": key}}]
     first.write_output(first.admit("fit", 0, artifacts=artifact), "artifacts/model", b"m")
-    first.settle("fit", 0, "Succeeded", "0")
     assert phase(first.conclude("fit", 0)) == "Succeeded"
 
     second = resumed(here, STEP, twin, fit(checkpoints=None))
@@ -229,15 +228,14 @@ def test_damaged_shared_result_is_made_again(here):
     assert "The shared result of run digits-abc12 is damaged" in said(reply)
 
 
-def test_adopted_training_stops_the_trying_and_is_concluded(here):
+def test_adopted_training_is_concluded_with_the_adopted_outputs(here):
     flow = here.submit(fit())
     key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
-    flow.settle("fit", 0, "Succeeded", "0")
     flow.conclude("fit", 0)
     again = resumed(here, fit())
     assert outputs(again.admit("fit", 0))["run"] == "false"
-    assert phase(again.settle("fit", 0, "Skipped", "-1")) == "Succeeded"
-    assert artifacts(again.conclude("fit", 0)) == {"model": key}
+    verdict = again.conclude("fit", 0, status="Skipped", exit_code="-1")
+    assert (phase(verdict), artifacts(verdict)) == ("Succeeded", {"model": key})
 
 
 def test_admit_and_conclude_say_when_the_adopted_record_was_removed(here):

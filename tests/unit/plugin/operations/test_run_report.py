@@ -39,7 +39,7 @@ def failed_flow(tmp_path, store=None, message: str = "RuntimeError: nan") -> Flo
     flow = world(tmp_path, store=store).submit(fit(gpu=gpus(2)))
     flow.admit("fit", 0)
     flow.pod("fit", 1, phase="Failed", exit_code=1, message=message)
-    flow.settle("fit", 0)
+    flow.end_try("fit", 0)
     return flow
 
 

@@ -1,20 +1,25 @@
-"""A `Train` step through admit, settle and conclude.
+"""A `Train` step through admit and conclude, once for each try of Argo.
 
-| how the attempt ended        | settle answers              | conclude answers       |
-|------------------------------|-----------------------------|------------------------|
-| Succeeded                    | Succeeded                   | its outputs            |
-| exit 75, budget left         | Failed: resumes from step n | –                      |
-| exit 1, no budget            | Succeeded: stopped trying   | Failed, with the cause |
-| pods still there             | Pending                     | –                      |
+| how the attempt ended           | conclude answers                                 |
+|---------------------------------|--------------------------------------------------|
+| Succeeded                       | Succeeded, with its outputs                      |
+| exit 75, budget left            | Error: the next attempt resumes from step n      |
+| exit 1, no budget               | Failed, with the cause                           |
+| Succeeded, an output is missing | Failed; Error if the budget allows another try   |
+| not started by Argo             | Failed                                           |
+| pods still there                | Pending                                          |
+| ended before, asked again       | the same answer                                  |
 """
 
 import json
+from datetime import timedelta
 
 import pytest
 from support.world import World, artifacts, commit, fit, outputs, phase, records, said, world
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
+from tiphys.records import utc_now
 from tiphys.store import LineageLayout, RunLayout
 
 
@@ -52,9 +57,12 @@ def test_preempted_attempt_is_followed_by_one_that_resumes_from_its_checkpoint(h
     commit(here.store, "digits-abc12/fit", attempt=1, step=1180)
     commit(here.store, "digits-abc12/fit", attempt=1, step=1190)
     flow.pod("fit", 1, phase="Failed", exit_code=75)
-    settled = flow.settle("fit", 0, exit_code="75")
-    assert phase(settled) == "Failed"
-    assert "attempt 2 resumes from step 1190" in said(settled)
+    verdict = flow.end_try("fit", 0, exit_code="75")
+    assert phase(verdict) == "Error"
+    assert said(verdict) == (
+        "Attempt 1 ended by preemption, exit code 75: it was asked to stop, and requests another attempt; "
+        "attempt 2 resumes from step 1190"
+    )
     assert [(e["cause"], e["progress"], e["exit_code"]) for e in ends(here)] == [("preemption", True, 75)]
 
     again = flow.admit("fit", 1)
@@ -68,7 +76,7 @@ def test_damaged_checkpoint_is_passed_over_and_named(here):
     flow.admit("fit", 0)
     commit(here.store, "digits-abc12/fit", attempt=1, step=1180)
     here.store.delete(commit(here.store, "digits-abc12/fit", attempt=1, step=1190))
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     again = flow.admit("fit", 1)
     assert said(again).startswith(
         "Attempt 2 resumes from step 1180 (checkpoint of attempt 1, to be verified); 1190 of attempt 1 was"
@@ -84,7 +92,7 @@ def test_step_with_very_many_damaged_manifests_is_admitted_and_its_claim_is_smal
     commit(here.store, "digits-abc12/fit", attempt=1, step=5)
     for step in range(100, 1100):
         here.store.create(LineageLayout("digits-abc12/fit").manifest(1, step), b"{")
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     again = flow.admit("fit", 1)
     assert said(again).startswith(
         "Attempt 2 resumes from step 5 (checkpoint of attempt 1, to be verified); 1099 of attempt 1 was"
@@ -98,14 +106,10 @@ def test_broken_program_stops_the_trying_and_fails_the_step(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     flow.pod("fit", 1, phase="Failed", exit_code=1)
-    settled = flow.settle("fit", 0, exit_code="1")
-    assert phase(settled) == "Succeeded"
-    assert said(settled).startswith("Stopped trying: user error")
-    why_no_more = said(settled).rpartition("; ")[2]
-    verdict = flow.conclude("fit", 0)
+    verdict = flow.end_try("fit", 0, exit_code="1")
     assert phase(verdict) == "Failed"
-    assert "user error" in said(verdict)
-    assert why_no_more in said(verdict)
+    assert said(verdict).startswith("fit failed in attempt 1 by user error: ")
+    assert "; user error is not retried. " in said(verdict)
     assert "tiphys resume digits-abc12" in said(verdict)
 
 
@@ -114,21 +118,36 @@ def test_budget_of_a_cause_is_charged_over_attempts(here):
     answers = []
     for retry in range(2):
         flow.admit("fit", retry)
-        answers.append(phase(flow.settle("fit", retry, exit_code="3")))
-    assert answers == ["Failed", "Succeeded"]
+        answers.append(phase(flow.end_try("fit", retry, exit_code="3")))
+    assert answers == ["Error", "Failed"]
+
+
+def test_admit_waits_for_the_rest_of_a_long_back_off_before_it_asks_for_anything(here):
+    flow = here.submit(fit(retry=RetryPolicy(user_error=9, backoff_seconds=8)))
+    here.clock.now = utc_now()
+    for retry in range(3):  # Argo waits for 8, 16 and 30 s of 32
+        assert outputs(flow.admit("fit", retry))["attempt"] == str(retry + 1)
+        flow.end_try("fit", retry, exit_code="3")
+    waiting = flow.admit("fit", 3)
+    assert phase(waiting) == "Pending"
+    assert said(waiting).startswith("Attempt 4 begins in 3")
+    assert said(waiting).endswith(" s, after 3 failed tries")
+    assert len(ends(here)) == 3
+    here.clock.now = utc_now() + timedelta(seconds=33)
+    assert outputs(flow.admit("fit", 3))["attempt"] == "4"
 
 
 def test_argo_retry_of_a_step_that_was_given_up_opens_no_attempt(here):
     flow = here.submit(fit(gpu=GpuRequest(gpus=1)))
     flow.admit("fit", 0)
-    flow.settle("fit", 0, exit_code="1")
+    flow.end_try("fit", 0, exit_code="1")
 
     again = flow.admit("fit", 1)
 
-    assert outputs(again)["run"] == "false"
+    assert phase(again) == "Failed"
     assert "tiphys resume digits-abc12" in said(again)
-    assert phase(flow.settle("fit", 1, status="Skipped", exit_code="-1")) == "Succeeded"
     assert "user error" in said(flow.conclude("fit", 0))
+    assert phase(flow.conclude("fit", 1, status="Skipped", exit_code="-1")) == "Failed"
     assert [end["attempt"] for end in ends(here)] == [1]
     assert list(here.store.list("control/runs/digits-abc12/attempts/fit/000000002")) == []
 
@@ -146,21 +165,20 @@ def finished_program(here: World, data: str = "artifacts/model", **pod):
 
 def test_finished_program_is_not_run_again_where_argo_could_not_report_its_end(here):
     flow, key = finished_program(here)
-    settled = flow.settle("fit", 0, status="Error", exit_code="64")
-    assert phase(settled) == "Succeeded"
-    assert said(settled) == "Attempt 1 succeeded, although Argo reports Error; its outputs are verified next"
+    verdict = flow.end_try("fit", 0, status="Error", exit_code="64")
+    assert phase(verdict) == "Succeeded"
+    assert said(verdict) == "Attempt 1 is done, although Argo reports Error: 1 object verified"
     assert not here.ledger.snapshot().leases
-    verdict = flow.conclude("fit", 0, status="Failed")
     assert artifacts(verdict) == {"model": key}
     assert [end["outcome"] for end in ends(here)] == ["done"]
 
 
-def test_finished_program_is_adopted_where_its_settle_never_ran(here):
+def test_finished_program_is_adopted_where_its_conclude_never_ran(here):
     flow, key = finished_program(here)
     again = flow.admit("fit", 1)
     assert outputs(again)["run"] == "false"
     assert not here.ledger.snapshot().leases
-    assert artifacts(flow.conclude("fit", 0, status="Failed")) == {"model": key}
+    assert artifacts(flow.conclude("fit", 1, status="Skipped", exit_code="-1")) == {"model": key}
 
 
 @pytest.mark.parametrize(
@@ -177,24 +195,25 @@ def test_finished_program_is_adopted_where_its_settle_never_ran(here):
 )
 def test_program_is_run_again_where_nothing_shows_that_it_finished(here, data, pod, doubt):
     flow, _ = finished_program(here, data, **pod)
-    settled = flow.settle("fit", 0, status="Error", exit_code="64")
+    verdict = flow.end_try("fit", 0, status="Error", exit_code="64")
+    assert phase(verdict) == "Error"
     assert [end["outcome"] for end in ends(here)] == ["failed"]
-    assert (f"its program exited with 0, but {doubt}" in said(settled)) is bool(doubt)
+    assert (f"its program exited with 0, but {doubt}" in said(verdict)) is bool(doubt)
 
 
-def test_settle_waits_for_the_pod_and_ends_by_force_in_the_end(here):
+def test_conclude_waits_for_the_pod_and_ends_by_force_in_the_end(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     name = flow.pod("fit", 1, phase="Running")
-    waiting = flow.settle("fit", 0, status="Error", exit_code="-1")
+    waiting = flow.end_try("fit", 0, status="Error", exit_code="-1")
     assert (phase(waiting), name in said(waiting)) == ("Pending", True)
     assert waiting.requeue is not None
     assert ends(here) == []
     for _ in range(4):
         here.clock.advance(12)
-        assert phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Pending"
+        assert phase(flow.end_try("fit", 0, status="Error", exit_code="-1")) == "Pending"
     here.clock.advance(12)
-    assert phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Failed"
+    assert phase(flow.end_try("fit", 0, status="Error", exit_code="-1")) == "Error"
     assert ends(here)[0]["cause"] == "infrastructure"
     assert b"tiphys_attempts_forced_total 1.0" in here.core.metrics.render()
 
@@ -204,28 +223,56 @@ def test_clock_that_jumps_ends_nothing_by_force(here, hours):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     flow.pod("fit", 1, phase="Running")
-    flow.settle("fit", 0, status="Error", exit_code="-1")
+    flow.end_try("fit", 0, status="Error", exit_code="-1")
     here.clock.advance(hours * 3600)
-    assert phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Pending"
+    assert phase(flow.end_try("fit", 0, status="Error", exit_code="-1")) == "Pending"
     assert ends(here) == []
 
 
-def test_settle_does_not_wait_for_pods_of_other_steps(here):
+def test_conclude_does_not_wait_for_pods_of_other_steps(here):
     flow = here.submit(fit(), fit(name="fit-b"))
     flow.admit("fit", 0)
     flow.pod("fit-b", 1, phase="Running")
-    assert phase(flow.settle("fit", 0, exit_code="75")) == "Failed"
+    assert phase(flow.end_try("fit", 0, exit_code="75")) == "Error"
 
 
 def test_outputs_of_a_finished_training_are_answered(here):
     flow = here.submit(fit())
     key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"weights")
     flow.pod("fit", 1, phase="Succeeded", exit_code=0)
-    assert phase(flow.settle("fit", 0, "Succeeded", "0")) == "Succeeded"
     verdict = flow.conclude("fit", 0)
     assert phase(verdict) == "Succeeded"
     assert artifacts(verdict) == {"model": key}
     assert [e["outcome"] for e in ends(here)] == ["done"]
+
+
+def test_training_without_a_declared_output_is_tried_again_as_its_budget_allows(here):
+    flow = here.submit(fit(gpu=GpuRequest(gpus=1), retry=RetryPolicy(output_missing=1)))
+    flow.admit("fit", 0)
+    commit(here.store, "digits-abc12/fit", attempt=1, step=30)
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    again = flow.conclude("fit", 0)
+    assert phase(again) == "Error"
+    assert said(again).startswith("Attempt 1 ended by output missing, declared output artifact 'model' is missing: ")
+    assert said(again).endswith("; attempt 2 resumes from step 30")
+    assert not here.ledger.snapshot().leases
+    assert flow.conclude("fit", 0) == again
+
+    assert outputs(flow.admit("fit", 1))["resume-from"] == "1-30"
+    flow.pod("fit", 2, retry=1, phase="Succeeded", exit_code=0)
+    verdict = flow.conclude("fit", 1)
+    assert phase(verdict) == "Failed"
+    assert "fit failed in attempt 2 by output missing" in said(verdict)
+    assert "the only retry after output missing is used up" in said(verdict)
+    assert [end["cause"] for end in ends(here)] == ["output_missing"] * 2
+
+
+def test_training_without_a_declared_output_fails_by_default(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    verdict = flow.conclude("fit", 0)
+    assert (phase(verdict), "output missing is not retried" in said(verdict)) == ("Failed", True)
 
 
 def test_result_counts_although_the_agent_was_lost_after_the_program_ended(here):
@@ -235,11 +282,12 @@ def test_result_counts_although_the_agent_was_lost_after_the_program_ended(here)
     assert phase(flow.conclude("fit", 0, status="Error", exit_code="-1")) == "Succeeded"
 
 
-def test_attempts_that_failed_without_a_trace_are_unknown_not_guessed(here):
+@pytest.mark.parametrize(("status", "cause"), [("Error", "infrastructure"), ("Failed", "unknown")])
+def test_attempt_that_failed_without_a_trace_is_what_argo_reports_or_unknown_not_guessed(here, status, cause):
     flow = here.submit(fit())
     flow.admit("fit", 0)
-    assert phase(flow.conclude("fit", 0, status="Error", exit_code="-1")) == "Failed"
-    assert ends(here)[0]["cause"] == "unknown"
+    assert phase(flow.conclude("fit", 0, status=status, exit_code="-1")) == "Error"
+    assert ends(here)[0]["cause"] == cause
 
 
 def test_attempt_without_an_end_is_ended_before_the_next_one_opens(here):
@@ -266,7 +314,9 @@ def test_checkpoints_on_a_volume_are_left_to_the_program(here):
 def test_attempt_that_argo_never_ran_stops_the_trying(here, status):
     flow = here.submit(fit())
     flow.admit("fit", 0)
-    assert phase(flow.settle("fit", 0, status=status, exit_code="-1")) == "Succeeded"
+    verdict = flow.end_try("fit", 0, status=status, exit_code="-1")
+    assert phase(verdict) == "Failed"
+    assert f"Argo did not start it ({status})" in said(verdict)
     assert ends(here)[0]["outcome"] == "failed"
 
 
@@ -274,25 +324,25 @@ VOLUME = CheckpointPolicy(store="file:///mnt/checkpoints")
 
 
 def preempted(flow, attempts: int, note) -> str:
-    """Phase of the last settle after ``attempts`` tries that were killed with their node."""
+    """Phase of the last conclude after ``attempts`` tries that were killed with their node."""
     answer = ""
     for number in range(1, attempts + 1):
         flow.admit("fit", number - 1)
         note(number)
-        answer = phase(flow.settle("fit", number - 1, exit_code="137"))
+        answer = phase(flow.end_try("fit", number - 1, exit_code="137"))
     return answer
 
 
 def test_progress_on_a_volume_pays_budgets_back_as_elsewhere(here):
-    flow = here.submit(fit(checkpoints=VOLUME, retry=RetryPolicy(infrastructure=1)))
+    flow = here.submit(fit(checkpoints=VOLUME, retry=RetryPolicy(infrastructure=1, backoff_seconds=1)))
     progress = RunLayout("digits-abc12").progress
-    assert preempted(flow, 5, lambda number: here.store.create(progress("fit", number), b"")) == "Failed"
+    assert preempted(flow, 5, lambda number: here.store.create(progress("fit", number), b"")) == "Error"
     assert [end["progress"] for end in ends(here)] == [True] * 5
 
 
 def test_no_progress_on_a_volume_uses_budgets_up(here):
-    flow = here.submit(fit(checkpoints=VOLUME, retry=RetryPolicy(infrastructure=1)))
-    assert preempted(flow, 2, lambda number: None) == "Succeeded"
+    flow = here.submit(fit(checkpoints=VOLUME, retry=RetryPolicy(infrastructure=1, backoff_seconds=1)))
+    assert preempted(flow, 2, lambda number: None) == "Failed"
     assert [end["progress"] for end in ends(here)] == [False, False]
 
 
@@ -300,7 +350,7 @@ def test_a_volume_that_is_the_store_of_the_run_is_no_volume(here):
     flow = here.submit(fit(checkpoints=CheckpointPolicy(store="s3://ml-runs/tiphys")))
     flow.admit("fit", 0)
     commit(here.store, "digits-abc12/fit", 1, 40)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     assert outputs(flow.admit("fit", 1))["resume-from"] == "1-40"
 
 
@@ -309,11 +359,11 @@ def test_an_end_keeps_when_the_pod_ended_and_what_was_saved_by_then(here):
     flow.admit("fit", 0)
     commit(here.store, "digits-abc12/fit", attempt=1, step=1190)
     flow.pod("fit", 1, phase="Failed", exit_code=75, trouble_at=OVER_AT)
-    flow.settle("fit", 0, exit_code="75")
+    flow.end_try("fit", 0, exit_code="75")
     (end,) = ends(here)
     assert end["terminating_at"] == OVER_AT
     assert end["last_checkpoint"]["checkpoint"] == {"lineage": "digits-abc12/fit", "attempt": 1, "global_step": 1190}
     flow.admit("fit", 1)
     flow.pod("fit", 2, retry=1, phase="Failed", exit_code=75)
-    flow.settle("fit", 1, exit_code="75")
+    flow.end_try("fit", 1, exit_code="75")
     assert not {"terminating_at", "last_checkpoint"} & ends(here)[1].keys()

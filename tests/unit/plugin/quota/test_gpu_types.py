@@ -20,7 +20,7 @@ from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
+from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
 from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
@@ -149,10 +149,10 @@ def test_a_ledger_keeps_the_choice(tmp_path, kind):
 
 def test_the_stored_form_of_other_requests_is_as_it_was():
     state = LedgerState((lease(1),), (waiting(1, 1, gpu_type=None, gpu_types=("H100", "A100")),))
-    stored = encode_status(state)
+    stored = encode_state(state)
     assert "gpuTypes" not in json.dumps(stored["leases"])
     assert stored["waiting"][0]["gpuTypes"] == ("H100", "A100")
-    assert decode_status(json.loads(json.dumps(stored))) == state
+    assert decode_state(json.loads(json.dumps(stored))) == state
 
 
 def test_kueue_chooses_among_the_types():

@@ -5,7 +5,7 @@
 | of another plugin, or no plugin       | {}: not mine                                    |
 | field missing, unknown, of other type | Failed, names the field                         |
 | a placeholder Argo did not fill in    | Failed, names it                                |
-| the same, inside attempts             | Succeeded and run=false: Failed is "try again"  |
+| the same, in a try of a training      | Failed: Error is "try again"                    |
 | storage or ledger out of reach        | StoreError (503), which the sidecar waits out   |
 """
 
@@ -74,13 +74,17 @@ def test_request_without_its_workflow_fails_the_node(flow, workflow):
     assert "workflow" in said(reply)
 
 
-@pytest.mark.parametrize("op", ["admit", "settle"])
-def test_mistake_inside_attempts_is_passed_on_to_conclude(flow, op):
+@pytest.mark.parametrize("op", ["admit", "conclude"])
+def test_mistake_in_a_try_of_a_training_is_not_tried_again(flow, op):
     reply = flow.call(flow.body(op, "fit", 0) | {"extra": "1"})
-    assert phase(reply) == "Succeeded"
+    assert phase(reply) == "Failed"
     assert said(reply).startswith("Refused: plugin.tiphys.extra")
-    if op == "admit":
-        assert outputs(reply)["run"] == "false"
+
+
+def test_operation_of_an_older_version_is_refused_with_its_remedy(flow):
+    reply = flow.call(flow.body("settle", "fit", 0, status="Failed"))
+    assert phase(reply) == "Failed"
+    assert "compile the pipeline with the version of Tiphys that the plugin runs" in said(reply)
 
 
 def test_damaged_record_is_named_and_never_overwritten(flow):

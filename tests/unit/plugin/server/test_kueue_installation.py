@@ -76,8 +76,9 @@ def test_evicted_training_saves_and_goes_before_kueue_has_its_gpus_back(here, ku
     preempt(here)
     assert here.server.objects("pods", "ml") == []
     assert kueue.used("research") == 8, "its end is not recorded yet"
-    settled = flow.call("settle", "fit", 0, status="Failed", exit_code="143")
-    assert "to save and go (Kueue: Preempted: Preempted to accommodate a workload)" in settled.message
+    verdict = flow.call("conclude", "fit", 0, status="Failed", exit_code="143")
+    assert verdict.phase == "Error", "it is tried again"
+    assert "to save and go (Kueue: Preempted: Preempted to accommodate a workload)" in verdict.message
     assert kueue.used("research") == 0
     assert flow.call("admit", "fit", 1).phase == "Pending"
     kueue.schedule()

@@ -24,7 +24,6 @@ from support.world import fit, gpus, outputs, phase, prep, said
 from tiphys_plugin.operations.pending_sweep import StoppedLeaseSweep
 from tiphys_plugin.quota.lease import LedgerLostError
 from tiphys_plugin.quota.ledger import kubernetes_ledger
-from tiphys_plugin.quota.ledger.status_codec import STATUS_VERSION
 from tiphys_plugin.runtime.metrics import TenantsCollector
 from tiphys_plugin.server import wiring
 from tiphys_plugin.server.ledger_recovery import LedgerRecovery
@@ -32,11 +31,13 @@ from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespac
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from tiphys.errors import NotFoundError, StoreError, StoreFormatError, UsageError
+from tiphys.kube.ledger_log import LOG_FORMAT
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.execute_api import NOT_MINE
-from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
+from tiphys.records import AttemptEnd, AttemptEndOutcome, StoreFormatRecord, SubmissionBinding
 from tiphys.store import RunLayout, TenantStores, claim_record
+from tiphys.store.layout import FORMAT_MARKER
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_caller_that_names_another_namespace_is_turned_away_unread(here):
 def test_index_that_no_item_has_reaches_no_ledger(here, index):
     flow = here.submit("ml", fit(gpu=gpus(8)))
     document = flow.document("admit", "fit", 0)
-    document["template"]["plugin"]["tiphys"]["node"] = f"{flow.name}.fit({index}:x).attempts(0).admit"
+    document["template"]["plugin"]["tiphys"]["node"] = f"{flow.name}.fit({index}:x)(0).admit"
     assert phase(here.tenants.execute("ml", document)) == "Succeeded"
     [lease] = WholeLedgerReader(here.api, RELEASE, "default").read()["status"]["leases"]
     assert "itemIndex" not in lease
@@ -160,7 +161,7 @@ def test_broken_store_is_waited_for_and_nobody_else_feels_it(here):
 
 
 def test_runs_of_another_version_wait_and_the_service_does_not_start_on_their_store(here, tmp_path):
-    here.store("vision").create("runs/digits-abc12/run.json", b"{}")
+    here.store("vision").create(FORMAT_MARKER, StoreFormatRecord(format=1).to_bytes())
     other, well = here.submit("vision", prep()), here.submit("ml", prep())
 
     reply = other.call("admit", "prep")
@@ -348,7 +349,7 @@ def test_damaged_replacement_of_the_ledger_is_recovered_once_it_is_repaired(here
     recovery = LedgerRecovery(here.tenants.ledger, here.tenants)
     here.api.delete(GPU_LEDGERS, RELEASE, "default")
     here.make_ledger()
-    damage = {"status": {"version": STATUS_VERSION, "leases": 7}}
+    damage = {"status": {"version": LOG_FORMAT, "log": 7}}
     here.api.patch(GPU_LEDGERS, RELEASE, "default", damage, subresource="status")
     for _ in range(2):
         with pytest.raises(StoreError):
@@ -464,10 +465,9 @@ def test_requests_of_one_admitted_training_step(here):
     here.tenants.core("ml").recover_leases()
     here.server.requests.clear()
     flow.call("admit", "fit", 0)
-    flow.call("settle", "fit", 0, status="Succeeded", exit_code="0")
-    assert phase(flow.call("conclude", "fit", status="Succeeded", exit_code="0")) == "Succeeded"
+    assert phase(flow.call("conclude", "fit", 0, status="Succeeded", exit_code="0")) == "Succeeded"
     mine = [f"{one.verb} {one.plural}" for one in here.server.requests if one.plural != "gpuledgers"]
-    assert mine == ["get workflows", "list pods", "list pods"]
+    assert mine == ["get workflows", "list pods"]
     assert here.server.count(plural="gpuledgers") <= 6
 
 

@@ -9,12 +9,11 @@ import yaml
 from support.cluster_nodes import MODEL, condition, foreign_pod, node
 from support.desk import Desk
 from support.kube_server import serving
-from support.ledger import ask, lease, waiting
+from support.ledger import ask, lease, ledger_status, waiting
 from tiphys_plugin import SqliteLedger, load_queues
 from tiphys_plugin.quota.lease import Admitted
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.quota.queues import parse_queues
 
 from hera_pipelines.cli.commands.follow import page_gpus
@@ -74,7 +73,7 @@ def test_nodes_are_those_that_the_command_lists(desk: Desk) -> None:
     desk.queues("apply", text="queues: [{name: research, gpus: {'*': 64}}]\ncluster_nodes: {}\n")
     held = replace(lease(4, members=2, gpu_type=MODEL), nodes=("n1", "n1"))
     state = LedgerState((held,), (waiting(6, 1, uid="u7", gpu_type=MODEL),))
-    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode_status(state)}, subresource="status")
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": ledger_status(state)}, subresource="status")
 
     view = read_cluster(desk).read_nodes()
 

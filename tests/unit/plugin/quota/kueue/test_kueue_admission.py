@@ -157,7 +157,7 @@ def test_repeated_request_finds_the_same_workload(backend, kueue, server):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"attempt": 2}, {"node": "u1.fit.attempts(1).admit"}, {"step": "eval"}, {"uid": "u2"}],
+    [{"attempt": 2}, {"node": "u1.fit(1).admit"}, {"step": "eval"}, {"uid": "u2"}],
     ids=["attempt", "node", "step", "workflow"],
 )
 def test_every_attempt_has_a_workload_of_its_own(backend, kueue, changes):

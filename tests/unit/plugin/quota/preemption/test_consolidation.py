@@ -389,7 +389,7 @@ def test_a_training_that_moves_saves_and_starts_again_on_another_node(tmp_path):
         flows[name].pod("fit", 1, grace_seconds=60.0)
     assert nodes() == {"ends": ("n0",), "stays": ("n1",), "moves": ("n0",)}
     flows["ends"].pod("fit", 1, phase="Succeeded", exit_code=0)
-    flows["ends"].settle("fit", 0, exit_code="0")
+    flows["ends"].conclude("fit", 0)
     assert phase(flows["large"].admit("fit", 0)) == "Pending"
     loop = PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock)
     loop.run_once()
@@ -407,9 +407,9 @@ def test_a_training_that_moves_saves_and_starts_again_on_another_node(tmp_path):
     assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption] == ["moves"]
     assert [pod.ending for pod in here.cluster.workflow_pods("uid-moves")] == [True]
     flows["moves"].pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
-    settled = flows["moves"].settle("fit", 0, exit_code="75")
-    assert phase(settled) == "Failed"
-    assert "to save and move to other nodes for large/fit; " in said(settled)
+    verdict = flows["moves"].end_try("fit", 0, exit_code="75")
+    assert phase(verdict) == "Error"
+    assert "to save and move to other nodes for large/fit; " in said(verdict)
     assert admit("moves", 2) == "true", "it has lost its place"
     assert admit("large", 1) == "true"
     assert nodes() == {"stays": ("n1",), "moves": ("n1",), "large": ("n0",)}

@@ -161,10 +161,10 @@ def handshake(here: World) -> None:
         here.clock.advance(1)
     [pod] = here.cluster.workflow_pods(low.uid)
     assert pod.ending, "it was marked and not asked"
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Pending"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Pending"
     assert phase(high.admit("fit", 0)) == "Pending", "its GPUs were given away while its pod is there"
     low.pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
-    assert phase(low.settle("fit", 0, exit_code="75")) == "Failed"
+    assert phase(low.end_try("fit", 0, exit_code="75")) == "Error"
     assert outputs(high.admit("fit", 0)).get("run") == "true", "they did not come back"
     [end] = [
         attempt for attempt in here.store.list("control/runs/low/attempts/fit/") if attempt.key.endswith(".end.json")
@@ -190,7 +190,7 @@ def its_gpus_come_back_when_it_is_asked(plant: Plant) -> None:
     plant(DirectoryCluster, "delete_pod", at_once)
 
 
-def settle_does_not_wait_for_the_pods(plant: Plant) -> None:
+def conclude_does_not_wait_for_the_pods(plant: Plant) -> None:
     plant(end_attempt, "await_pods", lambda call, attempt, found: None)
 
 
@@ -205,7 +205,7 @@ def its_end_is_as_any_other(plant: Plant) -> None:
 HANDSHAKE = [
     it_is_marked_and_not_asked,
     its_gpus_come_back_when_it_is_asked,
-    settle_does_not_wait_for_the_pods,
+    conclude_does_not_wait_for_the_pods,
     the_mark_is_not_kept,
     its_end_is_as_any_other,
 ]

@@ -19,7 +19,7 @@ from support.world import Clock, fit, gpus, records, world
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
+from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds, attained_level_of
@@ -144,8 +144,8 @@ def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path)
     ledger.close()
 
 
-def test_the_status_of_a_ledger_says_it_only_where_there_is_some():
+def test_the_stored_ledger_says_it_only_where_there_is_some():
     for one, is_written in ((lease(8, attained=1.5, first_start=9.25), True), (lease(8), False)):
-        status = json.loads(json.dumps(encode_status(LedgerState((one,)))))
-        assert ("attained" in status["leases"][0]) == is_written
-        assert decode_status(status) == LedgerState((one,))
+        stored = json.loads(json.dumps(encode_state(LedgerState((one,)))))
+        assert ("attained" in stored["leases"][0]) == is_written
+        assert decode_state(stored) == LedgerState((one,))

@@ -1,22 +1,57 @@
-"""Replaces references to finished tasks by their recorded values and artifact keys.
+"""Finds the references between tasks, and replaces those to finished tasks by their recorded values and artifact keys.
 
 A pruned Workflow does not contain the finished tasks, so Argo could not resolve
-references to them. Values are collected under the paths by which Argo names them.
+references to them, in its ``{{tasks.…}}`` tags and in expressions: the Workflow would
+wait for a value that no task produces. Values are collected under the paths by which
+Argo names them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tiphys.protocol.compiled_workflow import Manifest, substitute_tags
+from tiphys.protocol.compiled_workflow import Manifest, split_tags, substitute_tags
 from tiphys.protocol.fan_out import aggregate_outputs, aggregate_results
 from tiphys.protocol.step_spec import RESULT_PARAMETER, StepSpec
+from tiphys.protocol.variables import find_variables
 from tiphys.records import AttemptEnd, OutputKind
-from tiphys_controller.plan.dag import (
-    Reference,
-    find_references,
-    parse_artifact_reference,
-    parse_reference,
-)
+
+_PLAIN = re.compile(r"tasks\.([A-Za-z0-9][-A-Za-z0-9]*)\.(.+)", re.DOTALL)
+
+
+class Reference(NamedTuple):
+    """One mention of a task.
+
+    ``path`` is the part of the task that is read, such as
+    ``outputs.parameters.loss``; empty in an expression, which only Argo can evaluate.
+    """
+
+    task: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{{{{tasks.{self.task}.{self.path}}}}}" if self.path else f"an expression over tasks.{self.task}"
+
+
+def find_references(part: Any) -> Iterator[Reference]:
+    """Every mention of a task in a part of a manifest."""
+    for variable in find_variables(part):
+        if variable.is_expression and variable.task:
+            yield Reference(variable.task, "")
+        elif not variable.is_expression and (reference := parse_reference(".".join(variable.names))):
+            yield reference
+
+
+def parse_artifact_reference(text: str) -> Reference | None:
+    """The reference in an artifact's ``from``, which is one tag and nothing else; None for any other text."""
+    (before, tag), *rest = split_tags(text.strip())
+    return parse_reference(tag) if tag is not None and not before and rest == [("", None)] else None
+
+
+def parse_reference(tag: str) -> Reference | None:
+    """The reference inside a plain tag; None for a tag that names no task."""
+    match = _PLAIN.fullmatch(tag.strip())
+    return Reference(match[1], match[2]) if match else None
 
 
 class TaskOutputs(NamedTuple):

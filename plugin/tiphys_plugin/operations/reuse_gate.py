@@ -1,0 +1,69 @@
+"""reuse: what a Workflow that was submitted as it is takes over at its start.
+
+The same rule as before a submission of `tiphys`: the inputs of a step are known if
+all that it waits for is taken over, and its result counts under its step key.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest, substitute_tags
+from tiphys.protocol.depends import awaited_tasks
+from tiphys.protocol.execute_api import ArtifactValue, ExecuteReply, NodeOutputs, ParameterValue, succeeded_reply
+from tiphys.protocol.operations import reuse_output
+from tiphys.recording.bindings import TaskOutputs, bind_references, collect_step_outputs
+from tiphys.recording.known_inputs import find_known_inputs, workflow_parameter_values
+from tiphys.recording.reusable_results import describe_reuse
+from tiphys.recording.step_key import compute_step_key
+from tiphys.store import read_step_attempts
+from tiphys_plugin.operations import publish, reuse
+from tiphys_plugin.runtime.context import StepCall
+
+
+def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
+    """Answer the node of the gate.
+
+    Args:
+        calls: One for each step that may be taken over, behind those of the steps that it waits for.
+
+    Raises:
+        NotFoundError: a result that was taken over by an earlier answer exists no longer.
+        StoreError: storage did not answer.
+    """
+    taken: dict[str, TaskOutputs] = {}
+    parameters, artifacts, sentences = list[ParameterValue](), list[ArtifactValue](), list[str]()
+    tasks = {task["name"]: task for task in calls[0].binding.pipeline.tasks()} if calls else {}
+    for call in calls:
+        name = call.spec.name
+        lookup = _look_up(call, tasks.get(name, {}), taken)
+        if lookup.waiting is not None:
+            return lookup.waiting
+        parameters.append(ParameterValue(name=reuse_output(name), value="false" if lookup.end is None else "true"))
+        if lookup.end is None:
+            sentences += [f"{name} runs, because {lookup.damage}"] if lookup.damage else []
+            continue
+        sentences.append(f"{name} is {describe_reuse(reuse.take_over(call, lookup.end))}")
+        taken[name] = collect_step_outputs(lookup.end)
+        outputs = publish.build_outputs(call, lookup.end.outputs)
+        parameters += [ParameterValue(name=reuse_output(name, one.name), value=one.value) for one in outputs.parameters]
+        artifacts += [ArtifactValue(name=reuse_output(name, one.name), s3=one.s3) for one in outputs.artifacts]
+    nothing = "" if taken else "Nothing is taken over: no other run shares a result of the same program and inputs"
+    message = "; ".join(filter(None, [nothing, *sentences]))
+    return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=artifacts))
+
+
+def _look_up(call: StepCall, task: Manifest, taken: Mapping[str, TaskOutputs]) -> reuse.ReuseLookup:
+    if (record := reuse.find_reuse_record(call)) is not None:
+        return reuse.ReuseLookup(reuse.read_reused_end(call, record))
+    if not task or awaited_tasks(task) - taken.keys():
+        return reuse.ReuseLookup(None)
+    parameters = workflow_parameter_values(call.binding.pipeline)
+    body = substitute_tags(bind_references(task, taken, call.store.artifact_key), parameters.get)
+    try:
+        inputs = find_known_inputs(call.binding.pipeline, call.spec, body, parameters)
+    except UsageError:  # Argo reports a template that is missing when it runs the task
+        inputs = None
+    if inputs is None:
+        return reuse.ReuseLookup(None)
+    key = compute_step_key(call.store, call.spec, inputs)
+    return reuse.find_reusable_result(call, key.key, read_step_attempts(call.store, call.run, call.step))

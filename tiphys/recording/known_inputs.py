@@ -1,0 +1,96 @@
+"""The inputs of a step before it runs, where its manifest and finished tasks tell them all.
+
+A result can then be looked for under the step key that the recorder or admit would compute.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tiphys.protocol.compiled_workflow import (
+    CompiledPipeline,
+    Manifest,
+    contains_tags,
+    find_template,
+    read_workflow_parameters,
+    substitute_tags,
+)
+from tiphys.protocol.fan_out import go_json
+from tiphys.protocol.operations import PLUGIN_BODY_KEY
+from tiphys.protocol.step_spec import ITEM_PARAMETER, StepSpec
+from tiphys.recording.step_key import StepInputs, workflow_parameters_used
+
+_WORKFLOW_PARAMETER = "workflow.parameters."
+
+
+def workflow_parameter_values(pipeline: CompiledPipeline) -> dict[str, str]:
+    """Values of the workflow parameters, under the names by which tags read them."""
+    return {
+        f"{_WORKFLOW_PARAMETER}{name}": value for name, value in read_workflow_parameters(pipeline.manifest).items()
+    }
+
+
+def find_known_inputs(
+    pipeline: CompiledPipeline, spec: StepSpec, body: Manifest, parameters: Mapping[str, str], item: str = ""
+) -> StepInputs | None:
+    """The inputs of a step; None if one of them is made at run time.
+
+    Args:
+        pipeline: Its Workflow.
+        spec: The step.
+        body: Its task, with outputs of finished tasks in the place of references.
+        parameters: The `workflow_parameter_values`.
+        item: Text of the fan-out item.
+
+    Raises:
+        UsageError: the Workflow has no such template.
+    """
+    template = find_template(pipeline.manifest, body["template"])
+    declared = template.get("inputs") or {}
+    arguments = body.get("arguments") or {}
+    given = {one["name"]: one.get("value") for one in arguments.get("parameters") or []}
+    values: dict[str, str] = {}
+    for one in declared.get("parameters") or []:
+        value = given.get(one["name"])
+        value = next((v for v in (value, one.get("value"), one.get("default")) if v is not None), None)
+        if value is None:
+            return None
+        values[one["name"]] = _argo_text(value)
+    values.pop(ITEM_PARAMETER, None)
+    values |= {
+        f"{_WORKFLOW_PARAMETER}{name}": parameters.get(f"{_WORKFLOW_PARAMETER}{name}", "")
+        for name in _parameters_used(pipeline, spec, template)
+    }
+    artifacts = _bind_artifacts(declared.get("artifacts") or [], arguments.get("artifacts") or [])
+    filled = substitute_tags(values, parameters.get)
+    if artifacts is None:
+        return None
+    located: list[dict[str, Any]] = substitute_tags(artifacts, parameters.get)
+    return None if contains_tags(filled) or contains_tags(located) else StepInputs(filled, located, item)
+
+
+def _parameters_used(pipeline: CompiledPipeline, spec: StepSpec, template: Manifest) -> list[str]:
+    if not spec.is_gated:
+        return workflow_parameters_used(template)
+    names = (name for name in _admit_inputs(pipeline, spec.name) if name.startswith(_WORKFLOW_PARAMETER))
+    return [name.removeprefix(_WORKFLOW_PARAMETER) for name in names]
+
+
+def _admit_inputs(pipeline: CompiledPipeline, step: str) -> Mapping[str, str]:
+    for template in pipeline.manifest["spec"]["templates"]:
+        body: Manifest = (template.get("plugin") or {}).get(PLUGIN_BODY_KEY) or {}
+        if (body.get("op"), body.get("step")) == ("admit", step):
+            return body.get("inputs") or {}
+    return {}
+
+
+def _bind_artifacts(declared: Sequence[Manifest], arguments: Sequence[Manifest]) -> list[dict[str, Any]] | None:
+    """The input artifacts with their locations; None if one is made at run time."""
+    given = {one["name"]: one for one in arguments}
+    if any("from" in one or "fromExpression" in one for one in given.values()):
+        return None
+    return [{**one, **given.get(one["name"], {})} for one in declared]
+
+
+def _argo_text(value: Any) -> str:
+    """The text that Argo reads from a value of YAML (``AnyString``): ``1.0`` is ``1``."""
+    return value if isinstance(value, str) else go_json(value)
