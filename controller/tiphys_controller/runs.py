@@ -164,6 +164,8 @@ class StepDetail(StepReport):
     """Attempts outside of the window that was asked for; ``outputs`` lacks theirs."""
     outputs: tuple[StepOutput, ...] = Field(default=(), exclude_if=lambda outputs: not outputs)
     """Outputs of its newest attempts, or of the result that it took over; empty while these are not done."""
+    taken_over: dict[str, str] = Field(default={}, exclude_if=lambda sources: not sources)
+    """Where its result comes from, or that of each item that did not run, by the name of the step or item."""
 
     @property
     def total_attempts(self) -> int:
@@ -391,9 +393,7 @@ def _last_reports(store: Store, run_plan: RunPlan) -> list[datetime]:
         for step, _ in run_plan.state.open_attempts
         if (spec := steps.get(task_name(step))) and spec.kind is StepKind.TRAIN
     ]
-    found = read_concurrently(
-        lambda step: find_report_time(store, lineage_name(run, step)), opened[:_MAX_OPEN_TRAININGS]
-    )
+    found = read_concurrently(lambda one: find_report_time(store, lineage_name(run, one)), opened[:_MAX_OPEN_TRAININGS])
     return [min(moment, now) for moment in found if moment is not None]
 
 
@@ -422,8 +422,8 @@ def _step_detail(
 ) -> StepDetail:
     names, reused = run_plan.names, run_plan.state.reused
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
-    step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
     spec = run_plan.pipeline.steps.get(report.name)
+    step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
     details = (_attempt_detail(store, attempt, spec, names, progress, starts) for attempt in step_attempts)
     results = {step: (f"attempt {attempts[step][-1].claim.attempt}", attempts[step][-1].end) for step in steps}
     results |= {step: (one.source, one.end) for step, one in reused.items() if selects_step(report.name, step)}
@@ -436,7 +436,10 @@ def _step_detail(
     )
     listed = (len(one.attempts) for step, one in run_plan.state.steps.items() if task_name(step) == report.name)
     others = max(0, sum(listed) - len(step_attempts)) if is_window else 0
-    return StepDetail(**dict(report), attempts=tuple(details), other_attempts=others, outputs=tuple(outputs))
+    taken_over = {names.name(one): reused[one].source for one in names.sort(reused) if selects_step(report.name, one)}
+    return StepDetail(
+        **dict(report), attempts=tuple(details), other_attempts=others, outputs=tuple(outputs), taken_over=taken_over
+    )
 
 
 def _step_output(step: str, source: str, output: Output) -> StepOutput:

@@ -29,6 +29,7 @@ from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes.alert_worker import AlertWorker
 from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, LoopDependencies
 from tiphys_controller.kubernetes.events.auto_resume_events import AutoResumeRecorder
+from tiphys_controller.kubernetes.events.messages import steps_unrecorded_message
 from tiphys_controller.kubernetes.events.recorder import EventRecorder
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
@@ -36,6 +37,7 @@ from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.pod_cleanup import AgentPodCleaner, GangCleaner
 from tiphys_controller.kubernetes.step_recorder import StepRecorder
 from tiphys_controller.kubernetes.watch_cache import ClusterWatches, WatchCache, find_incomplete_reason
+from tiphys_controller.kubernetes.workflow_view import build_workflow_view
 from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
 from tiphys_controller.server.app import create_controller_app
 from tiphys_controller.submit.triggers.bucket import Buckets, S3Buckets
@@ -296,15 +298,6 @@ class Controller:
 
     def _run_workers(self, stop: threading.Event) -> None:
         dependencies = self._dependencies
-        step_recorder = StepRecorder(
-            lambda namespace, name: dependencies.api.get(WORKFLOWS, namespace, name),
-            functools.cache(lambda: identify_cluster(dependencies.api)),
-            dependencies.stores,
-            self.metrics,
-            dependencies.now,
-            dependencies.monotonic,
-        )
-        view = WatchCache(dependencies.api.unreadable, step_recorder.note, step_recorder.forget)
         writer = ClusterWriter(
             dependencies.api,
             lambda: self._lease.is_leader,
@@ -312,6 +305,16 @@ class Controller:
             dependencies.now,
             dependencies.identity or COMPONENT,
         )
+        step_recorder = StepRecorder(
+            lambda namespace, name: dependencies.api.get(WORKFLOWS, namespace, name),
+            functools.cache(lambda: identify_cluster(dependencies.api)),
+            dependencies.stores,
+            self.metrics,
+            dependencies.now,
+            lambda workflow, why: writer.record_event(build_workflow_view(workflow), steps_unrecorded_message(why)),
+            dependencies.monotonic,
+        )
+        view = WatchCache(dependencies.api.unreadable, step_recorder.note, step_recorder.forget)
         dependencies.api.unreadable.announce = writer.record_unreadable
         recorder = EventRecorder(
             *(view, dependencies.stores, writer, self.metrics, dependencies.now, dependencies.monotonic),

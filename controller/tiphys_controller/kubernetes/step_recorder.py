@@ -65,6 +65,7 @@ class StepRecorder:
         stores: Returns the store of a namespace.
         metrics: Counters.
         now: Wall clock.
+        warn: Tells whoever looks at a Workflow why steps of it are not recorded; a repeated sentence is told once.
         monotonic: Monotonic clock in seconds.
     """
 
@@ -75,6 +76,7 @@ class StepRecorder:
         stores: Callable[[str], Store],
         metrics: ControllerMetrics,
         now: Callable[[], datetime],
+        warn: Callable[[Object, str], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read = read
@@ -82,6 +84,7 @@ class StepRecorder:
         self._stores = stores
         self._metrics = metrics
         self._now = now
+        self._warn = warn
         self._monotonic = monotonic
         self._changed = threading.Condition()
         self._large_workflow = threading.Lock()
@@ -158,6 +161,7 @@ class StepRecorder:
             _log.warning("steps.refused", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
             self._metrics.failures.labels("record").inc()
             self._keep(uid, None)
+            self._tell(waiting, str(error))
         except TiphysError as error:
             self._metrics.failures.labels("record").inc()
             _log.warning("steps.failed", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
@@ -193,7 +197,19 @@ class StepRecorder:
         is_compressed = bool((workflow.get("status") or {}).get("compressedNodes"))
         with self._large_workflow if is_compressed else nullcontext():
             recorded = recorder.record(workflow, read_nodes(workflow))
+        for step in recorded.faults.keys() - recorder.told:
+            recorder.told.add(step)
+            fault = f"step {step} cannot be recorded: {recorded.faults[step]}"
+            _log.warning("step.unrecorded", namespace=waiting.namespace, workflow=waiting.name, error=fault)
+            self._tell(waiting._replace(document=workflow), fault)
         return bool(recorded.waiting)
+
+    def _tell(self, waiting: _Waiting, why: str) -> None:
+        try:
+            if (workflow := waiting.document or self._read(waiting.namespace, waiting.name)) is not None:
+                self._warn(workflow, why)
+        except Exception as error:  # noqa: BLE001  the log has it all the same, and the Workflow may be malformed
+            _log.warning("steps.untold", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
 
     def _open(self, uid: str, workflow: Object) -> WorkflowRecorder | None:
         """The recorder of a Workflow, which is bound to a run if nobody has done so; None if there is nothing to do."""

@@ -351,6 +351,8 @@ def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
                 attempt.starts_from,
                 message,
             )
+        for name, source in step.taken_over.items() if step.attempts else ():
+            yield name, "", "", "", "", "", f"taken over from {source}"
 
 
 def _output_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:

@@ -204,14 +204,33 @@ def test_outputs_are_those_of_the_newest_attempt_or_of_the_result_that_was_taken
     )
     store.create(RunLayout(second).reused(1, "prep"), reuse.to_bytes())
 
-    own, taken = (describe_run(store, run).steps[0].outputs for run in (first, second))
+    steps = [describe_run(store, run).steps[0] for run in (first, second)]
 
+    own, taken = (step.outputs for step in steps)
+    assert [step.taken_over for step in steps] == [{}, {"prep": "run digits-1, step prep, attempt 2"}]
     assert [(one.source, one.name, one.value, one.size_bytes, one.sha256) for one in own] == [
         ("attempt 2", "n", "5", 1, hashlib.sha256(b"5").hexdigest()),
         ("attempt 2", "data", None, 3, hashlib.sha256(b"xyz").hexdigest()),
     ]
     assert [(one.source, one.key) for one in taken] == [("run digits-1, step prep, attempt 2", one.key) for one in own]
     assert describe_run(store, first).steps[1].outputs == ()
+
+
+def test_items_that_were_taken_over_stand_beside_those_that_ran(store: Store, submitter: FakeSubmitter) -> None:
+    sweep = pipeline_of(gated("sweep", withItems=["a", "b"]))
+    first, second = (start_run(store, submitter, sweep, name).run for name in ("digits-1", "digits-2"))
+    taken, own = (item_step_id("sweep", item, 0) for item in ("a", "b"))
+    History(store, first).done(taken)
+    History(store, second).done(own)
+    reuse = ReuseRecord(
+        run=second, submission=1, step=taken, step_key="k", source_run=first, source_step=taken, source_attempt=1
+    )
+    store.create(RunLayout(second).reused(1, taken), reuse.to_bytes())
+
+    [step] = describe_run(store, second).steps
+
+    assert [attempt.name for attempt in step.attempts] == ["sweep[1]"]
+    assert step.taken_over == {"sweep[0]": "run digits-1, step sweep, attempt 1"}
 
 
 def test_damaged_records_do_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event
+from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event, json_digest
 from tiphys_controller.kubernetes.events.run_log import (
     REPORTED_EVENTS,
     AttemptKey,
@@ -51,6 +51,12 @@ def workflow_deleted_message(resume_command: str) -> EventMessage:
         f"the Workflow was deleted; finished steps are kept: go on with {resume_command}",
         True,
     )
+
+
+def steps_unrecorded_message(why: str) -> EventMessage:
+    """Event for steps without a gate that cannot be recorded, so that a resume runs them again."""
+    key = f"unrecorded/{json_digest(why)[:12]}"
+    return EventMessage(key, "StepsNotRecorded", f"{why}; a resume runs again what is not recorded", True)
 
 
 def agent_pod_deleted_message(pod: str, uid: str, why: str) -> EventMessage:

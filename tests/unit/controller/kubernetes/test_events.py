@@ -310,7 +310,7 @@ def test_the_place_of_a_workflow_is_where_its_uid_is_bound(store: MemoryStore) -
     assert find_submission(store, build_workflow_view(workflow())) == SubmissionRef("digits-1-uid-o", 2)
 
 
-def waiting(reason: str, message: str, name: str = "digits-1.fit.attempts(0).admit") -> Object:
+def waiting(reason: str, message: str, name: str = "digits-1.fit(0).admit") -> Object:
     said = f"Deferred: {reason}: {message}"
     node = {"name": name, "type": "Plugin", "phase": "Pending", "message": said}
     return workflow(
@@ -328,10 +328,10 @@ def test_a_step_that_waits_is_told_of_once_for_each_reason() -> None:
     assert one.message == "fit waits for GPUs: queue research holds 8 of 8 A100; 4 A100 asked; position 3"
     assert keys(first) == keys(waiting("WaitingForQuota", "queue research holds 6 of 8 A100; position 2"))
     assert keys(first) != keys(waiting("BehindHigherPriority", "behind digits-2/fit; position 2"))
-    again = waiting("WaitingForQuota", "the next attempt", "digits-1.fit.attempts(1).admit")
+    again = waiting("WaitingForQuota", "the next attempt", "digits-1.fit(1).admit")
     assert keys(first) != keys(again)
 
-    item = waiting("WaitingForQuota", "position 3", "digits-1.fit(2:lr:0.1).attempts(0).admit")
+    item = waiting("WaitingForQuota", "position 3", "digits-1.fit(2:lr:0.1)(0).admit")
     [one] = build_event_messages(build_workflow_view(item), None, None, RESUME)
     assert one.message == "fit[2] waits for GPUs: position 3"
 

@@ -29,7 +29,7 @@ from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.status_codec import encode_status
+from tiphys_plugin.quota.ledger.status_codec import encode_state
 
 from tiphys.kube import ListSnapshot
 from tiphys.records import AlertRecord, AlertResultRecord, SubmissionEnd, utc_now
@@ -61,7 +61,7 @@ def janitor(
         view=view or WatchCache(),
         find_blind_reason=lambda: blind,
         cluster_name=lambda: "west",
-        read_ledger=lambda: {"spec": {}, "status": encode_status(LedgerState(tuple(leases)))},
+        read_ledger=lambda: {"spec": {}, "status": encode_state(LedgerState(tuple(leases)))},
         is_leader=lambda: leads,
         metrics=ControllerMetrics(),
         now=lambda: utc_now() + timedelta(days=30),

@@ -50,9 +50,13 @@ class Desk:
         self.reads = 0
         self.stores: list[str] = []
         self.metrics = ControllerMetrics()
+        self.told: list[tuple[str, str]] = []
         self.recorder = StepRecorder(
-            self._read, lambda: "west", self._store_of, self.metrics, lambda: self.now, lambda: self.moment
+            self._read, lambda: "west", self._store_of, self.metrics, lambda: self.now, self._tell, lambda: self.moment
         )
+
+    def _tell(self, workflow: Object, why: str) -> None:
+        self.told.append((workflow["metadata"]["name"], why))
 
     def _read(self, namespace: str, name: str) -> Object | None:
         self.reads += 1
@@ -240,6 +244,33 @@ def test_nodes_in_a_database_are_said_once(store: MemoryStore, desk: Desk) -> No
             desk.record(manifest)
     assert [one["event"] for one in logs] == ["steps.refused"]
     assert "give them gate=True, or switch node status offloading off" in logs[0]["error"]
+    assert desk.told == [("digits-abc", logs[0]["error"])]
+
+
+def test_a_step_that_cannot_be_recorded_is_told_once_and_the_others_are_recorded(
+    store: MemoryStore, desk: Desk
+) -> None:
+    flow = ArgoWorkflow(store, [bare(), bare("sweep", fan_out=True)])
+    flow.start_item("sweep", 0, "[" * 100_000, "deep")
+    flow.start("prep")
+    for _ in range(3):
+        desk.record(flow)
+    assert [name for name, _ in desk.told] == ["digits-abc"]
+    assert "step sweep(0:deep) cannot be recorded: the fan-out item is nested too deeply" in desk.told[0][1]
+    assert flow.claim() is not None
+
+
+def test_a_person_who_cannot_be_told_holds_up_nothing(store: MemoryStore, desk: Desk) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("the API server is away")
+
+    desk.recorder._warn = refuse
+    manifest = ArgoWorkflow(store, [bare()]).manifest
+    manifest["status"] = {"phase": "Running", "offloadNodeStatusVersion": "fnv:1"}
+    with capture_logs() as logs:
+        desk.record(manifest, numbered(store, 2))
+    assert [one["event"] for one in logs] == ["steps.refused", "steps.untold"]
+    assert outcome(store, "digits-2") is AttemptEndOutcome.DONE
 
 
 def test_a_workflow_whose_steps_all_have_a_gate_costs_nothing(store: MemoryStore) -> None:
