@@ -1,4 +1,4 @@
-"""The plugin templates of a step: admit, conclude and finalize.
+"""The plugin templates: admit and conclude of a step, finalize and reuse of a Workflow.
 
 Their bodies are the models of `tiphys.protocol.operations`, which the plugin parses.
 """
@@ -155,16 +155,18 @@ def wake_template() -> Manifest:
     return {"name": WAKE_TEMPLATE, "suspend": {"duration": _WAKE_DURATION}}
 
 
-def wake_tasks(call: Manifest) -> list[Manifest]:
+def wake_tasks(call: Manifest, *, as_lists: bool = False) -> list[Manifest]:
     """The two timers beside the task ``call``: the first has Argo consume the answer, the second go on after it.
 
-    They begin when the call does. That of finalize and of admit needs nothing to begin.
+    They begin when the call does. That of finalize and of admit needs nothing to begin. ``as_lists`` in a DAG that uses
+    dependency lists.
     """
-    first = "wake" if call["name"] in ("admit", "finalize", REUSE_TEMPLATE) else f"wake-{call['name']}"
+    first = "wake" if call["name"] in ("admit", "finalize") else f"wake-{call['name']}"
     begin = {"depends": call["depends"]} if call.get("depends") else {}
+    after: Manifest = {"dependencies": [first]} if as_lists else {"depends": first}
     return [
         {"name": first, "template": WAKE_TEMPLATE, **begin},
-        {"name": f"{first}-again", "template": WAKE_TEMPLATE, "depends": first},
+        {"name": f"{first}-again", "template": WAKE_TEMPLATE, **after},
     ]
 
 

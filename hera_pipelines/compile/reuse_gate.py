@@ -3,8 +3,8 @@
 The gate's answer has the outputs of each step that it takes over. The task of such a
 step is skipped, and what reads its outputs reads those of the gate. The author's entry
 DAG stays, and a copy with the gate becomes the entry point: whoever decides before the
-Workflow exists (`tiphys run`, a resume, a trigger) submits the former, and no record of
-a run has the latter (`tiphys.protocol.compiled_workflow`).
+Workflow exists (`tiphys run`, a resume, a trigger) submits the former, and whoever reads
+a Workflow sees no other (`CompiledPipeline`).
 
 Source: Argo Workflows, ``workflow/controller/dag.go``: ``resolveDependencyReferences``.
 """
@@ -47,18 +47,24 @@ def add_reuse_gate(
             "without gate, fan-out and condition, whose inputs are known then or are outputs of such steps"
         )
     gate = {"name": REUSE_TEMPLATE, "template": REUSE_TEMPLATE}
-    tasks = [gate, *wake_tasks(gate)]
     as_lists = uses_dependency_lists(entry["dag"]["tasks"])
+    tasks = [gate, *wake_tasks(gate, as_lists=as_lists)]
+    names = [task["name"] for task in tasks]
+    if taken := sorted({task["name"] for task in entry["dag"]["tasks"]} & set(names)):
+        raise UsageError(f"task {taken[0]!r} has the name of a task of the gate that reuse=True adds; rename it")
     for task in entry["dag"]["tasks"]:
         gated = _read_from_gate(copy.deepcopy(task), reusable.keys())
         if task["name"] in reusable:
             add_task_dependencies(gated, [REUSE_TEMPLATE], as_lists)
             gated["when"] = f"{{{{tasks.{REUSE_TEMPLATE}.outputs.parameters.{task['name']}}}}} != true"
         tasks.append(gated)
+    dag = {**entry["dag"], "tasks": tasks}
+    if target := dag.get("target"):  # Argo runs no task that no target needs
+        dag["target"] = f"{target} {names[-1]}"
     name = f"{REUSE_TEMPLATE}-{entry['name']}"
     spec["entrypoint"] = name
     spec["templates"] += [
-        {**entry, "name": name, "dag": {**entry["dag"], "tasks": tasks}},
+        {**entry, "name": name, "dag": dag},
         reuse_template(list(reusable.values()), identity),
     ]
 
@@ -84,10 +90,14 @@ def _find_reusable(entry: Manifest, steps: Sequence[AuthoredStep]) -> dict[str, 
 
 
 def _read_otherwise(tasks: Sequence[Manifest]) -> Iterator[str]:
-    """Tasks of which something else is read than their outputs, or an artifact elsewhere than as an argument."""
+    """Tasks of which something else is read than their outputs, or an artifact elsewhere than as an argument.
+
+    An argument may be missing if it is optional, but Argo knows no expression without an artifact.
+    """
     for task in tasks:
         arguments = task.get("arguments") or {}
-        artifacts = [_without_source(one) for one in arguments.get("artifacts") or []]
+        given = arguments.get("artifacts") or []
+        artifacts = [one if one.get("optional") else _without_source(one) for one in given]
         for variable in find_variables({**task, "arguments": {**arguments, "artifacts": artifacts}}):
             is_value = variable.names[2:4] == ("outputs", "parameters") and len(variable.names) == _VALUE_NAMES
             if not is_value and variable.names[2:] != ("status",):
@@ -134,6 +144,8 @@ def _accept_skipped(condition: DependsExpression, reusable: Collection[str]) -> 
     match condition:
         case TaskResult(task, "Succeeded") if task in reusable:
             return AnyOf((condition, TaskResult(task, "Skipped")))
+        case TaskResult(task, "Skipped") if task in reusable:  # it has no condition of its own
+            return AllOf((TaskResult(task, "Succeeded"), TaskResult(task, "Failed")))
         case Not(term):
             return Not(_accept_skipped(term, reusable))
         case AllOf(terms):

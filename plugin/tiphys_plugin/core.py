@@ -44,7 +44,7 @@ from tiphys_plugin.operations.admit import admit
 from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
 from tiphys_plugin.operations.lease_reclaim import recover_leases
-from tiphys_plugin.operations.reuse_gate import decide_reuse
+from tiphys_plugin.operations.reuse_gate import decide_reuse, take_nothing
 from tiphys_plugin.quota.lease import AdmissionBackend, LedgerLostError
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.background import OutputHasher
@@ -185,7 +185,8 @@ class PluginCore:
             return self._perform(request, requests.read_operation(request))
         except replies.REFUSED_ERRORS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
-            return replies.refused_reply(error)
+            refusal = replies.refused_reply(error)
+            return take_nothing(request.template, refusal.message) if identity.op == "reuse" else refusal
         except LockTimeoutError:
             return pending_reply("Another call about this step is being answered", _BUSY_SECONDS)
         except StoreError as error:
@@ -207,7 +208,8 @@ class PluginCore:
         part = operation.op if isinstance(operation, ReuseOperation) else f"{operation.step}/{operation.item}"
         with self._locks.hold(f"{binding.run}/{part}", services.settings.lock_timeout_seconds):
             if isinstance(operation, ReuseOperation):
-                reply = decide_reuse([self._build_step_call(binding, step, operation.node) for step in operation.steps])
+                names = dict.fromkeys(operation.steps)
+                reply = decide_reuse([self._build_step_call(binding, name, operation.node) for name in names])
             else:
                 call = self._build_step_call(binding, operation.step, operation.node, operation.item)
                 reply = _dispatch(call, operation, request.template)

@@ -197,19 +197,22 @@ class StepRecorder:
         is_compressed = bool((workflow.get("status") or {}).get("compressedNodes"))
         with self._large_workflow if is_compressed else nullcontext():
             recorded = recorder.record(workflow, read_nodes(workflow))
-        for step in recorded.faults.keys() - recorder.told:
-            recorder.told.add(step)
-            fault = f"step {step} cannot be recorded: {recorded.faults[step]}"
+        if untold := sorted(recorded.faults.keys() - recorder.told):
+            others = f" (and {len(untold) - 1} more)" if len(untold) > 1 else ""
+            fault = f"step {untold[0]}{others} cannot be recorded: {recorded.faults[untold[0]]}"
             _log.warning("step.unrecorded", namespace=waiting.namespace, workflow=waiting.name, error=fault)
-            self._tell(waiting._replace(document=workflow), fault)
+            if self._tell(waiting._replace(document=workflow), fault):
+                recorder.told |= set(untold)
         return bool(recorded.waiting)
 
-    def _tell(self, waiting: _Waiting, why: str) -> None:
+    def _tell(self, waiting: _Waiting, why: str) -> bool:
         try:
             if (workflow := waiting.document or self._read(waiting.namespace, waiting.name)) is not None:
                 self._warn(workflow, why)
+            return True
         except Exception as error:  # noqa: BLE001  the log has it all the same, and the Workflow may be malformed
             _log.warning("steps.untold", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
+            return False
 
     def _open(self, uid: str, workflow: Object) -> WorkflowRecorder | None:
         """The recorder of a Workflow, which is bound to a run if nobody has done so; None if there is nothing to do."""

@@ -118,7 +118,7 @@ def shrink_refused_patch(state: TaskSetState, changes: dict[str, NodeEntry | Non
         node.is_stored = True  # the message of a waiting node is dispensable, so it is not sent again
         return 1
     size = len(json.dumps(entry))
-    if entry.get("phase") == "Failed" and not entry.get("outputs"):
+    if entry.get("phase") in ("Failed", "Error") and not entry.get("outputs"):
         return None
     node.desired_entry = {
         "phase": "Failed",

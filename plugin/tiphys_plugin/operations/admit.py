@@ -18,7 +18,7 @@ from tiphys.protocol.operations import AdmitOperation, try_number
 from tiphys.protocol.step_spec import ARGO_WAIT_CAP_SECONDS, GpuRequest, StepKind
 from tiphys.recording.reusable_results import describe_reuse, write_reuse_projection
 from tiphys.recording.step_key import StepInputs, StepKey, compute_step_key
-from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, ReuseRecord, SubmissionClaim
+from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, FailureEvidence, ReuseRecord, SubmissionClaim
 from tiphys.store import Attempt, ClaimResult, claim_record, find_record, lineage_name, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.attempts.liveness import is_workflow_stopping
@@ -38,6 +38,8 @@ from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseReques
 from tiphys_plugin.runtime.context import StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
 
+_REJECTED_RULE = "rejected"
+"""Evidence of an attempt that the queues can never grant; a budget for errors of the program repeats none."""
 _MAX_AVOIDED_NODES = 16
 """Most nodes that a request for GPUs avoids, because all namespaces share the room of the ledger."""
 
@@ -125,6 +127,8 @@ def _recorded_reply(call: StepCall, attempt: Attempt, attempts: Sequence[Attempt
         )
     if attempt.end.outcome is AttemptEndOutcome.FENCED:
         return failed_reply(f"Attempt {number} {end_attempt.describe_fence(call, attempt.end)}")
+    if attempt.end.evidence is not None and attempt.end.evidence.rule == _REJECTED_RULE:
+        return failed_reply(f"Rejected: {attempt.end.message}")
     exhausted = _retries_exhausted_reply(call, attempts)
     return exhausted or retry_reply(f"Attempt {number} has ended ({attempt.end.message}); the next try opens a new one")
 
@@ -159,6 +163,7 @@ def _wait_for_next_try(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteRe
     left = wait / call.context.settings.speed - elapsed_seconds(end.written_at, call.context.clock())
     if left <= 0:
         return None
+    left = max(1.0, round(left, 1))
     return pending_reply(f"Attempt {end.attempt + 1} begins in {left:.0f} s, after {tries} failed tries", left)
 
 
@@ -284,7 +289,10 @@ def _reject_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], r
         return _lost_race_reply(call, claim, None)
     if claim.lease:  # another replica, with another queue file, has admitted this same call
         return replies.run_step(call, claim)
-    end_attempt.record_end(call, claim, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=reason)
+    evidence = FailureEvidence(rule=_REJECTED_RULE, matched_text=reason)
+    end_attempt.record_end(
+        call, claim, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=reason, evidence=evidence
+    )
     return failed_reply(f"Rejected: {reason}")
 
 

@@ -105,7 +105,8 @@ def _end_open_attempt(
         return waiting
     is_training = call.spec.kind is StepKind.TRAIN  # its tries are attempts, and Argo may not learn of its success
     if status == "Succeeded" or (is_training and publish.has_finished(call, claim, pod_statuses)):
-        if not (members_left := end_attempt.describe_members_left(call, claim)):
+        members_left = end_attempt.describe_members_left(call, claim)
+        if is_training and not members_left:
             end_attempt.release_lease(call, claim)
         last_try = end_attempt.find_last_try(call, claim, pod_statuses)
         return publish.verify_and_end(call, claim, last_try, result, members_left)

@@ -7,7 +7,8 @@ The order of the writes makes a crash between them harmless:
   quarantine would let the next attempt load the checkpoint that kills it.
 - The lease is released after the end record. A sweep finds and releases the
   lease of an ended attempt, but nothing would find an attempt that counts as
-  live while its GPUs belong to another.
+  live while its GPUs belong to another. Only a training that has succeeded gives
+  its GPUs back before: its pods are gone, and verifying its outputs may take long.
 
 A pod reports an exit code, and every error of a Python program is 1. The crash
 record that the training session leaves in storage distinguishes a full GPU from

@@ -17,7 +17,7 @@ summary puts the deciding messages first, where the length limit keeps them.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -43,17 +43,20 @@ _PARTS = {"admit": "-admit", "run": "-run", "conclude": "-conclude"}
 _CHILD_FAILED = re.compile(r"child '[^']*' failed")
 
 
-def summarize_failures(failures: str, verdicts: Mapping[str, str] | None = None) -> str:
+def summarize_failures(
+    failures: str, verdicts: Mapping[str, str] | None = None, trainings: Collection[str] = ()
+) -> str:
     """Summarize Argo's ``workflow.failures`` in one line. It is JSON, encoded twice, and ``"null"`` without failures.
 
     Shutdowns come first, each step once, then verdicts on steps, then all other nodes.
     A step's verdict includes the failure of its program, so the program's node is left out.
-    ``verdicts`` are those of this call, by the name of the step within the Workflow.
+    ``verdicts`` are those of this call, by the name of the step within the Workflow. A call about one of ``trainings``
+    that ended in Error was followed by another try.
     """
     verdicts = verdicts or {}
     nodes = [node for node in _parse_failed_nodes(failures) if node.step or without_try(node.name) not in verdicts]
     nodes += [_FailedNode("conclude", f"{step}-conclude", message, "", "Failed") for step, message in verdicts.items()]
-    causes = [node for node in nodes if not node.says_nothing] or nodes
+    causes = [node for node in nodes if not (node.says_nothing or node.is_repeated(trainings))] or nodes
     judged_templates = {f"{node.step}-run" for node in causes if node.is_verdict}
     reported = [node for node in causes if node.template not in judged_templates or node.is_shutdown]
     if any(node.is_shutdown and not node.is_workflow for node in reported):
@@ -71,10 +74,14 @@ class _FailedNode(NamedTuple):
 
     @property
     def says_nothing(self) -> bool:
-        """Whether the node is a timer, a call that asks for another try, or a parent that repeats a child's failure."""
-        is_call = bool(self.step) and self.name in ("admit", "conclude") and not self.is_shutdown
-        is_technical = self.template == WAKE_TEMPLATE or (is_call and self.phase == "Error")
-        return is_technical or not self.message or bool(_CHILD_FAILED.fullmatch(self.message))  # a DAG gets no message
+        """Whether the node is a timer, or a parent that only repeats a child's failure."""
+        is_timer = self.template == WAKE_TEMPLATE
+        return is_timer or not self.message or bool(_CHILD_FAILED.fullmatch(self.message))  # a DAG gets no message
+
+    def is_repeated(self, trainings: Collection[str]) -> bool:
+        """Whether the node is a call that another try of its training has followed."""
+        is_call = self.name in ("admit", "conclude") and self.step in trainings
+        return is_call and self.phase == "Error" and not self.is_shutdown
 
     @property
     def is_workflow(self) -> bool:
@@ -128,7 +135,8 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     verdicts = {**stopped, **_format_verdicts(context, recorded)}
     # A failure that Argo has seen is the author's to tolerate.
     is_refuted = operation.status == "Succeeded" and bool(recorded.refuted)
-    message = summarize_failures(operation.failures, verdicts)
+    trainings = {name for name, spec in binding.pipeline.steps.items() if spec.kind is StepKind.TRAIN}
+    message = summarize_failures(operation.failures, verdicts, trainings)
     status = "Failed" if is_refuted else operation.status
     end = SubmissionEnd(run=binding.run, submission=binding.submission, status=status, message=message)
     sealed, is_ours = claim_record(context.store, binding.layout.submission_end(binding.submission), end)

@@ -4,6 +4,7 @@ The same rule as before a submission of `tiphys`: the inputs of a step are known
 all that it waits for is taken over, and its result counts under its step key.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 
 from tiphys.errors import UsageError
@@ -19,9 +20,13 @@ from tiphys.store import read_step_attempts
 from tiphys_plugin.operations import publish, reuse
 from tiphys_plugin.runtime.context import StepCall
 
+_SECONDS_OF_CALL = 10.0
+_LATE = f"storage took more than {_SECONDS_OF_CALL:g} s to find the results of the steps before it"
+
 
 def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
-    """Answer the node of the gate.
+    """Answer the node of the gate. Each step has all its outputs in the answer, because Argo needs those, too, that an
+    expression does not take (``util/template/expression_template.go``).
 
     Args:
         calls: One for each step that may be taken over, behind those of the steps that it waits for.
@@ -31,25 +36,36 @@ def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
         StoreError: storage did not answer.
     """
     taken: dict[str, TaskOutputs] = {}
-    parameters, artifacts, sentences = list[ParameterValue](), list[ArtifactValue](), list[str]()
+    values, artifacts, sentences = dict[str, str](), list[ArtifactValue](), list[str]()
     tasks = {task["name"]: task for task in calls[0].binding.pipeline.tasks()} if calls else {}
+    deadline = time.monotonic() + _SECONDS_OF_CALL
     for call in calls:
         name = call.spec.name
-        lookup = _look_up(call, tasks.get(name, {}), taken)
+        values |= {reuse_output(name): "false"} | {reuse_output(name, one): "" for one in call.spec.parameters}
+        is_late = time.monotonic() > deadline
+        lookup = reuse.ReuseLookup(None, _LATE) if is_late else _look_up(call, tasks.get(name, {}), taken)
         if lookup.waiting is not None:
             return lookup.waiting
-        parameters.append(ParameterValue(name=reuse_output(name), value="false" if lookup.end is None else "true"))
         if lookup.end is None:
             sentences += [f"{name} runs, because {lookup.damage}"] if lookup.damage else []
             continue
         sentences.append(f"{name} is {describe_reuse(reuse.take_over(call, lookup.end))}")
         taken[name] = collect_step_outputs(lookup.end)
         outputs = publish.build_outputs(call, lookup.end.outputs)
-        parameters += [ParameterValue(name=reuse_output(name, one.name), value=one.value) for one in outputs.parameters]
+        values |= {reuse_output(name): "true"} | {reuse_output(name, one.name): one.value for one in outputs.parameters}
         artifacts += [ArtifactValue(name=reuse_output(name, one.name), s3=one.s3) for one in outputs.artifacts]
     nothing = "" if taken else "Nothing is taken over: no other run shares a result of the same program and inputs"
     message = "; ".join(filter(None, [nothing, *sentences]))
+    parameters = [ParameterValue(name=name, value=value) for name, value in values.items()]
     return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=artifacts))
+
+
+def take_nothing(template: Manifest, why: str) -> ExecuteReply:
+    """The answer of a gate that cannot decide: all steps run, as without it."""
+    declared = (template.get("outputs") or {}).get("parameters") or []
+    names = [str(one.get("name")) for one in declared]
+    parameters = [ParameterValue(name=name, value="" if "__" in name else "false") for name in names]
+    return succeeded_reply(f"Nothing is taken over: {why}", NodeOutputs(parameters=parameters))
 
 
 def _look_up(call: StepCall, task: Manifest, taken: Mapping[str, TaskOutputs]) -> reuse.ReuseLookup:

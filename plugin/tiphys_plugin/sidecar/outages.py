@@ -108,5 +108,11 @@ def _give_up(document: dict[str, Any], limit: str, reason: str) -> dict[str, Any
     if _read_body(document).get("op") == "finalize":  # what it would have recorded, the controller or a resume records
         message = f"No answer for {limit}: {reason}. The controller records the end of the run"
         return {"phase": "Succeeded", "message": message}
+    if _read_body(document).get("op") == "reuse":  # all steps run, as without the gate
+        declared = (document["template"].get("outputs") or {}).get("parameters") or []
+        values = [{"name": one["name"], "value": "" if "__" in one["name"] else "false"} for one in declared]
+        outputs = {"parameters": values, "artifacts": []}
+        message = f"Nothing is taken over: no answer for {limit}: {reason}"
+        return {"phase": "Succeeded", "message": message, "outputs": outputs}
     message = f"No answer for {limit}: {reason}. When the cause is gone: `tiphys resume {run}`"
     return {"phase": "Failed", "message": message}

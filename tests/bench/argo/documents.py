@@ -4,12 +4,15 @@ Argo writes times as whole seconds, so a `Timeline` takes the clock of the proce
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from bench.samples import significant
 
 from tiphys.kube import Object
+from tiphys.protocol.workflow_nodes import parse_node_time, read_nodes, without_try
 
 FINISHED = ("Succeeded", "Failed", "Error")
 AGENT = "agent"
@@ -107,6 +110,22 @@ class Timeline:
             "versions": len(self.growth),
             "seconds_bytes_nodes": [[significant(seconds), *rest] for seconds, *rest in points],
         }
+
+
+def record_delays(document: Object, written: Mapping[str, datetime]) -> list[float]:
+    """Seconds from the end of each step's last pod, in whole seconds of Argo, to the record of its end.
+
+    Args:
+        document: The Workflow in its last version.
+        written: When the end was recorded, by the name of the node.
+    """
+    delays = []
+    for node in read_nodes(document):
+        moment = written.get(without_try(node["name"])) if node.get("type") == "Pod" else None
+        ended = parse_node_time(node.get("finishedAt"))
+        if moment is not None and ended is not None:
+            delays.append((moment - ended).total_seconds())
+    return delays
 
 
 def phase(document: Object) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.argo.documents import Timeline, count_nodes, per_step, stored_bytes
+from bench.argo.documents import Timeline, count_nodes, per_step, record_delays, stored_bytes
 from bench.argo.empty_plugin import answered
 from bench.argo.installation import Installation
 from bench.argo.workflows import LIMIT, Twins
-from bench.samples import interleaved, ratio, significant, summary
+from bench.samples import interleaved, percentile, ratio, significant, summary
 
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.store import open_store, read_all_attempts
 
 _LONGEST_SECONDS = 900.0
 _LONGEST_OF_A_TASK = 30.0
@@ -117,8 +118,19 @@ def _wide(at: Situation, manifests: dict[str, Manifest], word: str, count: int, 
         "seconds": {form: summary(found) for form, found in seconds.items()},
         "size": {form: found[-1].size() for form, found in kept.items()},
         "offloading": at.here.controller.offloading,
-        "line": {name: ratio(seconds["tiphys"], seconds["plain"])},
+        "line": {
+            name: ratio(seconds["tiphys"], seconds["plain"]),
+            "record_seconds": _record_seconds(at, kept["tiphys"][-1]),
+        },
     }
+
+
+def _record_seconds(at: Situation, found: Timeline) -> float:
+    """Seconds from the end of a pod to its record in the bucket, for 99 of 100 steps."""
+    attempts = read_all_attempts(open_store(at.here.settings.store), found.document["metadata"]["name"])
+    ended = (attempt for step in attempts.values() for attempt in step)
+    written = {one.claim.instance: one.end.written_at for one in ended if one.end is not None}
+    return percentile(record_delays(found.document, written), 99)
 
 
 def _rounds(

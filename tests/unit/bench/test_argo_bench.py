@@ -7,11 +7,12 @@
 | nodes that are compressed or offloaded | said so, and not counted |
 """
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from bench.aims import verdicts
-from bench.argo.documents import Timeline, describe_failure, per_step, stored_bytes
+from bench.argo.documents import Timeline, describe_failure, per_step, record_delays, stored_bytes
 from bench.argo.empty_plugin import EMPTY_PLUGIN, executor_plugin, open_nodes
 from bench.argo.installation import agreed_requeue, read_controller
 from bench.argo.report import aims, label, merged, values
@@ -49,6 +50,25 @@ def test_times_are_those_of_the_first_change_that_shows_them() -> None:
     timeline.see_pod(pod("second"), 117.0)
     assert (timeline.seconds, timeline.first_pod_seconds, timeline.next_pod_seconds()) == (30.0, 4.0, 7.0)
     assert list(timeline.pods) == ["first", "second"]
+
+
+def test_a_record_comes_as_long_after_its_pod_as_the_clocks_say() -> None:
+    document = workflow("Succeeded")
+    document["status"]["nodes"] = {
+        str(number): {"name": name, "type": kind, "finishedAt": finished}
+        for number, (name, kind, finished) in enumerate(
+            [
+                ("w.prep", "Pod", "2026-01-01T00:00:10Z"),
+                ("w.task(1:b.c)(0)", "Pod", "2026-01-01T00:00:20Z"),
+                ("w.task(1:b.c)", "Retry", "2026-01-01T00:00:25Z"),
+                ("w.unrecorded", "Pod", "2026-01-01T00:00:20Z"),
+                ("w.runs", "Pod", None),
+            ]
+        )
+    }
+    second = {"w.prep": 11.5, "w.task(1:b.c)": 20.25, "w.runs": 30.0}
+    written = {name: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=one) for name, one in second.items()}
+    assert record_delays(document, written) == [1.5, 0.25]
 
 
 def test_a_workflow_that_has_not_ended_has_no_duration() -> None:

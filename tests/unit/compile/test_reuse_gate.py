@@ -67,7 +67,7 @@ READ = step("read", inputs=parameters("n"))
 
 def test_a_shared_step_waits_for_the_gate_and_is_skipped_where_it_is_taken_over() -> None:
     tasks = gated_tasks(shared(), step("other"))
-    assert list(tasks) == ["tiphys-reuse", "wake", "wake-again", "prep", "other"]
+    assert list(tasks) == ["tiphys-reuse", "wake-tiphys-reuse", "wake-tiphys-reuse-again", "prep", "other"]
     assert tasks["prep"] == {
         "name": "prep",
         "template": "prep",
@@ -106,6 +106,7 @@ def test_a_reader_gets_the_value_of_the_gate_or_of_the_step(field: str, written:
         ("prep.Succeeded", "prep.Succeeded || prep.Skipped"),
         ("prep.Succeeded && !other.Failed", "(prep.Succeeded || prep.Skipped) && !other.Failed"),
         ("prep.Failed || other", "prep.Failed || other"),
+        ("prep && !prep.Skipped", "prep && !(prep.Succeeded && prep.Failed)"),
     ],
 )
 def test_a_condition_takes_a_step_that_is_taken_over_for_one_that_succeeded(written: str, read: str) -> None:
@@ -118,9 +119,11 @@ def test_a_condition_takes_a_step_that_is_taken_over_for_one_that_succeeded(writ
 def test_a_dag_of_dependency_lists_stays_one() -> None:
     calls = [task("first"), task("second", dependencies=["first"]), reader(dependencies=["second"])]
     tasks = gated_tasks(shared("first"), shared("second"), plain("read"), tasks=calls)
-    found = {name: one.get("dependencies") for name, one in tasks.items() if "wake" not in name}
-    assert found == {
+    assert not any("depends" in one for one in tasks.values()), "Argo takes one of both in a DAG"
+    assert {name: one.get("dependencies") for name, one in tasks.items()} == {
         "tiphys-reuse": None,
+        "wake-tiphys-reuse": None,
+        "wake-tiphys-reuse-again": ["wake-tiphys-reuse"],
         "first": ["tiphys-reuse"],
         "second": ["first", "tiphys-reuse"],
         "read": ["second"],
@@ -196,6 +199,27 @@ def test_a_step_whose_outputs_the_pipeline_exports_runs() -> None:
 def test_a_step_of_which_a_reader_wants_more_than_outputs_runs(read: str) -> None:
     calls = [task("prep"), task("alone"), reader(**given("n", read))]
     assert decided(shared(), shared("alone"), READ, tasks=calls) == ["alone"]
+
+
+def test_a_step_whose_artifact_a_reader_can_do_without_runs() -> None:
+    source = {"name": "data", "from": "{{tasks.prep.outputs.artifacts.data}}", "optional": True}
+    calls = [task("prep"), task("alone"), reader(arguments={"artifacts": [source]})]
+    read = step("read", inputs={"artifacts": [artifact("data", optional=True)]})
+    assert decided(shared(), shared("alone"), read, tasks=calls) == ["alone"]
+
+
+def test_targets_of_the_dag_take_the_timers_of_the_gate_along() -> None:
+    made = with_gate(
+        shared(), plain("other"), entry={"dag": {"target": "prep", "tasks": [task("prep"), task("other")]}}
+    )
+    assert by_name(made)["tiphys-reuse-main"]["dag"]["target"] == "prep wake-tiphys-reuse-again"
+    assert by_name(made)["main"]["dag"]["target"] == "prep"
+
+
+@pytest.mark.parametrize("name", ["tiphys-reuse", "wake-tiphys-reuse", "wake-tiphys-reuse-again"])
+def test_a_task_with_a_name_of_the_gate_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"task '{name}' has the name of a task of the gate"):
+        with_gate(shared(), plain("other"), tasks=[task("prep"), task(name, "other")])
 
 
 def test_a_pipeline_without_anything_to_take_over_is_refused() -> None:

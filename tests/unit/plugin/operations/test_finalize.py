@@ -365,12 +365,16 @@ WAITED = "Stopped with strategy 'Stop'"
         ([*NEXT_TRY, failed("run(0)", "prep-run", "pod deleted", "Error")], "prep-run: pod deleted"),
         ([failed("fit", "fit", WAITED), failed("conclude", "fit-conclude", WAITED, "Error")], f"fit: {WAITED}"),
         ([failed("run", "mine", STOPPED), failed("conclude", "mine", "exit 1")], f"run: {STOPPED}; conclude: exit 1"),
+        (
+            [failed("conclude", "prep-conclude", "agent pod failed", "Error"), failed("eval", "eval", "exit 1")],
+            "agent pod failed; eval: exit 1",
+        ),
         (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
     ],
 )
 def test_what_counts_is_said_first_whatever_the_order(nodes, line):
     for order in (nodes, nodes[::-1]):
-        assert summarize_failures(json.dumps(json.dumps(order))) == line
+        assert summarize_failures(json.dumps(json.dumps(order)), trainings=("fit",)) == line
 
 
 def test_nodes_that_a_verdict_covers_are_left_out():

@@ -155,6 +155,14 @@ def test_request_that_can_never_be_met_fails_the_step_at_once(here, request_, re
     assert held(here) == []
 
 
+def test_repeated_request_that_can_never_be_met_gets_the_same_answer_whatever_the_budgets_are(here):
+    flow = here.submit(fit(gpu=gpus(9), retry=RetryPolicy(user_error=3)))
+    first = flow.admit("fit", 0)
+    here.restart()
+    assert flow.admit("fit", 0) == first
+    assert phase(first) == "Failed"
+
+
 def test_each_attempt_asks_anew(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
