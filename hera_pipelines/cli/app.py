@@ -47,100 +47,120 @@ class CommandSource(NamedTuple):
         return get_command(application).commands[name]  # type: ignore[attr-defined]
 
 
-COMMANDS = {
-    "demo": CommandSource(
-        "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", "demo", logs=True
-    ),
-    "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.commands.run", "run", logs=True),
-    "compile": CommandSource(
-        "Compile a pipeline and print the Workflow.", "cli.commands.compilation.compile", "compile_file", logs=True
-    ),
-    "preflight": CommandSource(
-        "Find out what would go wrong with a pipeline, before it is submitted.",
-        "cli.commands.compilation.preflight",
-        "preflight",
-        logs=True,
-    ),
-    "adopt": CommandSource(
-        "Find out what Tiphys can make of Workflows written as YAML.", "cli.commands.compilation.adopt", "adopt"
-    ),
-    "import-kfp": CommandSource(
-        "Translate a pipeline of Kubeflow into a Workflow with marked steps.",
-        "cli.commands.compilation.import_kfp",
-        "import_kfp",
-    ),
-    "plan": CommandSource(
-        "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"
-    ),
-    "resume": CommandSource(
-        "Resume a run: submit the steps that are missing.", "cli.commands.resume", "resume", logs=True
-    ),
-    "fork": CommandSource("Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True),
-    "attach": CommandSource(
-        "Follow a run that is detached, or runs in another terminal or on a cluster.",
-        "cli.commands.follow.attach",
-        "attach",
-    ),
-    "logs": CommandSource("Print the output of the programs of a run.", "cli.commands.follow.logs", "logs"),
-    "ui": CommandSource("Show the runs of a store as web pages.", "cli.commands.follow.ui", "ui", logs=True),
-    "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
-    "why": CommandSource(
-        "Explain why a run does not go on: what it waits for, or how its steps failed.",
-        "cli.quota_commands.why",
-        "why",
-        logs=True,
-    ),
-    "runs": CommandSource(
-        "List the runs of a store, with phase and finished steps; compare two of them, or delete runs.",
-        "cli.commands.runs",
-    ),
-    "get": CommandSource(
-        "Show one run: submissions, steps, attempts and outputs.", "cli.commands.runs", "get", "GET_EXAMPLES"
-    ),
-    "lineage": CommandSource(
-        "Show the checkpoints of a run and where each came from.", "cli.commands.lineage", "lineage"
-    ),
-    "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.commands.sweep", "sweep"),
-    "events": CommandSource(
-        "Print the events of a run in order of time.", "cli.commands.runs", "events", "EVENTS_EXAMPLES"
-    ),
-    "traces": CommandSource("Send runs as traces to an OpenTelemetry collector.", "traces.command", "traces"),
-    "report": CommandSource(
-        "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"
-    ),
-    "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.commands.cleanup.gc", "gc"),
-    "janitor": CommandSource(
-        "Run one cleanup round, as the controller does every hour.",
-        "cli.commands.cleanup.janitor",
-        "janitor",
-        logs=True,
-    ),
-    "cache": CommandSource("Show and drop results that steps share between runs.", "cli.commands.cleanup.cache"),
-    "simulate": CommandSource(
-        "Replay a trace of jobs under the quotas of a queue file.", "cli.quota_commands.simulate", "simulate"
-    ),
-    "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.commands.verify", "verify"),
-    "triggers": CommandSource(
-        "List the triggers of a namespace: their objects, and the last run.",
-        "cli.commands.follow.triggers",
-        "triggers",
-        logs=True,
-    ),
-    "register": CommandSource(
-        "Register models of a run in MLflow that were requested and are not complete.",
-        "cli.commands.cleanup.register",
-        "register",
-    ),
-    "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
-    "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
-    "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),
-    "config": CommandSource(
-        "Show the configuration, with the source of each value, or change it.", "cli.config.command"
-    ),
-    "nodes": CommandSource(
-        "List the nodes with GPUs, with free GPUs and health.", "cli.quota_commands.nodes", logs=True
-    ),
+COMMAND_GROUPS = {
+    "Start a run": {
+        "demo": CommandSource(
+            "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", "demo", logs=True
+        ),
+        "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.commands.run", "run", logs=True),
+        "fork": CommandSource(
+            "Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True
+        ),
+        "attach": CommandSource(
+            "Follow a run that is detached, or runs in another terminal or on a cluster.",
+            "cli.commands.follow.attach",
+            "attach",
+        ),
+        "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
+    },
+    "Look at runs": {
+        "runs": CommandSource(
+            "List the runs of a store, with phase and finished steps; compare two of them, or delete runs.",
+            "cli.commands.runs",
+        ),
+        "get": CommandSource(
+            "Show one run: submissions, steps, attempts and outputs.", "cli.commands.runs", "get", "GET_EXAMPLES"
+        ),
+        "why": CommandSource(
+            "Explain why a run does not go on: what it waits for, or how its steps failed.",
+            "cli.quota_commands.why",
+            "why",
+            logs=True,
+        ),
+        "logs": CommandSource("Print the output of the programs of a run.", "cli.commands.follow.logs", "logs"),
+        "events": CommandSource(
+            "Print the events of a run in order of time.", "cli.commands.runs", "events", "EVENTS_EXAMPLES"
+        ),
+        "lineage": CommandSource(
+            "Show the checkpoints of a run and where each came from.", "cli.commands.lineage", "lineage"
+        ),
+        "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.commands.sweep", "sweep"),
+        "report": CommandSource(
+            "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"
+        ),
+        "ui": CommandSource("Show the runs of a store as web pages.", "cli.commands.follow.ui", "ui", logs=True),
+        "traces": CommandSource("Send runs as traces to an OpenTelemetry collector.", "traces.command", "traces"),
+    },
+    "Repair": {
+        "plan": CommandSource(
+            "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"
+        ),
+        "resume": CommandSource(
+            "Resume a run: submit the steps that are missing.", "cli.commands.resume", "resume", logs=True
+        ),
+        "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.commands.verify", "verify"),
+        "register": CommandSource(
+            "Register models of a run in MLflow that were requested and are not complete.",
+            "cli.commands.cleanup.register",
+            "register",
+        ),
+    },
+    "GPUs": {
+        "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),
+        "nodes": CommandSource(
+            "List the nodes with GPUs, with free GPUs and health.", "cli.quota_commands.nodes", logs=True
+        ),
+        "simulate": CommandSource(
+            "Replay a trace of jobs under the quotas of a queue file.", "cli.quota_commands.simulate", "simulate"
+        ),
+    },
+    "Store": {
+        "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
+        "cache": CommandSource("Show and drop results that steps share between runs.", "cli.commands.cleanup.cache"),
+        "gc": CommandSource(
+            "Mark and delete checkpoints that no retention rule keeps.", "cli.commands.cleanup.gc", "gc"
+        ),
+        "janitor": CommandSource(
+            "Run one cleanup round, as the controller does every hour.",
+            "cli.commands.cleanup.janitor",
+            "janitor",
+            logs=True,
+        ),
+    },
+    "Author": {
+        "compile": CommandSource(
+            "Compile a pipeline and print the Workflow.", "cli.commands.compilation.compile", "compile_file", logs=True
+        ),
+        "preflight": CommandSource(
+            "Find out what would go wrong with a pipeline, before it is submitted.",
+            "cli.commands.compilation.preflight",
+            "preflight",
+            logs=True,
+        ),
+        "adopt": CommandSource(
+            "Find out what Tiphys can make of Workflows written as YAML.", "cli.commands.compilation.adopt", "adopt"
+        ),
+        "import-kfp": CommandSource(
+            "Translate a pipeline of Kubeflow into a Workflow with marked steps.",
+            "cli.commands.compilation.import_kfp",
+            "import_kfp",
+        ),
+    },
+    "Cluster": {
+        "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
+        "triggers": CommandSource(
+            "List the triggers of a namespace: their objects, and the last run.",
+            "cli.commands.follow.triggers",
+            "triggers",
+            logs=True,
+        ),
+        "config": CommandSource(
+            "Show the configuration, with the source of each value, or change it.", "cli.config.command"
+        ),
+    },
 }
+"""By what people look for, as the help of ``tiphys`` shows them."""
+COMMANDS = {name: source for group in COMMAND_GROUPS.values() for name, source in group.items()}
 
 
 class LazyGroup(TyperGroup):
@@ -149,6 +169,12 @@ class LazyGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=source.summary) for name, source in COMMANDS.items()}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  the signature is click's
+        """Write the commands under their headings, with whole sentences."""
+        for heading, group in COMMAND_GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, source.summary) for name, source in group.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

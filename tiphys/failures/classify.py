@@ -136,7 +136,6 @@ the pods of a gang, so there 64 is the program's usage error."""
 
 _OWN_OUTPUT_PHRASES = (UNKEPT_OUTPUT, "is not UTF-8 text")
 """Of messages that say what to do."""
-_EXECUTOR_PREFIX = "wait: Error (exit code 64): "
 REJECTION_PHRASES = (
     *("UnexpectedAdmissionError", "NodeAffinity", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"),
     *("OutOfnvidia.com/gpu", "TopologyAffinityError"),

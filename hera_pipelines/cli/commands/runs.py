@@ -49,7 +49,7 @@ RUNS_EXAMPLES = """\b
 Examples:
   tiphys runs
   tiphys runs --state failed --state interrupted --since 3d
-  tiphys runs --pipeline digits --sort activity --limit 10
+  tiphys runs --pipeline digits --limit 10
   tiphys runs --store s3://ml-runs/tiphys --cluster
   tiphys runs --store s3://ml-runs/tiphys -o json | jq -r '.runs[] | select(.phase == "Failed") | .run'
 """
@@ -91,7 +91,7 @@ def runs(
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most N runs.")] = None,
     sort: Annotated[
         RunOrder, typer.Option("--sort", help="Order of the list; activity puts the newest first.")
-    ] = RunOrder.NAME,
+    ] = RunOrder.ACTIVITY,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the runs of a store, with phase and finished steps; compare two of them, or delete runs."""
