@@ -18,7 +18,7 @@ from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli import exit_on_interrupt
-from hera_pipelines.cli.config.profile import PROFILE_OPTION
+from hera_pipelines.cli.cluster.config.profile import PROFILE_OPTION
 from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
 from hera_pipelines.cli.screen import Screen, guard_streams
 from tiphys.errors import UsageError
@@ -52,110 +52,104 @@ COMMAND_GROUPS = {
         "demo": CommandSource(
             "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", "demo", logs=True
         ),
-        "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.commands.run", "run", logs=True),
-        "fork": CommandSource(
-            "Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True
-        ),
+        "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.start.run", "run", logs=True),
+        "fork": CommandSource("Start a new run from the results of another run.", "cli.start.fork", "fork", logs=True),
         "attach": CommandSource(
             "Follow a run that is detached, or runs in another terminal or on a cluster.",
-            "cli.commands.follow.attach",
+            "cli.start.attach",
             "attach",
         ),
-        "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.commands.stop", "stop"),
+        "stop": CommandSource("Stop a run on this machine or on its cluster.", "cli.start.stop", "stop"),
     },
     "Look at runs": {
         "runs": CommandSource(
             "List the runs of a store, with phase and finished steps; compare two of them, or delete runs.",
-            "cli.commands.runs",
+            "cli.look.runs",
         ),
         "get": CommandSource(
-            "Show one run: submissions, steps, attempts and outputs.", "cli.commands.runs", "get", "GET_EXAMPLES"
+            "Show one run: submissions, steps, attempts and outputs.", "cli.look.runs", "get", "GET_EXAMPLES"
         ),
         "why": CommandSource(
             "Explain why a run does not go on: what it waits for, or how its steps failed.",
-            "cli.quota_commands.why",
+            "cli.look.why",
             "why",
             logs=True,
         ),
-        "logs": CommandSource("Print the output of the programs of a run.", "cli.commands.follow.logs", "logs"),
+        "logs": CommandSource("Print the output of the programs of a run.", "cli.look.logs", "logs"),
         "events": CommandSource(
-            "Print the events of a run in order of time.", "cli.commands.runs", "events", "EVENTS_EXAMPLES"
+            "Print the events of a run in order of time.", "cli.look.runs", "events", "EVENTS_EXAMPLES"
         ),
         "lineage": CommandSource(
-            "Show the checkpoints of a run and where each came from.", "cli.commands.lineage", "lineage"
+            "Show the checkpoints of a run and where each came from.", "cli.look.lineage", "lineage"
         ),
-        "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.commands.sweep", "sweep"),
+        "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.look.sweep", "sweep"),
         "report": CommandSource(
-            "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"
+            "Report what failures cost: goodput, lost training, recovery.", "cli.look.report", "report"
         ),
-        "ui": CommandSource("Show the runs of a store as web pages.", "cli.commands.follow.ui", "ui", logs=True),
+        "ui": CommandSource("Show the runs of a store as web pages.", "cli.look.ui", "ui", logs=True),
         "traces": CommandSource("Send runs as traces to an OpenTelemetry collector.", "traces.command", "traces"),
     },
     "Repair": {
         "plan": CommandSource(
-            "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"
+            "Show which steps a resume would run or skip, and why.", "cli.repair.resume", "plan", "PLAN_EXAMPLES"
         ),
         "resume": CommandSource(
-            "Resume a run: submit the steps that are missing.", "cli.commands.resume", "resume", logs=True
+            "Resume a run: submit the steps that are missing.", "cli.repair.resume", "resume", logs=True
         ),
-        "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.commands.verify", "verify"),
+        "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.repair.verify", "verify"),
         "register": CommandSource(
             "Register models of a run in MLflow that were requested and are not complete.",
-            "cli.commands.cleanup.register",
+            "cli.repair.register",
             "register",
         ),
     },
     "GPUs": {
-        "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),
-        "nodes": CommandSource(
-            "List the nodes with GPUs, with free GPUs and health.", "cli.quota_commands.nodes", logs=True
-        ),
+        "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.gpus.queues"),
+        "nodes": CommandSource("List the nodes with GPUs, with free GPUs and health.", "cli.gpus.nodes", logs=True),
         "simulate": CommandSource(
-            "Replay a trace of jobs under the quotas of a queue file.", "cli.quota_commands.simulate", "simulate"
+            "Replay a trace of jobs under the quotas of a queue file.", "cli.gpus.simulate", "simulate"
         ),
     },
     "Store": {
-        "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
-        "cache": CommandSource("Show and drop results that steps share between runs.", "cli.commands.cleanup.cache"),
-        "gc": CommandSource(
-            "Mark and delete checkpoints that no retention rule keeps.", "cli.commands.cleanup.gc", "gc"
-        ),
+        "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.store.checkpoint"),
+        "cache": CommandSource("Show and drop results that steps share between runs.", "cli.store.cache"),
+        "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.store.gc", "gc"),
         "janitor": CommandSource(
             "Run one cleanup round, as the controller does every hour.",
-            "cli.commands.cleanup.janitor",
+            "cli.store.janitor",
             "janitor",
             logs=True,
         ),
     },
     "Author": {
         "compile": CommandSource(
-            "Compile a pipeline and print the Workflow.", "cli.commands.compilation.compile", "compile_file", logs=True
+            "Compile a pipeline and print the Workflow.", "cli.author.compile", "compile_file", logs=True
         ),
         "preflight": CommandSource(
             "Find out what would go wrong with a pipeline, before it is submitted.",
-            "cli.commands.compilation.preflight",
+            "cli.author.preflight",
             "preflight",
             logs=True,
         ),
         "adopt": CommandSource(
-            "Find out what Tiphys can make of Workflows written as YAML.", "cli.commands.compilation.adopt", "adopt"
+            "Find out what Tiphys can make of Workflows written as YAML.", "cli.author.adopt", "adopt"
         ),
         "import-kfp": CommandSource(
             "Translate a pipeline of Kubeflow into a Workflow with marked steps.",
-            "cli.commands.compilation.import_kfp",
+            "cli.author.import_kfp",
             "import_kfp",
         ),
     },
     "Cluster": {
-        "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
+        "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.cluster.doctor", "doctor"),
         "triggers": CommandSource(
             "List the triggers of a namespace: their objects, and the last run.",
-            "cli.commands.follow.triggers",
+            "cli.cluster.triggers",
             "triggers",
             logs=True,
         ),
         "config": CommandSource(
-            "Show the configuration, with the source of each value, or change it.", "cli.config.command"
+            "Show the configuration, with the source of each value, or change it.", "cli.cluster.config.command"
         ),
     },
 }

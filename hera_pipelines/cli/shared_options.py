@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from hera_pipelines.cli.config.profile import Setting, profile_setting
+from hera_pipelines.cli.cluster.config.profile import Setting, profile_setting
 from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import TiphysError, UsageError, unknown_name_message
 from tiphys.lineage.step_names import StepNames, read_step_names

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hera_pipelines.cli.commands.lineage import write_picture
+from hera_pipelines.cli.look.lineage import write_picture
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.demo.narration import DemoConsole
 from tiphys.errors import ConflictError, UsageError

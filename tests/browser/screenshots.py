@@ -19,8 +19,8 @@ from support.ledger import ask
 from support.lineage import claim_of, end_of, write_claim, write_end, write_run
 from tiphys_plugin import SqliteLedger, load_queues
 
-from hera_pipelines.cli.commands.follow.page_gpus import LocalGpus
-from hera_pipelines.cli.commands.follow.page_sources import AttemptLogReader, CommandActions
+from hera_pipelines.cli.look.page_gpus import LocalGpus
+from hera_pipelines.cli.look.page_sources import AttemptLogReader, CommandActions
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.app import build_app

@@ -16,7 +16,7 @@ from cluster.rights import grant, new_account
 from support.authored import plain, step, task
 from support.preflights import states, subject_of
 
-from hera_pipelines.cli.commands.compilation.preflight_observation import BoundedReads, observe_cluster_for_preflight
+from hera_pipelines.cli.author.preflight_observation import BoundedReads, observe_cluster_for_preflight
 from hera_pipelines.preflight import PreflightFinding, PreflightSubject, run_preflight_checks
 from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.kube.resources import PERSISTENT_VOLUME_CLAIMS, SECRETS

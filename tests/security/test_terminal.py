@@ -380,7 +380,7 @@ def test_errors_with_their_traceback_and_the_log(folder: Path) -> None:
 
 def test_what_a_command_writes_past_the_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that prints, warns, logs or echoes as any Python program does is held by the same rule."""
-    monkeypatch.setattr("hera_pipelines.cli.commands.cleanup.janitor.janitor", _careless)
+    monkeypatch.setattr("hera_pipelines.cli.store.janitor.janitor", _careless)
 
     for call in (on_pipe, on_terminal):
         shown = call(lambda: main(["--verbose", "janitor"]))

@@ -104,6 +104,6 @@ def test_the_services_start_with_what_their_image_holds() -> None:
         if not any(re.sub("[-_.]+", "-", name).lower() in installed for name in names)
     ]
     assert {"kubernetes", "hera", "numpy"} <= set(absent)
-    pages = ("hera_pipelines.ui", "hera_pipelines.draw", "hera_pipelines.cli.commands.follow")
+    pages = ("hera_pipelines.ui", "hera_pipelines.draw", "hera_pipelines.cli.look")
     packages = ("tiphys.kube", "tiphys_plugin", "tiphys_controller", *pages)
     subprocess.run([sys.executable, "-c", IMPORT_ALL, ",".join(absent), *packages], check=True, timeout=60)

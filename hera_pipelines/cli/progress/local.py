@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from tiphys_plugin import DirectoryCluster
 
-from hera_pipelines.cli.detach import Detachment
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
 from hera_pipelines.cli.progress.table import ProgressTable, TrainingLookup, TrainingSnapshot, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import DEFAULT_STATE
+from hera_pipelines.cli.start.detach import Detachment
 from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.lineage.step_names import StepNames, read_item_bindings

@@ -19,7 +19,7 @@ sys.exit(main(["run", "absent.py"]))
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "hera_pipelines.cli.screen", "hera_pipelines.cli.commands.run"])
+@pytest.mark.parametrize("module", ["typer", "hera_pipelines.cli.screen", "hera_pipelines.cli.start.run"])
 def test_an_interrupt_during_an_import_prints_no_traceback(module: str) -> None:
     program = [sys.executable, "-c", INTERRUPTED_IMPORT.format(module=module)]
     ended = subprocess.run(program, capture_output=True, text=True, check=False)

@@ -375,7 +375,7 @@ def test_run_tries_a_store_that_holds_runs_no_more(
     tiphys: Command, api: KubeApi, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[str] = []
-    where = "hera_pipelines.cli.commands.compilation.preflight_observation.probe_store"
+    where = "hera_pipelines.cli.author.preflight_observation.probe_store"
     monkeypatch.setattr(where, lambda url, races: probed.append(url) or [])  # type: ignore[func-returns-value]
     file = write_training(tmp_path)
     assert submit(tiphys, kubeconfig, tmp_path, file).code == 0

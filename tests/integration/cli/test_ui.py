@@ -13,7 +13,7 @@ import pytest
 from support import tiny
 from support.pages import form_fields
 
-from hera_pipelines.cli.commands.follow.ui import describe_reach
+from hera_pipelines.cli.look.ui import describe_reach
 
 from .conftest import Finished, begin, invoke
 from .test_detach import started

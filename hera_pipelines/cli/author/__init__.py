@@ -1,0 +1,1 @@
+"""The commands that compile pipelines, and find out what can be compiled."""

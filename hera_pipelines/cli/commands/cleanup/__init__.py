@@ -1,1 +1,0 @@
-"""The `tiphys` commands that remove what is not needed, or finish what is left over: gc, janitor, cache, register."""

@@ -1,1 +1,0 @@
-"""Commands that compile pipelines, and find out what can be compiled."""

@@ -1,1 +1,0 @@
-"""Commands that show what a run does: its progress, and the output of its programs."""

@@ -1,0 +1,296 @@
+"""``tiphys nodes``: lists the nodes with GPUs, their use and health, and cordons or uncordons a node.
+
+With a store, the health also counts slow ranks of gangs, as the services count
+them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+from tiphys_controller import API_VERSION
+from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth
+from tiphys_plugin.nodes.stragglers import Straggler, describe_straggler, evidence_by_node, find_slow_gangs
+from tiphys_plugin.quota.flavors import ClusterNodes, FlavorSet
+from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.queues import QueueRules, Queues
+
+from hera_pipelines.cli.gpus.preemption_preview import open_tenant_stores
+from hera_pipelines.cli.gpus.queues import LedgerNameOption, existing_ledger, parse_ledger
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.shared_options import (
+    ContextOption,
+    FormatOption,
+    KubeconfigOption,
+    NamespaceOption,
+    connect_cluster,
+)
+from tiphys.errors import ForbiddenError, NotFoundError
+from tiphys.protocol.step_spec import ATTEMPT_LABEL
+from tiphys.records import utc_now
+
+if TYPE_CHECKING:
+    from tiphys_plugin.nodes.node import ObservedNode
+
+    from tiphys.kube import KubeApi
+
+
+SlowGangs = Sequence[tuple[Lease, Sequence[Straggler]]]
+
+
+def observe_slow_gangs(url: str | None, leases: Sequence[Lease], now: datetime) -> SlowGangs:
+    """Find the gangs among ``leases`` that have slow ranks, by the step times in the store; none without a URL."""
+    return find_slow_gangs(open_tenant_stores(url), leases, now) if url is not None else ()
+
+
+def slow_rank_evidence(slow: SlowGangs, pods: Sequence[dict[str, Any]]) -> Mapping[str, tuple[NodeEvidence, ...]]:
+    """Evidence against nodes from slow ranks, by Node object; ``pods`` are all pods that have a node."""
+    from tiphys_plugin.cluster.pod_status import pod_status
+
+    if not slow:
+        return evidence_by_node(slow, [])
+    attempt_pods = [pod_status(pod) for pod in pods if ATTEMPT_LABEL in (pod["metadata"].get("labels") or {})]
+    return evidence_by_node(slow, attempt_pods)
+
+
+def describe_slow_ranks(lease: Lease, slow: SlowGangs) -> Iterator[Text]:
+    """Yield one line for each slow rank of the gang that holds ``lease``."""
+    for slow_lease, stragglers in slow:
+        if slow_lease is lease:
+            yield from (Text(f"  SlowRank: {describe_straggler(straggler)}") for straggler in stragglers)
+
+
+NODES_EXAMPLES = """\b
+Examples:
+  tiphys nodes -n tiphys
+  tiphys nodes -n tiphys -o json | jq -r '.nodes[] | select(.verdict != "healthy").name'
+  tiphys nodes -n tiphys --store 's3://ml-runs/{namespace}/tiphys'
+  tiphys nodes cordon gpu-7
+"""
+CORDON_EXAMPLES = """\b
+Examples:
+  tiphys nodes cordon gpu-7
+  tiphys nodes uncordon gpu-7
+"""
+_COLUMNS = ("NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT", "")
+_HIDDEN_FIRST = ("NVLINK", "RACK", "BLOCK", "OTHERS")
+"""Columns that a narrow terminal need not show."""
+_NODE_STYLES = {NodeHealth.HEALTHY: "", NodeHealth.SUSPECT: "yellow", NodeHealth.UNHEALTHY: "bold red"}
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `tiphys nodes` shows it.")]
+
+app = typer.Typer(help="List the nodes with GPUs, with free GPUs and health.", invoke_without_command=True)
+
+
+@app.callback(epilog=NODES_EXAMPLES)
+def nodes(
+    command: typer.Context,
+    name: LedgerNameOption = "default",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: FormatOption = Format.TABLE,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Store of the runs, with {namespace} in place of a namespace's name; then slow ranks of gangs count "
+            "as evidence against their nodes.",
+        ),
+    ] = None,
+) -> None:
+    """List the nodes with GPUs, with free GPUs and health.
+
+    Shows the GPUs that leases hold, those that other pods use, and why a node
+    receives no new pods. The health is computed from the current state of the
+    cluster; a service also remembers failures of deleted pods. The namespace is
+    the one that Tiphys is installed in.
+    """
+    if command.invoked_subcommand is not None:
+        return
+    screen: Screen = command.obj
+    api = connect_cluster(kubeconfig, context, namespace)
+    command.call_on_close(api.close)
+    rules, ledger_state = parse_ledger(existing_ledger(api, name))
+    if not isinstance(rules, Queues) or rules.cluster_nodes is None:
+        screen.note(
+            "the queues ignore the nodes of the cluster; `cluster_nodes: {}` in the queue file makes them use the "
+            "nodes as they are listed here"
+        )
+    settings, flavors = read_node_settings(rules)
+    slow = observe_slow_gangs(store, ledger_state.leases, utc_now())
+    observed = observe_cluster_nodes(api, settings, flavors, ledger_state.leases, slow)
+    held = count_held_gpus(ledger_state)
+    for node in observed:
+        if node.unreadable_memory:
+            screen.note(
+                f"warning: the label {settings.memory_label} of node {node.object_name} is "
+                f"{node.unreadable_memory!r} and no number of MB, so its memory counts as enough; correct the label"
+            )
+    if output is not Format.TABLE:
+        documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
+        screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
+        return
+    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_HIDDEN_FIRST)
+
+
+@app.command(epilog=CORDON_EXAMPLES)
+def cordon(
+    command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
+) -> None:
+    """Cordon a node, so that it receives no new pods.
+
+    Does the same as `kubectl cordon`. Pods on the node continue.
+    """
+    _set_unschedulable(command, node, context, kubeconfig, unschedulable=True)
+
+
+@app.command(epilog=CORDON_EXAMPLES)
+def uncordon(
+    command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
+) -> None:
+    """Uncordon a node.
+
+    Other evidence against the node still counts.
+    """
+    _set_unschedulable(command, node, context, kubeconfig, unschedulable=False)
+
+
+def apply_cluster_nodes(
+    api: "KubeApi", rules: QueueRules, leases: Sequence[Lease], note: Callable[[str], object]
+) -> QueueRules:
+    """Add the cluster's nodes to the queues, as a service does; without permission to read nodes, ``note`` says so."""
+    if not isinstance(rules, Queues) or rules.cluster_nodes is None:
+        return rules
+    try:
+        return rules.with_nodes(
+            [observed.node for observed in observe_cluster_nodes(api, rules.cluster_nodes, rules.flavor_set, leases)],
+            are_current=True,
+        )
+    except ForbiddenError as error:
+        note(f"nodes are not considered, because this account may not read them: {error}")
+        return rules.without_nodes
+
+
+def observe_cluster_nodes(
+    api: "KubeApi", settings: ClusterNodes, flavors: FlavorSet, leases: Sequence[Lease], slow: SlowGangs = ()
+) -> "list[ObservedNode]":
+    """The nodes with GPUs, with the evidence of their pods and of slow ranks."""
+    from tiphys_plugin.nodes.node import observe_nodes
+
+    from tiphys.kube.resources import NODES, PODS
+
+    pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
+    return observe_nodes(
+        api.list(NODES).items, pods, settings, utc_now(), flavors.label_keys, slow_rank_evidence(slow, pods), leases
+    )
+
+
+def read_node_settings(rules: QueueRules) -> tuple[ClusterNodes, FlavorSet]:
+    """How the queues read the nodes of a cluster, and their flavors; the defaults if they do not read them."""
+    settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
+    return settings, rules.flavor_set if isinstance(rules, Queues) else FlavorSet(())
+
+
+def count_held_gpus(ledger_state: LedgerState) -> Counter[str]:
+    """Number of GPUs that leases hold, by node."""
+    held: Counter[str] = Counter()
+    for lease in ledger_state.leases:
+        for name in lease.nodes:
+            held[name] += lease.request.gpus // lease.request.members
+    return held
+
+
+def _set_unschedulable(
+    command: typer.Context, host: str, context: str | None, kubeconfig: Any, *, unschedulable: bool
+) -> None:
+    from tiphys_plugin.nodes.node import observe_nodes
+
+    from tiphys.kube.resources import NODES
+
+    screen: Screen = command.obj
+    api = connect_cluster(kubeconfig, context, None)
+    command.call_on_close(api.close)
+    observed = _find_node(host, observe_nodes(api.list(NODES).items, (), ClusterNodes(), utc_now()))
+    api.patch(NODES, None, observed.object_name, {"spec": {"unschedulable": unschedulable or None}})
+    screen.note(
+        f"{host} receives no new pods; pods on it continue" if unschedulable else f"{host} is no longer cordoned"
+    )
+
+
+def _find_node(host: str, observed_nodes: "Iterable[ObservedNode]") -> "ObservedNode":
+    for observed in observed_nodes:
+        if host in (observed.node.name, observed.object_name):
+            return observed
+    raise NotFoundError(f"there is no node {host} with GPUs; `tiphys nodes` lists the nodes")
+
+
+def describe_node_status(observed: "ObservedNode") -> str:
+    """State of a node in a word."""
+    if observed.verdict.is_departing:
+        return "leaving"
+    return (
+        "cordoned"
+        if observed.unschedulable and observed.verdict.state is NodeHealth.HEALTHY
+        else observed.verdict.state.value
+    )
+
+
+def count_free_gpus(observed: "ObservedNode", held: int, flavors: FlavorSet) -> int:
+    """GPUs that new pods could get; ``held`` are those of leases."""
+    node = observed.node
+    is_closed = node.cordoned or not flavors.gpu_kind_of(node)
+    return 0 if is_closed else max(0, node.gpus - held - node.foreign_gpus)
+
+
+def _node_row(observed: "ObservedNode", held: int, flavors: FlavorSet) -> Sequence[str | Text]:
+    node, flavor = observed.node, flavors.gpu_kind_of(observed.node)
+    gpu_counts = (
+        str(number) for number in (node.gpus, held, node.foreign_gpus, count_free_gpus(observed, held, flavors))
+    )
+    topology = (text or "-" for text in (node.block, node.rack, node.nvlink_domain))
+    return (
+        node.name,
+        flavor or f"{node.gpu_type}, no flavor",
+        *gpu_counts,
+        *topology,
+        Text(describe_node_status(observed), style=_NODE_STYLES[observed.verdict.state]),
+        observed.verdict.message,
+    )
+
+
+def _node_document(observed: "ObservedNode", held: int, flavors: FlavorSet) -> dict[str, Any]:
+    verdict, node = observed.verdict, observed.node
+    flavor = flavors.gpu_kind_of(node) if not flavors.is_unflavored(node.gpu_type) else None
+    evidence = [
+        {
+            "source": item.source,
+            "message": item.message,
+            "means": item.means,
+            **({"at": item.at.isoformat()} if item.at else {}),
+        }
+        for item in verdict.evidence
+    ]
+    return {
+        "name": node.name,
+        "gpuType": node.gpu_type,
+        **({"flavor": flavor} if flavor is not None else {}),
+        "gpus": node.gpus,
+        "held": held,
+        "foreign": node.foreign_gpus,
+        "memoryMb": node.memory_mb,
+        "block": node.block,
+        "rack": node.rack,
+        "nvlinkDomain": node.nvlink_domain,
+        "getsNothingNew": node.cordoned,
+        "cordoned": observed.unschedulable,
+        "broken": verdict.is_broken,
+        "leaving": verdict.is_departing,
+        "verdict": verdict.state.value,
+        "evidence": evidence,
+    }

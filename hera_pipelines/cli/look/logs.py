@@ -1,0 +1,214 @@
+"""``tiphys logs``: prints the output of the programs of a run."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.shared_options import (
+    ClusterOptions,
+    ContextOption,
+    KubeconfigOption,
+    RunStepArgument,
+    StoreOption,
+    choose_format,
+    existing_store,
+    parse_run_step,
+)
+from hera_pipelines.cli.target import find_workflows, is_on_cluster
+from hera_pipelines.local.live_workflows import LocalWorkflows
+from tiphys.errors import NotFoundError, TiphysError, UsageError
+from tiphys.lineage.step_names import selects_step
+from tiphys.protocol.workflow_nodes import without_try
+from tiphys.records import utc_now
+from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_submissions
+
+if TYPE_CHECKING:
+    from tiphys_controller.doctor import Obstacle
+
+    from hera_pipelines.cli.look.pod_logs import PodLog, PodLogs
+    from tiphys.kube import KubeApi
+
+EXAMPLES = """\b
+Examples:
+  tiphys logs digits-7xk2p/fit
+  tiphys logs digits-7xk2p/fit -f
+  tiphys logs digits-7xk2p/fit --attempt 1 --tail 50
+  tiphys logs digits-7xk2p --tail 5
+  tiphys logs digits-7xk2p -o json | jq -r 'select(.step == "fit").line'
+"""
+
+
+def logs(
+    command: typer.Context,
+    where: RunStepArgument,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--attempt", metavar="K", min=1, help="Attempt of the step. Default: its newest.", show_default=False
+        ),
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", metavar="N", min=0, help="Print only the last N lines of each pod.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the attempt ends; RUN/STEP must name one step.")
+    ] = False,
+    store: StoreOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: Annotated[
+        Format,
+        typer.Option("-o", "--format", callback=choose_format, help="Output format; json prints a document per line."),
+    ] = Format.TABLE,
+) -> None:
+    """Print the output of the programs of a run.
+
+    Without a step it prints the newest attempt of every step. The output comes from
+    the pods or, once these are gone, from Argo's archive in the store (archiveLogs
+    in Argo's configuration); for runs on this machine from the files of the engine.
+    Without these, or without the cluster, it is the copy that trainings with
+    checkpoints store themselves. A note on stderr says which. If there is none, the
+    recorded reason of the attempt's end is printed.
+    """
+    screen: Screen = command.obj
+    run_store = existing_store(screen, store)
+    run, step, names = parse_run_step(run_store, where)
+    attempts = _choose_attempts(run_store, run, step, number)
+    if follow and len(attempts) != 1:
+        raise UsageError(f"-f follows one step, and {where} has {len(attempts)}: name one as {run}/STEP")
+    submissions = {one.claim.submission: one for one in read_submissions(run_store, run)}
+    printed = False
+    for attempt in attempts:
+        submission = submissions[attempt.claim.submission]
+        shown = _ShownAttempt(run, names.name(attempt.claim.step), attempt.claim.attempt, output, follow)
+        printed |= _print_attempt(
+            command, run_store, attempt, submission, shown, tail, ClusterOptions(kubeconfig, context)
+        )
+    if not printed:
+        raise NotFoundError(f"no output of {where} is left")
+
+
+def _choose_attempts(store: Store, run: str, step: str, number: int | None) -> list[Attempt]:
+    """The attempt of that number of each selected step, or its newest.
+
+    Raises:
+        NotFoundError: no selected step has one.
+    """
+    by_step = {name: found for name, found in read_all_attempts(store, run).items() if selects_step(step, name)}
+    chosen = [
+        attempt
+        for found in by_step.values()
+        for attempt in (found[-1:] if number is None else found)
+        if number in (None, attempt.claim.attempt)
+    ]
+    if not chosen:
+        what = "attempt" if number is None else f"attempt {number}"
+        raise NotFoundError(f"{run}{'/' + step if step else ''} has no {what} yet; `tiphys get {run}` shows its steps")
+    return sorted(chosen, key=lambda attempt: attempt.claim.written_at)
+
+
+class _ShownAttempt(NamedTuple):
+    """An attempt by its name for people, and how its output is printed."""
+
+    run: str
+    step: str
+    attempt: int
+    output: Format
+    follow: bool
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.step} attempt {self.attempt}"
+
+    def print_log(self, screen: Screen, log: "PodLog") -> None:
+        """Print the lines of one pod; in JSON and YAML each is a document that names where it is from."""
+        screen.note(f"── {self}, {log.source}")
+        for line in log.lines:
+            if self.output is Format.TABLE:
+                screen.write(line)
+            else:
+                if self.output is Format.YAML:
+                    screen.write("---")
+                origin = {"run": self.run, "step": self.step, "attempt": self.attempt, "pod": log.pod}
+                screen.document({**origin, "source": log.source, "line": line.rstrip("\n")}, self.output, indent=None)
+            if self.follow:
+                screen.out.file.flush()
+
+
+def _print_attempt(
+    command: typer.Context,
+    store: Store,
+    attempt: Attempt,
+    submission: Submission,
+    shown: _ShownAttempt,
+    tail: int | None,
+    cluster_options: ClusterOptions,
+) -> bool:
+    """Print the output of an attempt; False if none is left."""
+    from hera_pipelines.cli.look.pod_logs import StoredLogs
+
+    screen: Screen = command.obj
+    printed = False
+    try:
+        pod_logs = _open_pod_logs(command, store, attempt, submission, cluster_options)
+        for log in pod_logs.find(attempt.claim, tail, shown.follow):
+            printed = True
+            shown.print_log(screen, log)
+    except TiphysError as error:
+        screen.note(f"── {shown}: its pods are out of reach ({error})")
+    if not printed:
+        for log in StoredLogs(store).find(attempt.claim, tail):
+            printed = True
+            shown.print_log(screen, log)
+    if not printed:
+        if attempt.end is None and (obstacles := _find_obstacles(command, attempt, submission, cluster_options)):
+            for one in obstacles:
+                screen.note(f"── {shown} has not started: {one.sentence}; {one.remedy}")
+            return True
+        end = f"; it ended: {attempt.end.message}" if attempt.end and attempt.end.message else ""
+        screen.note(f"── {shown}: its pods are gone, and no archive has their output{end}")
+    return printed
+
+
+def _find_obstacles(
+    command: typer.Context, attempt: Attempt, submission: Submission, cluster_options: ClusterOptions
+) -> "list[Obstacle]":
+    """What keeps the pods of an attempt from starting; empty if that cannot be known."""
+    from tiphys_controller.doctor import observe_obstacles
+
+    if not is_on_cluster(submission):
+        return []
+    with suppress(TiphysError):
+        api = cluster_options.connect()
+        command.call_on_close(api.close)
+        bound = submission.binding
+        found = observe_obstacles(api, bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
+        prefix = attempt.claim.instance.partition(".")[2]
+        return [one for one in found if without_try(one.step) in ("", prefix) or one.step.startswith(f"{prefix}.")]
+    return []
+
+
+def _open_pod_logs(
+    command: typer.Context,
+    store: Store,
+    attempt: Attempt,
+    submission: Submission,
+    cluster_options: ClusterOptions,
+) -> "PodLogs":
+    from hera_pipelines.cli.look.pod_logs import choose_pod_logs
+
+    screen: Screen = command.obj
+
+    def connect() -> "KubeApi":
+        api = cluster_options.connect()
+        command.call_on_close(api.close)
+        return api
+
+    def find_engine() -> LocalWorkflows:
+        workflows = find_workflows(command, submission, attempt.claim.run, cluster_options, screen.note)
+        assert isinstance(workflows, LocalWorkflows)
+        return workflows
+
+    return choose_pod_logs(store, submission, connect, find_engine)

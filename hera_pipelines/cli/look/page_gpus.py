@@ -1,0 +1,244 @@
+"""Reads queues and nodes for the web pages, by what ``tiphys queues``, ``tiphys why`` and ``tiphys nodes`` use."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from tiphys_plugin import load_queues
+from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, PendingRequest, Rejected
+from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.usage import compute_queue_usage
+from tiphys_plugin.quota.queue import ANY_TYPE
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
+
+from hera_pipelines.cli.gpus.kueue import QUOTA_NOTE, KueueView, count_queue_gpus, find_kueue
+from hera_pipelines.cli.gpus.nodes import (
+    apply_cluster_nodes,
+    count_free_gpus,
+    count_held_gpus,
+    describe_node_status,
+    observe_cluster_nodes,
+    read_node_settings,
+)
+from hera_pipelines.cli.gpus.preemption_preview import (
+    build_loss_estimate,
+    describe_eviction,
+    describe_preemption,
+    preview_preemption,
+)
+from hera_pipelines.cli.gpus.queues import (
+    describe_queue_policies,
+    describe_used_shares,
+    existing_ledger,
+    find_ledger,
+    parse_ledger,
+)
+from hera_pipelines.cli.look.why import decide_waiting_request
+from hera_pipelines.ui.gpu_page import MAX_REQUESTS, HolderRow, NodeRow, NodesView, QueueRow, QueuesView, WaitingRow
+from tiphys.errors import NotFoundError
+from tiphys.kube import KubeApi
+from tiphys.records import utc_now
+
+_PREVIEWED_ENTRIES = 4000
+"""A preview of a preemption looks at the whole ledger; all previews of a page look at no more entries than these."""
+_NO_QUEUES = "no queues are declared here, so no quota is known; --queues names the file of the engine"
+
+
+class LocalGpus:
+    """The ledger of the engine on this machine; a `hera_pipelines.ui.gpu_page.GpuSource`.
+
+    Args:
+        ledger: File of the ledger.
+        queues: Queue file that the engine was given; None: none.
+    """
+
+    has_nodes = False
+
+    def __init__(self, ledger: Path, queues: Path | None) -> None:
+        self._ledger = ledger
+        self._queues = queues
+
+    def read_queues(self) -> QueuesView:
+        place, state = f"the engine on this machine, {self._ledger}", read_ledger_file(self._ledger)
+        if self._queues is None:
+            return describe_queues(place, None, state, [_NO_QUEUES], explains=False)
+        return describe_queues(place, load_queues(self._queues), state, [])
+
+    def read_nodes(self) -> NodesView:
+        raise NotFoundError("the engine on this machine runs programs on this machine alone; there are no nodes")
+
+
+class ClusterGpus:
+    """The `GPULedger` of a cluster, or Kueue, and its nodes; a `hera_pipelines.ui.gpu_page.GpuSource`.
+
+    Args:
+        connect: Connects to the cluster, in the namespace of the ledger; called on the first use.
+        ledger: Name of the `GPULedger`.
+    """
+
+    has_nodes = True
+
+    def __init__(self, connect: Callable[[], KubeApi], ledger: str = "default") -> None:
+        self._connect = connect
+        self._ledger = ledger
+        self._connected: KubeApi | None = None
+
+    def read_queues(self) -> QueuesView:
+        api, notes = self._api, list[str]()
+        if (kueue := find_kueue(api, find_ledger(api, self._ledger))) is not None:
+            return _describe_kueue(kueue)
+        rules, state = parse_ledger(existing_ledger(api, self._ledger))
+        notes += describe_used_shares(rules, state)
+        if rules is None:
+            notes.append("no queues are declared, so GPUs are not limited")
+        rules = apply_cluster_nodes(api, rules, state.leases, notes.append)
+        return describe_queues(f"GPULedger {api.namespace}/{self._ledger}", rules, state, notes)
+
+    def read_nodes(self) -> NodesView:
+        api = self._api
+        ledger = find_ledger(api, self._ledger)
+        rules, state = parse_ledger(ledger) if ledger else (None, LedgerState())
+        settings, flavors = read_node_settings(rules)
+        held = count_held_gpus(state)
+        nodes = [
+            NodeRow(
+                name=one.node.name,
+                gpu_type=flavors.gpu_kind_of(one.node) or f"{one.node.gpu_type}, no flavor",
+                gpus=one.node.gpus,
+                held=held[one.node.name],
+                others=one.node.foreign_gpus,
+                free=count_free_gpus(one, held[one.node.name], flavors),
+                topology=" / ".join(text for text in (one.node.block, one.node.rack, one.node.nvlink_domain) if text),
+                status=describe_node_status(one),
+                evidence=tuple((item.source, item.message, item.at) for item in one.verdict.evidence),
+            )
+            for one in observe_cluster_nodes(api, settings, flavors, state.leases)
+        ]
+        uses_nodes = isinstance(rules, Queues) and rules.cluster_nodes is not None
+        notes = () if uses_nodes else ("The queues ignore the nodes of the cluster.",)
+        return NodesView(f"namespace {api.namespace}", tuple(nodes), notes)
+
+    @property
+    def _api(self) -> KubeApi:
+        if self._connected is None:
+            self._connected = self._connect()
+        return self._connected
+
+
+def describe_queues(
+    place: str, rules: QueueRules, state: LedgerState, notes: Sequence[str], *, explains: bool = True
+) -> QueuesView:
+    """The page of a ledger.
+
+    Args:
+        place: Which ledger it is.
+        rules: Its queues; None: nothing is limited.
+        state: Leases and pending requests.
+        notes: Sentences for the head of the page.
+        explains: Whether ``rules`` are those of the ledger, so that they say what each request waits for.
+    """
+    now = utc_now()
+    if isinstance(rules, MisconfiguredQueues):
+        notes = [*notes, f"no GPUs are granted: {rules.message}"]
+    policies = {one.name: describe_queue_policies(one) for one in rules.queues} if isinstance(rules, Queues) else {}
+    previews = _PREVIEWED_ENTRIES // max(1, len(state.leases) + len(state.pending))
+    waiting = [
+        _explain_waiting(rules, state, pending, now, previews=number < previews)
+        if explains
+        else _describe_waiting(pending, None, ())
+        for number, pending in enumerate(state.pending[:MAX_REQUESTS])
+    ]
+    return QueuesView(
+        place=place,
+        queues=tuple(
+            QueueRow(
+                queue=usage.queue,
+                gpu_type=usage.gpu_type,
+                quota=usage.quota,
+                most=usage.max_gpus,
+                held=usage.held,
+                borrowed=usage.borrowed if usage.quota is not None else 0,
+                waiting=usage.pending,
+                is_over_limit=usage.quota is not None and usage.is_over_limit,
+                policies=policies.get(usage.queue, ""),
+            )
+            for usage in compute_queue_usage(rules, state)
+        ),
+        holders=tuple(map(_describe_holder, state.leases[:MAX_REQUESTS])),
+        waiting=tuple(waiting),
+        hidden_holders=max(0, len(state.leases) - MAX_REQUESTS),
+        hidden_waiting=max(0, len(state.pending) - MAX_REQUESTS),
+        notes=tuple(notes),
+    )
+
+
+def _explain_waiting(
+    rules: QueueRules, state: LedgerState, pending: PendingRequest, now: datetime, *, previews: bool
+) -> WaitingRow:
+    admission = decide_waiting_request(rules, state, pending, now)
+    if not previews or not isinstance(admission, Deferred) or not isinstance(rules, Queues):
+        return _describe_waiting(pending, admission, ())
+    selection = preview_preemption(rules, state, pending, build_loss_estimate(None, now), now)
+    lines = describe_preemption(selection, is_exact=False)
+    return _describe_waiting(pending, admission, tuple(line.plain.strip() for line in lines))
+
+
+def _describe_kueue(kueue: KueueView) -> QueuesView:
+    state = kueue.ledger_state
+    waiting = [_describe_waiting(one, kueue.explain(one), ()) for one in state.pending[:MAX_REQUESTS]]
+    return QueuesView(
+        place="Kueue",
+        queues=tuple(
+            QueueRow(f"{namespace}/{queue}", "*", None, None, held, 0, awaited, False, "")
+            for namespace, queue, held, awaited in count_queue_gpus(state)
+        ),
+        holders=tuple(map(_describe_holder, state.leases[:MAX_REQUESTS])),
+        waiting=tuple(waiting),
+        hidden_holders=max(0, len(state.leases) - MAX_REQUESTS),
+        hidden_waiting=max(0, len(state.pending) - MAX_REQUESTS),
+        notes=(QUOTA_NOTE,),
+    )
+
+
+def _describe_holder(lease: Lease) -> HolderRow:
+    request = lease.request
+    return HolderRow(
+        gpus=format_gpus(request.gpus, request.type_text if lease.pool == ANY_TYPE else lease.pool),
+        queue=request.queue,
+        namespace=request.namespace,
+        run=request.run,
+        step=request.step_name,
+        attempt=request.attempt,
+        since=lease.granted_at,
+        nodes=tuple(dict.fromkeys(lease.nodes)),
+        eviction=describe_eviction(lease).removeprefix("; "),
+    )
+
+
+def _describe_waiting(pending: PendingRequest, admission: Admission | None, preemption: tuple[str, ...]) -> WaitingRow:
+    request, deferred = pending.request, admission if isinstance(admission, Deferred) else None
+    return WaitingRow(
+        gpus=format_gpus(request.gpus, request.type_text),
+        queue=request.queue,
+        namespace=request.namespace,
+        run=request.run,
+        step=request.step_name,
+        attempt=request.attempt,
+        since=pending.since,
+        position=deferred.position if deferred else None,
+        reasons=tuple(_list_reasons(admission)),
+        expected_start=deferred.expected_start if deferred else None,
+        preemption=preemption,
+    )
+
+
+def _list_reasons(admission: Admission | None) -> Iterator[tuple[str, str]]:
+    match admission:
+        case Admitted():
+            yield "Admitted", "the GPUs are free; the step gets them at its next request, within seconds"
+        case Rejected():
+            yield str(admission.reason), f"{admission.message}; the step fails at its next request, within seconds"
+        case Deferred():
+            for one in admission.reasons or (admission,):
+                yield str(one.reason), one.message

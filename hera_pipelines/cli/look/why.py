@@ -1,0 +1,385 @@
+"""``tiphys why``: explains why steps of a run wait for GPUs, and how their last attempts failed.
+
+The command repeats the service's admission decision on the current ledger, and
+previews preemption. With a store, it also shows the newest failure of each step:
+its cause, the rule that classified it, and what the next attempt received.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.text import Text
+from tiphys_controller import API_VERSION
+from tiphys_controller.doctor import Obstacle, distinct_obstacles, observe_obstacles
+from tiphys_plugin.quota.lease import (
+    Admission,
+    Admitted,
+    DeferralReason,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    PendingRequest,
+    Rejected,
+)
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, select_active
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
+from tiphys_plugin.quota.queue import ANY_TYPE
+from tiphys_plugin.quota.queues import QueueRules, format_gpus
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_step_name
+
+from hera_pipelines.cli.gpus.kueue import find_kueue
+from hera_pipelines.cli.gpus.nodes import apply_cluster_nodes, describe_slow_ranks, observe_slow_gangs
+from hera_pipelines.cli.gpus.preemption_preview import (
+    build_loss_estimate,
+    describe_eviction,
+    describe_preemption,
+    preemption_document,
+    preview_preemption,
+)
+from hera_pipelines.cli.gpus.queues import (
+    LedgerNameOption,
+    describe_used_shares,
+    existing_ledger,
+    find_ledger,
+    parse_ledger,
+)
+from hera_pipelines.cli.screen import Format, Screen, format_local_time
+from hera_pipelines.cli.shared_options import (
+    ContextOption,
+    FormatOption,
+    KubeconfigOption,
+    NamespaceOption,
+    RunStepArgument,
+    connect_cluster,
+    existing_default_store,
+    named_store,
+)
+from hera_pipelines.cli.target import is_on_cluster
+from tiphys.errors import ForbiddenError, NotFoundError
+from tiphys.kube import KubeApi
+from tiphys.lineage.step_names import read_step_names, selects_step
+from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
+from tiphys.store import Attempt, last_submission, open_store, read_all_attempts
+from tiphys.store.open import PLACEHOLDER
+
+
+class NewestFailure(NamedTuple):
+    """Newest failure of a step, and the resources that the next attempt received because of failures."""
+
+    end: AttemptEnd
+    escalation: str
+    step_name: str
+    """Name of the step or item for people."""
+
+
+def newest_failures(url: str | None, run: str, step: str, namespace: str) -> list[NewestFailure]:
+    """Read the newest failure of each step of ``run`` that ``step`` selects; none if the store is unknown."""
+    if url is None or (PLACEHOLDER in url and not namespace):
+        return []
+    store = open_store(url.replace(PLACEHOLDER, namespace), must_exist=True)
+    attempts = read_all_attempts(store, run, [])
+    if not attempts:
+        return []
+    names = read_step_names(store, run)
+    selected = names.resolve(step) if step else ""
+    newest = [
+        _newest_failure(attempts[step_id], names.name(step_id))
+        for step_id in names.sort(attempts)
+        if selects_step(selected, step_id)
+    ]
+    return [failure for failure in newest if failure is not None]
+
+
+def _newest_failure(attempts: Sequence[Attempt], step_name: str) -> NewestFailure | None:
+    ends = [attempt.end for attempt in attempts if attempt.end]
+    failed = [end for end in ends if end.outcome is AttemptEndOutcome.FAILED]
+    last = attempts[-1].end
+    if not failed or (last is not None and last.outcome is AttemptEndOutcome.DONE):
+        return None
+    newest = max(failed, key=lambda end: end.attempt)
+    next_claims = [attempt.claim for attempt in attempts if attempt.claim.attempt == newest.attempt + 1]
+    escalation = "".join(claim.escalation.explanation for claim in next_claims if claim.escalation)
+    return NewestFailure(newest, escalation, step_name)
+
+
+def describe_failure(failure: NewestFailure) -> Iterator[Text]:
+    """Describe a failure for people."""
+    end, evidence = failure.end, failure.end.evidence
+    cause = f" by {end.cause.display_name}" if end.cause else ""
+    yield Text(f"{end.run}/{failure.step_name} attempt {end.attempt} ended{cause}: {end.message}")
+    if evidence is not None:
+        matched = f", which matched: {evidence.matched_text}" if evidence.matched_text else ""
+        node = f"; it ran on {evidence.node}" if evidence.node else ""
+        yield Text(f"  classified by the rule {evidence.rule}{matched}{node}")
+    if failure.escalation:
+        yield Text(f"  attempt {end.attempt + 1} therefore received: {failure.escalation}")
+
+
+def failure_document(failure: NewestFailure) -> dict[str, Any]:
+    """Describe a failure as JSON types."""
+    end = failure.end
+    return {
+        "step": end.step,
+        "attempt": end.attempt,
+        "cause": end.cause.value if end.cause else None,
+        "message": end.message,
+        "evidence": end.evidence.model_dump(mode="json") if end.evidence else None,
+        "nextAttempt": failure.escalation,
+    }
+
+
+EXAMPLES = """\b
+Examples:
+  tiphys why digits-7xk2p -n tiphys
+  tiphys why digits-7xk2p/fit -n tiphys
+  tiphys why digits-7xk2p/fit -n tiphys --store 's3://ml-runs/{namespace}/tiphys'
+  tiphys why digits-7xk2p -n tiphys -o json | jq -r '.waiting[].reasons[].reason'
+"""
+_START_UNKNOWN = "no expected start: other requests are ahead, or the GPUs that it waits for have no deadline"
+
+
+def why(
+    command: typer.Context,
+    what: RunStepArgument,
+    name: LedgerNameOption = "default",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: FormatOption = Format.TABLE,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Store of the runs, with {namespace} in place of a namespace's name; then lost work counts from the "
+            "last checkpoint, and the newest failure of each step is shown. Default: the variable TIPHYS_STORE, then "
+            "that of `tiphys config`.",
+        ),
+    ] = None,
+) -> None:
+    """Explain why a run does not go on: what it waits for, or how its steps failed.
+
+    Shows what keeps its pods from starting (image, node, Secret, quota of the namespace,
+    …), with the remedy. Of GPUs it shows every reason, the requests that are ahead, and the expected start; also
+    the training steps that would be preempted, or why none would be. The command
+    repeats the service's decision on the current ledger and changes nothing. The
+    namespace is the one that Tiphys is installed in. A run that has ended, or ran on
+    this machine, needs no cluster: its store tells how its steps failed.
+    """
+    screen: Screen = command.obj
+    run, _, step = what.partition("/")
+    store = named_store(screen, store)
+    if not (context or kubeconfig or namespace):
+        known = store or existing_default_store()
+        if _needs_no_cluster(known, run):
+            _explain_from_storage(screen, what, newest_failures(known, run, step, ""), output)
+            return
+    api = connect_cluster(kubeconfig, context, namespace)
+    command.call_on_close(api.close)
+    now = utc_now()
+    ledger = find_ledger(api, name)
+    if ledger is None and (obstacles := _find_obstacles(api, {run}, step, now)):  # its namespace may not be served
+        _show(screen, what, output, [], obstacles)
+        return
+    if (kueue := find_kueue(api, ledger)) is not None:
+        place, share_hints, rules, ledger_state = "Kueue", "", None, kueue.ledger_state
+    else:
+        place = f"GPULedger {api.namespace}/{name}"
+        rules, ledger_state = parse_ledger(existing_ledger(api, name))
+        rules = apply_cluster_nodes(api, rules, ledger_state.leases, screen.note)
+        share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
+    leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
+    waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
+    requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
+    failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
+    obstacles = _find_obstacles(api, {run, *(request.workflow for request in requests)}, step, now)
+    if not any((leases, waiting, failures, obstacles)):
+        store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
+        raise NotFoundError(
+            f"{what} neither holds GPUs nor waits for any in {place}; "
+            f"`tiphys get {run}` shows the state of its steps{store_hint}{share_hints}"
+        )
+    if kueue is not None:
+        explanations = [_PendingExplanation(pending, kueue.explain(pending), None) for pending in waiting]
+    else:
+        lost = build_loss_estimate(store, now)
+        explanations = [
+            _PendingExplanation(
+                pending,
+                decide_waiting_request(rules, ledger_state, pending, now),
+                preview_preemption(rules, ledger_state, pending, lost, now),
+            )
+            for pending in waiting
+        ]
+    _show(screen, what, output, failures, obstacles, leases, explanations)
+    if output is Format.TABLE:
+        _show_gpus(screen, leases, explanations, store, now)
+
+
+def _show_gpus(
+    screen: Screen,
+    leases: Sequence[Lease],
+    explanations: Sequence["_PendingExplanation"],
+    store: str | None,
+    now: datetime,
+) -> None:
+    slow = observe_slow_gangs(store, leases, now)
+    for lease in leases:
+        for line in (_describe_holder(lease), *describe_slow_ranks(lease, slow)):
+            screen.show(line)
+    for explanation in explanations:
+        _show_pending(screen, explanation, now, is_exact=store is not None)
+
+
+def _find_obstacles(api: KubeApi, workflows: set[str], step: str, now: datetime) -> list[Obstacle]:
+    """What keeps Workflows from going on, or the items of one of their steps; empty if it may not be read."""
+    found: list[Obstacle] = []
+    for namespace in (None, api.namespace):
+        with suppress(ForbiddenError):
+            found = observe_obstacles(api, namespace, now, workflows)
+            break
+    task = re.split(r"[.\[]", step, maxsplit=1)[0]
+    return distinct_obstacles(obstacle for obstacle in found if obstacle.task in ("", task) or not task)
+
+
+def _show(
+    screen: Screen,
+    what: str,
+    output: Format,
+    failures: list[NewestFailure],
+    obstacles: Sequence[Obstacle] = (),
+    leases: Sequence[Lease] = (),
+    explanations: Sequence["_PendingExplanation"] = (),
+) -> None:
+    """Show everything as a document, or as text what does not concern GPUs."""
+    if output is not Format.TABLE:
+        screen.document(_why_document(what, leases, explanations, failures, obstacles), output)
+        return
+    for line in chain.from_iterable(map(describe_failure, failures)):
+        screen.show(line)
+    for one in obstacles:
+        screen.show(Text(f"{one}\n  {one.remedy}"))
+
+
+def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datetime, *, is_exact: bool) -> None:
+    for line in _describe_pending(explanation, now):
+        screen.show(line)
+    if isinstance(explanation.admission, Deferred) and explanation.preemption is not None:
+        for line in describe_preemption(explanation.preemption, is_exact=is_exact):
+            screen.show(line)
+
+
+def _needs_no_cluster(url: str | None, run: str) -> bool:
+    """Whether the run waits in no ledger of a cluster, because it has ended or runs on this machine."""
+    if url is None or PLACEHOLDER in url:
+        return False
+    last = last_submission(open_store(url, must_exist=True), run)
+    return last is not None and (last.end is not None or not is_on_cluster(last))
+
+
+def _explain_from_storage(screen: Screen, what: str, failures: list[NewestFailure], output: Format) -> None:
+    if not failures:
+        raise NotFoundError(
+            f"{what} waits for no GPUs of a cluster, and none of its steps failed last; "
+            f"`tiphys get {what.partition('/')[0]}` shows the state of its steps"
+        )
+    _show(screen, what, output, failures)
+
+
+class _PendingExplanation(NamedTuple):
+    """The decision on a pending request, and the victims that the service would select; None if Kueue selects them."""
+
+    pending: PendingRequest
+    admission: Admission
+    preemption: VictimSelection | NoVictims | None
+
+
+def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
+    return request.run == run and (selects_step(step, request.step) or step == request.step_name)
+
+
+def decide_waiting_request(
+    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime
+) -> Admission:
+    """What the service would decide now on a pending request of the ledger."""
+    others = tuple(
+        other for other in select_active(rules, ledger_state.pending, now, FORGET_AFTER) if other is not pending
+    )
+    return decide_pending(SchedulingState(rules, ledger_state.leases, others, ledger_state.history), pending, now)
+
+
+def _describe_holder(lease: Lease) -> Text:
+    request = lease.request
+    gpus = format_gpus(request.gpus, request.type_text if lease.pool == ANY_TYPE else lease.pool)
+    return Text(
+        f"{format_step_name(request)} holds {gpus} of queue {request.queue} since "
+        f"{format_local_time(lease.granted_at)}"
+        f"{describe_eviction(lease)}"
+    )
+
+
+def _describe_pending(explanation: _PendingExplanation, now: datetime) -> Iterator[Text]:
+    pending, admission = explanation.pending, explanation.admission
+    request = pending.request
+    gpus = format_gpus(request.gpus, request.type_text)
+    waited = str(now - pending.since).split(".")[0]
+    yield Text(f"{format_step_name(request)} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
+    match admission:
+        case Admitted():
+            yield Text("  the GPUs are free; the step gets them at its next request, within seconds")
+        case Rejected():
+            yield Text(f"  {admission.reason}: {admission.message}; the step fails at its next request, within seconds")
+        case Deferred():
+            for deferral in admission.reasons:
+                yield Text(f"  {deferral.reason}: {deferral.message}")
+            expected = (
+                f"expected to start by {format_local_time(admission.expected_start)}"
+                if admission.expected_start
+                else _START_UNKNOWN
+            )
+            yield Text(f"  position {admission.position}; {expected}")
+
+
+def _why_document(
+    what: str,
+    leases: Sequence[Lease],
+    explanations: Sequence[_PendingExplanation],
+    failures: Sequence[NewestFailure],
+    obstacles: Sequence[Obstacle],
+) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GpuReasons",
+        "name": what,
+        "holding": [
+            {"step": lease.request.step, "gpus": lease.request.gpus, "since": lease.granted_at.isoformat()}
+            for lease in leases
+        ],
+        "waiting": [_pending_document(explanation) for explanation in explanations],
+        "failures": [failure_document(failure) for failure in failures],
+        "obstacles": [one._asdict() for one in obstacles],
+    }
+
+
+def _pending_document(explanation: _PendingExplanation) -> dict[str, Any]:
+    pending, admission = explanation.pending, explanation.admission
+    deferred = admission if isinstance(admission, Deferred) else None
+    reasons = deferred.reasons if deferred else ()
+    if isinstance(admission, Rejected):
+        reasons = (DeferralReason(admission.reason, admission.message),)
+    return {
+        "step": pending.request.step,
+        "gpus": pending.request.gpus,
+        "queue": pending.request.queue,
+        "since": pending.since.isoformat(),
+        "position": deferred.position if deferred else None,
+        "expectedStart": deferred.expected_start.isoformat() if deferred and deferred.expected_start else None,
+        "reasons": [{"reason": str(deferral.reason), "message": deferral.message} for deferral in reasons],
+        **({"preemption": preemption_document(explanation.preemption)} if deferred and explanation.preemption else {}),
+    }

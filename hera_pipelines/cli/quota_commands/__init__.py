@@ -1,1 +1,0 @@
-"""The `tiphys` commands about GPUs: queues, nodes, why, simulate."""

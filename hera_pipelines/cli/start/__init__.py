@@ -1,0 +1,1 @@
+"""The commands that start, follow and stop a run."""
