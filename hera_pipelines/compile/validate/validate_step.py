@@ -16,10 +16,12 @@ from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import format_memory_quantity, parse_memory_bytes
 from tiphys.protocol.step_spec import RESULT_PARAMETER, RetryPolicy
+from tiphys.protocol.variables import find_variables
 from tiphys.records import Cause
 
 ARTIFACT_LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
 _SHARED_ACCESS_MODE = "ReadWriteMany"
+_OWN_NAMES = (("tasks", "name"), ("steps", "name"), ("node", "name"), ("pod", "name"))
 _ESCALATION_FIELDS = ("memory_ceiling_bytes", "on_demand_after", "avoid_node_after")
 
 
@@ -174,6 +176,20 @@ def _check_result(step: AuthoredStep) -> str | None:
     return None
 
 
+def _check_shared_program(step: AuthoredStep) -> str | None:
+    """A program that reads its own name makes another result in another task, which the step key does not show."""
+    if not step.settings.share:
+        return None
+    read = {variable.names for variable in find_variables(program_container(step.program))}
+    own = sorted(".".join(names) for names in read if names in _OWN_NAMES)
+    if not own:
+        return None
+    return (
+        f"its program reads {{{{{own[0]}}}}}, which is another where its shared result is taken over; pass a parameter "
+        "instead, or leave share=True out"
+    )
+
+
 def _check_template_fields(step: AuthoredStep) -> str | None:
     if "memoize" in step.program:
         return "memoize would hide its outputs from the run store; results are reused already, so drop it"
@@ -296,6 +312,7 @@ _CHECKS: tuple[Callable[[AuthoredStep], str | None], ...] = (
     _check_escalation,
     _check_pod_spec_patch,
     _check_result,
+    _check_shared_program,
     _check_template_fields,
     _check_reserved_names,
     _check_output_artifacts,

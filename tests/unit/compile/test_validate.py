@@ -584,3 +584,23 @@ def test_a_circle_by_the_use_of_outputs_and_one_in_a_dag_below_are_refused() -> 
 
 def _given(name: str) -> Manifest:
     return {"arguments": {"parameters": [{"name": name, "value": "1"}]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("{{tasks.name}}", "tasks.name"),
+        ("a {{ pod.name }}", "pod.name"),
+        ("{{=node.name + '.txt'}}", "node.name"),
+        ("{{workflow.parameters.name}} tasks.name", ""),
+    ],
+)
+def test_a_shared_program_that_reads_its_own_name_is_refused(text: str, refused: str) -> None:
+    for share in (True, False):
+        given = step("prep", container={"env": [{"name": "A", "value": text}]}, asked={"share": share})
+        manifest = workflow(given, arguments={"parameters": [{"name": "name", "value": "x"}]})
+        if not (refused and share):
+            compile_workflow(manifest)
+            continue
+        with pytest.raises(UsageError, match=f"step 'prep': its program reads .*{refused}.*leave share=True out"):
+            compile_workflow(manifest)
