@@ -218,7 +218,9 @@ def test_get_and_runs_and_the_page_say_what_a_step_waits_for(
 
     server.requests.clear()
     rows = json.loads(tiphys("runs", *options, "-o", "json").out)["runs"]
-    assert [(one["run"], len(one.get("obstacles", ()))) for one in rows] == [(RUN, 1), ("digits-2", 0)]
+    assert [(one["run"], len(one.get("obstacles", ()))) for one in rows] == [("digits-2", 0), (RUN, 1)], (
+        "the newest comes first"
+    )
     listings = [one.plural for one in server.requests if one.verb == "list"]
     assert sorted(listings) == ["events", "pods", "workflows"], "one of each, however many runs there are"
     assert said in tiphys("runs", *options).out
