@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
@@ -111,6 +111,7 @@ def link(node: GpuNode) -> tuple[str, ...]:
     return node.block, node.rack, node.nvlink_domain, "" if node.nvlink_domain else node.name
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])  # by some seeds few gangs find a place
 @given(free=used(), gang=gangs(), policy=st.sampled_from(POLICIES))
 def test_a_placement_is_lawful_and_near_together_and_leaves_no_trace(
     free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
