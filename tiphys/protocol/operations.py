@@ -74,7 +74,7 @@ class ReuseOperation(_Operation):
     """Asks, at the start of a Workflow, which of its steps take over results that exist already."""
 
     op: Literal["reuse"] = "reuse"
-    steps: tuple[Annotated[str, Field(max_length=63)], ...] = Field(max_length=200)
+    steps: tuple[Annotated[str, Field(max_length=63)], ...] = Field(max_length=2_000)
     """Names of the steps that may, each behind those that it takes outputs of."""
 
 

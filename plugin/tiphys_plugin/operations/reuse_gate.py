@@ -20,6 +20,8 @@ from tiphys.store import read_step_attempts
 from tiphys_plugin.operations import publish, reuse
 from tiphys_plugin.runtime.context import StepCall
 
+_MAX_NAMED = 10
+"""Steps that the message of the node names."""
 _SECONDS_OF_CALL = 10.0
 _LATE = f"storage took more than {_SECONDS_OF_CALL:g} s to find the results of the steps before it"
 
@@ -55,7 +57,9 @@ def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
         values |= {reuse_output(name): "true"} | {reuse_output(name, one.name): one.value for one in outputs.parameters}
         artifacts += [ArtifactValue(name=reuse_output(name, one.name), s3=one.s3) for one in outputs.artifacts]
     nothing = "" if taken else "Nothing is taken over: no other run shares a result of the same program and inputs"
-    message = "; ".join(filter(None, [nothing, *sentences]))
+    rest = len(sentences) - _MAX_NAMED
+    more = f"and {rest} more, see `tiphys get {calls[0].run}`" if rest > 0 else ""
+    message = "; ".join(filter(None, [nothing, *sentences[:_MAX_NAMED], more]))
     parameters = [ParameterValue(name=name, value=value) for name, value in values.items()]
     return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=artifacts))
 

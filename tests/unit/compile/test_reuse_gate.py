@@ -233,3 +233,8 @@ def test_a_run_is_recorded_as_if_there_were_no_gate() -> None:
     plainly = compile_workflow(workflow(*templates, tasks=calls), CompileOptions(store=STORE))
     recorded = CompiledPipeline.from_manifest(with_gate(*templates, tasks=calls)).manifest
     assert recorded == plainly
+
+
+def test_a_pipeline_of_very_many_shared_steps_compiles() -> None:
+    names = [f"prep-{number}" for number in range(300)]
+    assert decided(shared(), tasks=[task(name, "prep") for name in names]) == names

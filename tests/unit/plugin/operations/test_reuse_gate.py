@@ -124,6 +124,16 @@ def test_a_damaged_result_is_named_and_the_step_runs(here):
     assert "prep runs, because the shared result of run other is damaged: " in said(answer)
 
 
+def test_the_message_names_ten_steps_and_counts_the_others(here):
+    specs = [bare(f"prep-{number}") for number in range(12)]
+    for spec in specs:
+        share(here, spec)
+    answer = ask(here.submit(*specs), *(spec.name for spec in specs))
+    assert said(answer).count("is adopted from run other") == 10
+    assert said(answer).endswith("; and 2 more, see `tiphys get digits-abc12`")
+    assert all(value == "true" for name, value in outputs(answer).items() if "__" not in name)
+
+
 def test_a_name_that_comes_twice_is_looked_up_once(here):
     share(here, bare())
     answer = ask(here.submit(bare()), "prep", "prep")
@@ -141,7 +151,7 @@ def test_steps_that_storage_is_too_slow_for_run(here, monkeypatch):
     assert "late runs, because storage took more than 10 s" in said(answer)
 
 
-@pytest.mark.parametrize("steps", [("unknown",), ("prep", "x" * 64), ("prep",) * 201])
+@pytest.mark.parametrize("steps", [("unknown",), ("prep", "x" * 64), ("prep",) * 2_001])
 def test_a_gate_that_is_refused_takes_nothing_over(here, steps):
     share(here, bare())
     answer = ask(here.submit(bare()), *steps)
