@@ -44,10 +44,10 @@ _REMEDIES = tuple(
             r"exceeded quota|must specify limits",
             "raise the quota of the namespace, or lower what the step asks",
         ),
-        (r"service ?account .*not found|error looking up service account", "create the service account"),
+        (r"service ?account \S{0,260} not found|error looking up service account", "create the service account"),
         (r"persistentvolumeclaim|volume binding|unbound", "create the claim, or a volume and storage class for it"),
-        (r"secret .*not found", "create this Secret in the namespace; tiphys-store holds the keys of the store"),
-        (r"configmap .*not found", "create this ConfigMap in the namespace"),
+        (r"secret \S{0,260} not found", "create this Secret in the namespace; tiphys-store has the keys of the store"),
+        (r"configmap \S{0,260} not found", "create this ConfigMap in the namespace"),
         (r"untolerated taint", "add a toleration to the step (spot=True for nodes of spot), or remove the taint"),
         (r"insufficient|didn't match|node\(s\)", "free or add nodes, or lower what the step asks of one"),
     )
