@@ -420,13 +420,14 @@ def _step_detail(
     starts: Mapping[AttemptId, CheckpointRef | None],
     is_window: bool,
 ) -> StepDetail:
-    names, reused = run_plan.names, run_plan.state.reused
+    names = run_plan.names
     steps = names.sort(step for step in attempts if selects_step(report.name, step))
     spec = run_plan.pipeline.steps.get(report.name)
     step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
     details = (_attempt_detail(store, attempt, spec, names, progress, starts) for attempt in step_attempts)
     results = {step: (f"attempt {attempts[step][-1].claim.attempt}", attempts[step][-1].end) for step in steps}
-    results |= {step: (one.source, one.end) for step, one in reused.items() if selects_step(report.name, step)}
+    reused = {step: found for step, found in run_plan.state.reused.items() if selects_step(report.name, step)}
+    results |= {step: (found.source, found.end) for step, found in reused.items()}
     outputs = (
         _step_output(names.name(step), source, output)
         for step in names.sort(results)
@@ -436,7 +437,7 @@ def _step_detail(
     )
     listed = (len(one.attempts) for step, one in run_plan.state.steps.items() if task_name(step) == report.name)
     others = max(0, sum(listed) - len(step_attempts)) if is_window else 0
-    taken_over = {names.name(one): reused[one].source for one in names.sort(reused) if selects_step(report.name, one)}
+    taken_over = {names.name(step): reused[step].source for step in names.sort(reused)}
     return StepDetail(
         **dict(report), attempts=tuple(details), other_attempts=others, outputs=tuple(outputs), taken_over=taken_over
     )

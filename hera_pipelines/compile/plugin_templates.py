@@ -17,6 +17,7 @@ from tiphys.protocol.operations import (
     AdmitOperation,
     ConcludeOperation,
     FinalizeOperation,
+    Operation,
     ReuseOperation,
     gang_outputs,
     reuse_output,
@@ -139,9 +140,10 @@ def reuse_template(steps: Sequence[AuthoredStep], identity: IdentityPlaceholders
     body = ReuseOperation(**identity.fields(), steps=tuple(step.name for step in steps))
     parameters, artifacts = list[Manifest](), list[Manifest]()
     for step in steps:
-        names = ["", *(one["name"] for one in step.output_parameters)]
+        names = ["", *(parameter["name"] for parameter in step.output_parameters)]
         parameters += [supplied_output(reuse_output(step.name, name)) for name in names]
-        artifacts += [supplied_artifact(reuse_output(step.name, one["name"])) for one in step.output_artifacts]
+        files = [reuse_output(step.name, artifact["name"]) for artifact in step.output_artifacts]
+        artifacts += [supplied_artifact(name) for name in files]
     outputs = drop_empty_fields({"parameters": parameters, "artifacts": artifacts})
     return {"name": REUSE_TEMPLATE, "outputs": outputs, "plugin": _plugin_body(body)}
 
@@ -198,5 +200,5 @@ def drop_empty_fields(template: Manifest) -> Manifest:
     return {field: value for field, value in template.items() if value not in ({}, [])}
 
 
-def _plugin_body(operation: AdmitOperation | ConcludeOperation | FinalizeOperation | ReuseOperation) -> dict[str, Any]:
+def _plugin_body(operation: Operation) -> dict[str, Any]:
     return {PLUGIN_BODY_KEY: {name: value for name, value in operation.model_dump().items() if value not in ("", {})}}

@@ -1,9 +1,9 @@
 """Argo's retryStrategy for retry budgets, and the limit on open plugin nodes.
 
 A training attempt is repeated through admission. Argo's strategy repeats what ends
-in Error: a try whose conclude asks for another, or that lost its agent. A plain step is repeated by Argo alone,
-which counts all causes together: the expression selects the causes to retry,
-and the limit is the sum of their budgets.
+in Error: a try whose conclude asks for another, or that lost its agent. A plain step
+is repeated by Argo alone, which counts all causes together: the expression selects
+the causes to retry, and the limit is the sum of their budgets.
 
 Argo keeps template and answer of every open plugin node of a workflow in one
 WorkflowTaskSet, and etcd takes no object above about 1.5 MB. Beyond that all of
@@ -36,7 +36,8 @@ UNLIMITED_RETRIES = 1000
 """Argo applies a back-off only together with a limit, so "no limit" is a large number."""
 
 _EXIT_CODE = "asInt(lastRetry.exitCode)"
-_NO_EXIT_CODE = f"{_EXIT_CODE} < 1"
+_NO_EXIT_CODES = (-1, 0)
+"""Of a failure without an exit code, and of one after a program that ended well."""
 
 CAUSES_HIDDEN_FROM_ARGO = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.HANG, Cause.IMAGE)
 """Causes that Argo's expression cannot detect: Argo sees a missing output as success, the rest as another cause."""
@@ -77,18 +78,16 @@ def retry_expression(policy: RetryPolicy) -> str:
     """
     refused = [words for cause, words in CAUSE_PHRASES.items() if not _is_retried(policy, cause)]
     refused.append((MISSING_OUTPUT_PATTERN,))
-    by_status = _retried_by_status(policy)
-    is_implied = {*CONDITION_PHRASES, *(REJECTION_PHRASES if _NO_EXIT_CODE in by_status else ())}
+    needs_no_code = policy.infrastructure != 0 and policy.unknown != 0
+    implied = {*CONDITION_PHRASES, *(REJECTION_PHRASES if needs_no_code else ())}
     phrases = [words for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
-    retried = [tuple(word for word in words if word not in is_implied) for words in phrases]
+    retried = [tuple(word for word in words if word not in implied) for words in phrases]
     codes = sorted(code for code, (cause, _) in EXIT_CODES.items() if _is_retried(policy, cause))
-    if _NO_EXIT_CODE in by_status:
-        by_status.remove(_NO_EXIT_CODE)
-        codes = [-1, 0, *codes]
+    codes = [*(_NO_EXIT_CODES if needs_no_code else ()), *codes]
     accepted = [_message_matches(retried)] if retried else []
     if codes:
         accepted.append(f"{_EXIT_CODE} in {codes}")
-    if by_status:
+    if by_status := _retried_by_status(policy):
         refused_codes = sorted(EXIT_CODES.keys() - set(codes))
         other = " || ".join(by_status)
         accepted.append(f"!({_EXIT_CODE} in {refused_codes}) && ({other})" if refused_codes else other)
@@ -97,15 +96,14 @@ def retry_expression(policy: RetryPolicy) -> str:
 
 
 def _retried_by_status(policy: RetryPolicy) -> list[str]:
-    """When a failure is retried whose message and exit code have no meaning."""
+    """When else a failure is retried: its message and exit code have no meaning."""
     conditions = []
     if policy.infrastructure != 0:
         conditions.append("lastRetry.status == 'Error'")
-    not_error = "" if conditions else "lastRetry.status != 'Error' && "
     if policy.user_error != 0:
         conditions.append(f"lastRetry.status != 'Error' && {_EXIT_CODE} > 0")
-    if policy.unknown != 0:
-        conditions.append(f"{not_error}{_NO_EXIT_CODE}")
+    if policy.unknown != 0 and policy.infrastructure == 0:
+        conditions.append(f"lastRetry.status != 'Error' && {_EXIT_CODE} < 1")
     return conditions
 
 

@@ -97,7 +97,7 @@ def _read_otherwise(tasks: Sequence[Manifest]) -> Iterator[str]:
     for task in tasks:
         arguments = task.get("arguments") or {}
         given = arguments.get("artifacts") or []
-        artifacts = [one if one.get("optional") else _without_source(one) for one in given]
+        artifacts = [artifact if artifact.get("optional") else _without_source(artifact) for artifact in given]
         for variable in find_variables({**task, "arguments": {**arguments, "artifacts": artifacts}}):
             is_value = variable.names[2:4] == ("outputs", "parameters") and len(variable.names) == _VALUE_NAMES
             if not is_value and variable.names[2:] != ("status",):

@@ -44,7 +44,7 @@ from tiphys_plugin.operations.admit import admit
 from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
 from tiphys_plugin.operations.lease_reclaim import recover_leases
-from tiphys_plugin.operations.reuse_gate import decide_reuse, take_nothing
+from tiphys_plugin.operations.reuse_gate import decide_reuse
 from tiphys_plugin.quota.lease import AdmissionBackend, LedgerLostError
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.background import OutputHasher
@@ -52,6 +52,7 @@ from tiphys_plugin.runtime.concurrency import KeyedLocks, LockTimeoutError, Sing
 from tiphys_plugin.runtime.context import PluginContext, SingleStore, StepCall, Tenant, WaitTracker
 from tiphys_plugin.runtime.metrics import PluginMetrics
 from tiphys_plugin.runtime.settings import PluginSettings
+from tiphys_plugin.sidecar.outages import take_nothing_over
 
 _log = structlog.get_logger()
 _BUSY_SECONDS = 2.0
@@ -186,7 +187,9 @@ class PluginCore:
         except replies.REFUSED_ERRORS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
             refusal = replies.refused_reply(error)
-            return take_nothing(request.template, refusal.message) if identity.op == "reuse" else refusal
+            if identity.op != "reuse":
+                return refusal
+            return ExecuteReply.model_validate({"node": take_nothing_over(request.template, refusal.message)})
         except LockTimeoutError:
             return pending_reply("Another call about this step is being answered", _BUSY_SECONDS)
         except StoreError as error:

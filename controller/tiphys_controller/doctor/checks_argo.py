@@ -32,8 +32,8 @@ _DEFAULT_REQUEUE_SECONDS = 10.0
 _SLOW_REQUEUE_SECONDS = 2.0
 _SLOW_PATCH_SECONDS = 0.5
 _WAITS_FOR_A_LATE_ANSWER = 2
-"""Requeues until Argo goes on after an answer that came later than the timers beside its call: it takes the answer at
-the first one, and starts what depends on it at the second."""
+"""Requeues until Argo goes on after an answer that came later than the timers beside its call: Argo takes the answer at
+the first one, and starts what depends on the answer at the second."""
 _NEEDED_KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
 FIRST_VERSIONS = (ArgoVersion(3, 7, 16), ArgoVersion(4, 0, 7), ArgoVersion(4, 1, 0))
 """The first usable patch of each tested minor version. Before 3.7.16 and 4.0.7 a step that refers to an output of a

@@ -65,7 +65,7 @@ class StepRecorder:
         stores: Returns the store of a namespace.
         metrics: Counters.
         now: Wall clock.
-        warn: Tells whoever looks at a Workflow why steps of it are not recorded; a repeated sentence is told once.
+        warn: Records an Event of the Workflow that says why steps of it are not recorded; each sentence once.
         monotonic: Monotonic clock in seconds.
     """
 

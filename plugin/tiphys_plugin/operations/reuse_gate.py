@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, substitute_tags
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.depends import awaited_tasks
 from tiphys.protocol.execute_api import ArtifactValue, ExecuteReply, NodeOutputs, ParameterValue, succeeded_reply
 from tiphys.protocol.operations import reuse_output
@@ -40,12 +40,14 @@ def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
     taken: dict[str, TaskOutputs] = {}
     values, artifacts, sentences = dict[str, str](), list[ArtifactValue](), list[str]()
     tasks = {task["name"]: task for task in calls[0].binding.pipeline.tasks()} if calls else {}
+    workflow_parameters = workflow_parameter_values(calls[0].binding.pipeline) if calls else {}
     deadline = time.monotonic() + _SECONDS_OF_CALL
     for call in calls:
         name = call.spec.name
-        values |= {reuse_output(name): "false"} | {reuse_output(name, one): "" for one in call.spec.parameters}
+        values |= {reuse_output(name): "false"} | {reuse_output(name, output): "" for output in call.spec.parameters}
         is_late = time.monotonic() > deadline
-        lookup = reuse.ReuseLookup(None, _LATE) if is_late else _look_up(call, tasks.get(name, {}), taken)
+        task = tasks.get(name, {})
+        lookup = reuse.ReuseLookup(None, _LATE) if is_late else _look_up(call, task, taken, workflow_parameters)
         if lookup.waiting is not None:
             return lookup.waiting
         if lookup.end is None:
@@ -64,21 +66,14 @@ def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
     return succeeded_reply(message, NodeOutputs(parameters=parameters, artifacts=artifacts))
 
 
-def take_nothing(template: Manifest, why: str) -> ExecuteReply:
-    """The answer of a gate that cannot decide: all steps run, as without it."""
-    declared = (template.get("outputs") or {}).get("parameters") or []
-    names = [str(one.get("name")) for one in declared]
-    parameters = [ParameterValue(name=name, value="" if "__" in name else "false") for name in names]
-    return succeeded_reply(f"Nothing is taken over: {why}", NodeOutputs(parameters=parameters))
-
-
-def _look_up(call: StepCall, task: Manifest, taken: Mapping[str, TaskOutputs]) -> reuse.ReuseLookup:
+def _look_up(
+    call: StepCall, task: Manifest, taken: Mapping[str, TaskOutputs], parameters: Mapping[str, str]
+) -> reuse.ReuseLookup:
     if (record := reuse.find_reuse_record(call)) is not None:
         return reuse.ReuseLookup(reuse.read_reused_end(call, record))
     if not task or awaited_tasks(task) - taken.keys():
         return reuse.ReuseLookup(None)
-    parameters = workflow_parameter_values(call.binding.pipeline)
-    body = substitute_tags(bind_references(task, taken, call.store.artifact_key), parameters.get)
+    body = bind_references(task, taken, call.store.artifact_key)
     try:
         inputs = find_known_inputs(call.binding.pipeline, call.spec, body, parameters)
     except UsageError:  # Argo reports a template that is missing when it runs the task

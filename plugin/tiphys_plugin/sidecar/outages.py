@@ -102,17 +102,25 @@ def _step_key(document: dict[str, Any]) -> int:
     return hash(json.dumps([workflow, body.get("step"), body.get("item")]))
 
 
+def take_nothing_over(template: dict[str, Any], why: str) -> dict[str, Any]:
+    """The final node of the gate at a Workflow's start that cannot decide: all steps run, as without the gate.
+
+    It has each output that the template declares: whether a step is taken over, and ``<step>__<output>``.
+    """
+    declared = (template.get("outputs") or {}).get("parameters") or []
+    names = [str(output.get("name")) for output in declared]
+    values = [{"name": name, "value": "" if "__" in name else "false"} for name in names]
+    outputs = {"parameters": values, "artifacts": []}
+    return {"phase": "Succeeded", "message": f"Nothing is taken over: {why}", "outputs": outputs}
+
+
 def _give_up(document: dict[str, Any], limit: str, reason: str) -> dict[str, Any]:
     """The final node of a call. Failed ends the step; a training gets no other attempt."""
     run = _read_body(document).get("run") or _read_metadata(document).get("name", "RUN")
     if _read_body(document).get("op") == "finalize":  # what it would have recorded, the controller or a resume records
         message = f"No answer for {limit}: {reason}. The controller records the end of the run"
         return {"phase": "Succeeded", "message": message}
-    if _read_body(document).get("op") == "reuse":  # all steps run, as without the gate
-        declared = (document["template"].get("outputs") or {}).get("parameters") or []
-        values = [{"name": one["name"], "value": "" if "__" in one["name"] else "false"} for one in declared]
-        outputs = {"parameters": values, "artifacts": []}
-        message = f"Nothing is taken over: no answer for {limit}: {reason}"
-        return {"phase": "Succeeded", "message": message, "outputs": outputs}
+    if _read_body(document).get("op") == "reuse":
+        return take_nothing_over(document["template"], f"no answer for {limit}: {reason}")
     message = f"No answer for {limit}: {reason}. When the cause is gone: `tiphys resume {run}`"
     return {"phase": "Failed", "message": message}
