@@ -25,6 +25,11 @@ def cost(pid: int) -> Cost:
     return Cost(time.monotonic(), cpu, _mib(status["VmRSS"]), _mib(status["VmHWM"]))
 
 
+def find(program: str) -> list[int]:
+    """Processes of this machine that run a program of this name, those in containers on it among them."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _program(entry) == program]
+
+
 def between(before: Cost, after: Cost) -> dict[str, float]:
     """What it took from one look to the next; ``cpu_percent`` is of one core."""
     seconds = after.at - before.at
@@ -36,6 +41,13 @@ def between(before: Cost, after: Cost) -> dict[str, float]:
         "rss_mib": after.rss_mib,
         "peak_rss_mib": after.peak_rss_mib,
     }
+
+
+def _program(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").rpartition("/")[2]
+    except OSError:  # it has ended since the listing
+        return ""
 
 
 def _mib(text: str) -> float:

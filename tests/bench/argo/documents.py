@@ -44,6 +44,8 @@ class Timeline:
     """The newest version."""
     growth: list[tuple[float, int, int]] = field(default_factory=list)
     """Seconds since the creation, bytes, and nodes as far as they are not compressed, of each version."""
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """By program of `installation.WATCHED`, until the end of the Workflow; without those that do not run here."""
     pods: dict[str, PodTimes] = field(default_factory=dict)
     """By name, in the order of creation; without the pod of Argo's agent."""
 

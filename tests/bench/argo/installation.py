@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.argo.documents import Timeline, describe_failure, phase
+from bench.processes import cost, find
 from bench.progress import say
 from tiphys_controller.doctor.observed import find_argo_container, is_argo_controller, read_environment_value
 
@@ -23,6 +24,8 @@ _DEFAULT_REQUEUE = "10s"
 _LONGEST_DELETION_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 _CONFIG = "workflow-controller-configmap"
+WATCHED = {"apiserver": "kube-apiserver", "controller": "workflow-controller"}
+"""Programs of the cluster whose CPU is measured, where its nodes are this machine."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,13 @@ class Installation:
             RuntimeError: it did not succeed, or not in time.
         """
         with self.changed:  # no event may come before the timeline that it belongs to
-            began = time.monotonic()
+            began, cpu = time.monotonic(), _cpu_seconds()
             name = self.api.create(WORKFLOWS, self.settings.namespace, manifest)["metadata"]["name"]
             timeline = self.timelines[name] = Timeline(began)
         try:
             with self.changed:
                 ended = self.changed.wait_for(lambda: timeline.finished is not None, longest_seconds)
+            timeline.cpu_seconds = {part: used - cpu[part] for part, used in _cpu_seconds().items() if part in cpu}
         finally:
             self._delete(name)
         if not ended or phase(timeline.document) != "Succeeded":
@@ -135,6 +139,12 @@ def agreed_requeue(read: str, given: str) -> str:
             f"REQUEUE={given}, but DEFAULT_REQUEUE_TIME of Argo's controller is {read}; change one of them"
         )
     return read or given
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """What each of `WATCHED` has used so far."""
+    found = {part: [cost(pid).cpu_seconds for pid in find(program)] for part, program in WATCHED.items()}
+    return {part: sum(used) for part, used in found.items() if used}
 
 
 def _controller(api: KubeApi, given: str) -> Controller:

@@ -15,6 +15,8 @@ from tiphys.store import open_store, read_all_attempts
 
 _LONGEST_SECONDS = 900.0
 _LONGEST_OF_A_TASK = 30.0
+_LEAST_CPU_SECONDS = 1.0
+"""Clocks of processes tick a hundred times a second."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,12 @@ def train(at: Situation) -> dict[str, Any]:
 
 def fan(at: Situation) -> dict[str, Any]:
     """Many tasks, a few at a time."""
-    return _wide(at, at.twins.fan(at.sizes.tasks), "tasks", at.sizes.tasks, "fan_ratio")
+    return _wide(at, at.twins.fan(at.sizes.tasks), "fan", at.sizes.tasks)
 
 
 def items(at: Situation) -> dict[str, Any]:
     """As many items as a first task prints, a few at a time."""
-    return _wide(at, at.twins.items(at.sizes.items), "items", at.sizes.items, "items_ratio")
+    return _wide(at, at.twins.items(at.sizes.items), "items", at.sizes.items)
 
 
 SITUATIONS: dict[str, Callable[[Situation], dict[str, Any]]] = {
@@ -109,19 +111,30 @@ SITUATIONS: dict[str, Callable[[Situation], dict[str, Any]]] = {
 }
 
 
-def _wide(at: Situation, manifests: dict[str, Manifest], word: str, count: int, name: str) -> dict[str, Any]:
+def _wide(at: Situation, manifests: dict[str, Manifest], name: str, count: int) -> dict[str, Any]:
     kept = _rounds(at, manifests, 1, _LONGEST_SECONDS + count * _LONGEST_OF_A_TASK)
     seconds = {form: [one.seconds for one in found] for form, found in kept.items()}
     return {
-        word: count,
+        "count": count,
         "at_a_time": LIMIT,
         "seconds": {form: summary(found) for form, found in seconds.items()},
         "size": {form: found[-1].size() for form, found in kept.items()},
+        "cpu_seconds": {form: found[-1].cpu_seconds for form, found in kept.items()},
         "offloading": at.here.controller.offloading,
         "line": {
-            name: ratio(seconds["tiphys"], seconds["plain"]),
-            "record_seconds": _record_seconds(at, kept["tiphys"][-1]),
+            f"{name}_ratio": ratio(seconds["tiphys"], seconds["plain"]),
+            f"{name}_record_seconds": _record_seconds(at, kept["tiphys"][-1]),
+            **{f"{name}_{part}": used for part, used in _cpu_ratios(kept["tiphys"][-1], kept["plain"][-1]).items()},
         },
+    }
+
+
+def _cpu_ratios(tiphys: Timeline, plain: Timeline) -> dict[str, float]:
+    """CPU of parts of the cluster over that for plain Argo, without what used too little to be compared."""
+    return {
+        f"{part}_cpu_ratio": significant(tiphys.cpu_seconds[part] / used)
+        for part, used in plain.cpu_seconds.items()
+        if used >= _LEAST_CPU_SECONDS and part in tiphys.cpu_seconds
     }
 
 
