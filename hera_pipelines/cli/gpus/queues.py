@@ -69,7 +69,7 @@ _NONE = "-"
 
 LedgerNameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the GPULedger object.")]
 
-app = typer.Typer(help="Set and show the GPU quotas of a cluster.", no_args_is_help=True)
+app = typer.Typer(help="Set and show the GPU quotas of a cluster.", epilog=SHOW_EXAMPLES, no_args_is_help=True)
 
 
 @app.command(epilog=APPLY_EXAMPLES)

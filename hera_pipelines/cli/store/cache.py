@@ -20,14 +20,16 @@ from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
 from tiphys.store.runs import read_concurrently
 
-app = typer.Typer(no_args_is_help=True, help="Show and drop results that steps share between runs.")
-
 DROP_EXAMPLES = """\b
 Examples:
   tiphys cache drop
   tiphys cache drop --pipeline digits --step prep --yes
   tiphys cache drop --older-than 30d -o json | jq -r '.results[].run'
 """
+
+app = typer.Typer(
+    help="Show and drop results that steps share between runs.", epilog=DROP_EXAMPLES, no_args_is_help=True
+)
 
 
 @app.command("drop", epilog=DROP_EXAMPLES)

@@ -426,7 +426,9 @@ def _format_value(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-app = typer.Typer(help="List, inspect, compare and pin checkpoints of a run.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, inspect, compare and pin checkpoints of a run.", epilog=LIST_EXAMPLES, no_args_is_help=True
+)
 app.command("list", epilog=LIST_EXAMPLES)(list_checkpoints)
 app.command("show", epilog=SHOW_EXAMPLES)(show)
 app.command("diff", epilog=DIFF_EXAMPLES)(diff)

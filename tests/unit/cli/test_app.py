@@ -1,4 +1,7 @@
-"""The help of ``tiphys``: commands under the headings of what people look for, in whole sentences."""
+"""The help of ``tiphys``: commands under the headings of what people look for, in whole sentences, with examples."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,3 +33,17 @@ def test_help_has_all_commands_in_the_order_of_their_headings(shown: str) -> Non
 @pytest.mark.parametrize("name", COMMANDS)
 def test_summary_of_a_command_is_shown_to_its_end(shown: str, name: str) -> None:
     assert COMMANDS[name].summary in " ".join(shown.split())
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    """Each command and each command of a group, by the words that call it."""
+    for name, source in COMMANDS.items():
+        command = source.load(name)
+        yield name, command
+        for inner, inner_command in getattr(command, "commands", {}).items():
+            yield f"{name} {inner}", inner_command
+
+
+def test_help_of_each_command_has_an_example_of_its_own_words() -> None:
+    lacking = [words for words, command in all_commands() if f"  tiphys {words}" not in (command.epilog or "")]
+    assert not lacking

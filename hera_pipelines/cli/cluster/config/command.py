@@ -17,6 +17,7 @@ Examples:
   tiphys config set store s3://ml-runs/tiphys
   tiphys config set context east --profile east
   tiphys config use east
+  tiphys config unset namespace
   tiphys runs --profile east
 """
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help=f"One of {', '.join(SETTINGS)}.")]
@@ -95,6 +96,5 @@ def _write(command: typer.Context, file: ConfigFile, done: str) -> None:
 
 app = typer.Typer(invoke_without_command=True)
 app.callback(epilog=EXAMPLES)(config)
-app.command("set")(set_value)
-app.command("unset")(unset)
-app.command("use")(use)
+for change in (set_value, unset, use):
+    app.command(change.__name__.removesuffix("_value"), epilog=EXAMPLES)(change)
