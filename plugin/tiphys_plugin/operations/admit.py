@@ -28,6 +28,7 @@ from tiphys_plugin.operations import (
     end_attempt,
     lease_reclaim,
     pod_patch,
+    program_nodes,
     publish,
     recording,
     replies,
@@ -192,16 +193,14 @@ def _end_previous_attempt(call: StepCall, previous: Attempt) -> ExecuteReply | N
     is_done = (
         publish.has_finished(call, claim, pod_statuses)
         if call.spec.kind is StepKind.TRAIN
-        else end_attempt.is_program_done(call, claim, pod_statuses)
+        else program_nodes.is_program_done(call, claim, pod_statuses)
     )
     if is_done and not call.spec.has_result:  # only a conclude knows what the program has printed
         reply = conclude.conclude_attempt(call, previous, "Succeeded", "0")
         return reply if reply.phase == "Pending" else None
-    exit_code = "" if pod_statuses else end_attempt.find_argo_exit_code(call, claim)
-    observation = end_attempt.observe_end(call, claim, pod_statuses, exit_code=exit_code)
-    end_attempt.end_failed_attempt(
-        call, claim, observation, "its end was not observed, and the next attempt was requested"
-    )
+    exit_code = "" if pod_statuses else program_nodes.find_argo_exit_code(call, claim)
+    unknown_cause = "its end was not observed, and the next attempt was requested"
+    end_attempt.end_failed_attempt(call, claim, pod_statuses, exit_code=exit_code, unknown_cause=unknown_cause)
     return None
 
 

@@ -20,7 +20,7 @@ from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, ReuseRec
 from tiphys.store import Attempt, read_step_attempts
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.gangs import NOT_STARTED_STATUSES
-from tiphys_plugin.operations import end_attempt, publish, recording, reuse, start_checkpoint
+from tiphys_plugin.operations import end_attempt, program_nodes, publish, recording, reuse, start_checkpoint
 from tiphys_plugin.runtime.context import StepCall
 
 
@@ -108,13 +108,20 @@ def _end_open_attempt(
         members_left = end_attempt.describe_members_left(call, claim)
         if is_training and not members_left:
             end_attempt.release_lease(call, claim)
-        last_try = end_attempt.find_last_try(call, claim, pod_statuses)
+        last_try = program_nodes.find_last_try(call, claim, pod_statuses)
         return publish.verify_and_end(call, claim, last_try, result, members_left)
     failpoint("conclude.before_failure")
-    observation = end_attempt.observe_end(call, claim, pod_statuses, status, exit_code)
     doubt = publish.find_doubt_of_success(call, claim, pod_statuses) if is_training else None
     note = f"its program exited with 0, but {doubt}" if doubt else ""
-    end = end_attempt.end_failed_attempt(call, claim, observation, end_attempt.not_started_message(status), note)
+    end = end_attempt.end_failed_attempt(
+        call,
+        claim,
+        pod_statuses,
+        status=status,
+        exit_code=exit_code,
+        unknown_cause=end_attempt.not_started_message(status),
+        note=note,
+    )
     failpoint("conclude.after_failure")
     return end
 

@@ -20,7 +20,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import structlog
 
@@ -33,8 +32,6 @@ from tiphys.lineage.select import AttemptCommits, read_attempt_commits, read_new
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.execute_api import ExecuteReply, pending_reply
 from tiphys.protocol.gang import GangSpec, gang_name
-from tiphys.protocol.operations import attempt_node_name
-from tiphys.protocol.step_spec import StepKind
 from tiphys.recording.run_binding import RunBinding
 from tiphys.records import (
     AttemptClaim,
@@ -54,11 +51,11 @@ from tiphys.store import claim_record, find_record, read_step_attempts
 from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
+from tiphys_plugin.operations import program_nodes
 from tiphys_plugin.runtime.context import PluginContext, StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
 
 _log = structlog.get_logger()
-_MAX_ARGO_MESSAGE_CHARACTERS = 300
 _CAUSES_OF_A_STOP = (Cause.UNKNOWN, Cause.PREEMPTION, Cause.INFRASTRUCTURE)
 """As which the end of a program shows that ``argo stop`` or ``argo terminate`` has ended."""
 QUARANTINE_AUTHOR = "conclude"
@@ -71,8 +68,8 @@ def await_pods(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[Pod
     Deletes the workload of a gang that would create more pods for an attempt that is over.
     """
     services, key = call.context, _wait_key(attempt)
-    pod, gang_active = pods.find_live_pod(pod_statuses), _check_gang_active(call, attempt, pod_statuses)
-    if pod is None and not gang_active:
+    pod, is_gang_active = pods.find_live_pod(pod_statuses), _stop_orphaned_gang(call, attempt, pod_statuses)
+    if pod is None and not is_gang_active:
         services.wait_tracker.clear(key)
         return None
     if services.wait_tracker.has_given_up(key):
@@ -87,39 +84,52 @@ def await_pods(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[Pod
     return pending_reply(f"Attempt {attempt.attempt}'s {name} still ending; forced after {limit:g} s", wait)
 
 
-def observe_end(
-    call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus], status: str = "", exit_code: str = ""
-) -> AttemptObservation:
-    """Combine what Argo reports of the attempt's run node with the status of its pods."""
-    if call.spec.gang is None:
-        return pods.observe_pod_end(pod_statuses, status, exit_code)
-    gang = gangs.with_started_members(call.spec.gang, attempt)
-    gang_status = _find_gang_status(call, gang, attempt)
-    if gang.min_members is None or gang_status is None:
-        return gangs.observe_gang_end(gang, gang_status, pod_statuses, status)
-    crashed = _read_crash_record(call, attempt) is not None
-    return gangs.observe_elastic_end(gang, gang.min_members, pod_statuses, status, crashed=crashed)
-
-
 def end_failed_attempt(
-    call: StepCall, attempt: AttemptClaim, observation: AttemptObservation, unknown_cause: str = "", note: str = ""
+    call: StepCall,
+    attempt: AttemptClaim,
+    pod_statuses: Sequence[PodStatus],
+    *,
+    status: str = "",
+    exit_code: str = "",
+    unknown_cause: str = "",
+    note: str = "",
 ) -> AttemptEnd:
     """Judge how an attempt failed and record it; returns the stored record, also if another replica wrote it.
 
     An attempt that ends because its workflow was stopped has not failed, so its budget is not charged.
-    ``unknown_cause`` is the message if the cause cannot be determined; ``note`` is added to any message.
+
+    Args:
+        call: A call about its step.
+        attempt: The attempt.
+        pod_statuses: Its pods, in the order of their creation.
+        status: Argo's status of the program; empty if Argo reports none.
+        exit_code: Argo's exit code of the program; empty likewise.
+        unknown_cause: The message if the cause cannot be determined.
+        note: Added to any message.
     """
     preempted, crash = build_preemption_record(call, attempt), _read_crash_record(call, attempt)
-    observed = _add_crash_record(observation, crash)
-    verdict = classify_failure(observed if preempted is None else _drop_eviction_reason(call, attempt, observed))
+    observation = _observe_end(call, attempt, pod_statuses, status, exit_code, crash)
+    judged = _add_crash_record(observation, crash)
+    if preempted is not None and crash is not None:
+        # Preemption deletes the pod in any case, and the reason of that deletion would hide the crash.
+        judged = replace(judged, pod_reason="", pod_message="")
+    verdict = classify_failure(judged)
     cause = verdict.cause or Cause.UNKNOWN
+    # A stop looks like an eviction or a lost pod, while a crash of the program stays one, although a stop came after.
     if cause in _CAUSES_OF_A_STOP and _is_stopped(call, attempt):
-        exit_code = observation.effective_exit_code
         return record_end(
-            call, attempt, AttemptEndOutcome.FENCED, message=STOPPED_MESSAGE, exit_code=exit_code, stopped=True
+            call,
+            attempt,
+            AttemptEndOutcome.FENCED,
+            message=STOPPED_MESSAGE,
+            exit_code=observation.effective_exit_code,
+            stopped=True,
         )
     message = unknown_cause if unknown_cause and verdict.cause is None else verdict.evidence
-    if verdict.rule in UNEXPLAINED_RULES and (argo_message := _find_argo_message(call, attempt)) not in message:
+    if (
+        verdict.rule in UNEXPLAINED_RULES
+        and (argo_message := program_nodes.find_argo_message(call, attempt)) not in message
+    ):
         message = f"{message}; Argo: {argo_message}"
     if preempted is not None:
         message = (
@@ -140,6 +150,23 @@ def end_failed_attempt(
         terminating_at=observation.ended_at,
         crash=crash,
     )
+
+
+def _observe_end(
+    call: StepCall,
+    attempt: AttemptClaim,
+    pod_statuses: Sequence[PodStatus],
+    status: str,
+    exit_code: str,
+    crash: CrashRecord | None,
+) -> AttemptObservation:
+    """Combine what Argo reports of the attempt's run node with the status of its pods."""
+    if call.spec.gang is None:
+        return pods.observe_pod_end(pod_statuses, status, exit_code)
+    gang, gang_status = gangs.with_started_members(call.spec.gang, attempt), _find_gang_status(call, attempt)
+    if gang.min_members is None or gang_status is None:
+        return gangs.observe_gang_end(gang, gang_status, pod_statuses, status)
+    return gangs.observe_elastic_end(gang, gang.min_members, pod_statuses, status, crashed=crash is not None)
 
 
 def _is_stopped(call: StepCall, attempt: AttemptClaim) -> bool:
@@ -177,50 +204,11 @@ def find_last_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None
     return None if max(steps, default=-1) > (-1 if crash.global_step is None else crash.global_step) else crash
 
 
-def _find_argo_message(call: StepCall, attempt: AttemptClaim) -> str:
-    """What Argo says about the node of the program, such as why the API server refused its pod; may be empty."""
-    messages = [str(node.get("message") or "") for node in _find_program_nodes(call, attempt)]
-    return next((message[:_MAX_ARGO_MESSAGE_CHARACTERS] for message in reversed(messages) if message), "")
-
-
-def find_argo_exit_code(call: StepCall, attempt: AttemptClaim) -> str:
-    """The exit code of the program in Argo's node, which outlives its pod; may be empty."""
-    codes = [str((node.get("outputs") or {}).get("exitCode") or "") for node in _find_program_nodes(call, attempt)]
-    return next((code for code in codes if code), "")
-
-
-def _find_program_nodes(call: StepCall, attempt: AttemptClaim) -> list[dict[str, Any]]:
-    """Argo's nodes of the program, that of all its tries first; none of another workflow."""
-    binding = call.binding
-    if attempt.uid != binding.uid:
-        return []
-    workflow = call.context.cluster.workflow(binding.namespace, binding.workflow) or {}
-    nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
-    parent = attempt_node_name(attempt.node)
-    found = [node for node in nodes if str(node.get("name", "")).startswith(f"{parent}.run")]
-    return sorted(found, key=lambda node: len(str(node["name"])))
-
-
 def is_gang_succeeded(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
     """Whether the members of a gang have succeeded, whatever became of the pod in which Argo watched them."""
     assert call.spec.gang is not None
     gang = gangs.with_started_members(call.spec.gang, attempt)
-    return gangs.is_gang_succeeded(gang, _find_gang_status(call, gang, attempt), pod_statuses)
-
-
-def find_last_try(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> int:
-    """Number of the last try of a `Step`, from its pods, or from Argo's nodes where the pods are gone; else 0."""
-    if call.spec.kind is not StepKind.STEP:
-        return 0
-    nodes = [pod.node for pod in pod_statuses] or [str(node["name"]) for node in _find_program_nodes(call, attempt)]
-    return max(map(pods.parse_try_number, nodes), default=0)
-
-
-def is_program_done(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
-    """Whether the last pod of the attempt has succeeded, or Argo's node of the program if the pods are gone."""
-    if pod_statuses:
-        return pod_statuses[-1].phase == "Succeeded"
-    return next((node.get("phase") == "Succeeded" for node in _find_program_nodes(call, attempt)), False)
+    return gangs.is_gang_succeeded(gang, _find_gang_status(call, attempt), pod_statuses)
 
 
 def attempt_call(context: PluginContext, binding: RunBinding, claim: AttemptClaim) -> StepCall:
@@ -306,7 +294,10 @@ def release_lease(call: StepCall, attempt: AttemptClaim) -> None:
 
 def release_lease_if_ended(call: StepCall, attempt: AttemptClaim) -> None:
     """Release the GPUs of an attempt that has an end record, perhaps by another replica, once its pods are gone."""
-    if attempt.lease and not _has_live_pods(call, attempt):
+    if not attempt.lease:
+        return
+    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt)
+    if pods.find_live_pod(pod_statuses) is None and not _stop_orphaned_gang(call, attempt, pod_statuses):
         call.context.ledger.release(attempt.lease)
 
 
@@ -368,16 +359,6 @@ def _add_loss(call: StepCall, attempt: AttemptClaim, started_at: datetime, preem
             "seconds_lost": elapsed_seconds(saved_at, preemption.asked_at),
         }
     )
-
-
-def _drop_eviction_reason(call: StepCall, attempt: AttemptClaim, observation: AttemptObservation) -> AttemptObservation:
-    """The observation of a preempted attempt, without the eviction of its pods if its program crashed.
-
-    Preemption deletes the pod in any case, which would hide the crash.
-    """
-    if _read_crash_record(call, attempt) is None:
-        return observation
-    return replace(observation, pod_reason="", pod_message="")
 
 
 def _find_eviction(call: StepCall, claim: AttemptClaim) -> EvictionRecord | None:
@@ -465,32 +446,27 @@ def _count_members_left(call: StepCall, gang: GangSpec, attempt: AttemptClaim) -
     if attempt.lease:
         leases = call.context.ledger.snapshot().leases
         return next((lease.request.members for lease in leases if lease.id == attempt.lease), gang.members)
-    gang_status = _find_gang_status(call, gang, attempt)
+    gang_status = _find_gang_status(call, attempt)
     return gang.members if gang_status is None or gang_status.remaining is None else gang_status.remaining
 
 
-def _has_live_pods(call: StepCall, attempt: AttemptClaim) -> bool:
-    """Whether a pod of the attempt runs, or its workload may still create pods."""
-    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt)
-    return pods.find_live_pod(pod_statuses) is not None or _check_gang_active(call, attempt, pod_statuses)
-
-
-def _check_gang_active(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
-    """Whether the workload of a gang may still create pods; deletes it if its attempt is over."""
+def _stop_orphaned_gang(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Delete the workload of a gang that goes on after its attempt; returns whether it may still create pods."""
     if call.spec.gang is None:
         return False
-    gang_status = _find_gang_status(call, call.spec.gang, attempt)
+    gang_status = _find_gang_status(call, attempt)
     if gang_status is not None and gangs.is_gang_orphaned(call.spec.gang, gang_status, pod_statuses):
         call.context.cluster.delete_gang(gang_status)
     return gangs.is_gang_active(call.spec.gang, gang_status, pod_statuses)
 
 
-def _find_gang_status(call: StepCall, gang: GangSpec, attempt: AttemptClaim) -> GangStatus | None:
+def _find_gang_status(call: StepCall, attempt: AttemptClaim) -> GangStatus | None:
     """The workload that creates the pods of a gang; None if it is gone."""
+    assert call.spec.gang is not None
     cluster = call.context.cluster
     namespace = pods.read_submission_bound(call.store, cluster, attempt).namespace
     name = gang_name(attempt.run, attempt.step, attempt.attempt)
-    return cluster.gang(gang.backend, namespace, name, attempt.uid)
+    return cluster.gang(call.spec.gang.backend, namespace, name, attempt.uid)
 
 
 def _wait_key(attempt: AttemptClaim) -> str:

@@ -33,7 +33,7 @@ from tiphys.records import AttemptClaim, AttemptEndOutcome, SubmissionEnd, task_
 from tiphys.store import Attempt, DamagedRecord, claim_record, read_open_attempts
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import is_stop_requested
-from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim, recording, run_report
+from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim, program_nodes, recording, run_report
 from tiphys_plugin.operations.replies import REFUSED_ERRORS
 from tiphys_plugin.runtime.context import PluginContext
 
@@ -183,7 +183,7 @@ def _end_stopped_attempts(context: PluginContext, binding: RunBinding) -> dict[s
             is_done = (
                 spec.kind is StepKind.STEP
                 and not spec.has_result
-                and end_attempt.is_program_done(call, claim, pod_statuses)
+                and program_nodes.is_program_done(call, claim, pod_statuses)
             )
             status, code = ("Succeeded", "0") if is_done else ("Failed", "")
             reply = conclude.conclude_attempt(call, Attempt(claim, None), status, code)
