@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -41,7 +41,6 @@ from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.page_access import AllowedHosts
 from hera_pipelines.ui.page_reads import PageReads, PagesBusyError, SharedViews, answer_while_connected
 from hera_pipelines.ui.record_cache import RecordCache
-from hera_pipelines.ui.run_changes import RunChanges
 from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import MAX_ATTEMPTS, RunView, UsageReader, find_chart, read_run_view
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
@@ -49,7 +48,7 @@ from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import describe_step, describe_training_progress, format_age
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import utc_now
-from tiphys.store import Store, read_run
+from tiphys.store import Store
 
 _PAGE_SECONDS = 30.0
 """Time for the storage requests of one page."""
@@ -92,7 +91,6 @@ def build_app(
     actions: ActionRoutes | None = None,
     gpus: GpuSource | None = None,
     clock: Callable[[], datetime] = utc_now,
-    changes: RunChanges | None = None,
 ) -> Starlette:
     """The application.
 
@@ -106,19 +104,9 @@ def build_app(
         actions: Lets visitors resume, fork and stop runs; None: the pages only read.
         gpus: Reads queues and nodes; None: there are no pages of them.
         clock: Time of day.
-        changes: Tells open pages that a run has changed; None: they only ask again every few seconds. Whoever ends the
-            server closes it before.
     """
-    pages = _Pages(
-        store,
-        submitter,
-        index or RunIndex(store, submitter),
-        find_logs or (lambda *_: ()),
-        actions,
-        gpus,
-        clock,
-        changes,
-    )
+    runs = index or RunIndex(store, submitter)
+    pages = _Pages(store, submitter, runs, find_logs or (lambda *_: ()), actions, gpus, clock)
     return Starlette(
         routes=[
             Route("/", pages.home),
@@ -126,7 +114,6 @@ def build_app(
             Route("/workflows/{workflow}", pages.workflow),
             *(actions.create_routes(pages) if actions is not None else ()),
             Route("/runs/{run}/logs/{step}", pages.logs),
-            *([Route("/runs/{run}/changes", pages.changes)] if changes is not None else []),
             Route("/runs/{run}/checkpoints", pages.checkpoints),
             Route("/runs/{run}/lineage.svg", pages.lineage),
             Route("/runs/{run}/metrics.svg", pages.metrics),
@@ -165,7 +152,6 @@ class _Pages:
         actions: ActionRoutes | None,
         gpus: GpuSource | None,
         clock: Callable[[], datetime],
-        changes: RunChanges | None,
     ) -> None:
         self._store = RecordCache(store)
         self._reads = PageReads(self._store)
@@ -178,7 +164,6 @@ class _Pages:
         self._queues = SharedReader(gpus.read_queues) if gpus is not None else None
         self._nodes = SharedReader(gpus.read_nodes) if gpus is not None and gpus.has_nodes else None
         self._clock = clock
-        self._changes = changes
 
     async def home(self, request: Request) -> Response:
         async def answer() -> Response:
@@ -204,14 +189,12 @@ class _Pages:
             waiting = await self._reads.read(lambda _: self._find_waiting(view))
             traceback = await self._reads.read(lambda store: self._find_traceback(store, view))
             sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT, "max_attempts": MAX_ATTEMPTS}
-            is_streamed = view.is_live and self._changes is not None
             return self.render(
                 "run.html.jinja",
                 view=view,
                 offer=offer,
                 waiting=waiting,
                 traceback=traceback,
-                is_streamed=is_streamed,
                 known_runs=self._list_known_runs(),
                 **sizes,
             )
@@ -227,20 +210,6 @@ class _Pages:
             return read_log_view(store, self._find_logs, run, failed.step, failed.attempt).traceback
         except NotFoundError:
             return ""
-
-    async def changes(self, request: Request) -> Response:
-        """A stream of events, for the script of the page of a run."""
-
-        async def answer() -> Response:
-            assert self._changes is not None
-            run = request.path_params["run"]
-            await self._reads.read(lambda store: read_run(store, run))
-            if not self._changes.has_room:
-                return self.render_error(503, "Too many pages are open", "this one asks again every few seconds")
-            headers = {**_HEADERS, "X-Accel-Buffering": "no"}  # nginx would pass events on only when its buffer is full
-            return StreamingResponse(self._changes.stream(run), media_type="text/event-stream", headers=headers)
-
-        return await self.within_limits(request, answer)
 
     async def workflow(self, request: Request) -> Response:
         """The page of the run of a Workflow, to which Argo's pages can link; the first Workflow has the run's name."""

@@ -4,7 +4,6 @@ Chromium enforces the content security policy, so whatever a page loads or runs 
 """
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +12,11 @@ from support.compiled import History, gated, pipeline_of
 from support.gpu_pages import SINCE, FakeGpus, view_of, waiting
 from support.hostile import write_full_run
 from support.lineage import RUN, STEP
-from support.polling import until
 from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.gpu_page import NodeRow, NodesView
-from hera_pipelines.ui.run_changes import RunChanges
 from hera_pipelines.ui.run_index import RunIndex
 from tiphys.records import Cause
 from tiphys.service.http_server import AppServer
@@ -52,7 +49,6 @@ class Site(NamedTuple):
     url: str
     store: DirectoryStore
     submitter: FakeSubmitter
-    changes: RunChanges
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +73,15 @@ def site(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator
     evidence = (("condition GpuMemWatch", "a double bit error", SINCE),)
     nodes = NodesView("namespace ml", (NodeRow("n1", "A100", 8, 4, 3, 1, "r1", "unhealthy", evidence),), ())
     gpus = FakeGpus(view_of(waiting(), waiting("running")), nodes)
-    changes = RunChanges(store)
     app = build_app(
         store,
         submitter,
         index=index,
         find_logs=lambda *_: [("fit-pod", "pod in ml", lines)],
         gpus=gpus,
-        changes=changes,
     )
     with AppServer(app) as server:
-        yield Site(server.url, store, submitter, changes)
-        changes.close()
+        yield Site(server.url, store, submitter)
 
 
 @pytest.fixture
@@ -185,60 +178,37 @@ def test_the_command_is_copied(open_page: Callable[..., Any], site: Site) -> Non
     assert copied == f"tiphys resume failed --store {site.store.url}"
 
 
-def refuse_streams(page: Any) -> None:
-    page.route("**/changes", lambda route: route.fulfill(status=503))
-
-
-@pytest.mark.parametrize(("run", "prepare"), [("streamed", id), ("polled", refuse_streams)])
-def test_a_page_follows_a_run_until_it_ends(
-    open_page: Callable[..., Any], site: Site, run: str, prepare: Callable[[Any], None]
-) -> None:
-    started = start_run(site.store, site.submitter, PIPELINE, run)
-    page = open_page(f"/runs/{run}", prepare=prepare)
+def test_a_page_follows_a_run_until_it_ends(open_page: Callable[..., Any], site: Site) -> None:
+    started = start_run(site.store, site.submitter, PIPELINE, "followed")
+    page = open_page("/runs/followed")
     assert page.inner_text(".badge") == "running"
 
-    History(site.store, run).failed("prepare", message="the node went away")
+    History(site.store, "followed").failed("prepare", message="the node went away")
     page.wait_for_selector("text=the node went away", timeout=120_000)
     site.submitter.end(started.workflow_name)
     page.wait_for_selector(".badge.failed", timeout=120_000)
     page.wait_for_function("!document.getElementById('main').dataset.follow", timeout=120_000)
 
 
-def test_a_page_is_told_of_a_change_and_need_not_ask(open_page: Callable[..., Any], site: Site) -> None:
-    start_run(site.store, site.submitter, PIPELINE, "told")
-    page = open_page("/runs/told", prepare=lambda page: page.clock.install())
-    page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # no timer of the page fires any more
-    until(lambda: site.changes.streams == 1, 120)
-
-    History(site.store, "told").failed("prepare", message="the node went away")
-    page.wait_for_selector("text=the node went away", timeout=120_000)
-
-
 def test_a_page_says_that_the_store_is_slow_until_it_is_not(open_page: Callable[..., Any], site: Site) -> None:
     start_run(site.store, site.submitter, PIPELINE, "slow")
-    events = ["slow"]
-
-    def answer(route: Any) -> None:
-        route.fulfill(content_type="text/event-stream", body=f"retry: 10\nevent: {events[-1]}\ndata:\n\n")
-
-    page = open_page("/runs/slow", prepare=lambda page: page.route("**/changes", answer))
+    page = open_page("/runs/slow")
+    page.route("**/runs/slow", lambda route: route.fulfill(status=503))
     page.wait_for_selector("header:has-text('slow to answer')", timeout=120_000)
-    events.append("changed")
+    page.unroute("**/runs/slow")
     page.wait_for_selector("header:not(:has-text('slow to answer'))", timeout=120_000)
 
 
-def test_a_hidden_page_holds_no_connection(open_page: Callable[..., Any], site: Site) -> None:
+def test_a_hidden_page_asks_for_nothing(open_page: Callable[..., Any], site: Site) -> None:
     start_run(site.store, site.submitter, PIPELINE, "hidden")
     page = open_page("/runs/hidden")
-    until(lambda: site.changes.streams == 1, 120)
-    switch = """is_hidden => {
-      Object.defineProperty(document, "hidden", { configurable: true, get: () => is_hidden });
-      document.dispatchEvent(new Event("visibilitychange"));
-    }"""
+    switch = "is_hidden => Object.defineProperty(document, 'hidden', { configurable: true, get: () => is_hidden })"
     page.evaluate(switch, True)
-    until(lambda: site.changes.streams == 0, 120)
+    History(site.store, "hidden").failed("prepare", message="the node went away")
+    page.wait_for_timeout(8_000)  # it would ask every three seconds
+    assert "the node went away" not in page.inner_text("main")
     page.evaluate(switch, False)
-    until(lambda: site.changes.streams == 1, 120)
+    page.wait_for_selector("text=the node went away", timeout=120_000)
 
 
 def test_queues_are_reached_by_keyboard_from_every_page(open_page: Callable[..., Any]) -> None:

@@ -114,7 +114,6 @@ def ui(
     from hera_pipelines.cli.look.page_sources import AttemptLogReader, CommandActions
     from hera_pipelines.ui.action_routes import ActionRoutes
     from hera_pipelines.ui.app import build_app
-    from hera_pipelines.ui.run_changes import RunChanges
     from hera_pipelines.ui.run_index import RunIndex
     from tiphys.service.http_server import AppServer
 
@@ -142,10 +141,10 @@ def ui(
         gpus = ClusterGpus(ClusterOptions(kubeconfig, context, namespace, None).connect, ledger)
     elif (file := DEFAULT_STATE / "ledger.db").exists():
         gpus = LocalGpus(file, queues)
-    index, changes = RunIndex(store, submitter, reads_holds=gpus is not None), RunChanges(store)
+    index = RunIndex(store, submitter, reads_holds=gpus is not None)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    app = build_app(store, submitter, allowed, index, find_logs, routes, gpus, changes=changes)
+    app = build_app(store, submitter, allowed, index, find_logs, routes, gpus)
     with AppServer(app, host, port) as server:
         index.start()
         try:
@@ -157,7 +156,6 @@ def ui(
             pass
         finally:
             index.stop()
-            changes.close()
 
 
 def _open_access(screen: Screen, trusted_proxies: Sequence[str], identity_header: str) -> "PageAccess":

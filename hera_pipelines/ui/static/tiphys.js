@@ -64,63 +64,43 @@ const contentOf = (main) => {
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
 
-// The stream in which the server says that the page has changed. A hidden page has none, because a browser opens only
-// six connections to a server.
-const stream = { source: null, isRefused: false, isDue: false, wake: () => {} };
-const QUIET_SECONDS = 15;
+// A slow store is asked for at most this share of the time, yet never later than in a minute.
+const SHARE = 0.1;
+const LONGEST_PAUSE_SECONDS = 60;
+const SLOW_SECONDS = 15;
 
 // Beside the name of the store, outside of what is exchanged.
 const showSlowStore = (isSlow) => {
   document.getElementById("slow").textContent = isSlow ? "slow to answer: this page may be old" : "";
 };
 
-const openStream = (address) => {
-  if (!address || document.hidden || stream.isRefused) {
-    if (stream.source) stream.source.close();
-    stream.source = null;
-    showSlowStore(false);
-  } else if (!stream.source) {
-    stream.source = new EventSource(address);
-    stream.source.addEventListener("slow", () => showSlowStore(true));
-    stream.source.addEventListener("changed", () => {
-      showSlowStore(false);
-      stream.isDue = true;
-      stream.wake();
-    });
-    stream.source.addEventListener("error", (event) => {
-      stream.isRefused = event.target.readyState === EventSource.CLOSED;
-      stream.wake();
-    });
+// The content of this page as it is now; null while the server is away or its store does not answer.
+const load = async () => {
+  const late = setTimeout(() => showSlowStore(true), SLOW_SECONDS * 1000);
+  let fresh = null;
+  try {
+    const response = await fetch(location.href);
+    if (response.ok) fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
+  } catch (error) {
+    // The next round asks again.
   }
-  return Boolean(stream.source) && stream.source.readyState === EventSource.OPEN;
-};
-document.addEventListener("visibilitychange", () => stream.wake());
-
-// Waits until the page may have changed: the server says so, or it has not for a while, or there is no stream.
-const untilDue = async (main) => {
-  const isTold = openStream(main.dataset.changes);
-  const woken = new Promise((resolve) => {
-    stream.wake = resolve;
-  });
-  if (!stream.isDue) await Promise.race([woken, pause(isTold ? QUIET_SECONDS : Number(main.dataset.follow))]);
-  stream.isDue = false;
+  clearTimeout(late);
+  showSlowStore(!fresh);
+  return fresh;
 };
 
-// Loads the page again while it can change, and exchanges its content if it has changed.
+// Loads the page again while it can change and is looked at, and exchanges its content if it has changed.
 const follow = async (known) => {
+  let took = 0;
   for (;;) {
     const main = document.getElementById("main");
-    if (!Number(main.dataset.follow || 0)) break;
-    await untilDue(main);
-    while (main.querySelector("input:focus, select:focus")) await pause(1);
-    if (document.hidden) continue;
-    let fresh = null;
-    try {
-      const response = await fetch(location.href);
-      if (response.ok) fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
-    } catch (error) {
-      // The server is away; the next round asks again.
-    }
+    const every = Number(main.dataset.follow || 0);
+    if (!every) return;
+    await pause(Math.max(every, Math.min(took / SHARE, LONGEST_PAUSE_SECONDS)));
+    while (document.hidden || main.querySelector("input:focus, select:focus")) await pause(1);
+    const began = performance.now();
+    const fresh = await load();
+    took = (performance.now() - began) / 1000;
     if (!fresh) continue;
     const content = contentOf(fresh);
     if (content !== known) {
@@ -130,7 +110,6 @@ const follow = async (known) => {
     }
     known = content;
   }
-  openStream("");
 };
 
 const first = contentOf(document.getElementById("main"));

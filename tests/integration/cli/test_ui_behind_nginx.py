@@ -159,24 +159,3 @@ def test_the_header_of_an_address_that_is_not_listed_counts_for_nothing(tmp_path
     invoke(["stop", "r"], tmp_path)
     assert PERSON not in page.text
     assert page.status_code == 403
-
-
-def test_a_change_of_a_run_passes_nginx_at_once(tmp_path: Path) -> None:
-    code = started(tmp_path)
-    port = free_port()
-    with begin(["ui", "--port", "0", "--allow-host", "127.0.0.1"], tmp_path) as process, provider() as provider_port:
-        assert process.stdout is not None
-        pages = process.stdout.readline().strip()
-        with (
-            nginx(tmp_path, port, pages, provider_port),
-            httpx.stream(
-                "GET", f"http://127.0.0.1:{port}/runs/r/changes", cookies={"login": "ada"}, timeout=240, trust_env=False
-            ) as answer,
-        ):
-            lines = answer.iter_lines()
-            first = next(lines)
-            tiny.let_go(code)  # the program ends, and so its attempt
-            changed = next(line for line in lines if line and not line.startswith(":") and line != "data:")
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
-    assert (first, changed) == ("event: changed", "event: changed")
