@@ -122,6 +122,27 @@ class Screen:
         """Print ``text`` on stdout as it is but for control characters, with a final newline."""
         self.out.file.write(_as_lines(text))
 
+    def save(self, target: Path | None, text: str, kind: str, hint: str = "") -> None:
+        """Write a document, picture or page to the file that ``--output`` names; to stdout without one, or for ``-``.
+
+        Args:
+            target: The file.
+            text: What it holds then.
+            kind: What the message about a failure calls it.
+            hint: The end of the note that the file was written.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if target is None or str(target) == "-":
+            self.write(text.replace("\r\n", "\n").rstrip("\n"))
+            return
+        try:
+            target.write_text(text, encoding="utf-8", newline="")
+        except OSError as error:
+            raise UsageError(f"cannot write the {kind} to {target}: {error.strerror}; name another file") from error
+        self.note(f"wrote {target}{hint}")
+
     def error(self, text: str) -> None:
         """Print ``text`` on stderr, even with ``--quiet``."""
         self.err.file.write(_as_lines(text))
@@ -180,18 +201,6 @@ def _replace_nan(document: Any) -> Any:
 
 def _as_lines(text: str) -> str:
     return replace_control_characters(text if text.endswith("\n") else f"{text}\n")
-
-
-def write_page(path: Path, page: str, kind: str) -> None:
-    """Write a page or picture to a file that an option names; ``kind`` is what the message calls it.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the {kind} to {path}: {error.strerror}; name another file") from error
 
 
 def format_local_time(moment: datetime) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hera_pipelines.cli.look.lineage import write_picture
+from hera_pipelines.cli.look.lineage import draw_lineage
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.demo.narration import DemoConsole
 from tiphys.errors import ConflictError, UsageError
@@ -52,7 +52,7 @@ def demo(
     scenario = DemoScenario(folder, seed, narrator)
     result = scenario.run()
     picture = folder / "lineage.svg"
-    write_picture(read_lineage_tree(scenario.store, BROKEN_RUN), picture)
+    picture.write_text(draw_lineage(read_lineage_tree(scenario.store, BROKEN_RUN)), encoding="utf-8")
     narrator.print_action("More details:")
     narrator.print_observation(f"test accuracy: {result.accuracy:.2%}")
     narrator.print_observation(f"picture of the lineage: {picture}")

@@ -98,14 +98,7 @@ def _write(screen: Screen, adoptions: "Sequence[Adoption]", target: Path) -> Non
     from hera_pipelines.authoring.adoption.documents import write_marks
 
     text = write_marks([adoption.document for adoption in adoptions], [adoption.marks for adoption in adoptions])
-    if str(target) == "-":
-        screen.write(text.replace("\r\n", "\n").rstrip("\n"))
-        return
-    try:
-        target.write_text(text, newline="")
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error}") from error
-    screen.note(f"wrote {target}; compile it with `tiphys compile {target}`")
+    screen.save(target, text, "file", f"; compile it with `tiphys compile {target}`")
 
 
 def _file_row(adoption: "Adoption") -> tuple[str, str, str]:

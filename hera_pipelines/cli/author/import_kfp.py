@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from hera_pipelines.cli.screen import Screen
-from tiphys.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
@@ -34,13 +33,6 @@ def import_kfp(
 
     screen: Screen = context.obj
     workflow = read_kubeflow_pipeline(file)
-    text = to_workflow_yaml(workflow)
-    if target is None:
-        screen.write(text.rstrip("\n"))
-        return
-    try:
-        target.write_text(text)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error}") from error
     count = len(workflow["spec"]["templates"]) - 1
-    screen.note(f"wrote {target} with {count} step{'' if count == 1 else 's'}; run it with `tiphys run {target}`")
+    hint = f" with {count} step{'' if count == 1 else 's'}; run it with `tiphys run {target}`"
+    screen.save(target, to_workflow_yaml(workflow), "Workflow", hint)

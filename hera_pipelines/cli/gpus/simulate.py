@@ -33,7 +33,7 @@ from tiphys_plugin.quota.simulation.results import QueueOutcome, SimulationOutco
 from tiphys_plugin.quota.simulation.trace import read_trace
 
 from hera_pipelines.authoring.policies import resolve_duration
-from hera_pipelines.cli.screen import Format, Screen, write_page
+from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption
 from hera_pipelines.draw.simulation_svg import build_simulation_timeline, largest_queues, render_simulation_svg
 from tiphys.errors import UsageError
@@ -269,8 +269,7 @@ def simulate(
     for loss in losses:
         screen.note(_describe_loss(loss))
     if plot:
-        _write_picture(plot, f"{trace.name}, policy {policy.value}", jobs, replays)
-        screen.note(f"wrote {plot}")
+        screen.save(plot, _draw(f"{trace.name}, policy {policy.value}", jobs, replays), "picture")
 
 
 def _parse_checkpoint_interval(checkpoint_every: str) -> float:
@@ -370,14 +369,14 @@ def _describe_settings(settings: Settings) -> str:
     return f"`{given}`" + (f" and no {left_out}" if left_out else "")
 
 
-def _write_picture(plot: Path, title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult]) -> None:
+def _draw(title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult]) -> str:
     begin = jobs[0].submit_seconds
     end = max((run.ended_seconds for replay in replays.values() for run in replay.runs), default=begin)
     shown = largest_queues(list(replays.values()))
     pictures = [
         build_simulation_timeline(str(path), one, begin, max(1.0, end - begin), shown) for path, one in replays.items()
     ]
-    write_page(plot, render_simulation_svg(title, pictures), "picture")
+    return render_simulation_svg(title, pictures)
 
 
 def _simulation_document(about: dict[str, Any], outcomes: dict[Path, SimulationOutcome]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from tiphys_controller import API_VERSION
 
-from hera_pipelines.cli.screen import Format, Screen, write_page
+from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import render_lineage_svg
@@ -60,7 +60,7 @@ def lineage(
     for damaged in tree.damaged:
         screen.note(f"damaged: {damaged}")
     if output is LineageFormat.SVG:
-        _write_svg(screen, tree, output_file)
+        screen.save(output_file, draw_lineage(tree), "picture")
     elif output is LineageFormat.TABLE:
         _show_tree(screen, tree)
     else:
@@ -68,9 +68,9 @@ def lineage(
         screen.document(document, Format(output.value))
 
 
-def write_picture(tree: LineageTree, path: Path) -> None:
-    """Write ``tree`` as an SVG picture to ``path``; raises `UsageError` if the file cannot be written."""
-    write_page(path, render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)), "picture")
+def draw_lineage(tree: LineageTree) -> str:
+    """``tree`` as an SVG picture."""
+    return render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree))
 
 
 def _select_step(tree: LineageTree, selected: str, names: StepNames) -> LineageTree:
@@ -82,14 +82,6 @@ def _select_step(tree: LineageTree, selected: str, names: StepNames) -> LineageT
             f"{names.name(selected)} of run {tree.run} has no checkpoints; steps with checkpoints: {existing}"
         )
     return tree.model_copy(update={"steps": steps})
-
-
-def _write_svg(screen: Screen, tree: LineageTree, path: Path | None) -> None:
-    if path is None:
-        screen.write(render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)))
-    else:
-        write_picture(tree, path)
-        screen.note(f"wrote {path}")
 
 
 def _show_tree(screen: Screen, tree: LineageTree) -> None:

@@ -13,7 +13,7 @@ from tiphys_controller import API_VERSION
 from tiphys_controller.failure_cost import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
 from tiphys_controller.run_phase import find_last_sign_of_life
 
-from hera_pipelines.cli.screen import Format, Screen, format_local_time, write_page
+from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
 from hera_pipelines.cli.target import find_local_workflows, is_on_cluster
 from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage, time_unit
@@ -193,11 +193,7 @@ def _summary_cells(usage: TimeUsage) -> list[str]:
 
 def _write_page(screen: Screen, usage: TimeUsage, path: Path | None) -> None:
     page = report_page(f"What failures have cost {usage.name}", list(summarize_usage(usage)), usage)
-    if path is None:
-        screen.write(page)
-        return
-    write_page(path, page, "page")
-    screen.note(f"wrote {path}")
+    screen.save(path, page, "page")
 
 
 def _report_document(usages: Sequence[TimeUsage]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.kube import KubeApi
 from tiphys.lineage.step_names import read_step_names, selects_step
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
-from tiphys.store import Attempt, last_submission, open_store, read_all_attempts
+from tiphys.store import Attempt, Submission, last_submission, open_store, read_all_attempts
 from tiphys.store.open import PLACEHOLDER
 
 
@@ -177,8 +177,9 @@ def why(
     store = named_store(screen, store)
     if not (context or kubeconfig or namespace):
         known = store or existing_default_store()
-        if _needs_no_cluster(known, run):
-            _explain_from_storage(screen, what, newest_failures(known, run, step, ""), output)
+        last = _read_last_submission(known, run)
+        if last is not None and (last.end is not None or not is_on_cluster(last)):
+            _explain_from_storage(screen, what, last, newest_failures(known, run, step, ""), output)
             return
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
@@ -200,6 +201,9 @@ def why(
     failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
     obstacles = _find_obstacles(api, {run, *(request.workflow for request in requests)}, step, now)
     if not any((leases, waiting, failures, obstacles)):
+        if (last := _read_last_submission(store, run)) is not None and last.end is not None:
+            _explain_from_storage(screen, what, last, failures, output)
+            return
         store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in {place}; "
@@ -275,21 +279,28 @@ def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datet
             screen.show(line)
 
 
-def _needs_no_cluster(url: str | None, run: str) -> bool:
-    """Whether the run waits in no ledger of a cluster, because it has ended or runs on this machine."""
+def _read_last_submission(url: str | None, run: str) -> Submission | None:
+    """The last submission of a run; None if it has none, or the store is that of a namespace that is not known."""
     if url is None or PLACEHOLDER in url:
-        return False
-    last = last_submission(open_store(url, must_exist=True), run)
-    return last is not None and (last.end is not None or not is_on_cluster(last))
+        return None
+    return last_submission(open_store(url, must_exist=True), run)
 
 
-def _explain_from_storage(screen: Screen, what: str, failures: list[NewestFailure], output: Format) -> None:
-    if not failures:
-        raise NotFoundError(
-            f"{what} waits for no GPUs of a cluster, and none of its steps failed last; "
-            f"`tiphys get {what.partition('/')[0]}` shows the state of its steps"
-        )
+def _explain_from_storage(
+    screen: Screen, what: str, last: Submission, failures: list[NewestFailure], output: Format
+) -> None:
+    """Show how the steps of a run failed that waits in no ledger, as it has ended or runs on this machine."""
     _show(screen, what, output, failures)
+    if failures or output is not Format.TABLE:
+        return
+    run, _, step = what.partition("/")
+    waits = "waits for nothing" if last.end else "waits for no GPUs of a cluster"
+    if step:
+        screen.write(f"{what} {waits}, and did not fail")
+    elif last.end and last.end.status == "Succeeded":
+        screen.write(f"run {run} succeeded: it {waits}, and did not fail")
+    else:
+        screen.write(f"run {run} {waits}, and none of its steps failed last; `tiphys get {run}` shows them")
 
 
 class _PendingExplanation(NamedTuple):

@@ -184,7 +184,7 @@ def test_a_workflow_of_standard_input_goes_marked_to_standard_output(
         (["empty"], "empty has no YAML files"),
         (["no.yaml"], "no.yaml: nothing can be adopted"),
         (["old.yaml", "no.yaml", "--output", "x"], "--output is for one file"),
-        (["old.yaml", "--output", "absent/x.yaml"], "absent/x.yaml cannot be written"),
+        (["old.yaml", "--output", "absent/x.yaml"], "cannot write the file to absent/x.yaml"),
     ],
 )
 def test_what_cannot_be_adopted_is_one_line_of_an_error(tmp_path: Path, words: list[str], said: str) -> None:

@@ -128,7 +128,9 @@ def test_lineage_as_a_picture_goes_to_stdout_or_a_file(tiphys: Command, finished
     printed = tiphys("lineage", "tiny-done", "-o", "svg", "--store", finished.store)
     written = tiphys("lineage", "tiny-done", "-o", "svg", "--output", "a.svg", "--store", finished.store)
     assert ElementTree.fromstring(printed.out).tag.endswith("svg")
+    dash = tiphys("lineage", "tiny-done", "-o", "svg", "--output", "-", "--store", finished.store)
     assert (written.out, (tmp_path / "a.svg").read_text()) == ("", printed.out)
+    assert dash.out == printed.out
 
 
 def test_events_are_in_order_and_one_json_document_per_line(tiphys: Command, finished: Finished) -> None:

@@ -22,15 +22,18 @@ def test_a_failed_run_of_this_machine_is_explained_from_its_store(tiphys: Comman
         0,
         "r/report attempt 1 ended by user error: the program exited with 1 (told to fail)",
     )
-    assert tiphys("why", "r/fit", "--store", tmp_path / "store").code == 3
+    sound = tiphys("why", "r/fit", "--store", tmp_path / "store")
+    assert (sound.code, sound.out) == (0, "r/fit waits for nothing, and did not fail\n")
     document = json.loads(tiphys("why", "r", "--store", tmp_path / "store", "-o", "json").out)
     assert [failure["step"] for failure in document["failures"]] == ["report"]
 
 
-def test_a_run_without_a_failure_has_nothing_to_explain(tiphys: Command, finished: Finished) -> None:
+def test_a_run_that_succeeded_waits_for_nothing_and_did_not_fail(tiphys: Command, finished: Finished) -> None:
     answer = tiphys("why", finished.run, "--store", finished.store)
-    assert answer.code == 3
-    assert f"`tiphys get {finished.run}` shows the state of its steps" in answer.error
+    assert (answer.code, answer.out) == (0, f"run {finished.run} succeeded: it waits for nothing, and did not fail\n")
+    document = json.loads(tiphys("why", finished.run, "--store", finished.store, "-o", "json").out)
+    assert not any(document[part] for part in ("holding", "waiting", "failures", "obstacles"))
+    assert tiphys("why", f"{finished.run}/absent", "--store", finished.store).code == 3
 
 
 def test_a_run_that_the_store_does_not_know_is_looked_up_in_the_cluster(tiphys: Command, finished: Finished) -> None:
