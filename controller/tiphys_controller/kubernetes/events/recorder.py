@@ -39,6 +39,9 @@ LOOK_WHILE_RUNNING_SECONDS = 30.0
 """Events of a training program do not change the Workflow object."""
 LOOK_AT_TRAININGS_SECONDS = 300.0
 """Argo reconciles a Workflow at each change, so its description follows a training at leisure."""
+DESCRIBE_SECONDS_PER_POD = 0.2
+"""Each text costs the API server a write of the whole Workflow, a megabyte with 500 pods, and Argo's controller a
+conflict: at one text every six seconds that was half of their CPU time."""
 _MAX_TRAININGS = 16
 EVENT_LIFETIME = timedelta(hours=1)
 """The API server keeps Events for an hour; older ones are not recorded again."""
@@ -60,6 +63,14 @@ def is_look_due(workflow: WorkflowView, last: StorageLook | None, monotonic: flo
     if not last.is_complete or _stable_fields(workflow) != _stable_fields(last.workflow):
         return waited >= LOOK_AFTER_CHANGE_SECONDS
     return not workflow.finished and waited >= LOOK_WHILE_RUNNING_SECONDS
+
+
+def is_description_due(workflow: WorkflowView, described_at: float | None, monotonic: float) -> bool:
+    """Whether a changed description may be written: the more pods a running Workflow has, the less often."""
+    if described_at is None or workflow.finished or workflow.shutdown:
+        return True
+    pods = workflow.progress.rpartition("/")[2]
+    return monotonic - described_at >= DESCRIBE_SECONDS_PER_POD * (int(pods) if pods.isdecimal() else 0)
 
 
 def is_long_finished(workflow: WorkflowView, now: datetime) -> bool:
@@ -94,6 +105,8 @@ class _RecordedWorkflow:
     trainings: dict[AttemptKey, TrainingProgress] = field(default_factory=dict)
     trainings_at: float | None = None
     """Monotonic time at which `trainings` was read."""
+    described_at: float | None = None
+    """Monotonic time at which its title and description were written; None before."""
     has_end: bool = False
     """Whether the end of the submission is known to be recorded."""
 
@@ -191,9 +204,9 @@ class EventRecorder:
         if self._descriptions and recorded.submission_ref and recorded.log:
             trainings = self._read_trainings(recorded, workflow, store)
             texts = describe_workflow(workflow, recorded.submission_ref, recorded.log, resume, trainings)
-            self._describe(workflow, texts)
+            self._describe(recorded, workflow, texts)
         elif self._descriptions and workflow.finished and workflow.phase != "Succeeded":
-            self._describe(workflow, describe_refused_workflow(workflow))
+            self._describe(recorded, workflow, describe_refused_workflow(workflow))
         complete = not has_more and (recorded.log is None or recorded.log.is_complete)
         recorded.last_look = StorageLook(self._monotonic(), workflow, complete)
 
@@ -236,14 +249,15 @@ class EventRecorder:
             recorded.recorded_keys.add(one.key)
         return len(recent) > _EVENTS_PER_LOOK
 
-    def _describe(self, workflow: WorkflowView, texts: dict[str, str]) -> None:
+    def _describe(self, recorded: _RecordedWorkflow, workflow: WorkflowView, texts: dict[str, str]) -> None:
         changed = {
             name: text
             for name, text in texts.items()
             if name in workflow.narrated_annotations and workflow.annotations.get(name) != text
         }
-        if changed:
+        if changed and is_description_due(workflow, recorded.described_at, self._monotonic()):
             self._writer.annotate(workflow, changed)
+            recorded.described_at = self._monotonic()
 
     def _record_deletion(self, workflow: WorkflowView) -> None:
         recorded = self._recorded.get(workflow.uid) or _RecordedWorkflow()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,29 @@ def test_title_and_description_follow_the_run_and_are_written_on_change_only(ben
     bench.round()
     assert "Done: fit." in bench.annotation("description")
     assert bench.server.count("patch", "workflows") == patches + 1
+
+
+def test_description_of_a_workflow_with_many_pods_is_written_seldom_and_at_its_end(bench: Bench) -> None:
+    found = bench.submitted(status={"progress": "3/500"})  # 100 s between two texts; a round is a minute
+    history = History(bench.store, RUN)
+    history.opened("fit")
+    bench.round()
+    history.finish("fit")
+    bench.round()
+    assert "Done" not in bench.annotation("description")
+    bench.round()
+    assert "Done: fit." in bench.annotation("description")
+
+    history.opened("test")
+    bench.round()
+    assert "Under way" not in bench.annotation("description")
+    ended = {"phase": "Succeeded", "progress": "500/500", "finishedAt": "2026-07-01T00:00:00Z"}
+    newest = bench.api.get(WORKFLOWS, "ml", found["metadata"]["name"])
+    assert newest is not None
+    bench.api.replace(WORKFLOWS, "ml", newest | {"status": ended})
+    bench.now = datetime(2026, 7, 1, tzinfo=UTC)
+    bench.round()
+    assert bench.annotation("description").startswith("Succeeded.")
 
 
 def test_the_description_follows_a_training_at_leisure(bench: Bench) -> None:
