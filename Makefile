@@ -70,7 +70,7 @@ test-mlflow: $(filter .tools/bin/uv,$(UV))  ## run the tests against a real MLfl
 	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(UV) sync --quiet --locked --all-extras --no-extra torch --group mlflow
 	@UV_PROJECT_ENVIRONMENT=.venv-mlflow $(RUN) pytest tests/tracking -n 2
 
-test-ui: $(filter .tools/bin/uv,$(UV))  ## run the tests of the web pages in a real Chromium, which must be installed
+test-ui: docs $(filter .tools/bin/uv,$(UV))  ## run the tests of the web pages, and of the site of docs/, in a real Chromium, which must be installed
 	@$(IN_BROWSER) pytest tests/browser -m browser -n0
 
 screenshots: $(filter .tools/bin/uv,$(UV))  ## write the pictures of the web pages for docs/, from a run of the demo
