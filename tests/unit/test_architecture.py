@@ -25,6 +25,7 @@ PACKAGES = [
 MODULES = [path for top in storeys.FOLDERS.values() for path in sorted(top.rglob("*.py"))]
 MAX_ENTRIES, MAX_LINES = 16, 500
 GLOSSARY = ROOT / "docs" / "glossary.md"
+TOUR = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def entries(folder: Path) -> list[str]:
@@ -78,6 +79,26 @@ def test_the_types_of_names_that_are_imported_on_first_use_are_those_of_their_mo
 
 def test_the_picture_of_the_storeys_is_current() -> None:
     assert storeys.PICTURE.read_text() == storeys.svg(), "run `make golden`"
+
+
+WAYS = TOUR.split("\n## Ways through the code\n")[1].split("\n## ")[0].split("\n### ")[1:]
+
+
+def test_the_tour_gives_the_number_of_entries_that_is_checked() -> None:
+    assert f"holds at most {MAX_ENTRIES} entries" in TOUR
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.partition(":")[0])
+def test_a_way_through_the_code_names_modules_and_functions_that_exist(way: str) -> None:
+    code = re.findall(r"`([^`]+)`", way.partition("\n")[2])
+    places = {path: [module for module in MODULES if module.match(path)] for path in code if path.endswith(".py")}
+    assert not {path: found for path, found in places.items() if len(found) != 1}
+
+    text = "".join(found[0].read_text() for found in places.values())
+    named = re.compile(r"(?:\w+\.)?(\w+)\(\)|([A-Z]\w*[a-z]\w+)")
+    names = [match[1] or match[2] for word in code if (match := named.fullmatch(word))]
+    assert names
+    assert not [name for name in names if not re.search(rf"\b(def|class) {name}\b", text)]
 
 
 def glossary() -> list[tuple[str, str]]:
