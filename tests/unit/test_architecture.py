@@ -116,3 +116,16 @@ def test_a_word_of_the_glossary_is_found_by_file_name_alone() -> None:
         if not (ROOT / path).exists() or stem.removesuffix("s") not in named:
             lost[word] = path
     assert not lost
+
+
+def test_a_question_of_a_stranger_is_answered_by_file_name_alone() -> None:
+    rows = re.findall(
+        r"^\| (.*\*\*.*) \| `([\w/.]+)` \|$", GLOSSARY.read_text().split("\n## Questions\n")[1], re.MULTILINE
+    )
+    assert len(rows) >= 10
+    wrong = [
+        (question, path)
+        for question, path in rows
+        if not (ROOT / path).exists() or not all(word in path for word in re.findall(r"\*\*(\w+)\*\*", question))
+    ]
+    assert not wrong
