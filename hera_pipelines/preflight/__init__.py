@@ -1,19 +1,12 @@
 """Preflight: finds what would go wrong with a pipeline before it is submitted.
 
-A check is a pure function of the compiled Workflow and of an observation of cluster and store. What the checks of
-`tiphys doctor`, the compiler and the quota scheduler decide already is asked of them.
+A check is a pure function of the compiled Workflow and of an observation of cluster and store, in the frame of
+`tiphys_controller.doctor.check`. What the checks of `tiphys doctor`, the compiler and the quota scheduler decide
+already is asked of them.
 """
 
-from hera_pipelines.preflight.examine import is_ready, run_preflight_checks
-from hera_pipelines.preflight.finding import PreflightFinding
+from hera_pipelines.preflight.examine import run_preflight_checks
 from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import PreflightSubject, build_subject
 
-__all__ = [
-    "PreflightFinding",
-    "PreflightObservation",
-    "PreflightSubject",
-    "build_subject",
-    "is_ready",
-    "run_preflight_checks",
-]
+__all__ = ["PreflightObservation", "PreflightSubject", "build_subject", "run_preflight_checks"]

@@ -5,11 +5,20 @@ What slows all runs down is for the administrator, so warnings about the cluster
 
 from collections.abc import Iterator
 
-from tiphys_controller.doctor import CheckStatus, DoctorFinding, run_checks
-from tiphys_controller.doctor.observed import ClusterObservation, UnknownValue, find_served_store
+from tiphys_controller import doctor
+from tiphys_controller.doctor.check import (
+    CheckStatus,
+    Finding,
+    UnknownValue,
+    check,
+    failed,
+    not_checked,
+    passed,
+    warning,
+)
+from tiphys_controller.doctor.observed import ClusterObservation, find_served_store
 
 import tiphys
-from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
 from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import PreflightSubject
 from tiphys.protocol.gang import GANG_ACCOUNT, GangBackend
@@ -21,25 +30,25 @@ _HARMLESS = frozenset({"controller", "clocks"})
 _PLUGIN_CHECKS = frozenset({"plugin", "executor-plugins"})
 
 
-def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("cluster")
+def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
     """Argo, Tiphys and the namespace are fit for this Workflow."""
     if isinstance(observed.cluster, UnknownValue):
         queues = ", queues" if subject.gpu_steps and isinstance(observed.queues, UnknownValue) else ""
         reason = observed.unasked or observed.cluster.reason
-        yield not_checked("cluster", f"installation, rights, claims, Secrets{queues}: {reason}")
+        yield not_checked(f"installation, rights, claims, Secrets{queues}: {reason}")
         return
-    findings = run_checks(observed.cluster)
+    findings = doctor.check_cluster(observed.cluster)
     shown = [
-        PreflightFinding("cluster", state, f"{one.name}: {one.sentence}", one.remedy)
-        for one in findings
-        if (state := _state_for(subject, one)) is not CheckStatus.OK
+        finding._replace(state=state, sentence=f"{finding.name}: {finding.sentence}", place="")
+        for finding in findings
+        if (state := _state_for(subject, finding)) is not CheckStatus.OK
     ]
     shown += _check_gang_account(subject, observed.cluster)
     yield from shown
     unread = [one.name for one in findings if one.state is CheckStatus.UNKNOWN]
     if unread:
         yield not_checked(
-            "cluster",
             f"{len(unread)} of {len(findings)} facts about the cluster could not be read "
             f"({', '.join(unread[:4])}{', …' if len(unread) > 4 else ''})",
             "see `tiphys doctor --cluster`",
@@ -47,18 +56,17 @@ def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> 
     elif not shown:
         warned = sum(one.state is CheckStatus.WARNING for one in findings)
         hint = f", and warns of {warned} settings" if warned else ""
-        yield passed("cluster", f"`tiphys doctor --cluster` finds nothing that stops this Workflow{hint}")
-    yield from _check_version(observed)
+        yield passed(f"`tiphys doctor --cluster` finds nothing that stops this Workflow{hint}")
 
 
-def _state_for(subject: PreflightSubject, found: DoctorFinding) -> CheckStatus:
+def _state_for(subject: PreflightSubject, found: Finding) -> CheckStatus:
     """How bad a finding of the doctor is for this Workflow; ``OK`` if it is not about it."""
-    _namespace, slash, name = found.name.rpartition("/")
+    name = found.check
     if found.state in (CheckStatus.OK, CheckStatus.UNKNOWN):
         return CheckStatus.OK
     if name in _ONLY_GPUS and not subject.gpu_steps:
         return CheckStatus.OK
-    if name in _PLUGIN_CHECKS and (slash or name != "plugin") and subject.spec.get("executorPlugins"):
+    if name in _PLUGIN_CHECKS and (found.place or name != "plugin") and subject.spec.get("executorPlugins"):
         return CheckStatus.OK  # the Workflow brings the plugin along
     if name == "artifacts" and not _has_artifacts(subject):
         return CheckStatus.OK
@@ -71,13 +79,12 @@ def _state_for(subject: PreflightSubject, found: DoctorFinding) -> CheckStatus:
     return CheckStatus.WARNING if name in ("local-queues", "artifacts") else CheckStatus.OK
 
 
-def _check_gang_account(subject: PreflightSubject, cluster: ClusterObservation) -> Iterator[PreflightFinding]:
+def _check_gang_account(subject: PreflightSubject, cluster: ClusterObservation) -> Iterator[Finding]:
     """For the doctor, a namespace without trainings on several nodes is in order."""
     for namespace in cluster.namespaces:
         accounts = namespace.accounts
         if _makes_jobs(subject) and not isinstance(accounts, UnknownValue) and GANG_ACCOUNT not in accounts:
-            yield problem(
-                "cluster",
+            yield failed(
                 f"{namespace.name}/gangs: trainings on several nodes are off, and this pipeline has one",
                 "helm upgrade tiphys charts/tiphys --reuse-values --set gangs.job=true",
             )
@@ -105,47 +112,47 @@ def _needs_store(subject: PreflightSubject) -> bool:
     )
 
 
-def _check_version(observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("version")
+def check_version(_subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
+    """The services are of the version that this command compiles for."""
     if isinstance(observed.plugin_version, UnknownValue):
         return
     installed, own = observed.plugin_version, tiphys.__version__
     if not installed or installed == own:
         yield passed(
-            "version",
             f"this command and the services are version {own}"
             if installed
             else "the services carry no version, so it was not compared",
         )
     elif _minor(installed) != _minor(own):
         yield warning(
-            "version",
             f"the services are version {installed}, and this command compiles for {own}",
             f"use tiphys {installed}, or upgrade the chart",
         )
     else:
-        yield passed("version", f"the services are version {installed}, this command {own}")
+        yield passed(f"the services are version {installed}, this command {own}")
 
 
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def check_store(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("store")
+def check_store(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
     """The store keeps what runs rely on, and the services of the cluster use the same one."""
     url = subject.pipeline.store
     if not url:
-        yield not_checked("store", "no store is named", "give --store URL, or write Pipeline(store=…)")
+        yield not_checked("no store is named", "give --store URL, or write Pipeline(store=…)")
         return
     if isinstance(observed.store, UnknownValue):
-        yield not_checked("store", observed.store.reason, f"try it with `tiphys doctor {url}`")
+        yield not_checked(observed.store.reason, f"try it with `tiphys doctor {url}`")
     else:
-        troubled = [finding for finding in observed.store if not finding.ok]
+        troubled = [finding for finding in observed.store if finding.state is not CheckStatus.OK]
         for finding in troubled:
-            report = warning if finding.ok is None else problem
-            yield report("store", f"{url}: {finding.name}: {finding.sentence}", f"see `tiphys doctor {url}`")
+            sentence = f"{url}: {finding.check}: {finding.sentence}"
+            yield finding._replace(sentence=sentence, remedy=f"see `tiphys doctor {url}`")
         if not troubled:
             yield passed(
-                "store",
                 f"{url} {observed.store[0].sentence}"
                 if len(observed.store) == 1
                 else f"{url} passes all {len(observed.store)} checks of `tiphys doctor`",
@@ -154,14 +161,13 @@ def check_store(subject: PreflightSubject, observed: PreflightObservation) -> It
         yield from _check_served_store(subject, observed.cluster, url)
 
 
-def _check_served_store(subject: PreflightSubject, cluster: ClusterObservation, url: str) -> Iterator[PreflightFinding]:
+def _check_served_store(subject: PreflightSubject, cluster: ClusterObservation, url: str) -> Iterator[Finding]:
     served = find_served_store(cluster.tiphys.found, subject.namespace)
     if served is None:
         return
     kept = served.url.replace(PLACEHOLDER, subject.namespace)
     if kept.removeprefix("file://").rstrip("/") != url.removeprefix("file://").rstrip("/"):
-        yield problem(
-            "store",
+        yield failed(
             f"the services keep the runs of namespace {subject.namespace} in {kept}, and this pipeline names {url}: "
             "they refuse its steps",
             f"use --store {kept}, or another namespace",

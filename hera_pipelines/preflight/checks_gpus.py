@@ -5,13 +5,13 @@ The quota scheduler decides, as for an empty cluster, so the reasons are those o
 
 from collections.abc import Iterator
 
-from tiphys_controller.doctor.observed import UnknownValue, is_kueue_ledger
+from tiphys_controller.doctor.check import Finding, UnknownValue, check, failed, not_checked, passed, warning
+from tiphys_controller.doctor.observed import is_kueue_ledger
 from tiphys_plugin.quota.kueue.backend import find_unsupported
 from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.quota.queues import QueueRules, Queues, format_gpus
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
-from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
 from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import PreflightSubject
 from tiphys.protocol.step_spec import GpuRequest, StepSpec
@@ -20,10 +20,11 @@ from tiphys.records import utc_now
 _ANY_NAMESPACE = "default"
 
 
-def check_gpus(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("gpus")
+def check_gpus(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
     """Each request for GPUs can be granted to this namespace."""
     if subject.gpu_steps and observed.queues_note:
-        yield not_checked("gpus", observed.queues_note)
+        yield not_checked(observed.queues_note)
     for step in subject.gpu_steps:
         request = build_request(subject, step, observed.queues)
         if not isinstance(observed.cluster, UnknownValue) and is_kueue_ledger(observed.cluster.tiphys.found):
@@ -31,7 +32,7 @@ def check_gpus(subject: PreflightSubject, observed: PreflightObservation) -> Ite
         elif isinstance(observed.queues, UnknownValue):
             if observed.unasked:
                 continue
-            yield not_checked("gpus", observed.queues.reason, "give the queue file with --queues FILE", step.name)
+            yield not_checked(observed.queues.reason, "give the queue file with --queues FILE", step.name)
         else:
             yield _decide(observed, request)
 
@@ -56,44 +57,39 @@ def build_request(subject: PreflightSubject, step: StepSpec, queues: QueueRules 
     )
 
 
-def _decide(observed: PreflightObservation, request: LeaseRequest) -> PreflightFinding:
+def _decide(observed: PreflightObservation, request: LeaseRequest) -> Finding:
     assert not isinstance(observed.queues, UnknownValue)
     wanted = f"{format_gpus(request.gpus, request.type_text)} of queue {request.queue}"
     admission = decide_admission(SchedulingState(observed.queues), request, arrival=1, now=utc_now())
     match admission:
         case Rejected():
             remedy = "change the request, or the queues with `tiphys queues apply`"
-            return problem("gpus", f"{admission.reason}: {admission.message}", remedy, request.step)
+            return failed(f"{admission.reason}: {admission.message}", remedy, request.step)
         case Deferred():
             remedy = f"see `tiphys queues show`, and after the submission `tiphys why RUN/{request.step}`"
             reasons = "; ".join(f"{one.reason}: {one.message}" for one in admission.reasons)
-            return warning(
-                "gpus", f"{wanted} would not be granted even if nothing else ran: {reasons}", remedy, request.step
-            )
+            return warning(f"{wanted} would not be granted even if nothing else ran: {reasons}", remedy, request.step)
         case Admitted() if observed.queues is None:
-            return passed(
-                "gpus", f"{format_gpus(request.gpus, request.type_text)}: no queues are declared", request.step
-            )
+            return passed(f"{format_gpus(request.gpus, request.type_text)}: no queues are declared", request.step)
         case _:
-            return passed("gpus", f"{wanted} can be granted", request.step)
+            return passed(f"{wanted} can be granted", request.step)
 
 
-def _check_kueue(subject: PreflightSubject, observed: PreflightObservation, request: LeaseRequest) -> PreflightFinding:
+def _check_kueue(subject: PreflightSubject, observed: PreflightObservation, request: LeaseRequest) -> Finding:
     assert not isinstance(observed.cluster, UnknownValue)
     if (refusal := find_unsupported(request)) is not None:
         what, _, remedy = refusal.rpartition("; ")
-        return problem("gpus", f"UnsupportedByKueue: {what}", remedy, request.step)
+        return failed(f"UnsupportedByKueue: {what}", remedy, request.step)
     kueue = observed.cluster.kueue
     if kueue is None or isinstance(kueue, UnknownValue):
         reason = kueue.reason if isinstance(kueue, UnknownValue) else "nothing is known of Kueue"
-        return not_checked("gpus", reason, step=request.step)
+        return not_checked(reason, place=request.step)
     queues = kueue.local_queues.get(subject.namespace, frozenset())
     if request.queue not in queues:
-        return problem(
-            "gpus",
+        return failed(
             f"QueueUnknown: there is no LocalQueue {request.queue} in namespace {subject.namespace}; it has: "
             f"{', '.join(sorted(queues)) or 'none'}",
             f"name one of them, or create a LocalQueue {request.queue}; see docs/kueue.md",
             request.step,
         )
-    return passed("gpus", f"LocalQueue {request.queue} exists; Kueue decides about quota", request.step)
+    return passed(f"LocalQueue {request.queue} exists; Kueue decides about quota", request.step)

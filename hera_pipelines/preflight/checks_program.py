@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
+from tiphys_controller.doctor.check import Finding, check, failed, not_checked, passed, warning
+
 from hera_pipelines.preflight.subject import PodTemplate, PreflightSubject, iter_calls
 from tiphys.protocol.compiled_workflow import Manifest
 
@@ -21,7 +22,8 @@ _MAX_IMAGES = 50
 _MAX_REFERENCES = 50
 
 
-def check_images(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+@check("images")
+def check_images(subject: PreflightSubject) -> Iterator[Finding]:
     """Images are pinned by digest."""
     users: dict[str, list[PodTemplate]] = {}
     for pod in subject.pods:
@@ -32,29 +34,28 @@ def check_images(subject: PreflightSubject) -> Iterator[PreflightFinding]:
     for image in sorted(users.keys() - pinned)[:_MAX_IMAGES]:
         yield _describe_image(image, users[image])
     if len(users) - len(pinned) > _MAX_IMAGES:
-        yield warning("images", f"{len(users) - len(pinned) - _MAX_IMAGES:,} further images have no digest", "pin them")
+        yield warning(f"{len(users) - len(pinned) - _MAX_IMAGES:,} further images have no digest", "pin them")
     if users and len(pinned) == len(users):
-        yield passed("images", f"all images are pinned by digest ({len(pinned)})")
+        yield passed(f"all images are pinned by digest ({len(pinned)})")
 
 
-def _describe_image(image: str, pods: list[PodTemplate]) -> PreflightFinding:
+def _describe_image(image: str, pods: list[PodTemplate]) -> Finding:
     steps = sorted({pod.step for pod in pods})
     where = steps[0] if len(steps) == 1 else ""
     of = f" of {', '.join(steps[:5])}{', …' if len(steps) > 5 else ''}" if len(steps) > 1 else ""
     if _PLACEHOLDER in image:
-        return not_checked("images", f"the image {image}{of} is known only when the step runs", step=where)
+        return not_checked(f"the image {image}{of} is known only when the step runs", place=where)
     members = max(pod.members for pod in pods)
     consequence = "a later attempt or a resume may run another program"
     if members > 1:
         consequence = f"its {members} pods may run different programs, and {consequence}"
     name = image.rpartition("/")[2]
     if "@" in name:
-        return problem("images", f"the image {image}{of} has a digest that is none", "correct the digest", where)
+        return failed(f"the image {image}{of} has a digest that is none", "correct the digest", where)
     tag = name.partition(":")[2]
     # A mutable image is what development uses on purpose, and such a run does not fail: so it never stops a submission.
     named = f"has the tag {tag}" if tag and tag != _LATEST else f"has {'the tag latest' if tag else 'no tag'}"
     return warning(
-        "images",
         f"the image {image}{of} {named}: {consequence}",
         f"pin it: {image.removesuffix(f':{tag}') if tag else image}@sha256:… (`docker buildx imagetools inspect` "
         "prints the digest)",
@@ -62,30 +63,31 @@ def _describe_image(image: str, pods: list[PodTemplate]) -> PreflightFinding:
     )
 
 
-def check_gang_images(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+@check("gang-images")
+def check_gang_images(subject: PreflightSubject) -> Iterator[Finding]:
     """All pods that train together have one image."""
     for pod in subject.pods:
         images = sorted(set(pod.main_images))
         if pod.members > 1 and len(images) > 1:
             yield warning(  # a launcher may have its own: the object is the author's, and its roles are not known
-                "gang-images",
                 f"the roles of its object have different images: {', '.join(images[:5])}",
                 "give all pods that train together one image",
                 pod.step,
             )
         elif pod.members > 1:
-            yield passed("gang-images", f"its {pod.members} pods have one image", pod.step)
+            yield passed(f"its {pod.members} pods have one image", pod.step)
 
 
-def check_data(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+@check("data")
+def check_data(subject: PreflightSubject) -> Iterator[Finding]:
     """Inputs are pinned to a version: what was read is otherwise not recorded, and a resume may read something else."""
     found = dict.fromkeys(_iter_references(subject))
     for step, sentence, remedy in list(found)[:_MAX_REFERENCES]:
-        yield warning("data", f"{sentence}; a resume may read something else, and a result may be reused", remedy, step)
+        yield warning(f"{sentence}; a resume may read something else, and a result may be reused", remedy, step)
     if len(found) > _MAX_REFERENCES:
-        yield warning("data", f"{len(found) - _MAX_REFERENCES:,} further inputs are not pinned", "pin them")
+        yield warning(f"{len(found) - _MAX_REFERENCES:,} further inputs are not pinned", "pin them")
     if not found:
-        yield passed("data", "no input is named by a reference that is known to change")
+        yield passed("no input is named by a reference that is known to change")
 
 
 _Reference = tuple[str, str, str]

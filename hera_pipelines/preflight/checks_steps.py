@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tiphys_controller.doctor.observed import UnknownValue
+from tiphys_controller.doctor.check import Finding, UnknownValue, check, failed, not_checked, passed, warning
 
 from hera_pipelines.compile.gpu_resources import find_gpu_resources
-from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
 from hera_pipelines.preflight.observation import PreflightObservation, SaveTimes
 from hera_pipelines.preflight.subject import PreflightSubject
 from tiphys.protocol.compiled_workflow import Manifest
@@ -23,22 +22,22 @@ _DETERMINISTIC = {
 }
 
 
-def check_retries(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+@check("retries")
+def check_retries(subject: PreflightSubject) -> Iterator[Finding]:
     """Budgets repeat what can pass by itself, and not often what comes again."""
     findings = [*_check_budgets(subject), *_check_strategies(subject)]
     yield from findings
     if not findings:
-        yield passed("retries", "no step repeats an error often that comes again")
+        yield passed("no step repeats an error often that comes again")
 
 
-def _check_budgets(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+def _check_budgets(subject: PreflightSubject) -> Iterator[Finding]:
     for step in subject.steps.values():
         for cause, reason in _deterministic_causes(step).items():
             budget = step.retry.budget(cause)
             if budget is None or budget > MANY_REPEATS:
                 times = "without limit" if budget is None else f"{budget} times"
                 yield warning(
-                    "retries",
                     f"{cause.value} is retried {times}: {reason}, and a retry costs the time up to it",
                     f"set Retries({cause.value}={MANY_REPEATS}) or less",
                     step.name,
@@ -57,7 +56,7 @@ def _deterministic_causes(step: StepSpec) -> dict[Cause, str]:
     return causes
 
 
-def _check_strategies(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+def _check_strategies(subject: PreflightSubject) -> Iterator[Finding]:
     """Strategies of the author, which Argo applies whatever the cause is."""
     for template in subject.spec.get("templates") or []:
         name = template.get("name", "")
@@ -69,7 +68,6 @@ def _check_strategies(subject: PreflightSubject) -> Iterator[PreflightFinding]:
             continue
         times = f"{limit} times" if limit else "for ever"
         yield warning(
-            "retries",
             f"its retryStrategy repeats every failure, {times}: also errors of the program, which come again",
             "set retryPolicy: OnError or OnTransientError, or an expression; a step can have retries=Retries(…) by "
             "cause instead",
@@ -83,7 +81,8 @@ def _repeats_everything(strategy: Manifest) -> bool:
     return not strategy.get("expression") and policy in ("Always", "OnFailure")
 
 
-def check_checkpoints(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+@check("checkpoints")
+def check_checkpoints(subject: PreflightSubject) -> Iterator[Finding]:
     """Long work can be continued: a training keeps checkpoints, and GPUs go to trainings."""
     for pod in subject.pods:
         asked = [one for each in pod.containers for one in find_gpu_resources({"container": each})]
@@ -91,21 +90,22 @@ def check_checkpoints(subject: PreflightSubject) -> Iterator[PreflightFinding]:
             sentence = (
                 f"a plain task asks for {asked[0].name}: no queue counts its GPUs, and a retry loses all of its work"
             )
-            yield warning("checkpoints", sentence, "make it a @train(gpus=…) or Train", pod.step)
+            yield warning(sentence, "make it a @train(gpus=…) or Train", pod.step)
     for step in subject.steps.values():
         if step.kind is not StepKind.TRAIN:
             continue
         if step.checkpoints is None:
             sentence = "it keeps no checkpoints (checkpoints=None): each attempt starts from the beginning"
-            yield warning("checkpoints", sentence, "leave checkpoints= out, or write Checkpoints(…)", step.name)
+            yield warning(sentence, "leave checkpoints= out, or write Checkpoints(…)", step.name)
         else:
             sentence = (
                 "it keeps checkpoints, if its program opens tiphys.checkpoint.session() or runs under tiphys-exec"
             )
-            yield passed("checkpoints", sentence, step.name)
+            yield passed(sentence, step.name)
 
 
-def check_grace(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("grace")
+def check_grace(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
     """A save after SIGTERM, with its upload, fits into the grace period."""
     for step in subject.steps.values():
         if step.checkpoints is None:
@@ -115,7 +115,6 @@ def check_grace(subject: PreflightSubject, observed: PreflightObservation) -> It
             yield _judge_grace(step, saves)
         elif step.checkpoints.save_seconds:
             yield passed(
-                "grace",
                 f"the grace period of {step.grace_seconds:g} s is not shorter than the declared save of "
                 f"{step.checkpoints.save_seconds:g} s",
                 step.name,
@@ -123,27 +122,27 @@ def check_grace(subject: PreflightSubject, observed: PreflightObservation) -> It
         else:
             reason = observed.saves.reason if isinstance(observed.saves, UnknownValue) else "no earlier run saved"
             yield not_checked(
-                "grace",
                 f"the time of a save was not measured yet ({reason}); the grace period is {step.grace_seconds:g} s",
                 "declare Checkpoints(save_time=…), or repeat this after the first run",
                 step.name,
             )
 
 
-def _judge_grace(step: StepSpec, saves: SaveTimes) -> PreflightFinding:
+def _judge_grace(step: StepSpec, saves: SaveTimes) -> Finding:
     measured = (
         f"{saves.saves} measured saves took {saves.median_seconds:.1f} s (p50) and {saves.p99_seconds:.1f} s (p99)"
     )
     grace = f"the grace period is {step.grace_seconds:g} s"
     remedy = f"set grace='{round(saves.p99_seconds * 1.5) + 1}s', and let the nodes allow as much"
     if saves.median_seconds > step.grace_seconds:
-        return problem("grace", f"{measured}, and {grace}: most saves after SIGTERM are killed", remedy, step.name)
+        return failed(f"{measured}, and {grace}: most saves after SIGTERM are killed", remedy, step.name)
     if saves.p99_seconds > step.grace_seconds:
-        return warning("grace", f"{measured}, and {grace}: some saves after SIGTERM are killed", remedy, step.name)
-    return passed("grace", f"{measured}, within the grace period of {step.grace_seconds:g} s", step.name)
+        return warning(f"{measured}, and {grace}: some saves after SIGTERM are killed", remedy, step.name)
+    return passed(f"{measured}, within the grace period of {step.grace_seconds:g} s", step.name)
 
 
-def check_deadlines(subject: PreflightSubject) -> Iterator[PreflightFinding]:
+@check("deadline")
+def check_deadlines(subject: PreflightSubject) -> Iterator[Finding]:
     """A deadline of the Workflow also runs while its steps wait for GPUs."""
     waiting = [step.name for step in subject.gpu_steps]
     if not waiting:
@@ -151,13 +150,12 @@ def check_deadlines(subject: PreflightSubject) -> Iterator[PreflightFinding]:
     found = dict(_iter_deadlines(subject))
     for owner, seconds in found.items():
         yield warning(
-            "deadline",
             f"activeDeadlineSeconds of {owner} is {seconds} s, and time in a queue counts: {', '.join(waiting[:5])} "
             f"may be stopped before {'it has' if len(waiting) == 1 else 'they have'} run",
             "set deadline=… on the steps, which counts from the start of a pod, and leave this one out",
         )
     if not found:
-        yield passed("deadline", "no deadline runs while steps wait for GPUs")
+        yield passed("no deadline runs while steps wait for GPUs")
 
 
 def _iter_deadlines(subject: PreflightSubject) -> Iterator[tuple[str, Any]]:

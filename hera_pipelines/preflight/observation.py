@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tiphys_controller.doctor.observed import ClusterObservation, Permission, UnknownValue
+from tiphys_controller.doctor.check import Finding, UnknownValue
+from tiphys_controller.doctor.observed import ClusterObservation, Permission
 from tiphys_plugin.quota.queues import QueueRules
-
-from tiphys.store.probe import ProbeFinding
 
 NO_CLUSTER = UnknownValue("there is no cluster to ask")
 
@@ -61,6 +60,6 @@ class PreflightObservation:
     """What the queues do not know; empty if they know all."""
     plugin_version: str | UnknownValue = NO_CLUSTER
     """Version of Tiphys in the namespace; empty if it is not labelled."""
-    store: Sequence[ProbeFinding] | UnknownValue = field(default_factory=lambda: UnknownValue("no store is named"))
+    store: Sequence[Finding] | UnknownValue = field(default_factory=lambda: UnknownValue("no store is named"))
     saves: Mapping[str, SaveTimes] | UnknownValue = field(default_factory=lambda: UnknownValue("no store is named"))
     """Saves of earlier runs of the same pipeline, by step."""

@@ -21,7 +21,7 @@ from cluster.rights import grant, new_account
 from support.argo_objects import NARRATED
 from support.compiled import History
 from support.controller_process import ControllerProcess
-from tiphys_controller.doctor import CheckStatus, DoctorFinding, observe_cluster, run_checks
+from tiphys_controller.doctor import CheckStatus, Finding, check_cluster, observe_cluster
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError
@@ -180,10 +180,10 @@ def test_doctor_sees_clocks_and_rights_as_they_are(cluster: Cluster, api: KubeAp
     for account in RULES_OF_ACCOUNTS:
         grant(cluster, api.namespace, account, [])
 
-    def findings() -> list[DoctorFinding]:
-        return run_checks(observe_cluster(api, [api.namespace]))
+    def findings() -> list[Finding]:
+        return check_cluster(observe_cluster(api, [api.namespace]))
 
-    def rights() -> list[DoctorFinding]:
+    def rights() -> list[Finding]:
         return [one for one in findings() if one.name == f"{api.namespace}/rights"]
 
     before = {one.name: one for one in findings()}

@@ -15,9 +15,10 @@ from cluster.client import Cluster
 from cluster.rights import grant, new_account
 from support.authored import plain, step, task
 from support.preflights import states, subject_of
+from tiphys_controller.doctor import Finding
 
 from hera_pipelines.cli.author.preflight_observation import BoundedReads, observe_cluster_for_preflight
-from hera_pipelines.preflight import PreflightFinding, PreflightSubject, run_preflight_checks
+from hera_pipelines.preflight import PreflightSubject, run_preflight_checks
 from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.kube.resources import PERSISTENT_VOLUME_CLAIMS, SECRETS
 
@@ -43,7 +44,7 @@ def subject(api: KubeApi) -> PreflightSubject:
     return subject_of(load, step(), tasks=tasks, account="own", namespace=api.namespace)
 
 
-def look(api: KubeApi, subject: PreflightSubject) -> list[PreflightFinding]:
+def look(api: KubeApi, subject: PreflightSubject) -> list[Finding]:
     observed = observe_cluster_for_preflight(api, subject, BoundedReads(LIMIT_SECONDS))
     return run_preflight_checks(subject, observed)
 

@@ -30,6 +30,8 @@ from support.emulators import ACCOUNT, connection_string
 from support.lineage import LINEAGE, RUN, ref
 from support.s3_proxy import Reply, Request, S3Proxy, Times
 from support.sessions import admitted, open_session, state_at, train
+from tiphys_controller.doctor import failed_checks
+from tiphys_controller.doctor.store_probe import probe_store
 
 from tiphys import checkpoint
 from tiphys.errors import (
@@ -48,7 +50,6 @@ from tiphys.records import SubmissionEnd
 from tiphys.store import AzureStore, GcsStore, LineageLayout, claim_record, open_store
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.buckets.bucket_store import BucketStore
-from tiphys.store.probe import is_store_usable, probe_store
 
 MIB = 1 << 20
 WRITERS = 6
@@ -416,9 +417,9 @@ class TestProbe:
 
         findings = probe_store(cloud.url())
 
-        assert is_store_usable(findings)
-        assert [finding for finding in findings if not finding.ok] == []
-        assert {"create-only", "race", "create-only-parts", "checksum"} <= {finding.name for finding in findings}
+        assert not failed_checks(findings)
+        assert {finding.state for finding in findings} == {"ok"}
+        assert {"create-only", "race", "create-only-parts", "checksum"} <= {finding.check for finding in findings}
         assert keys(store) == ["control/runs/a"]
 
     def test_a_server_that_ignores_the_condition_is_refused(self, cloud: Cloud) -> None:
@@ -426,7 +427,7 @@ class TestProbe:
 
         findings = probe_store(cloud.url(), races=2)
 
-        refused = {finding.name: finding.sentence for finding in findings if finding.ok is False}
+        refused = {finding.check: finding.sentence for finding in findings if finding.state == "failed"}
         assert refused.keys() == {"create-only", "race", "create-only-parts"}
         assert ("ifGenerationMatch" if cloud.name == "gcs" else "If-None-Match") in refused["create-only"]
 
@@ -437,9 +438,9 @@ class TestProbe:
 
         findings = probe_store(f"az://{ACCOUNT}/{azure_container}", races=1)
 
-        [refused] = [finding for finding in findings if finding.ok is False]
-        assert refused.name == "flat-namespace"
-        assert "use an account without one" in refused.sentence
+        [refused] = [finding for finding in findings if finding.state == "failed"]
+        assert refused.check == "flat-namespace"
+        assert "use an account without one" in refused.remedy
 
 
 class TestOpening:

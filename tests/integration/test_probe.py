@@ -20,18 +20,20 @@ import pytest
 from support import http
 from support import s3_proxy as faults
 from support.s3_proxy import S3Proxy
+from tiphys_controller.doctor import Finding, failed_checks, store_probe
+from tiphys_controller.doctor.check import failed, passed, warning
+from tiphys_controller.doctor.store_probe import WRITERS_PER_RACE, probe_store
 
 from tiphys.errors import NotFoundError, ObjectExistsError, StoreError
 from tiphys.records import utc_now
-from tiphys.store import DirectoryStore, ObjectInfo, S3Store, probe
-from tiphys.store.probe import WRITERS_PER_RACE, ProbeFinding, is_store_usable, probe_store
+from tiphys.store import DirectoryStore, ObjectInfo, S3Store
 
 # Enough to catch the bad servers here; the default is for those that lose a race seldom.
 RACES = 3
 
 
-def by_name(findings: list[ProbeFinding]) -> dict[str, ProbeFinding]:
-    return {finding.name: finding for finding in findings}
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
 
 
 @pytest.fixture
@@ -47,14 +49,14 @@ class TestGoodStores:
 
         findings = probe_store(str(tmp_path))
 
-        assert is_store_usable(findings)
-        assert [(f.name, f.ok) for f in findings] == [
-            ("create-only", True),
-            ("race", True),
-            ("read-after-write", True),
-            ("listing", True),
-            ("data", True),
-            ("clean-up", True),
+        assert not failed_checks(findings)
+        assert [(f.check, f.state) for f in findings] == [
+            ("create-only", "ok"),
+            ("race", "ok"),
+            ("read-after-write", "ok"),
+            ("listing", "ok"),
+            ("data", "ok"),
+            ("clean-up", "ok"),
         ]
         assert [info.key for info in DirectoryStore(tmp_path).list("")] == ["control/runs/a/run.json"]
 
@@ -63,10 +65,10 @@ class TestGoodStores:
 
         findings = probe_store(f"s3://{bucket}/p")
 
-        assert is_store_usable(findings)
-        assert {f.name for f in findings if f.ok is None} == {"checksum"}
+        assert not failed_checks(findings)
+        assert {f.check for f in findings if f.state == "warning"} == {"checksum"}
         assert "not verified by the server" in by_name(findings)["checksum"].sentence
-        assert by_name(findings)["create-only-parts"].ok
+        assert by_name(findings)["create-only-parts"].state == "ok"
         assert [info.key for info in S3Store(bucket).list("")] == ["p/control/runs/a"]
 
     def test_a_store_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
@@ -82,8 +84,8 @@ class TestBadServers:
 
         findings = probe_store(f"s3://{bucket}", races=RACES)
 
-        assert not is_store_usable(findings)
-        assert {f.name for f in findings if f.ok is False} == {"create-only", "race", "create-only-parts"}
+        assert failed_checks(findings)
+        assert {f.check for f in findings if f.state == "failed"} == {"create-only", "race", "create-only-parts"}
         assert "ignores If-None-Match" in by_name(findings)["create-only"].sentence
 
     def test_one_that_lets_several_racers_win_is_refused_for_that_alone(self, bucket: str, proxy: S3Proxy) -> None:
@@ -91,8 +93,8 @@ class TestBadServers:
 
         findings = probe_store(f"s3://{bucket}", races=RACES)
 
-        assert not is_store_usable(findings)
-        assert {f.name for f in findings if f.ok is False} == {"race"}
+        assert failed_checks(findings)
+        assert {f.check for f in findings if f.state == "failed"} == {"race"}
         assert "writers won" in by_name(findings)["race"].sentence
 
     def test_one_that_ignores_the_condition_of_uploads_in_parts_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
@@ -103,8 +105,8 @@ class TestBadServers:
 
         findings = probe_store(f"s3://{bucket}", races=RACES)
 
-        assert {f.name for f in findings if f.ok is False} == {"create-only-parts"}
-        assert not is_store_usable(findings)
+        assert {f.check for f in findings if f.state == "failed"} == {"create-only-parts"}
+        assert failed_checks(findings)
 
     def test_one_that_refuses_everything_is_asked_once(self, bucket: str, proxy: S3Proxy) -> None:
         def read_only(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
@@ -115,7 +117,7 @@ class TestBadServers:
 
         first, clean_up = probe_store(f"s3://{bucket}", races=RACES)
 
-        assert (first.name, first.ok, clean_up.ok) == ("create-only", False, True)
+        assert (first.check, first.state, clean_up.state) == ("create-only", "failed", "ok")
         assert "credentials in use may not create" in first.sentence
 
     def test_one_that_checks_sha256_is_praised(self, bucket: str, proxy: S3Proxy) -> None:
@@ -127,7 +129,7 @@ class TestBadServers:
 
         proxy.behaviour = strict
 
-        assert by_name(probe_store(f"s3://{bucket}", races=RACES))["checksum"].ok is True
+        assert by_name(probe_store(f"s3://{bucket}", races=RACES))["checksum"].state == "ok"
 
     def test_an_error_that_is_no_verdict_on_the_checksum_is_not_taken_for_one(
         self, bucket: str, proxy: S3Proxy
@@ -138,14 +140,14 @@ class TestBadServers:
 
         proxy.behaviour = forbids
 
-        assert by_name(probe_store(f"s3://{bucket}", races=RACES))["checksum"].ok is False
+        assert by_name(probe_store(f"s3://{bucket}", races=RACES))["checksum"].state == "failed"
 
-    @pytest.mark.parametrize(("minutes", "ok"), [(0, True), (-10, None), (10, None)])
-    def test_a_clock_that_is_off_is_a_warning(self, bucket: str, minutes: int, ok: bool | None) -> None:
+    @pytest.mark.parametrize(("minutes", "state"), [(0, "ok"), (-10, "warning"), (10, "warning")])
+    def test_a_clock_that_is_off_is_a_warning(self, bucket: str, minutes: int, state: str) -> None:
         findings = probe_store(f"s3://{bucket}", races=RACES, now=lambda: utc_now() + timedelta(minutes=minutes))
 
-        assert by_name(findings)["clock"].ok is ok
-        assert is_store_usable(findings)
+        assert by_name(findings)["clock"].state == state
+        assert not failed_checks(findings)
 
 
 class Overwriting(DirectoryStore):
@@ -203,7 +205,7 @@ class TestBadStores:
         def open_bad(url: str, **options: Any) -> DirectoryStore:
             return {c.__name__: c for c in DirectoryStore.__subclasses__()}[url](tmp_path)
 
-        monkeypatch.setattr(probe, "open_store", open_bad)
+        monkeypatch.setattr(store_probe, "open_store", open_bad)
 
     @pytest.mark.parametrize(
         ("kind", "check", "sentence"),
@@ -219,23 +221,23 @@ class TestBadStores:
     def test_is_refused(self, kind: type[DirectoryStore], check: str, sentence: str) -> None:
         findings = probe_store(kind.__name__)
 
-        assert by_name(findings)[check].ok is False
+        assert by_name(findings)[check].state == "failed"
         assert sentence in by_name(findings)[check].sentence
-        assert not is_store_usable(findings)
+        assert failed_checks(findings)
 
     def test_that_cannot_delete_is_accepted_and_says_what_is_left(self) -> None:
         findings = probe_store(KeepsEverything.__name__)
 
-        assert is_store_usable(findings)
-        assert by_name(findings)["clean-up"].ok is None
+        assert not failed_checks(findings)
+        assert by_name(findings)["clean-up"].state == "warning"
         assert "are left below control/probe/" in by_name(findings)["clean-up"].sentence
 
 
 def test_warnings_do_not_refuse_a_store_and_failures_do() -> None:
-    good, warning, bad = ProbeFinding("a", True, ""), ProbeFinding("b", None, ""), ProbeFinding("c", False, "")
+    good, doubtful, bad = passed("")._replace(check="a"), warning("", ""), failed("", "")._replace(check="c")
 
-    assert is_store_usable([good, warning])
-    assert not is_store_usable([good, warning, bad])
+    assert failed_checks([good, doubtful]) == []
+    assert failed_checks([good, doubtful, bad]) == ["c"]
 
 
 def test_each_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy) -> None:

@@ -21,13 +21,13 @@ from support.bucket_policies import Policy, allows, enforces
 from support.chart import ROOT
 from support.kube_server import KubeServer, serving
 from support.s3_proxy import Reply, Request, S3Proxy, is_read, refuses, s3_proxy
+from tiphys_controller.doctor.store_credentials import CredentialsHolder, bucket_policy, probe_program_credentials
 
 from hera_pipelines.cli import main
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import DEPLOYMENTS, SECRETS
 from tiphys.records import CheckpointRef
 from tiphys.store import S3Store, layout, workflow_layout
-from tiphys.store.credentials import CredentialsHolder, bucket_policy, probe_program_credentials
 from tiphys.store.layout import CONTROL, DATA, LineageLayout, RankStepTime, RunLayout
 from tiphys.store.workflow_layout import OutputOrigin
 
@@ -387,13 +387,13 @@ def test_what_a_server_does_not_say_before_the_first_run_is_a_warning(
     monkeypatch.setattr(server, "forward", hides)
     server.behaviour = enforces({"test": tenants.of(CredentialsHolder.PROGRAM)})
 
-    found = {one.name: one for one in probe_program_credentials(tenants.url, "team-a")}
+    found = {one.check: one for one in probe_program_credentials(tenants.url, "team-a")}
 
-    assert {name: one.ok for name, one in found.items()} == {
-        "data": True,
-        "control-read": None,
-        "control-write": True,
-        "other-tenants": True,
+    assert {name: one.state for name, one in found.items()} == {
+        "data": "ok",
+        "control-read": "warning",
+        "control-write": "ok",
+        "other-tenants": "ok",
     }
     assert "cannot be tried before the first run" in found["control-read"].sentence
 

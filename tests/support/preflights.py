@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tiphys_controller.doctor.check import Finding, passed
 from tiphys_controller.doctor.checks_namespace import PERMISSIONS
 from tiphys_controller.doctor.observed import (
     ClusterObservation,
@@ -15,7 +16,7 @@ from tiphys_controller.doctor.observed import (
 )
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
-from hera_pipelines.preflight import PreflightFinding, PreflightObservation, PreflightSubject, build_subject
+from hera_pipelines.preflight import PreflightObservation, PreflightSubject, build_subject
 from hera_pipelines.preflight.observation import ObservedRights, ReferencedObjects
 from support.authored import STORE, workflow
 from support.lineage import START_TIMES
@@ -23,7 +24,6 @@ from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import LineageLayout, Store
 from tiphys.store.layout import lineage_name
-from tiphys.store.probe import ProbeFinding
 
 ACCOUNTS = ("tiphys-workflow", "tiphys-executor", "tiphys-executor-plugin", "tiphys-gang")
 
@@ -81,7 +81,7 @@ HEALTHY = PreflightObservation(
     objects=ReferencedObjects(),
     queues=None,
     plugin_version="",
-    store=[ProbeFinding("create-only", True, "is refused"), ProbeFinding("race", True, "one won")],
+    store=[passed("is refused"), passed("one won")],
     saves={},
 )
 """What is seen where nothing is wrong. Queues are not declared."""
@@ -108,7 +108,7 @@ def with_cluster(**changes: Any) -> PreflightObservation:
     return replace(HEALTHY, cluster=replace(CLUSTER, **changes))
 
 
-def states(findings: list[PreflightFinding]) -> dict[str, str]:
+def states(findings: list[Finding]) -> dict[str, str]:
     """The worst state by check."""
     order = ("ok", "unknown", "warning", "failed")
     found: dict[str, str] = {}

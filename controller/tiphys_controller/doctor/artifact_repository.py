@@ -12,8 +12,8 @@ import yaml
 
 from tiphys.kube import Object
 from tiphys.service.yaml_documents import UNREADABLE_YAML
-from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
-from tiphys_controller.doctor.observed import UnknownValue, WorkflowNamespace
+from tiphys_controller.doctor.check import Finding, UnknownValue, check, failed, known, passed, warning
+from tiphys_controller.doctor.observed import WorkflowNamespace
 
 ARTIFACT_CONFIG_MAP = "artifact-repositories"
 _DEFAULT_ANNOTATION = "workflows.argoproj.io/default-artifact-repository"
@@ -70,52 +70,46 @@ def _parse_repository(origin: str, text: str, store_url: str) -> ArtifactReposit
     return ArtifactRepository(origin, store_url, bucket, key_format, endpoint)
 
 
+@check("artifacts")
 def check_artifact_repository(
     namespace: WorkflowNamespace, controller_settings: Mapping[str, str] | UnknownValue
-) -> Iterator[DoctorFinding]:
+) -> Iterator[Finding]:
     """Findings about the default repository of a namespace whose store is in a bucket."""
-    name, settings = f"{namespace.name}/artifacts", namespace.artifact_settings
+    settings = known(namespace.artifact_settings)
     if settings is None:
         return
-    if isinstance(settings, UnknownValue):
-        yield unknown_finding(name, settings.reason)
-        return
-    known_settings = {} if isinstance(controller_settings, UnknownValue) else controller_settings
-    repository = read_artifact_repository(settings.config_map, known_settings, settings.store_url)
-    if repository is None and isinstance(controller_settings, UnknownValue):
-        yield unknown_finding(name, controller_settings.reason)
-    elif repository is None:
-        yield warning_finding(
-            name,
+    declared = {} if isinstance(controller_settings, UnknownValue) else controller_settings
+    repository = read_artifact_repository(settings.config_map, declared, settings.store_url)
+    if repository is not None:
+        yield _judge_repository(repository)
+    elif known(controller_settings) is not None:
+        yield warning(
             "there is no default artifact repository, so every step with an artifact ends in Error; steps with "
             "parameters only work",
             _REMEDY,
         )
-    else:
-        yield _check_repository(name, repository)
 
 
-def _check_repository(name: str, repository: ArtifactRepository) -> DoctorFinding:
+def _judge_repository(repository: ArtifactRepository) -> Finding:
     store = urlsplit(repository.store_url)
     bucket, prefix = store.netloc, store.path.strip("/")
     _, field, kind = _KINDS[store.scheme]
     if store.scheme == "az":
         bucket, _, prefix = prefix.partition("/")
     if not repository.bucket:
-        return failed_finding(name, f"{repository.origin} names no {kind}, so no step with an artifact works", _REMEDY)
+        return failed(f"{repository.origin} names no {kind}, so no step with an artifact works", _REMEDY)
     account = (urlsplit(repository.endpoint).hostname or "").partition(".")[0]
     if repository.bucket != bucket or (store.scheme == "az" and account != store.netloc):
         place = f"{repository.bucket} of {repository.endpoint}" if store.scheme == "az" else repository.bucket
         right = f"{bucket} of account {store.netloc}" if store.scheme == "az" else bucket
-        return failed_finding(
-            name,
+        return failed(
             f"{repository.origin} keeps artifacts in {field} {place}, and the store of the runs is "
             f"{repository.store_url}: no output of a step is found",
             f"name the {field} {right}; {_REMEDY}",
         )
     if problem := _find_key_format_problem(repository.key_format, prefix):
-        return warning_finding(name, f"keyFormat {repository.key_format!r} of {repository.origin}: {problem}", _REMEDY)
-    return ok_finding(name, f"Argo keeps artifacts in {field} {repository.bucket} ({repository.origin})")
+        return warning(f"keyFormat {repository.key_format!r} of {repository.origin}: {problem}", _REMEDY)
+    return passed(f"Argo keeps artifacts in {field} {repository.bucket} ({repository.origin})")
 
 
 def _find_key_format_problem(key_format: str, store_prefix: str) -> str:

@@ -1,58 +1,58 @@
 """Checks of an installation whose GPUs Kueue grants. Pure."""
 
-from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
-from tiphys_controller.doctor.observed import ClusterObservation, DeploymentSearch, UnknownValue
+from collections.abc import Iterator
+
+from tiphys_controller.doctor.check import Finding, UnknownValue, check, failed, known, not_checked, passed, warning
+from tiphys_controller.doctor.observed import ClusterObservation, DeploymentSearch
 
 _NEEDED_KINDS = frozenset({"workloads", "workloads/status", "localqueues", "resourceflavors"})
 
 
-def check_kueue(observed: ClusterObservation) -> list[DoctorFinding]:
-    """Kueue is there, and each workflow namespace has a LocalQueue. None without ``ledger.kind: kueue``."""
-    kueue = observed.kueue
+@check("kueue")
+def check_kueue(observed: ClusterObservation) -> Iterator[Finding]:
+    """Kueue is there. None without ``ledger.kind: kueue``."""
+    kueue = known(observed.kueue)
     if kueue is None:
-        return []
-    if isinstance(kueue, UnknownValue):
-        return [unknown_finding("kueue", kueue.reason)]
+        return
     if missing := sorted(_NEEDED_KINDS - kueue.kinds):
-        return [
-            failed_finding(
-                "kueue",
-                f"Kueue grants the GPUs (ledger.kind: kueue), and the API server has no {missing[0]} of "
-                "kueue.x-k8s.io/v1beta2: every step with GPUs waits",
-                "install Kueue 0.15 or newer, or helm upgrade tiphys charts/tiphys --reuse-values --set "
-                "ledger.kind=tiphys",
-            )
-        ]
-    findings = [] if _is_ready(kueue.controller) else [_controller_finding(kueue.controller)]
-    findings += [
-        warning_finding(
-            f"{namespace}/local-queues",
-            f"namespace {namespace} has no LocalQueue of Kueue: its steps with GPUs are rejected",
-            f"create a LocalQueue in {namespace}, see docs/kueue.md",
+        yield failed(
+            f"Kueue grants the GPUs (ledger.kind: kueue), and the API server has no {missing[0]} of "
+            "kueue.x-k8s.io/v1beta2: every step with GPUs waits",
+            "install Kueue 0.15 or newer, or helm upgrade tiphys charts/tiphys --reuse-values --set ledger.kind=tiphys",
         )
-        for namespace, queues in kueue.local_queues.items()
-        if not queues
-    ]
+        return
+    yield from _check_controller(kueue.controller)
     named = sorted(f"{namespace}/{name}" for namespace, queues in kueue.local_queues.items() for name in queues)
-    return [*findings, ok_finding("kueue", f"Kueue grants the GPUs; LocalQueues: {', '.join(named) or 'none'}")]
+    yield passed(f"Kueue grants the GPUs; LocalQueues: {', '.join(named) or 'none'}")
 
 
-def _is_ready(controller: DeploymentSearch) -> bool:
-    return any((one.get("status") or {}).get("readyReplicas") for one in controller.found)
+@check("local-queues")
+def check_local_queues(observed: ClusterObservation) -> Iterator[Finding]:
+    """Each workflow namespace has a LocalQueue of Kueue."""
+    kueue = observed.kueue
+    if kueue is None or isinstance(kueue, UnknownValue) or not kueue.kinds >= _NEEDED_KINDS:
+        return  # which `check_kueue` says
+    for namespace, queues in kueue.local_queues.items():
+        if not queues:
+            yield warning(
+                f"namespace {namespace} has no LocalQueue of Kueue: its steps with GPUs are rejected",
+                f"create a LocalQueue in {namespace}, see docs/kueue.md",
+                namespace,
+            )
 
 
-def _controller_finding(controller: DeploymentSearch) -> DoctorFinding:
-    if not controller.found and controller.unseen_reason:
-        return unknown_finding("kueue", controller.unseen_reason)
+def _check_controller(controller: DeploymentSearch) -> Iterator[Finding]:
     waits = "every step with GPUs waits"
-    if not controller.found:
-        sentence = (
-            f"no Deployment has the label app.kubernetes.io/name=kueue; unless its controller runs elsewhere, {waits}"
+    if not controller.found and controller.unseen_reason:
+        yield not_checked(controller.unseen_reason)
+    elif not controller.found:
+        yield warning(
+            f"no Deployment has the label app.kubernetes.io/name=kueue; unless its controller runs elsewhere, {waits}",
+            "install Kueue",
         )
-        return warning_finding("kueue", sentence, "install Kueue")
-    place = "{namespace}/{name}".format(**controller.found[0]["metadata"])
-    return failed_finding(
-        "kueue",
-        f"no pod of Kueue's Deployment {place} is ready: {waits}",
-        f"kubectl describe pods -n {controller.found[0]['metadata']['namespace']} -l app.kubernetes.io/name=kueue",
-    )
+    elif not any((one.get("status") or {}).get("readyReplicas") for one in controller.found):
+        metadata = controller.found[0]["metadata"]
+        yield failed(
+            f"no pod of Kueue's Deployment {metadata['namespace']}/{metadata['name']} is ready: {waits}",
+            f"kubectl describe pods -n {metadata['namespace']} -l app.kubernetes.io/name=kueue",
+        )

@@ -5,11 +5,20 @@ from typing import NamedTuple
 
 from tiphys.protocol.gang import GANG_ACCOUNT
 from tiphys.protocol.step_spec import EXECUTOR_ACCOUNT, STORE_SECRET
-from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
+from tiphys_controller.doctor.check import (
+    CheckStatus,
+    Finding,
+    UnknownValue,
+    check,
+    failed,
+    known,
+    not_checked,
+    passed,
+    warning,
+)
 from tiphys_controller.doctor.observed import (
     Permission,
     PluginMode,
-    UnknownValue,
     UnreadSecret,
     WorkflowNamespace,
 )
@@ -54,100 +63,93 @@ _PLUGIN = _NeededAccount(PLUGIN_ACCOUNT, without_account="every plugin step ends
 _GANG_REMEDY = "helm upgrade tiphys charts/tiphys --reuse-values --set gangs.job=true"
 
 
-def check_namespace(namespace: WorkflowNamespace, mode: PluginMode | None) -> list[DoctorFinding]:
+def check_namespace(namespace: WorkflowNamespace, mode: PluginMode | None) -> list[Finding]:
     """All findings about one namespace. ``mode`` None: no plugin was found, so sidecar mode is assumed."""
     if namespace.exists is False:
-        return [
-            failed_finding(
-                _finding_name(namespace, "exists"),
-                f"there is no namespace {namespace.name}",
-                f"kubectl create namespace {namespace.name}",
-            )
-        ]
+        return _check_exists(namespace)
     sidecar = mode is not PluginMode.AGENT
     with_token = (_EXECUTOR, _AGENT, _PLUGIN) if sidecar else (_EXECUTOR,)
-    findings = [
-        *_check_accounts(namespace, (*with_token, *(() if sidecar else (_AGENT,)))),
+    return [
+        *_check_accounts(namespace, with_token if sidecar else (*with_token, _AGENT)),
         *_check_tokens(namespace, with_token),
-        *_check_permissions(namespace, [one for one in with_token if one.without_permission]),
+        *_check_permissions(namespace, [account for account in with_token if account.without_permission]),
+        *_check_gangs(namespace),
+        *(_check_plugin_config(namespace) if sidecar else ()),
+        *_check_store_secret(namespace),
+        *_check_store_access(namespace),
     ]
-    findings += _check_gangs(namespace)
-    findings += [_check_plugin_config(namespace)] if sidecar else []
-    return [*findings, _check_store_secret(namespace), *_check_store_access(namespace)]
 
 
-def _check_accounts(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[DoctorFinding]:
-    name = _finding_name(namespace, "accounts")
-    if isinstance(namespace.accounts, UnknownValue):
-        yield unknown_finding(name, namespace.accounts.reason)
-        return
-    missing = [account for account in needed if account.name not in namespace.accounts]
+@check("exists")
+def _check_exists(namespace: WorkflowNamespace) -> Iterator[Finding]:
+    yield failed(f"there is no namespace {namespace.name}", f"kubectl create namespace {namespace.name}")
+
+
+@check("accounts")
+def _check_accounts(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[Finding]:
+    accounts = known(namespace.accounts)
+    missing = [account for account in needed if account.name not in accounts]
     for account in missing:
-        yield failed_finding(
-            name, f"there is no service account {account.name}: {account.without_account}", _upgrade_command(namespace)
+        yield failed(
+            f"there is no service account {account.name}: {account.without_account}", _upgrade_command(namespace)
         )
     if not missing:
-        yield ok_finding(name, f"service accounts are there: {', '.join(account.name for account in needed)}")
+        yield passed(f"service accounts are there: {', '.join(account.name for account in needed)}")
 
 
-def _check_tokens(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[DoctorFinding]:
+@check("tokens")
+def _check_tokens(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[Finding]:
     for account in needed:
-        name, secret = _finding_name(namespace, "tokens"), f"{account.name}{TOKEN_SUFFIX}"
+        secret = f"{account.name}{TOKEN_SUFFIX}"
         keys = namespace.secrets.get(secret, frozenset())
         if isinstance(keys, UnknownValue):
-            yield unknown_finding(name, keys.reason)
+            yield not_checked(keys.reason)
         elif isinstance(keys, UnreadSecret):
-            yield ok_finding(name, f"Secret {secret} exists")
+            yield passed(f"Secret {secret} exists")
         elif not keys:
-            yield failed_finding(
-                name,
+            yield failed(
                 f"there is no Secret {secret}, from which Argo mounts the account's token: {account.without_mount}",
                 _upgrade_command(namespace),
             )
         elif "token" not in keys:
-            yield failed_finding(
-                name,
+            yield failed(
                 f"Secret {secret} holds no token: its annotation kubernetes.io/service-account.name must be "
                 f"{account.name}, and its type kubernetes.io/service-account-token",
                 f"kubectl delete secret -n {namespace.name} {secret}, then {_upgrade_command(namespace)}",
             )
         else:
-            yield ok_finding(name, f"Secret {secret} holds a token")
+            yield passed(f"Secret {secret} holds a token")
 
 
-def _check_permissions(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[DoctorFinding]:
-    name = _finding_name(namespace, "rights")
-    if isinstance(namespace.permissions, UnknownValue):
-        yield unknown_finding(name, namespace.permissions.reason)
-        return
+@check("rights")
+def _check_permissions(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[Finding]:
+    permissions = known(namespace.permissions)
     for account in needed:
-        if lacking := _lacking(namespace.permissions, account.name):
-            yield failed_finding(
-                name,
+        if lacking := _lacking(permissions, account.name):
+            yield failed(
                 f"account {account.name} may not {', '.join(lacking)}: {account.without_permission}",
                 _upgrade_command(namespace),
             )
         else:
-            yield ok_finding(name, f"account {account.name} may do what Argo's pods do")
+            yield passed(f"account {account.name} may do what Argo's pods do")
 
 
-def _check_gangs(namespace: WorkflowNamespace) -> Iterator[DoctorFinding]:
+@check("gangs")
+def _check_gangs(namespace: WorkflowNamespace) -> Iterator[Finding]:
     """Gangs with backend ``job`` need an account with its permissions and token; without the account, gangs are off."""
-    name, secret = _finding_name(namespace, "gangs"), f"{GANG_ACCOUNT}{TOKEN_SUFFIX}"
+    secret = f"{GANG_ACCOUNT}{TOKEN_SUFFIX}"
     if isinstance(namespace.accounts, UnknownValue) or isinstance(namespace.permissions, UnknownValue):
         return
     if GANG_ACCOUNT not in namespace.accounts:
-        yield ok_finding(name, "trainings on several nodes are off (gangs.job of the chart)")
+        yield passed("trainings on several nodes are off (gangs.job of the chart)")
     elif lacking := _lacking(namespace.permissions, GANG_ACCOUNT):
-        yield warning_finding(
-            name,
+        yield warning(
             f"account {GANG_ACCOUNT} may not {', '.join(lacking)}: a training on several nodes with backend=job ends "
             "in Error",
             _GANG_REMEDY,
         )
     elif not namespace.secrets.get(secret):
-        yield warning_finding(
-            name,
+        yield warning(
             f"there is no Secret {secret}: the pod of Argo that creates a training on several nodes never starts",
             _GANG_REMEDY,
         )
@@ -157,58 +159,50 @@ def _lacking(permissions: Mapping[tuple[str, Permission], bool], account: str) -
     return [str(right) for right in PERMISSIONS[account] if not permissions.get((account, right), False)]
 
 
-def _check_plugin_config(namespace: WorkflowNamespace) -> DoctorFinding:
-    name = _finding_name(namespace, "plugin")
-    if isinstance(namespace.config_maps, UnknownValue):
-        return unknown_finding(name, namespace.config_maps.reason)
-    if PLUGIN_CONFIG not in namespace.config_maps:
-        return failed_finding(
-            name,
+@check("plugin")
+def _check_plugin_config(namespace: WorkflowNamespace) -> Iterator[Finding]:
+    if PLUGIN_CONFIG in known(namespace.config_maps):
+        yield passed(f"the executor plugin is there ({PLUGIN_CONFIG})")
+    else:
+        yield failed(
             f"there is no ConfigMap {PLUGIN_CONFIG}: plugin steps fail with 'no plugin executed the template', unless "
             "the Workflow brings the plugin along",
             _upgrade_command(namespace),
         )
-    return ok_finding(name, f"the executor plugin is there ({PLUGIN_CONFIG})")
 
 
-def _check_store_secret(namespace: WorkflowNamespace) -> DoctorFinding:
-    name = _finding_name(namespace, "store")
+@check("store")
+def _check_store_secret(namespace: WorkflowNamespace) -> Iterator[Finding]:
     keys = namespace.secrets.get(STORE_SECRET, frozenset())
     if isinstance(keys, UnknownValue):
-        return unknown_finding(name, keys.reason)
-    if isinstance(keys, UnreadSecret):
-        return ok_finding(name, f"Secret {STORE_SECRET} exists")
-    if not keys:
-        return warning_finding(
-            name,
+        yield not_checked(keys.reason)
+    elif isinstance(keys, UnreadSecret):
+        yield passed(f"Secret {STORE_SECRET} exists")
+    elif not keys:
+        yield warning(
             f"there is no Secret {STORE_SECRET}: training pods cannot save, unless they get credentials of the store "
             "from their node or by workload identity",
             f"kubectl create secret generic {STORE_SECRET} -n {namespace.name} --from-literal=AWS_ACCESS_KEY_ID=… "
             "--from-literal=AWS_SECRET_ACCESS_KEY=…; or see 'Google Cloud Storage and Azure' in docs/install.md",
         )
-    return ok_finding(name, f"Secret {STORE_SECRET} sets {', '.join(sorted(keys))}")
+    else:
+        yield passed(f"Secret {STORE_SECRET} sets {', '.join(sorted(keys))}")
 
 
-def _check_store_access(namespace: WorkflowNamespace) -> Iterator[DoctorFinding]:
-    name, access = _finding_name(namespace, "store-access"), namespace.store_access
+@check("store-access")
+def _check_store_access(namespace: WorkflowNamespace) -> Iterator[Finding]:
+    access = namespace.store_access
+    if access is None:
+        return
     if isinstance(access, UnknownValue):
-        yield unknown_finding(
-            name, access.reason, "try them out where the store is in reach: tiphys doctor URL --as-program"
-        )
-    elif access is not None:
-        holder = f"the credentials in Secret {STORE_SECRET}"
-        for found in access.findings:
-            if found.ok is None:
-                yield warning_finding(name, f"{holder} {found.sentence}", "run this again after the first run")
-            elif not found.ok:
-                remedy = f"give their user the policy of: tiphys doctor {access.url} --policy program"
-                yield failed_finding(name, f"{holder} {found.sentence}", remedy)
-        if all(found.ok for found in access.findings):
-            yield ok_finding(name, f"{holder} suffice, and reach no further")
-
-
-def _finding_name(namespace: WorkflowNamespace, what: str) -> str:
-    return f"{namespace.name}/{what}"
+        yield not_checked(access.reason, "try them out where the store is in reach: tiphys doctor URL --as-program")
+        return
+    holder = f"the credentials in Secret {STORE_SECRET}"
+    troubled = [finding for finding in access if finding.state is not CheckStatus.OK]
+    for finding in troubled:
+        yield finding._replace(sentence=f"{holder} {finding.sentence}")
+    if not troubled:
+        yield passed(f"{holder} suffice, and reach no further")
 
 
 def _upgrade_command(namespace: WorkflowNamespace) -> str:

@@ -2,7 +2,7 @@
 
 A request that the account may not make yields an `UnknownValue`. The credentials
 that a workflow namespace holds are tried out in the store, see
-`tiphys.store.credentials`.
+`tiphys_controller.doctor.store_credentials`.
 """
 
 import base64
@@ -34,9 +34,9 @@ from tiphys.protocol.step_spec import STORE_SECRET
 from tiphys.records import utc_now
 from tiphys.service.yaml_documents import UNREADABLE_YAML
 from tiphys.store import is_bucket_url
-from tiphys.store.credentials import probe_program_credentials
 from tiphys.store.open import PLACEHOLDER
 from tiphys_controller.doctor.artifact_repository import ARTIFACT_CONFIG_MAP
+from tiphys_controller.doctor.check import Finding, UnknownValue
 from tiphys_controller.doctor.checks_namespace import (
     PERMISSIONS,
     PLUGIN_ACCOUNT,
@@ -53,8 +53,6 @@ from tiphys_controller.doctor.observed import (
     NodeClock,
     Permission,
     PodReadiness,
-    StoreAccess,
-    UnknownValue,
     UnreadSecret,
     WorkflowNamespace,
     find_account,
@@ -72,6 +70,7 @@ from tiphys_controller.doctor.pod_readiness import (
     parse_partial_failures,
     parse_readiness_reason,
 )
+from tiphys_controller.doctor.store_credentials import probe_program_credentials
 
 _TIPHYS_LABELS = "app.kubernetes.io/name=tiphys"
 _ARGO_CONFIG_MAP = "workflow-controller-configmap"
@@ -288,7 +287,9 @@ def _read_artifact_settings(api: KubeApi, tiphys: DeploymentSearch, name: str) -
     return ArtifactSettings(served.url.replace(PLACEHOLDER, name), api.get(CONFIG_MAPS, name, ARTIFACT_CONFIG_MAP))
 
 
-def _try_store_credentials(api: KubeApi, tiphys: DeploymentSearch, name: str) -> StoreAccess | UnknownValue | None:
+def _try_store_credentials(
+    api: KubeApi, tiphys: DeploymentSearch, name: str
+) -> Sequence[Finding] | UnknownValue | None:
     """Try out the Secret with the credentials of the store, as a program of the namespace could."""
     secret = _read_or_unknown(lambda: api.get(SECRETS, name, STORE_SECRET))
     if secret is None or isinstance(secret, UnknownValue):
@@ -302,10 +303,9 @@ def _try_store_credentials(api: KubeApi, tiphys: DeploymentSearch, name: str) ->
     if "AWS_ACCESS_KEY_ID" not in variables:
         return UnknownValue(f"Secret {STORE_SECRET} sets no AWS_ACCESS_KEY_ID")
     try:
-        findings = probe_program_credentials(served.url, name, served.namespaces, variables)
+        return probe_program_credentials(served.url, name, served.namespaces, variables)
     except TiphysError as error:
         return UnknownValue(str(error))
-    return StoreAccess(served.url.replace(PLACEHOLDER, name), tuple(findings))
 
 
 def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[str]:

@@ -6,21 +6,14 @@ flags, its version, and the plugin mode. Pure.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.kube import Object
-from tiphys.store.probe import ProbeFinding
+from tiphys_controller.doctor.check import Finding, UnknownValue
 from tiphys_controller.doctor.obstacles import Obstacle
-
-
-@dataclass(frozen=True)
-class UnknownValue:
-    """A value that could not be read, with the reason."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -71,13 +64,6 @@ class ServedStore(NamedTuple):
     """Empty: all."""
 
 
-class StoreAccess(NamedTuple):
-    """What the credentials of a workflow namespace allow in the store ``url``."""
-
-    url: str
-    findings: tuple[ProbeFinding, ...]
-
-
 class ArtifactSettings(NamedTuple):
     """Where a namespace declares Argo's artifact repository. ``config_map`` is None if it does not exist."""
 
@@ -105,9 +91,9 @@ class WorkflowNamespace:
     """Keys of each needed Secret; empty if the Secret does not exist."""
     permissions: Mapping[tuple[str, Permission], bool] | UnknownValue
     """Whether an account has a permission."""
-    store_access: "StoreAccess | UnknownValue | None" = None
-    """What its Secret with the credentials of the store allows; None without a Secret, or if the store is not in S3."""
-    artifact_settings: "ArtifactSettings | UnknownValue | None" = None
+    store_access: Sequence[Finding] | UnknownValue | None = None
+    """Of the credentials of the store in its Secret; None without a Secret, or if the store is not in S3."""
+    artifact_settings: ArtifactSettings | UnknownValue | None = None
     """None if its store is not in a bucket, or not known."""
 
 

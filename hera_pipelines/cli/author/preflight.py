@@ -1,17 +1,16 @@
 """``tiphys preflight``: says what would go wrong with a pipeline, before it is submitted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from tiphys_controller import API_VERSION
-from tiphys_controller.doctor.observed import UnknownValue
+from tiphys_controller.doctor import CheckStatus, Finding, UnknownValue, failed_checks
 from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.author.preflight_observation import observe_for_preflight
-from hera_pipelines.cli.cluster.doctor import STATE_TEXTS
+from hera_pipelines.cli.cluster.findings import SourceLine, format_place, show_findings
 from hera_pipelines.cli.error_messages import PreflightFailedError
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
@@ -33,14 +32,7 @@ from hera_pipelines.cli.shared_options import (
     parse_parameters,
     with_parameters,
 )
-from hera_pipelines.preflight import (
-    PreflightFinding,
-    PreflightObservation,
-    PreflightSubject,
-    build_subject,
-    is_ready,
-    run_preflight_checks,
-)
+from hera_pipelines.preflight import PreflightObservation, PreflightSubject, build_subject, run_preflight_checks
 from tiphys.errors import TiphysError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 
@@ -100,7 +92,7 @@ def preflight(
     subject = build_subject(file, manifest, service_account, place, _find_schedule_complaint(loaded, options))
     observed = observe_for_preflight(subject, api, unasked, rules, limit, tries_used_store=True)
     findings = run_preflight_checks(subject, _leave_submission_to(argo_server, observed))
-    _show(screen, subject, findings, output)
+    show_findings(screen, findings, output, {"pipeline": subject.pipeline.name}, _source_lines(subject))
     _require_ready(findings)
 
 
@@ -121,13 +113,13 @@ def check_before_submission(
         if api is not None:
             api.close()
     findings = run_preflight_checks(subject, observed)
-    for one in findings:
-        if one.state == "warning":
-            screen.note(f"preflight warning: {_format_line(subject, one)}")
-    for one in findings:
-        if one.state == "failed":
-            screen.error(f"preflight problem: {_format_line(subject, one)}")
-    if unchecked := sum(one.state == "unknown" for one in findings):
+    for finding in findings:
+        if finding.state is CheckStatus.WARNING:
+            screen.note(f"preflight warning: {_format_line(subject, finding)}")
+    for finding in findings:
+        if finding.state is CheckStatus.FAILED:
+            screen.error(f"preflight problem: {_format_line(subject, finding)}")
+    if unchecked := sum(finding.state is CheckStatus.UNKNOWN for finding in findings):
         screen.note(f"preflight: {unchecked} checks could not be made; `tiphys preflight {file}` lists them")
     _require_ready(findings, "; add --no-preflight to submit all the same")
 
@@ -162,49 +154,19 @@ def _find_schedule_complaint(pipeline: "AnyPipeline", options: dict[str, Any]) -
     return ""
 
 
-def _require_ready(findings: Iterable[PreflightFinding], hint: str = "") -> None:
-    if not is_ready(findings := list(findings)):
-        failed = [one.check for one in findings if one.state == "failed"]
+def _require_ready(findings: Iterable[Finding], hint: str = "") -> None:
+    if failed := failed_checks(findings):
         raise PreflightFailedError(
-            f"preflight found what will go wrong: {', '.join(dict.fromkeys(failed))} failed; each finding says what "
-            f"to do{hint}"
+            f"preflight found what will go wrong: {', '.join(failed)} failed; each finding says what to do{hint}"
         )
 
 
-def _show(screen: Screen, subject: PreflightSubject, findings: Sequence[PreflightFinding], output: Format) -> None:
-    if output is Format.TABLE:
-        rows = [
-            (
-                STATE_TEXTS[one.state.value],
-                one.check,
-                _format_place(subject, one),
-                f"{one.sentence}\n→ {one.remedy}" if one.remedy else one.sentence,
-            )
-            for one in findings
-        ]
-        screen.table(("RESULT", "CHECK", "WHERE", "FINDING"), rows, wraps=True)
-        return
-    listed = [
-        {
-            **one._asdict(),
-            "state": one.state.value,
-            "file": str(subject.file),
-            "line": subject.line_of(one.step) if one.step else None,
-        }
-        for one in findings
-    ]
-    document = {"apiVersion": API_VERSION, "kind": "PreflightFindings", "pipeline": subject.pipeline.name}
-    screen.document({**document, "ready": is_ready(findings), "findings": listed}, output)
+def _source_lines(subject: PreflightSubject) -> Callable[[Finding], SourceLine]:
+    """Where the step of a finding is written."""
+    return lambda finding: (str(subject.file), subject.line_of(finding.place) if finding.place else None)
 
 
-def _format_place(subject: PreflightSubject, one: PreflightFinding) -> str:
-    if not one.step:
-        return "-"
-    line = subject.line_of(one.step)
-    return one.step if line is None else f"{one.step} ({subject.file.name}:{line})"
-
-
-def _format_line(subject: PreflightSubject, one: PreflightFinding) -> str:
-    place = f"{_format_place(subject, one)}: " if one.step else ""
-    remedy = f" → {one.remedy}" if one.remedy else ""
-    return f"{one.check}: {place}{one.sentence}{remedy}"
+def _format_line(subject: PreflightSubject, finding: Finding) -> str:
+    place = f"{format_place(finding, _source_lines(subject))}: " if finding.place else ""
+    remedy = f" → {finding.remedy}" if finding.remedy else ""
+    return f"{finding.check}: {place}{finding.sentence}{remedy}"

@@ -11,19 +11,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tiphys_controller.doctor.check import Finding, UnknownValue, failed, passed
 from tiphys_controller.doctor.observe import is_permitted, observe_cluster
 from tiphys_controller.doctor.observed import (
     ClusterObservation,
-    UnknownValue,
     find_plugin_mode,
     find_served_store,
     is_kueue_ledger,
 )
+from tiphys_controller.doctor.store_probe import probe_store
 from tiphys_plugin.quota.queues import QueueRules
 
 from hera_pipelines.cli.gpus.nodes import apply_cluster_nodes
 from hera_pipelines.cli.gpus.queues import parse_ledger
-from hera_pipelines.preflight.checks_namespace import find_accounts, find_claims, find_named_objects, find_needed_rights
+from hera_pipelines.preflight.checks_objects import find_accounts, find_claims, find_named_objects, find_needed_rights
 from hera_pipelines.preflight.observation import (
     NO_CLUSTER,
     ObservedRights,
@@ -45,7 +46,6 @@ from tiphys.kube.resources import (
 )
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.store import is_bucket_url, list_runs, open_store
-from tiphys.store.probe import ProbeFinding, probe_store
 from tiphys.threads import start_background_thread
 
 if TYPE_CHECKING:
@@ -160,18 +160,18 @@ def observe_cluster_for_preflight(
     )
 
 
-def _probe(url: str, tries_used_store: bool) -> Sequence[ProbeFinding]:
+def _probe(url: str, tries_used_store: bool) -> Sequence[Finding]:
     try:
         store = open_store(url, must_exist=True)
-        if not tries_used_store and any(list_runs(store)):
-            return [ProbeFinding("reachable", True, "answers and holds runs, so its promises were not tried again")]
-        return probe_store(url, races=_RACES)
+        if tries_used_store or not any(list_runs(store)):
+            return probe_store(url, races=_RACES)
+        found = passed("answers and holds runs, so its promises were not tried again")
     except NotFoundError as error:
-        if is_bucket_url(url):
-            return [ProbeFinding("reachable", False, str(error))]
-        return [ProbeFinding("reachable", True, "does not exist yet; the first run creates it")]
+        is_made = not is_bucket_url(url)
+        found = passed("does not exist yet; the first run creates it") if is_made else failed(str(error), "")
     except TiphysError as error:
-        return [ProbeFinding("reachable", False, str(error))]
+        found = failed(str(error), "")
+    return [found._replace(check="reachable")]
 
 
 def _read_saves(subject: PreflightSubject) -> Mapping[str, SaveTimes]:

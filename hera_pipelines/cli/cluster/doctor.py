@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
+from tiphys_controller.doctor.store_credentials import CredentialsHolder, bucket_policy
 
+from hera_pipelines.cli.cluster.findings import show_findings
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import ContextOption, FormatOption, KubeconfigOption, connect_cluster
 from tiphys.errors import StoreError, UsageError
-from tiphys.store.credentials import CredentialsHolder, bucket_policy, probe_program_credentials
-from tiphys.store.layout import DATA
+from tiphys.store.layout import CONTROL, DATA
 from tiphys.store.open import PLACEHOLDER
-from tiphys.store.probe import ProbeFinding, is_store_usable, probe_store
 
 EXAMPLES = """\b
 Examples:
@@ -23,18 +22,6 @@ Examples:
   tiphys doctor 's3://ml-runs/{namespace}/tiphys' -n team-a --policy program
   tiphys doctor 's3://ml-runs/{namespace}/tiphys' -n team-a --as-program
 """
-
-_RESULT_TEXTS = {
-    True: Text("ok", style="green"),
-    False: Text("FAILED", style="bold red"),
-    None: Text("warn", style="yellow"),
-}
-STATE_TEXTS = {
-    "ok": _RESULT_TEXTS[True],
-    "failed": _RESULT_TEXTS[False],
-    "warning": _RESULT_TEXTS[None],
-    "unknown": Text("?", style="yellow"),
-}
 
 
 def doctor(
@@ -103,13 +90,11 @@ def doctor(
     if context or kubeconfig:
         raise UsageError("--context and --kubeconfig are for a cluster; add --cluster, or leave them out")
     own = _one_namespace(url, namespaces)
-    store = url.replace(PLACEHOLDER, own) if own else url
     if policy:
+        store = url.replace(PLACEHOLDER, own) if own else url
         screen.document(bucket_policy(store, policy, principal or ()), Format.JSON)
-    elif as_program:
-        _examine_program_credentials(screen, url, own, output)
     else:
-        _show_store_findings(screen, store, probe_store(store), output)
+        _examine_store(screen, url, own, output, as_program=as_program)
 
 
 def _one_namespace(url: str, namespaces: list[str]) -> str:
@@ -122,68 +107,28 @@ def _one_namespace(url: str, namespaces: list[str]) -> str:
     return namespaces[0] if namespaces else ""
 
 
-def _examine_program_credentials(screen: Screen, url: str, namespace: str, output: Format) -> None:
-    findings, store = probe_program_credentials(url, namespace), url.replace(PLACEHOLDER, namespace)
-    if is_store_usable(findings):
-        findings += probe_store(store, (DATA,))
-        remedy = _STORE_REMEDY
-    else:
-        remedy = f"give the credentials the policy of tiphys doctor {store} --policy program, and no other"
-    _show_store_findings(screen, store, findings, output, remedy)
+def _examine_store(screen: Screen, url: str, namespace: str, output: Format, *, as_program: bool) -> None:
+    from tiphys_controller.doctor import failed_checks
+    from tiphys_controller.doctor.store_credentials import probe_program_credentials
+    from tiphys_controller.doctor.store_probe import probe_store
 
-
-_STORE_REMEDY = "use another store, or repair this one"
-
-
-def _show_store_findings(
-    screen: Screen, url: str, findings: list[ProbeFinding], output: Format, remedy: str = _STORE_REMEDY
-) -> None:
-    if output == Format.TABLE:
-        screen.table(
-            ("RESULT", "CHECK", "FINDING"), [(_RESULT_TEXTS[f.ok], f.name, f.sentence) for f in findings], wraps=True
-        )
-    else:
-        screen.document(_store_document(url, findings), output)
-    if not is_store_usable(findings):
-        failed = ", ".join(f.name for f in findings if f.ok is False)
-        raise StoreError(f"{url} must not hold runs: {failed} failed; {remedy}")
-
-
-def _store_document(url: str, findings: list[ProbeFinding]) -> dict[str, object]:
-    return {
-        "apiVersion": "tiphys.dev/v1alpha1",
-        "kind": "StoreFindings",
-        "store": url,
-        "usable": is_store_usable(findings),
-        "findings": [{"name": f.name, "ok": f.ok, "sentence": f.sentence} for f in findings],
-    }
+    store = url.replace(PLACEHOLDER, namespace) if namespace else url
+    findings = probe_program_credentials(url, namespace) if as_program else []
+    if not failed_checks(findings):
+        findings += probe_store(store, (DATA,) if as_program else (CONTROL, DATA))
+    show_findings(screen, findings, output, {"store": store})
+    if failed := failed_checks(findings):
+        raise StoreError(f"{store} must not hold runs: {', '.join(failed)} failed; each finding says what to do")
 
 
 def _examine_cluster(
     screen: Screen, namespaces: list[str], context: str | None, kubeconfig: Path | None, output: Format
 ) -> None:
-    from tiphys_controller.doctor import (  # no other command needs it
-        CheckStatus,
-        is_cluster_usable,
-        observe_cluster,
-        run_checks,
-    )
+    from tiphys_controller.doctor import check_cluster, failed_checks, observe_cluster
 
     api = connect_cluster(kubeconfig, context, None)
-    findings = run_checks(observe_cluster(api, namespaces))
-    if output == Format.TABLE:
-        screen.table(
-            ("RESULT", "CHECK", "FINDING"),
-            [
-                (STATE_TEXTS[f.state.value], f.name, f"{f.sentence}\n→ {f.remedy}" if f.remedy else f.sentence)
-                for f in findings
-            ],
-            wraps=True,
-        )
-    else:
-        document = {"apiVersion": "tiphys.dev/v1alpha1", "kind": "ClusterFindings", "server": api.server}
-        listed = [{**f._asdict(), "state": f.state.value} for f in findings]
-        screen.document({**document, "usable": is_cluster_usable(findings), "findings": listed}, output)
-    if not is_cluster_usable(findings):
-        failed = ", ".join(dict.fromkeys(f.name for f in findings if f.state is CheckStatus.FAILED))
-        raise StoreError(f"cluster {api.server} is not fit for runs: {failed} failed; each finding says what to do")
+    findings = check_cluster(observe_cluster(api, namespaces))
+    show_findings(screen, findings, output, {"server": api.server})
+    if failed := failed_checks(findings):
+        names = ", ".join(failed)
+        raise StoreError(f"cluster {api.server} is not fit for runs: {names} failed; each finding says what to do")

@@ -43,14 +43,14 @@ def installed(server: KubeServer) -> KubeApi:
 
 
 def states(out: str) -> dict[str, str]:
-    return {one["name"]: one["state"] for one in json.loads(out)["findings"]}
+    return {"/".join(filter(None, (one["place"], one["check"]))): one["state"] for one in json.loads(out)["findings"]}
 
 
 def test_a_cluster_that_is_fit(tiphys: Command, installed: KubeApi, kubeconfig: Path) -> None:
     answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig, "-o", "json")
     assert (answer.code, answer.err) == (0, "")
     assert set(states(answer.out).values()) == {"ok"}
-    assert json.loads(answer.out)["usable"] is True
+    assert json.loads(answer.out)["ready"] is True
     assert next(iter(states(answer.out))) == "requeue-time"
     assert "ml/tokens" in states(answer.out)
 
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_with_what_to_do(tiphys: Command, installed: KubeA
     installed.delete(SECRETS, "ml", "tiphys-workflow.service-account-token")
     answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
     assert answer.code == 75
-    assert "ml/tokens failed; each finding says what to do" in answer.error
+    assert "tokens failed; each finding says what to do" in answer.error
     assert "there is no Secret tiphys-workflow.service-account-token" in answer.out
     assert "→ helm upgrade tiphys" in answer.out
 

@@ -183,7 +183,7 @@ def test_doctor_finds_a_good_folder_usable(tiphys: Command, tmp_path: Path) -> N
     (tmp_path / "new").mkdir()
     answer = tiphys("doctor", "new", "-o", "json")
     document = json.loads(answer.out)
-    assert (answer.code, document["usable"]) == (0, True)
+    assert (answer.code, document["ready"]) == (0, True)
     assert list((tmp_path / "new").rglob("*.json")) == []
 
 

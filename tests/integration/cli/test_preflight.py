@@ -94,7 +94,7 @@ def write_training(folder: Path, image: str = f"fit@sha256:{'a' * 64}", gpus: in
 
 def findings(answer: Answer) -> list[dict[str, Any]]:
     document = json.loads(answer.out)
-    assert document["kind"] == "PreflightFindings"
+    assert document["kind"] == "Findings"
     listed: list[dict[str, Any]] = document["findings"]
     return listed
 
@@ -141,7 +141,7 @@ def test_each_problem_has_its_place_and_its_remedy(look: Command, api: KubeApi, 
     found = failed(answer)
     assert set(found) == {"cluster", "gpus", "volumes", "secrets"}
     assert "ExceedsMaxQuota: 64 GPUs can never be had" in found["gpus"]["sentence"]
-    assert {(one["step"], one["line"]) for name, one in found.items() if name != "cluster"} == {("fit", 8)}
+    assert {(one["place"], one["line"]) for name, one in found.items() if name != "cluster"} == {("fit", 8)}
     assert all(one["remedy"] for one in found.values())
 
 

@@ -27,16 +27,17 @@ import pytest
 from support import ledger
 from support.authored import artifact, plain, step, task, train
 from support.preflights import CLUSTER, HEALTHY, NAMESPACE, in_namespace, plugin, states, subject_of, with_cluster
-from tiphys_controller.doctor.observed import DeploymentSearch, KueueObservation, Permission, PodReadiness, UnknownValue
+from tiphys_controller.doctor import Finding, UnknownValue, failed_checks
+from tiphys_controller.doctor.check import failed, warning
+from tiphys_controller.doctor.observed import DeploymentSearch, KueueObservation, Permission, PodReadiness
 
-from hera_pipelines.preflight import PreflightFinding, PreflightObservation, PreflightSubject, is_ready
+from hera_pipelines.preflight import PreflightObservation, PreflightSubject
 from hera_pipelines.preflight import run_preflight_checks as run
-from hera_pipelines.preflight.checks_namespace import find_accounts, find_named_objects, find_needed_rights
+from hera_pipelines.preflight.checks_objects import find_accounts, find_named_objects, find_needed_rights
 from hera_pipelines.preflight.observation import ObservedRights, ReferencedObjects, SaveTimes
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
-from tiphys.store.probe import ProbeFinding
 
 DIGEST = f"ghcr.io/acme/fit@sha256:{'a' * 64}"
 COMMIT = "c" * 40
@@ -44,11 +45,11 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
 FORBIDDEN = UnknownValue("the API server refused: it is forbidden")
 
 
-def found(check: str, subject: PreflightSubject, observed: PreflightObservation = HEALTHY) -> list[PreflightFinding]:
+def found(check: str, subject: PreflightSubject, observed: PreflightObservation = HEALTHY) -> list[Finding]:
     return [one for one in run(subject, observed) if one.check == check]
 
 
-def only(check: str, subject: PreflightSubject, observed: PreflightObservation = HEALTHY) -> PreflightFinding:
+def only(check: str, subject: PreflightSubject, observed: PreflightObservation = HEALTHY) -> Finding:
     [one] = found(check, subject, observed)
     return one
 
@@ -60,7 +61,7 @@ def test_a_sound_pipeline_on_a_sound_cluster_has_no_warning() -> None:
     )
     findings = run(subject, HEALTHY)
     assert set(states(findings).values()) == {"ok"}
-    assert is_ready(findings)
+    assert not failed_checks(findings)
     assert {"images", "data", "retries", "grace", "size", "cluster", "store", "submit"} <= states(findings).keys()
 
 
@@ -91,7 +92,7 @@ def test_an_image_is_often_a_parameter_of_the_workflow() -> None:
 def test_one_image_of_several_steps_is_one_line() -> None:
     one = only("images", subject_of(step("a", container={"image": "x:1"}), step("b", container={"image": "x:1"})))
     assert "of a, b" in one.sentence
-    assert one.step == ""
+    assert one.place == ""
 
 
 def gang(**container: Any) -> Manifest:
@@ -112,7 +113,7 @@ def test_pods_that_train_together_have_one_image() -> None:
     assert only("gang-images", subject_of(gang())).sentence == "its 2 pods have one image"
     assert only("gang-images", subject_of(step(), replicas(DIGEST, DIGEST))).state == "ok"
     one = only("gang-images", subject_of(step(), replicas("a:1", "b:1")))
-    assert (one.state, one.step) == ("warning", "torch")
+    assert (one.state, one.place) == ("warning", "torch")
     assert "a:1, b:1" in one.sentence
     assert not found("gang-images", subject_of(step()))
 
@@ -209,7 +210,7 @@ def test_a_retry_strategy_repeats_what_can_pass(strategy: Manifest, state: str, 
     arguments = {"parameters": [{"name": "n", "value": "9"}]}
     lines = found("retries", subject_of(train(), other, arguments=arguments))
     assert {one.state.value for one in lines} == {state}
-    assert [one.step for one in lines if one.state == "warning"] == ["look"] * (state == "warning")
+    assert [one.place for one in lines if one.state == "warning"] == ["look"] * (state == "warning")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_a_retry_strategy_repeats_what_can_pass(strategy: Manifest, state: str, 
 def test_a_measured_save_fits_into_the_grace_period(median: float, p99: float, state: str) -> None:
     observed = replace(HEALTHY, saves={"fit": SaveTimes(7, median, p99)})
     one = only("grace", subject_of(train(asked={"grace_seconds": 30})), observed)
-    assert (one.state, one.step) == (state, "fit")
+    assert (one.state, one.place) == (state, "fit")
     assert "7 measured saves" in one.sentence
 
 
@@ -273,7 +274,7 @@ def test_the_workflow_fits_into_one_object(items: int, state: str) -> None:
 
 def test_a_schedule_that_argo_refuses() -> None:
     subject = replace(subject_of(step()), schedule_complaint="CronWorkflow 'x' has a name of 60 characters; shorten it")
-    assert only("schedule", subject) == PreflightFinding(
+    assert only("schedule", subject) == Finding(
         "schedule", "failed", "CronWorkflow 'x' has a name of 60 characters", "shorten it"
     )
     assert not found("schedule", subject_of(step()))
@@ -295,7 +296,7 @@ def test_the_queues_can_serve_a_request(wish: Manifest, state: str, reason: str)
     subject = subject_of(train(asked={"gpu": GpuRequest(**wish)}))
     one = only("gpus", subject, replace(HEALTHY, queues=QUEUES))
     assert (one.state, reason in one.sentence) == (state, True), one
-    assert one.step == "fit"
+    assert one.place == "fit"
 
 
 def test_owners_priorities_and_stopped_queues() -> None:
@@ -381,14 +382,14 @@ def test_a_claim_that_items_share(make: Any, fan_out: bool, modes: tuple[str, ..
     items = {"withItems": [1, 2]} if fan_out else {}
     subject = subject_of(user, train(), tasks=[task("load", **items), task("fit")])
     one = only("volumes", subject, claims(*modes))
-    assert (one.state, one.step) == (state, "load"), one
+    assert (one.state, one.place) == (state, "load"), one
 
 
 def test_a_claim_of_a_function_that_a_fan_out_and_another_task_call() -> None:
     user = step("load", container={"image": DIGEST, **MOUNT}, volumes=VOLUMES)
     calls = [task("once", "load"), task("many", "load", withItems=[1, 2])]
     one = only("volumes", subject_of(user, tasks=calls), claims("ReadWriteOnce"))
-    assert (one.state, one.step) == ("warning", "load")
+    assert (one.state, one.place) == ("warning", "load")
     calls = [task("once", "load"), task("again", "load")]
     assert only("volumes", subject_of(user, tasks=calls), claims("ReadWriteOnce")).state == "ok"
 
@@ -398,8 +399,8 @@ def test_a_template_is_not_mistaken_for_the_task_of_its_name() -> None:
     subject = subject_of(
         step("two", container={"image": "x:1"}), asking, tasks=[task("one", "two"), task("two", "one")]
     )
-    assert [(one.state, one.step) for one in found("checkpoints", subject)] == [("warning", "one")]
-    assert only("images", subject).step == "one"
+    assert [(one.state, one.place) for one in found("checkpoints", subject)] == [("warning", "one")]
+    assert only("images", subject).place == "one"
 
 
 def test_a_claim_of_a_gang() -> None:
@@ -450,7 +451,7 @@ def test_secrets_and_config_maps_that_pods_name() -> None:
     assert states(found("secrets", subject, replace(HEALTHY, objects=there))) == {"secrets": "ok"}
     gone = ReferencedObjects(secrets={"hub": False}, config_maps={"settings": FORBIDDEN})
     lines = found("secrets", subject, replace(HEALTHY, objects=gone))
-    assert [(one.state.value, one.step) for one in lines] == [("failed", "prep"), ("unknown", "prep")]
+    assert [(one.state.value, one.place) for one in lines] == [("failed", "prep"), ("unknown", "prep")]
     assert states(found("secrets", subject, replace(HEALTHY, objects=FORBIDDEN))) == {"secrets": "unknown"}
 
 
@@ -506,7 +507,7 @@ def test_a_right_that_is_lacking() -> None:
     unknown = only("rights", subject, replace(HEALTHY, rights=ObservedRights(missing_accounts=("own",))))
     assert (unknown.state, "no service account own" in unknown.sentence) == ("failed", True)
     missing = only("rights", subject, replace(HEALTHY, rights=ObservedRights({}, {"JobSet": "make"})))
-    assert (missing.state, missing.step) == ("failed", "make")
+    assert (missing.state, missing.place) == ("failed", "make")
 
 
 def test_who_may_not_submit() -> None:
@@ -599,7 +600,7 @@ def test_the_store_of_the_services_is_another() -> None:
 
 
 def test_a_store_that_breaks_a_promise() -> None:
-    probed = [ProbeFinding("race", False, "2 writers won"), ProbeFinding("clock", None, "is 70 s off")]
+    probed = [failed("2 writers won", "")._replace(check="race"), warning("is 70 s off", "")._replace(check="clock")]
     lines = found("store", subject_of(step()), replace(HEALTHY, store=probed))
     assert [one.state.value for one in lines] == ["failed", "warning"]
     assert "race: 2 writers won" in lines[0].sentence
@@ -614,7 +615,7 @@ def test_without_a_cluster_one_line_says_what_was_not_checked() -> None:
     lines = run(subject_of(GPUS | {"volumes": VOLUMES}, step()), OFFLINE)
     unread = [one for one in lines if "no kubeconfig" in one.sentence]
     assert [one.sentence.split(": ")[1] for one in unread] == ["installation, rights, claims, Secrets, queues"]
-    assert is_ready(lines)
+    assert not failed_checks(lines)
     with_queues = run(subject_of(GPUS), replace(OFFLINE, queues=QUEUES))
     assert "queues" not in next(one for one in with_queues if "no kubeconfig" in one.sentence).sentence
     assert any(one.check == "gpus" and one.state == "failed" for one in with_queues)
@@ -657,4 +658,4 @@ def test_an_object_that_cannot_be_read_is_none(manifest: Any) -> None:
     other = {"name": "make", "resource": {"action": "create", "manifest": manifest}}
     subject = subject_of(step(), other)
     assert subject.created_objects == []
-    assert is_ready(run(subject, HEALTHY))
+    assert not failed_checks(run(subject, HEALTHY))

@@ -11,7 +11,7 @@ from tiphys_plugin.quota.queues import Queues
 
 from hera_pipelines import load_pipeline
 from hera_pipelines.preflight import PreflightObservation, build_subject, run_preflight_checks
-from hera_pipelines.preflight.checks_namespace import find_claims, find_named_objects
+from hera_pipelines.preflight.checks_objects import find_claims, find_named_objects
 from hera_pipelines.preflight.observation import ReferencedObjects
 from tiphys.protocol.compiled_workflow import Manifest
 

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tiphys_controller.doctor.observed import UnknownValue
+from tiphys_controller.doctor import UnknownValue
 
 from hera_pipelines.cli.author import preflight_observation
 from hera_pipelines.cli.author.preflight_observation import BoundedReads
@@ -50,13 +50,13 @@ def test_a_machine_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "is_fine"),
-    [("s3://nope/x", False), ("gs://nope/x", False), ("az://account/nope/x", False), ("/nope", True)],
+    ("url", "state"),
+    [("s3://nope/x", "failed"), ("gs://nope/x", "failed"), ("az://account/nope/x", "failed"), ("/nope", "ok")],
 )
-def test_only_a_folder_is_made_by_the_first_run(monkeypatch: pytest.MonkeyPatch, url: str, is_fine: bool) -> None:
+def test_only_a_folder_is_made_by_the_first_run(monkeypatch: pytest.MonkeyPatch, url: str, state: str) -> None:
     def refuse(url: str, **_: object) -> None:
         raise NotFoundError(f"{url} does not exist")
 
     monkeypatch.setattr(preflight_observation, "open_store", refuse)
     [found] = preflight_observation._probe(url, tries_used_store=False)
-    assert found.ok is is_fine
+    assert found.state == state

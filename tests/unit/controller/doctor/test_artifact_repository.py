@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tiphys_controller.doctor import CheckStatus, Finding, UnknownValue
 from tiphys_controller.doctor.artifact_repository import check_artifact_repository
-from tiphys_controller.doctor.finding import CheckStatus, DoctorFinding
-from tiphys_controller.doctor.observed import ArtifactSettings, UnknownValue, WorkflowNamespace
+from tiphys_controller.doctor.observed import ArtifactSettings, WorkflowNamespace
 
 STORE = "s3://ml-runs/team-a/tiphys"
 ANNOTATION = "workflows.argoproj.io/default-artifact-repository"
@@ -29,11 +29,11 @@ def config_map(name: str = "default", **s3: str) -> dict[str, Any]:
 
 def check(
     declared: dict[str, Any] | None, controller: Mapping[str, str] | UnknownValue | None = None, store: str = STORE
-) -> DoctorFinding:
+) -> Finding:
     settings = ArtifactSettings(store, declared)
     namespace = WorkflowNamespace("team-a", True, frozenset(), frozenset(), {}, {}, artifact_settings=settings)
     [finding] = check_artifact_repository(namespace, {} if controller is None else controller)
-    assert finding.name == "team-a/artifacts"
+    assert finding.check == "artifacts"
     return finding
 
 

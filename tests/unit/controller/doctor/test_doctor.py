@@ -23,7 +23,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiphys_controller.doctor import CheckStatus, DoctorFinding, is_cluster_usable, run_checks
+from tiphys_controller.doctor import CheckStatus, Finding, UnknownValue, check_cluster, failed_checks
+from tiphys_controller.doctor.check import failed, passed
 from tiphys_controller.doctor.checks_namespace import PERMISSIONS
 from tiphys_controller.doctor.observe import parse_argo_settings, read_node_clocks
 from tiphys_controller.doctor.observed import (
@@ -32,8 +33,6 @@ from tiphys_controller.doctor.observed import (
     NodeClock,
     Permission,
     PodReadiness,
-    StoreAccess,
-    UnknownValue,
     UnreadSecret,
     WorkflowNamespace,
 )
@@ -49,7 +48,6 @@ from tiphys_controller.doctor.pod_readiness import (
 )
 
 from tiphys.kube import Object
-from tiphys.store.probe import ProbeFinding
 
 GOOD_ENV = {
     "DEFAULT_REQUEUE_TIME": "500ms",
@@ -119,12 +117,12 @@ GOOD = ClusterObservation(
 AGENT = replace(GOOD, tiphys=tiphys("agent"), argo_settings={"disableAgentPodCreation": "true"})
 
 
-def bad(observed: ClusterObservation) -> dict[str, DoctorFinding]:
+def bad(observed: ClusterObservation) -> dict[str, Finding]:
     """Findings that are not ok, by name."""
-    return {one.name: one for one in run_checks(observed) if one.state is not CheckStatus.OK}
+    return {one.name: one for one in check_cluster(observed) if one.state is not CheckStatus.OK}
 
 
-def only(observed: ClusterObservation) -> DoctorFinding:
+def only(observed: ClusterObservation) -> Finding:
     """The one finding that is not ok."""
     [found] = bad(observed).values()
     return found
@@ -133,18 +131,18 @@ def only(observed: ClusterObservation) -> DoctorFinding:
 @pytest.mark.parametrize("observed", [GOOD, AGENT], ids=["sidecar mode", "agent mode"])
 def test_a_good_cluster_has_nothing_to_complain_about(observed: ClusterObservation) -> None:
     assert bad(observed) == {}
-    assert is_cluster_usable(run_checks(observed))
+    assert not failed_checks(check_cluster(observed))
 
 
 def test_secrets_that_exist_are_in_order_where_their_content_is_not_read() -> None:
     unread = {name: UnreadSecret() for name in SECRETS}
-    found = run_checks(replace(GOOD, namespaces=(replace(NAMESPACE, secrets=unread),)))
+    found = check_cluster(replace(GOOD, namespaces=(replace(NAMESPACE, secrets=unread),)))
     assert {one.state for one in found if one.name in ("ml/tokens", "ml/store", "ml/gangs")} == {CheckStatus.OK}
     assert "Secret tiphys-store exists" in [one.sentence for one in found]
 
 
 def test_what_costs_time_at_each_step_is_said_first() -> None:
-    assert run_checks(GOOD)[0].name == "requeue-time"
+    assert check_cluster(GOOD)[0].name == "requeue-time"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +177,7 @@ def test_agent_pods_that_keep_answers_back(value: str | None, state: CheckStatus
     if state is CheckStatus.WARNING:
         remedy = "kubectl set env -n argo deployment/workflow-controller ARGO_AGENT_PATCH_RATE=200ms"
         assert found.remedy == remedy
-    assert "patch-rate" not in {one.name for one in run_checks(replace(GOOD, argo=there, tiphys=tiphys("agent")))}
+    assert "patch-rate" not in {one.name for one in check_cluster(replace(GOOD, argo=there, tiphys=tiphys("agent")))}
 
 
 def test_a_controller_of_argo_that_cannot_delete_answers() -> None:
@@ -222,7 +220,7 @@ def test_a_cluster_without_argo() -> None:
 )
 def test_a_controller_that_does_not_see_its_own_updates(tag: str, value: str | None, state: CheckStatus | None) -> None:
     env = GOOD_ENV | ({"INFORMER_WRITE_BACK": value} if value else {})
-    found = [one for one in run_checks(replace(GOOD, argo=argo(env, tag))) if one.name == "write-back"]
+    found = [one for one in check_cluster(replace(GOOD, argo=argo(env, tag))) if one.name == "write-back"]
     assert [one.state for one in found] == ([state] if state else [])
     if state is CheckStatus.FAILED:
         assert found[0].remedy == "kubectl set env -n argo deployment/workflow-controller INFORMER_WRITE_BACK=false"
@@ -253,7 +251,7 @@ def test_the_shared_agent_needs_a_newer_argo(settings: dict[str, str]) -> None:
 def test_an_argo_newer_than_the_tested_versions_is_named_so(observed: ClusterObservation) -> None:
     newer = replace(observed, argo=argo(tag="v4.2.0"))
     assert bad(newer) == {}
-    assert "Argo Workflows 4.2.0, newer than the tested versions" in [one.sentence for one in run_checks(newer)]
+    assert "Argo Workflows 4.2.0, newer than the tested versions" in [one.sentence for one in check_cluster(newer)]
 
 
 def test_an_image_by_digest_has_no_version() -> None:
@@ -557,7 +555,7 @@ def test_a_workflow_that_cannot_go_on_is_a_failure_with_its_remedy() -> None:
     stuck = [
         Obstacle(f"digits-{n}", "ml", "fit.run", "no node takes its pod: 0/1 nodes", "add nodes") for n in range(12)
     ]
-    found = [one for one in run_checks(replace(GOOD, obstacles=tuple(stuck))) if one.name == "workflows"]
+    found = [one for one in check_cluster(replace(GOOD, obstacles=tuple(stuck))) if one.name == "workflows"]
     assert {one.state for one in found} == {CheckStatus.FAILED}
     assert (found[0].sentence, found[0].remedy) == (
         "ml/digits-0, fit.run: no node takes its pod: 0/1 nodes",
@@ -565,7 +563,7 @@ def test_a_workflow_that_cannot_go_on_is_a_failure_with_its_remedy() -> None:
     )
     assert len(found) == 11
     assert found[-1].sentence == "and 2 more"
-    assert not is_cluster_usable(found)
+    assert failed_checks(found)
 
 
 def test_partial_rights_are_no_failure() -> None:
@@ -584,10 +582,10 @@ def test_partial_rights_are_no_failure() -> None:
         clocks=FORBIDDEN,
         obstacles=FORBIDDEN,
     )
-    findings = run_checks(nothing)
+    findings = check_cluster(nothing)
     assert {one.state for one in findings} == {CheckStatus.UNKNOWN}
-    assert all(one.sentence.startswith("cannot tell, because ") for one in findings)
-    assert is_cluster_usable(findings)
+    assert all(one.sentence.startswith("not checked: ") for one in findings)
+    assert not failed_checks(findings)
 
 
 def test_clocks_are_told_from_the_times_of_one_write() -> None:
@@ -666,9 +664,9 @@ def test_workflows_in_the_namespace_of_the_services_are_a_warning() -> None:
 
 
 def test_credentials_that_reach_too_far_are_a_failure_each() -> None:
-    findings = (ProbeFinding("data", True, "may read"), ProbeFinding("control-write", False, "may use s3:PutObject"))
-    access = StoreAccess("s3://ml-runs/team-a", findings)
+    remedy = "give the credentials the policy of tiphys doctor s3://ml-runs/team-a --policy program"
+    access = [passed("may read"), failed("may use s3:PutObject", remedy)]
     found = only(replace(GOOD, namespaces=(replace(NAMESPACE, store_access=access),)))
     assert (found.name, found.state) == ("ml/store-access", CheckStatus.FAILED)
     assert found.sentence == "the credentials in Secret tiphys-store may use s3:PutObject"
-    assert found.remedy.endswith("tiphys doctor s3://ml-runs/team-a --policy program")
+    assert found.remedy == remedy

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from support.kube_server import KubeServer, serving
 from tiphys_controller.doctor import CheckStatus
-from tiphys_controller.doctor.checks_kueue import check_kueue
+from tiphys_controller.doctor.checks_kueue import check_kueue, check_local_queues
 from tiphys_controller.doctor.observe import observe_cluster
 from tiphys_controller.doctor.observed import ClusterObservation
 
@@ -114,7 +114,7 @@ def test_missing_kueue_fails_with_the_remedy(server, kinds):
 
 def test_namespace_without_a_local_queue_is_a_warning(server):
     server.add_namespace("vision")
-    warning, _ = check_kueue(observed(server, "ml", "vision"))
+    [warning] = check_local_queues(observed(server, "ml", "vision"))
     assert warning.state is CheckStatus.WARNING
     assert "namespace vision has no LocalQueue" in warning.sentence
 

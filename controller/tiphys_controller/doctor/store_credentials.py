@@ -17,7 +17,7 @@ from tiphys.errors import ForbiddenError, NotFoundError, UsageError
 from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.layout import CONTROL, DATA, FORMAT_MARKER, StoreHalf, probe_folder
 from tiphys.store.open import PLACEHOLDER
-from tiphys.store.probe import ProbeFinding
+from tiphys_controller.doctor.check import Finding, check, failed, passed, warning
 
 _READ, _LIST, _CREATE, _DELETE = "s3:GetObject", "s3:ListBucket", "s3:PutObject", "s3:DeleteObject"
 _ABORT, _LIST_UPLOADS = "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads"
@@ -78,7 +78,7 @@ def probe_program_credentials(
     namespace: str = "",
     other_namespaces: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
-) -> list[ProbeFinding]:
+) -> list[Finding]:
     """Try out whether credentials allow what a training program does, and nothing else.
 
     Objects below ``probe/`` in both halves of the stores are created where that is
@@ -99,65 +99,70 @@ def probe_program_credentials(
         raise UsageError(f"{url} stands for every tenant: name the tenant of these credentials by --namespace")
     nonce = secrets.token_hex(8)
     own = _open_without_check(url, namespace, variables)
-    return [
-        *_probe_own_store(own, nonce),
-        *(
-            _probe_other_store(_open_without_check(*other, variables), nonce)
-            for other in _other_stores(url, namespace, other_namespaces, nonce)
-        ),
+    allowed = _allowed_actions(own, CONTROL, nonce, FORMAT_MARKER)
+    remedy = f"give the credentials the policy of tiphys doctor {own.url} --policy program, and no other"
+    findings = [
+        *_check_data(_allowed_actions(own, DATA, nonce), remedy),
+        *_check_control_read(own, allowed, remedy),
+        *_check_control_write(own, allowed, nonce, remedy),
     ]
+    for other in _other_stores(url, namespace, other_namespaces, nonce):
+        findings += _check_other_store(_open_without_check(*other, variables), nonce, remedy)
+    return findings
 
 
-def _probe_own_store(store: S3Store, nonce: str) -> Iterator[ProbeFinding]:
-    allowed = _allowed_actions(store, DATA, nonce)
+@check("data")
+def _check_data(allowed: frozenset[str], remedy: str) -> Iterator[Finding]:
     needed = {_CREATE, _LIST, _READ, _DELETE} | ({_ABORT} if _CREATE in allowed else set())
     if lacking := sorted(needed - allowed):
-        yield ProbeFinding(
-            "data",
-            False,
-            f"may not {_format_actions(lacking)} below {DATA}: trainings cannot save, restore or clean up",
-        )
+        actions = _format_actions(lacking)
+        yield failed(f"may not {actions} below {DATA}: trainings cannot save, restore or clean up", remedy)
     else:
-        yield ProbeFinding("data", True, f"may read, write and delete below {DATA}")
-    allowed = _allowed_actions(store, CONTROL, nonce, FORMAT_MARKER)
+        yield passed(f"may read, write and delete below {DATA}")
+
+
+@check("control-read")
+def _check_control_read(store: S3Store, allowed: frozenset[str], remedy: str) -> Iterator[Finding]:
     lacking = sorted({_LIST, _READ} - allowed)
     if lacking == [_READ] and not any(store.list(FORMAT_MARKER)):
-        yield ProbeFinding(
-            "control-read",
-            None,
+        yield warning(
             f"may list {CONTROL}; whether it may also read there cannot be tried before the first run, because a "
             "server may answer alike for a forbidden and for a missing object",
+            "run this again after the first run",
         )
     elif lacking:
-        yield ProbeFinding(
-            "control-read",
-            False,
-            f"may not {_format_actions(lacking)} below {CONTROL}: a training cannot read its claim, and stops "
-            "before its first step",
+        yield failed(
+            f"may not {_format_actions(lacking)} below {CONTROL}: a training cannot read its claim, and stops before "
+            "its first step",
+            remedy,
         )
     else:
-        yield ProbeFinding("control-read", True, f"may read and list {CONTROL}")
+        yield passed(f"may read and list {CONTROL}")
+
+
+@check("control-write")
+def _check_control_write(store: S3Store, allowed: frozenset[str], nonce: str, remedy: str) -> Iterator[Finding]:
     if excess := sorted(allowed - {_LIST, _READ}):
-        yield ProbeFinding(
-            "control-write",
-            False,
-            f"may {_format_actions(excess)} below {CONTROL}: any program of the namespace can have Workflows "
-            f"created and stopped{_left_behind(allowed, store, CONTROL, nonce)}",
+        yield failed(
+            f"may {_format_actions(excess)} below {CONTROL}: any program of the namespace can have Workflows created "
+            f"and stopped{_left_behind(allowed, store, CONTROL, nonce)}",
+            remedy,
         )
     else:
-        yield ProbeFinding("control-write", True, f"may not write {CONTROL}")
+        yield passed(f"may not write {CONTROL}")
 
 
-def _probe_other_store(store: S3Store, nonce: str) -> ProbeFinding:
+@check("other-tenants")
+def _check_other_store(store: S3Store, nonce: str, remedy: str) -> Iterator[Finding]:
     for half in (CONTROL, DATA):
         if allowed := _allowed_actions(store, half, nonce, FORMAT_MARKER if half == CONTROL else ""):
-            return ProbeFinding(
-                "other-tenants",
-                False,
+            yield failed(
                 f"may {_format_actions(sorted(allowed))} below {store.url}/{half}, which belongs to another tenant"
                 f"{_left_behind(allowed, store, half, nonce)}",
+                remedy,
             )
-    return ProbeFinding("other-tenants", True, f"{store.url} is out of reach")
+            return
+    yield passed(f"{store.url} is out of reach")
 
 
 def _allowed_actions(store: S3Store, half: StoreHalf, nonce: str, readable: str = "") -> frozenset[str]:

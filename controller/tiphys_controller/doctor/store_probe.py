@@ -26,6 +26,7 @@ from tiphys.store.buckets.gcs import GcsStore
 from tiphys.store.buckets.s3 import S3Store
 from tiphys.store.layout import CONTROL, DATA, StoreHalf, probe_folder
 from tiphys.store.open import open_store
+from tiphys_controller.doctor.check import Finding, check, failed, passed, warning
 
 
 def measure_clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> float:
@@ -41,26 +42,12 @@ RACES = 20
 # Small, so that a few objects fill several pages.
 _PAGE_SIZE = 4
 _WARN_SKEW_SECONDS = 60.0
+_REMEDY = "use another store, or repair this one"
 # In bytewise order of the whole key; a server that sorts by folder or by locale returns another order.
 _ORDERED = ("A/1", "a-b", "a.b/1", "a/1", "a/2", "a/b/1", "a0", "b", "é/1", "日本/1")
 
 
-class ProbeFinding(NamedTuple):
-    """The outcome of one check. ``ok`` is None for a warning."""
-
-    name: str
-    ok: bool | None
-    sentence: str
-
-
-class CheckResult(NamedTuple):
-    """A finding without the name of its check."""
-
-    ok: bool | None
-    sentence: str
-
-
-ProbeCheck = tuple[str, Callable[[], CheckResult]]
+ProbeCheck = tuple[str, Callable[[], Finding]]
 
 
 def probe_store(
@@ -69,7 +56,7 @@ def probe_store(
     *,
     races: int = RACES,
     now: Callable[[], datetime] = utc_now,
-) -> list[ProbeFinding]:
+) -> list[Finding]:
     """Check a store with writes below ``probe/`` in its halves, which are removed afterwards.
 
     Args:
@@ -90,17 +77,12 @@ def probe_store(
     first, *others = halves
     checks = [*_store_checks(store, folders[first], races), *_bucket_checks(store, folders[first], now)]
     checks += [(half.rstrip("/"), partial(_read_after_write, store, f"{folders[half]}fresh/")) for half in others]
-    findings: list[ProbeFinding] = []
+    findings: list[Finding] = []
     try:
         findings.extend(_run_checks(checks))
     finally:
-        findings.append(_remove_probe_objects(store, folders.values()))
+        findings.extend(_remove_probe_objects(store, folders.values()))
     return findings
-
-
-def is_store_usable(findings: Iterable[ProbeFinding]) -> bool:
-    """Whether the store may hold runs: no check failed. Warnings do not count."""
-    return all(finding.ok is not False for finding in findings)
 
 
 def _store_checks(store: Store, folder: str, races: int) -> list[ProbeCheck]:
@@ -127,81 +109,78 @@ def _bucket_checks(store: Store, folder: str, now: Callable[[], datetime]) -> li
     return checks
 
 
-def _create_only(store: Store, key: str) -> CheckResult:
+def _create_only(store: Store, key: str) -> Finding:
     store.create(key, b"first")
     with contextlib.suppress(ObjectExistsError):
         store.create(key, b"second")
         condition = "ifGenerationMatch" if isinstance(store, GcsStore) else "If-None-Match"
-        return CheckResult(False, f"a second write of the same key was accepted: the server ignores {condition}")
+        return failed(f"a second write of the same key was accepted: the server ignores {condition}", _REMEDY)
     if store.read(key) != b"first":
-        return CheckResult(False, "a second write of the same key was refused, and changed the object all the same")
-    return CheckResult(True, "a second write of the same key is refused and changes nothing")
+        return failed("a second write of the same key was refused, and changed the object all the same", _REMEDY)
+    return passed("a second write of the same key is refused and changes nothing")
 
 
-def _check_races(store: Store, folder: str, count: int) -> CheckResult:
+def _check_races(store: Store, folder: str, count: int) -> Finding:
     with ThreadPoolExecutor(WRITERS_PER_RACE) as pool:
         races = [_run_race(store, f"{folder}{number:02d}", pool) for number in range(count)]
     if unfair := [race for race in races if not race.is_fair]:
         most = max(len(race.winners) for race in unfair)
-        return CheckResult(
-            False, f"in {len(unfair)} of {count} races of {WRITERS_PER_RACE} writers, up to {most} writers won"
-        )
-    return CheckResult(True, f"one of {WRITERS_PER_RACE} writers won each of {count} races, and its bytes stayed")
+        sentence = f"in {len(unfair)} of {count} races of {WRITERS_PER_RACE} writers, up to {most} writers won"
+        return failed(sentence, _REMEDY)
+    return passed(f"one of {WRITERS_PER_RACE} writers won each of {count} races, and its bytes stayed")
 
 
-def _read_after_write(store: Store, folder: str) -> CheckResult:
+def _read_after_write(store: Store, folder: str) -> Finding:
     for number in range(WRITERS_PER_RACE):
         key = f"{folder}{number}"
         store.create(key, data := str(number).encode())
         if store.read(key) != data or [info.key for info in store.list(key)] != [key]:
-            return CheckResult(False, "a new object was not listed, or was read with other bytes")
+            return failed("a new object was not listed, or was read with other bytes", _REMEDY)
         store.delete(key)
         if list(store.list(key)):
-            return CheckResult(False, "a deleted object was still listed")
-    return CheckResult(True, "reads and listings show a write or a deletion at once")
+            return failed("a deleted object was still listed", _REMEDY)
+    return passed("reads and listings show a write or a deletion at once")
 
 
-def _listing(store: Store, folder: str) -> CheckResult:
+def _listing(store: Store, folder: str) -> Finding:
     expected = [folder + name for name in _ORDERED]
     for key in reversed(expected):
         store.create(key, b"")
     listed = [info.key for info in store.list(folder)]
     if sorted(listed) != sorted(expected):
-        return CheckResult(False, f"{len(expected)} objects were written, and {len(listed)} listed")
+        return failed(f"{len(expected)} objects were written, and {len(listed)} listed", _REMEDY)
     if listed != expected:
-        return CheckResult(False, "listings are not in ascending order of the whole key, bytewise")
-    return CheckResult(True, "listings are complete, and in bytewise order of the whole key")
+        return failed("listings are not in ascending order of the whole key, bytewise", _REMEDY)
+    return passed("listings are complete, and in bytewise order of the whole key")
 
 
-def _checksum(store: BucketStore, key: str) -> CheckResult:
+def _checksum(store: BucketStore, key: str) -> Finding:
     if store.is_checksum_verified(key):
-        return CheckResult(True, "the server refuses bytes that do not match the checksum sent with them")
-    return CheckResult(
-        None, "not verified by the server: bytes damaged on the way are stored, and noticed only when read"
-    )
+        return passed("the server refuses bytes that do not match the checksum sent with them")
+    return warning("not verified by the server: bytes damaged on the way are stored, and noticed only when read", "")
 
 
-def _flat_namespace(store: AzureStore) -> CheckResult:
+def _flat_namespace(store: AzureStore) -> Finding:
     try:
         has_hierarchy = store.has_hierarchy()
     except ForbiddenError as error:
-        return CheckResult(None, f"whether the account has a hierarchical namespace could not be read: {error}")
+        return warning(f"whether the account has a hierarchical namespace could not be read: {error}", "")
     if has_hierarchy:
-        return CheckResult(
-            False,
-            "the account has a hierarchical namespace, whose folders are listed as objects and stay after a deletion: "
+        return failed(
+            "the account has a hierarchical namespace, whose folders are listed as objects and stay after a deletion",
             "use an account without one",
         )
-    return CheckResult(True, "the account has no hierarchical namespace")
+    return passed("the account has no hierarchical namespace")
 
 
-def _clock(store: S3Store, now: Callable[[], datetime]) -> CheckResult:
+def _clock(store: S3Store, now: Callable[[], datetime]) -> Finding:
     skew = measure_clock_skew_seconds(store, now)
     if skew > _WARN_SKEW_SECONDS:
-        return CheckResult(
-            None, f"this machine's clock is {skew:,.0f} s off the server's; S3 refuses requests from 900 s on"
+        return warning(
+            f"this machine's clock is {skew:,.0f} s off the server's; S3 refuses requests from 900 s on",
+            "set up time synchronisation on this machine",
         )
-    return CheckResult(True, f"the clocks of this machine and of the server agree within {_WARN_SKEW_SECONDS:.0f} s")
+    return passed(f"the clocks of this machine and of the server agree within {_WARN_SKEW_SECONDS:.0f} s")
 
 
 class _Race(NamedTuple):
@@ -230,21 +209,23 @@ def _run_race(store: Store, key: str, pool: ThreadPoolExecutor) -> _Race:
     return _Race([data for data, has_won in zip(writers, results, strict=True) if has_won], store.read(key))
 
 
-def _run_checks(checks: Iterable[ProbeCheck]) -> Iterator[ProbeFinding]:
-    for name, check in checks:
+def _run_checks(checks: Iterable[ProbeCheck]) -> Iterator[Finding]:
+    for name, probe in checks:
         try:
-            yield ProbeFinding(name, *check())
+            yield probe()._replace(check=name)
         except TiphysError as error:
             # Further checks would fail in the same way, after the same retries.
-            yield ProbeFinding(name, False, str(error))
+            yield failed(str(error), _REMEDY)._replace(check=name)
             return
 
 
-def _remove_probe_objects(store: Store, folders: Iterable[str]) -> ProbeFinding:
+@check("clean-up")
+def _remove_probe_objects(store: Store, folders: Iterable[str]) -> Iterator[Finding]:
     for folder in folders:
         try:
             for info in list(store.list(folder)):
                 store.delete(info.key)
         except TiphysError as error:
-            return ProbeFinding("clean-up", None, f"objects of this probe are left below {folder}: {error}")
-    return ProbeFinding("clean-up", True, "all objects of this probe are removed")
+            yield warning(f"objects of this probe are left below {folder}: {error}", "delete them")
+            return
+    yield passed("all objects of this probe are removed")

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from tiphys_controller.doctor.check import Finding, UnknownValue, check, failed, known, not_checked, passed, warning
 from tiphys_controller.doctor.checks_namespace import EXECUTOR_PERMISSIONS, PERMISSIONS, WORKFLOW_ACCOUNT
-from tiphys_controller.doctor.observed import Permission, PluginMode, UnknownValue
+from tiphys_controller.doctor.observed import Permission, PluginMode
 
-from hera_pipelines.preflight.finding import PreflightFinding, not_checked, passed, problem, warning
-from hera_pipelines.preflight.observation import PreflightObservation, ReferencedObjects
+from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import CreatedObject, PodTemplate, PreflightSubject
 from tiphys.protocol.compiled_workflow import Manifest
 
@@ -43,40 +43,39 @@ def find_made_claims(subject: PreflightSubject) -> dict[str, tuple[frozenset[str
     return made
 
 
-def check_volumes(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("volumes")
+def check_volumes(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
     """A claim exists, and can be mounted on as many nodes as its pods may run on at the same time."""
     for name, (modes, users) in find_made_claims(subject).items():
         yield _judge_claim(name, modes, users)
     for name, users in [] if observed.unasked else sorted(find_claims(subject).items()):
-        known = observed.objects if isinstance(observed.objects, UnknownValue) else observed.objects.claims.get(name)
-        if isinstance(known, UnknownValue):
-            yield not_checked("volumes", f"the access mode of claim {name}: {known.reason}", step=users[0].step)
-        elif known is None:
-            yield problem(
-                "volumes",
+        found = observed.objects if isinstance(observed.objects, UnknownValue) else observed.objects.claims.get(name)
+        if isinstance(found, UnknownValue):
+            yield not_checked(f"the access mode of claim {name}: {found.reason}", place=users[0].step)
+        elif found is None:
+            yield failed(
                 f"namespace {subject.namespace} has no PersistentVolumeClaim {name}: the pod stays Pending for ever",
                 f"create the claim {name}, or name one of `kubectl get pvc -n {subject.namespace}`",
                 users[0].step,
             )
         else:
-            yield _judge_claim(name, known, users)
+            yield _judge_claim(name, found, users)
 
 
-def _judge_claim(name: str, modes: frozenset[str], users: list[PodTemplate]) -> PreflightFinding:
+def _judge_claim(name: str, modes: frozenset[str], users: list[PodTemplate]) -> Finding:
     text = ", ".join(sorted(modes)) or "without an access mode"
     several = [pod for pod in users if pod.members > 1 or pod.fan_out]
     if not several or modes & _MANY_NODES:
-        return passed("volumes", f"claim {name} is {text}", users[0].step if users else "")
+        return passed(f"claim {name} is {text}", users[0].step if users else "")
     pod = next((one for one in several if one.spread), several[0])
     remedy = f"use a claim that is ReadWriteMany in the place of {name}"
     shared = f"its pods share claim {name}, which is {text}"
     if pod.spread:
         sentence = f"{shared}, and its {pod.members} pods run on nodes of their own: one of them can mount it"
-        return problem("volumes", sentence, remedy, pod.step)
+        return failed(sentence, remedy, pod.step)
     if modes == {_ONE_POD}:
-        return problem("volumes", f"{shared}: they run one by one", remedy, pod.step)
+        return failed(f"{shared}: they run one by one", remedy, pod.step)
     return warning(
-        "volumes",
         f"{shared}: a pod on another node than the first waits, or fails",
         f"{remedy}, or keep the pods on one node",
         pod.step,
@@ -111,33 +110,27 @@ def _required(reference: Manifest | None, field: str) -> str:
     return str(reference.get(field) or "") if reference and not reference.get("optional") else ""
 
 
-def check_named_objects(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
+@check("secrets")
+def check_named_objects(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
     """Secrets and ConfigMaps that the pods name exist."""
     secrets, config_maps = find_named_objects(subject)
     for kind, steps in (("Secret", secrets), ("ConfigMap", config_maps)):
         if not steps or observed.unasked:
             continue
         if isinstance(observed.objects, UnknownValue):
-            yield not_checked("secrets", f"{kind} {', '.join(sorted(steps))}: {observed.objects.reason}")
+            yield not_checked(f"{kind} {', '.join(sorted(steps))}: {observed.objects.reason}")
             continue
-        known = _known_objects(observed.objects, kind)
+        found = observed.objects.secrets if kind == "Secret" else observed.objects.config_maps
         for name, step in steps.items():
-            yield _judge_object(subject, kind, name, step, known.get(name, False))
+            yield _judge_object(subject, kind, name, step, found.get(name, False))
 
 
-def _known_objects(objects: ReferencedObjects, kind: str) -> Mapping[str, bool | UnknownValue]:
-    return objects.secrets if kind == "Secret" else objects.config_maps
-
-
-def _judge_object(
-    subject: PreflightSubject, kind: str, name: str, step: str, exists: bool | UnknownValue
-) -> PreflightFinding:
+def _judge_object(subject: PreflightSubject, kind: str, name: str, step: str, exists: bool | UnknownValue) -> Finding:
     if isinstance(exists, UnknownValue):
-        return not_checked("secrets", f"{kind} {name}: {exists.reason}", step=step)
+        return not_checked(f"{kind} {name}: {exists.reason}", place=step)
     if exists:
-        return passed("secrets", f"{kind} {name} exists; its content was not read", step)
-    return problem(
-        "secrets",
+        return passed(f"{kind} {name} exists; its content was not read", step)
+    return failed(
         f"namespace {subject.namespace} has no {kind} {name}: the pod does not start",
         f"create {kind} {name} in {subject.namespace}, or correct the name",
         step,
@@ -188,44 +181,44 @@ def _needed_verbs(created: CreatedObject) -> tuple[str, ...]:
     }.get(created.action, ())
 
 
-def check_rights(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[PreflightFinding]:
-    """The caller may submit, and the accounts of the Workflow may do what its pods do."""
+@check("rights")
+def check_rights(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
+    """The accounts of the Workflow may do what its pods do."""
     if observed.unasked:
         return
-    yield _check_submission(subject, observed)
     if isinstance(observed.rights, UnknownValue):
-        yield not_checked("rights", f"the accounts of the pods: {observed.rights.reason}")
+        yield not_checked(f"the accounts of the pods: {observed.rights.reason}")
         return
     for account in observed.rights.missing_accounts:
-        yield problem(
-            "rights",
+        yield failed(
             f"namespace {subject.namespace} has no service account {account}: its pods are never made",
             f"kubectl create serviceaccount {account} -n {subject.namespace}, or name another account",
         )
     for kind, step in observed.rights.missing_kinds.items():
-        yield problem("rights", f"the cluster has no kind {kind}: the step ends in Error", "install it", step)
+        yield failed(f"the cluster has no kind {kind}: the step ends in Error", "install it", step)
     lacking: dict[str, list[str]] = {}
     for (account, right), is_allowed in observed.rights.allowed.items():
         if not is_allowed:
             lacking.setdefault(account, []).append(f"{right}{f'.{right.group}' if right.group else ''}")
     for account, rights in lacking.items():
-        yield problem(
-            "rights",
+        yield failed(
             f"service account {account} may not {', '.join(sorted(rights))} in {subject.namespace}: its pods end in "
             "Error",
             "bind a Role with these rights to the account, or name an account that has them",
         )
     if observed.rights.allowed and not lacking:
-        yield passed("rights", "the accounts of the Workflow may do what its pods do")
+        yield passed("the accounts of the Workflow may do what its pods do")
 
 
-def _check_submission(subject: PreflightSubject, observed: PreflightObservation) -> PreflightFinding:
-    if isinstance(observed.may_submit, UnknownValue):
-        return not_checked("submit", observed.may_submit.reason)
-    if observed.may_submit:
-        return passed("submit", f"you may create Workflows in {subject.namespace}")
-    return problem(
-        "submit",
-        f"you may not create Workflows in namespace {subject.namespace}",
-        "ask for the right, choose another namespace with -n, or submit through an argo-server",
-    )
+@check("submit")
+def check_submission(subject: PreflightSubject, observed: PreflightObservation) -> Iterator[Finding]:
+    """The caller may submit the Workflow."""
+    if observed.unasked:
+        return
+    if known(observed.may_submit):
+        yield passed(f"you may create Workflows in {subject.namespace}")
+    else:
+        yield failed(
+            f"you may not create Workflows in namespace {subject.namespace}",
+            "ask for the right, choose another namespace with -n, or submit through an argo-server",
+        )
