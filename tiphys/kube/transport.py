@@ -1,9 +1,8 @@
 """HTTP requests to an API server: JSON in and out, and errors as `TiphysError`.
 
-The module uses urllib3 directly. The Kubernetes client library costs 25 MiB and
-a second of start-up time in each process, repeats requests, and changes the
-encoding of patches between releases. This module never repeats a request: a
-write with a lost reply may have happened, and only the caller can find out.
+The module uses urllib3 directly, for reasons that were measured
+(docs/decisions/api-client.md). It never repeats a request: a write with a lost
+reply may have happened, and only the caller can find out.
 """
 
 import json
