@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from hera.workflows import Script
 from hera.workflows._context import _context
@@ -66,7 +66,10 @@ def _typed_slots(script: Any) -> list[InputSlot]:
     return function_input_slots(script.source) if is_typed else []
 
 
-StepDecorator = Callable[[Callable[P, R]], StepFunction[P, R]]
+class StepDecorator(Protocol):
+    """Makes a `StepFunction` of a function. A protocol, because mypy finds no types for an alias with a `ParamSpec`."""
+
+    def __call__(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
 
 
 def step(
@@ -81,7 +84,7 @@ def step(
     tracking: Mlflow | Wandb | None = None,
     gate: bool = False,
     **script: Any,
-) -> StepDecorator[P, R]:
+) -> StepDecorator:
     """Make a function a step whose result is recorded, so that a resumed run does not repeat it.
 
     Args:
@@ -136,7 +139,7 @@ def train(
     data: DataSource | Sequence[DataSource] = (),
     tracking: Mlflow | Wandb | None = None,
     **script: Any,
-) -> StepDecorator[P, R]:
+) -> StepDecorator:
     """Make a function a training step: each attempt is admitted first, and resumes from the newest valid checkpoint.
 
     Args:
@@ -200,7 +203,7 @@ def train(
     return _build_decorator(options, script)
 
 
-def plain(**script: Any) -> StepDecorator[P, R]:
+def plain(**script: Any) -> StepDecorator:
     """Make a function a step that Argo runs without Tiphys: no record, and Argo's own retries.
 
     For short programs that may run again, such as a notification or a clean-up, and for thousands of small items. A
@@ -215,7 +218,7 @@ def plain(**script: Any) -> StepDecorator[P, R]:
     return _build_decorator(None, script)
 
 
-def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> StepDecorator[P, R]:
+def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> StepDecorator:
     """The decorator for ``options``; None: of a step that is not gated."""
     decorator = "@plain" if options is None else "@train" if isinstance(options, TrainOptions) else "@step"
     names = [field.name for field in fields(options)] if options is not None else []
