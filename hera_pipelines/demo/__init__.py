@@ -1,6 +1,5 @@
 """``tiphys demo``: a real training run, small enough for a laptop, and the faults that the demo injects into it.
 
-The programs (`validate`, `preprocess`, `train`, `register`) are ordinary
-container commands that know nothing of the demo. `digits` is the pipeline file,
-and `story` injects the faults while it runs.
+`digits` is the pipeline file; it knows nothing of the demo. `story` runs it and
+injects the faults, and `processes` is how.
 """

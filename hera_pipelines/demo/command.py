@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hera_pipelines.cli.look.lineage import draw_lineage
 from hera_pipelines.cli.screen import Screen
-from hera_pipelines.demo.narration import DemoConsole
 from tiphys.errors import ConflictError, UsageError
-from tiphys.lineage import read_lineage_tree
 
 EXAMPLES = """\b
 Examples:
@@ -35,34 +32,12 @@ def demo(
     and processes are real; neither a cluster nor a network is needed. Exit code 1
     if a guarantee does not hold.
     """
-    from hera_pipelines.demo.story import (  # imports Hera, which takes half a second
-        BROKEN_RUN,
-        STEPS,
-        DemoScenario,
-    )
+    from hera_pipelines.demo.story import DemoScenario  # imports Hera, which takes half a second
 
     screen: Screen = context.obj
     folder = _demo_folder(directory)
     screen.note(f"all files of the demo are in {folder}")
-    narrator = DemoConsole(screen.out)
-    narrator.print_introduction(
-        "Two runs train a classifier of handwritten digits from the same seed. "
-        "The demo breaks one of them three times; both must end with the same bits."
-    )
-    scenario = DemoScenario(folder, seed, narrator)
-    result = scenario.run()
-    picture = folder / "lineage.svg"
-    picture.write_text(draw_lineage(read_lineage_tree(scenario.store, BROKEN_RUN)), encoding="utf-8")
-    narrator.print_action("More details:")
-    narrator.print_observation(f"test accuracy: {result.accuracy:.2%}")
-    narrator.print_observation(f"picture of the lineage: {picture}")
-    for command, shown in (("events", "what happened"), ("report", "cost of the faults")):
-        narrator.print_observation(f"{shown}: tiphys {command} {BROKEN_RUN} --store {folder / 'store'}")
-    narrator.print_observation(f"as web pages: tiphys ui {folder / 'store'}")
-    narrator.print_result(
-        f"{result.repeated_steps} of {STEPS} steps were executed again, and the two models are "
-        f"bit-identical (sha256 {result.digest[:16]}…)."
-    )
+    DemoScenario(folder, seed, screen.out).run()
 
 
 def _demo_folder(directory: Path | None) -> Path:

@@ -1,204 +1,231 @@
 """The scenario of ``tiphys demo``: faults in one training run, and a comparison with an undisturbed run.
 
-Each act injects one fault and then checks in storage how Tiphys recovered. If a
-check fails, the act raises `PromiseBrokenError`, and the command ends with exit
-code 1.
+Each act injects one fault and then checks in storage how Tiphys recovered: the demo
+trusts only what remains when its processes are gone. If a check fails, the act raises
+`PromiseBrokenError`, and the command ends with exit code 1.
 """
 
+import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import hera_pipelines.demo.digits as pipeline_file
-from hera_pipelines.demo import fault_injection
-from hera_pipelines.demo.facts import TRAIN_STEP, DemoRunState, ExecutedStep, count_repeated_steps
-from hera_pipelines.demo.fault_injection import PromiseBrokenError, TiphysProcess
-from hera_pipelines.demo.narration import DemoConsole
-from tiphys.records import CheckpointRef
-from tiphys.store import DirectoryStore
+from rich.console import Console
+from rich.text import Text
 
-BROKEN_RUN = "digits"
-UNDISTURBED_RUN = "digits-undisturbed"
-STEPS = pipeline_file.STEPS
+from hera_pipelines.cli.look.lineage import draw_lineage
+from hera_pipelines.demo import digits
+from hera_pipelines.demo.processes import TiphysProcess, check, damage_checkpoint, wait_until_dead
+from tiphys.lineage import read_lineage_tree
+from tiphys.records import AttemptEnd, AttemptEndOutcome, CheckpointRef
+from tiphys.store import Attempt, DirectoryStore, LineageLayout, lineage_name, read_all_attempts, read_events
+
+BROKEN_RUN, UNDISTURBED_RUN = "digits", "digits-undisturbed"
+TRAIN_STEP = "train"
 # Steps between two checkpoints, so that each kill loses work.
-_KILL_TRAINER_STEP = round(0.62 * STEPS)
-_KILL_ENGINE_STEP = round(0.83 * STEPS)
-_TIMEOUT_SECONDS = 90.0
-_KILL_TIMEOUT_SECONDS = 10.0
-_SIGKILL_EXIT_CODE = 137
+_KILL_TRAINER_STEP, _KILL_ENGINE_STEP = round(0.62 * digits.STEPS), round(0.83 * digits.STEPS)
+
+
+class ExecutedStep(NamedTuple):
+    """One execution of one global step."""
+
+    attempt: int
+    pid: int
+    global_step: int
 
 
 @dataclass(frozen=True)
-class DemoResult:
-    """Measurements of the demo."""
+class DemoRun:
+    """One run of the demo, whose files are in ``folder``."""
 
-    digest: str
-    repeated_steps: int
-    accuracy: float
+    folder: Path
+    run: str
+
+    @property
+    def store(self) -> DirectoryStore:
+        return DirectoryStore(self.folder / "store")
+
+    @property
+    def step_log(self) -> Path:
+        """A file with a line for each executed step."""
+        return self.folder / f"{self.run}.steps"
+
+    def start(self, *arguments: str, log: str) -> TiphysProcess:
+        """Run a command of ``tiphys`` over its store."""
+        storage = ("--store", str(self.folder / "store"), "--state", str(self.folder / f"state-{self.run}"))
+        return TiphysProcess([*arguments, *storage], self.folder / log)
+
+    def executed_steps(self) -> list[ExecutedStep]:
+        """All executed steps in their order; a line that a kill cut short is skipped."""
+        lines = self.step_log.read_text().splitlines(keepends=True) if self.step_log.exists() else []
+        return [ExecutedStep(*map(int, line.split())) for line in lines if line.endswith("\n")]
+
+    def last_step(self) -> ExecutedStep:
+        """The step that was executed last; its ``pid`` is that of the trainer."""
+        return (self.executed_steps() or [ExecutedStep(0, 0, 0)])[-1]
+
+    def count_repeated_steps(self) -> int:
+        """Number of executions that repeated an already executed global step."""
+        steps = self.executed_steps()
+        return len(steps) - len({step.global_step for step in steps})
+
+    def newest_checkpoint(self, attempt: int) -> CheckpointRef | None:
+        """The newest checkpoint that this attempt of the training step has committed."""
+        layout = LineageLayout(lineage_name(self.run, TRAIN_STEP))
+        refs = (layout.parse_checkpoint(info.key) for info in self.store.list(layout.manifests))
+        return next((ref for ref in refs if ref and ref.attempt == attempt), None)
+
+    def attempts(self) -> dict[str, list[Attempt]]:
+        """All attempts by step."""
+        return read_all_attempts(self.store, self.run)
+
+    def find_result(self, step: str) -> AttemptEnd:
+        """End of the attempt that finished ``step``. Raises `PromiseBrokenError` if none did."""
+        ends = [attempt.end for attempt in self.attempts().get(step, []) if attempt.end]
+        results = [end for end in ends if end.outcome == AttemptEndOutcome.DONE]
+        check(bool(results), f"run {self.run}: step {step} has no result")
+        return results[-1]
+
+    def digest_model(self) -> str:
+        """SHA-256 of the model's bytes in storage, computed now and not taken from a record."""
+        return hashlib.sha256(self.store.read(self.find_result(TRAIN_STEP).outputs[0].key)).hexdigest()
 
 
 class DemoScenario:
-    """One execution of the demo in the empty folder ``folder``."""
+    """One execution of the demo in the empty folder ``folder``, which prints what it does and observes."""
 
-    def __init__(self, folder: Path, seed: int, console: DemoConsole) -> None:
+    def __init__(self, folder: Path, seed: int, console: Console) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._seed = seed
         self._console = console
-        self.store = DirectoryStore(folder / "store")
-        self._run, self._undisturbed = (
-            DemoRunState(self.store, run, folder / "steps" / run) for run in (BROKEN_RUN, UNDISTURBED_RUN)
+        self._started_at = time.monotonic()
+        self._actions = 0
+        self.broken, self.undisturbed = DemoRun(folder, BROKEN_RUN), DemoRun(folder, UNDISTURBED_RUN)
+
+    def run(self) -> None:
+        """Run all acts in order. Raises `PromiseBrokenError` if a guarantee of Tiphys does not hold."""
+        self._print(
+            "Two runs train a classifier of handwritten digits from the same seed. "
+            "The demo breaks one of them three times; both must end with the same bits."
         )
-
-    def run(self) -> DemoResult:
-        """Run all acts in order.
-
-        Raises:
-            PromiseBrokenError: a guarantee of Tiphys did not hold.
-        """
-        with ExitStack() as running:
-            twin = running.enter_context(self._start(self._undisturbed))
-            engine = running.enter_context(self._start(self._run))
-            self._console.print_action(
-                f"Submitted one pipeline twice: {BROKEN_RUN}, which the demo breaks, and {UNDISTURBED_RUN}."
-            )
-            self._console.print_observation(
-                f"validate → preprocess → train ({STEPS} steps) → register, seed {self._seed}"
-            )
-            corrupted = self._break_training(engine)
-            self._watch_retry(engine, corrupted)
+        with self._submit(self.undisturbed) as twin, self._submit(self.broken) as engine:
+            self._act(f"Submitted one pipeline twice: {BROKEN_RUN}, which the demo breaks, and {UNDISTURBED_RUN}.")
+            self._print(f"   validate → preprocess → train ({digits.STEPS} steps) → register, seed {self._seed}")
+            self._watch_retry(engine, damaged=self._break_training(engine))
             self._kill_engine(engine)
             self._resume()
             self._compare(twin)
-        return self._result()
+        self._print_details()
 
-    def _start(self, state: DemoRunState) -> TiphysProcess:
-        parameters = ("-p", f"seed={self._seed}", "-p", f"step-log={state.step_log}")
-        options = (*parameters, *self._storage_options(state.run))
-        arguments = ["run", str(pipeline_file.__file__), "--run", state.run, *options]
-        return TiphysProcess(arguments, self._folder / f"{state.run}.log")
+    def _print(self, sentence: str, style: str = "") -> None:
+        self._console.print(Text(sentence, style), soft_wrap=True)
 
-    def _storage_options(self, run: str) -> list[str]:
-        return ["--store", str(self._folder / "store"), "--state", str(self._state(run))]
+    def _act(self, sentence: str) -> None:
+        """Print the next action, with the seconds since the start."""
+        self._actions += 1
+        text = Text.assemble((f"\n{self._actions}  ", "bold cyan"), (sentence, "bold"))
+        text.append(f"  [{time.monotonic() - self._started_at:.1f} s]", style="dim")
+        self._console.print(text, soft_wrap=True)
 
-    def _state(self, run: str) -> Path:
-        return self._folder / f"state-{run}"
+    def _submit(self, run: DemoRun) -> TiphysProcess:
+        parameters = ("-p", f"seed={self._seed}", "-p", f"step-log={run.step_log}")
+        return run.start("run", str(digits.__file__), "--run", run.run, *parameters, log=f"{run.run}.log")
 
     def _break_training(self, engine: TiphysProcess) -> CheckpointRef:
         """Damage the newest checkpoint and kill the trainer; return the damaged checkpoint."""
         self._train_until(engine, 1, _KILL_TRAINER_STEP)
         # The trainer is frozen first, so that it cannot commit a newer checkpoint before the damage.
-        pid = self._run.last_step().pid
+        pid = self.broken.last_step().pid
         os.kill(pid, signal.SIGSTOP)
-        newest = self._run.newest_commit(1)
-        if newest is None:
-            raise PromiseBrokenError(f"no checkpoint was committed in {_KILL_TRAINER_STEP} steps")
-        fault_injection.flip_bytes(self._folder / "store", self._run.manifest(newest))
+        newest = self.broken.newest_checkpoint(1)
+        assert newest is not None, "it was waited for"
+        damage_checkpoint(self._folder / "store", newest)
         os.kill(pid, signal.SIGKILL)
-        self._check_dead(pid)
-        self._console.print_action(
-            f"Killed the training process (SIGKILL, pid {pid}) at step {self._run.last_step().global_step}."
-        )
-        self._console.print_action(
-            f"Damaged its newest checkpoint, step {newest.global_step}: inverted some bytes, same size."
-        )
+        wait_until_dead(pid)
+        self._act(f"Killed the training process (SIGKILL, pid {pid}) at step {self.broken.last_step().global_step}.")
+        self._act(f"Damaged its newest checkpoint, step {newest.global_step}: inverted some bytes, same size.")
         return newest
 
-    def _watch_retry(self, engine: TiphysProcess, corrupted: CheckpointRef) -> None:
+    def _watch_retry(self, engine: TiphysProcess, damaged: CheckpointRef) -> None:
         """Check that the retry detects the damage, reports it, and restores the checkpoint before."""
-        with self._console.show_status("waiting for the retry…"):
-            engine.wait_for(lambda: bool(self._run.executed_steps(2)), "the first step of the retry", _TIMEOUT_SECONDS)
-        first = self._run.training_attempts()[0]
-        if not first.end or first.end.exit_code != _SIGKILL_EXIT_CODE:
-            raise PromiseBrokenError(f"attempt 1 should have ended by SIGKILL, but its record says {first.end}")
-        if self._run.checkpoint_skipped_event() is None:
-            raise PromiseBrokenError("no event reports that the newest checkpoint is damaged")
-        before = corrupted.global_step - pipeline_file.SAVE_EVERY
-        first_step = self._run.executed_steps(2)[0].global_step
-        if first_step != before + 1:
-            raise PromiseBrokenError(
-                f"attempt 2 started at step {first_step}; the newest valid checkpoint is step {before}"
-            )
-        self._console.print_observation(
-            f"the retry found that checkpoint {corrupted.global_step} does not match its SHA-256, "
+        with self._console.status("waiting for the retry…"):
+            engine.wait_for(lambda: self.broken.last_step().attempt == 2, "the first step of the retry")
+        events = {event.name for event in read_events(self.broken.store, BROKEN_RUN)}
+        check("checkpoint.skipped" in events, "no event reports that the newest checkpoint is damaged")
+        before = damaged.global_step - digits.SAVE_EVERY
+        first = next(step.global_step for step in self.broken.executed_steps() if step.attempt == 2)
+        check(first == before + 1, f"attempt 2 started at step {first}; the newest valid checkpoint is step {before}")
+        self._print(
+            f"   the retry found that checkpoint {damaged.global_step} does not match its SHA-256, "
             f"quarantined it, and continued from checkpoint {before}"
         )
 
     def _kill_engine(self, engine: TiphysProcess) -> None:
         """Kill the engine, which also ends its trainer, and delete the engine's state folder."""
         self._train_until(engine, 2, _KILL_ENGINE_STEP)
-        trainer = self._run.last_step().pid
+        trainer = self.broken.last_step().pid
         engine.kill()
-        self._check_dead(trainer)
-        shutil.rmtree(self._state(BROKEN_RUN))
-        self._console.print_action(
-            f"Killed the engine itself at step {self._run.last_step().global_step} and deleted its state."
-        )
-        self._console.print_observation("only the objects in storage remain")
+        engine.wait()
+        wait_until_dead(trainer)
+        shutil.rmtree(self._folder / f"state-{BROKEN_RUN}")
+        self._act(f"Killed the engine itself at step {self.broken.last_step().global_step} and deleted its state.")
+        self._print("   only the objects in storage remain")
 
     def _resume(self) -> None:
         """Resume from storage alone, and check that finished steps did not run again."""
-        before = self._run.attempts_by_step()
-        self._console.print_action(f"Resumed from storage: tiphys resume {BROKEN_RUN}")
-        log = self._folder / f"{BROKEN_RUN}-resumed.log"
-        with (
-            TiphysProcess(["resume", BROKEN_RUN, *self._storage_options(BROKEN_RUN)], log) as resumed,
-            self._console.show_status("resuming…") as show,
-        ):
-            resumed.finish(_TIMEOUT_SECONDS, lambda: show(_progress(self._run.executed_steps())))
-        after = self._run.attempts_by_step()
+        before = self.broken.attempts()
+        self._act(f"Resumed from storage: tiphys resume {BROKEN_RUN}")
+        engine = self.broken.start("resume", BROKEN_RUN, log=f"{BROKEN_RUN}-resumed.log")
+        with engine, self._console.status("resuming…"):
+            engine.wait_for_success()
+        after = self.broken.attempts()
         for step in ("validate", "preprocess"):
-            if after[step] != before[step]:
-                raise PromiseBrokenError(f"step {step} was finished and ran again")
-        last = self._run.training_attempts()[-1].claim
-        if last.submission != 2 or last.starts_from is None or after[TRAIN_STEP] != before[TRAIN_STEP] + 1:
-            raise PromiseBrokenError(f"the resumed training did not start from a checkpoint: {last}")
-        self._console.print_observation("validate and preprocess were finished and did not run again")
-        self._console.print_observation(
-            f"training continued from checkpoint {last.starts_from.global_step}, and register tested the model"
-        )
+            check(len(after[step]) == len(before[step]), f"step {step} was finished and ran again")
+        last, others = after[TRAIN_STEP][-1].claim, after[TRAIN_STEP][:-1]
+        start = last.starts_from.global_step if last.starts_from else 0
+        is_resumed = last.submission == 2 and len(others) == len(before[TRAIN_STEP]) and start > 0
+        check(is_resumed, f"the resumed training did not start from a checkpoint: {last}")
+        self._print("   validate and preprocess were finished and did not run again")
+        self._print(f"   training continued from checkpoint {start}, and register tested the model")
 
     def _compare(self, twin: TiphysProcess) -> None:
         """Check that the broken run ends with the same bits as the undisturbed run."""
-        with self._console.show_status(f"waiting for {UNDISTURBED_RUN}…"):
-            twin.finish(_TIMEOUT_SECONDS)
-        if repeated := count_repeated_steps(self._undisturbed.executed_steps()):
-            raise PromiseBrokenError(f"the undisturbed run repeated {repeated} steps")
-        self._console.print_action("Compared the two models byte by byte.")
-        for state in (self._run, self._undisturbed):
-            self._console.print_observation(f"sha256 {state.model_digest()}  {state.run}")
-        if self._run.model_digest() != self._undisturbed.model_digest():
-            raise PromiseBrokenError("the models differ: the resumed run did not reproduce the undisturbed one")
+        with self._console.status(f"waiting for {UNDISTURBED_RUN}…"):
+            twin.wait_for_success()
+        check(self.undisturbed.count_repeated_steps() == 0, "the undisturbed run repeated steps")
+        self._act("Compared the two models byte by byte.")
+        digests = [run.digest_model() for run in (self.broken, self.undisturbed)]
+        self._print(f"   sha256 {digests[0]}  {BROKEN_RUN}\n   sha256 {digests[1]}  {UNDISTURBED_RUN}")
+        check(digests[0] == digests[1], "the models differ: the resumed run did not reproduce the undisturbed one")
 
-    def _result(self) -> DemoResult:
-        return DemoResult(
-            digest=self._run.model_digest(),
-            repeated_steps=count_repeated_steps(self._run.executed_steps()),
-            accuracy=float(self._run.output_value("register", "accuracy")),
+    def _print_details(self) -> None:
+        picture, store = self._folder / "lineage.svg", self._folder / "store"
+        picture.write_text(draw_lineage(read_lineage_tree(self.broken.store, BROKEN_RUN)), encoding="utf-8")
+        self._act("More details:")
+        self._print(f"   test accuracy: {float(self.broken.find_result('register').outputs[0].value or ''):.2%}")
+        self._print(f"   picture of the lineage: {picture}")
+        self._print(f"   what happened: tiphys events {BROKEN_RUN} --store {store}")
+        self._print(f"   cost of the faults: tiphys report {BROKEN_RUN} --store {store}")
+        self._print(f"   as web pages: tiphys ui {store}")
+        self._print(
+            f"\n{self.broken.count_repeated_steps()} of {digits.STEPS} steps were executed again, and the two models "
+            f"are bit-identical (sha256 {self.broken.digest_model()[:16]}…).",
+            "bold green",
         )
 
     def _train_until(self, engine: TiphysProcess, attempt: int, global_step: int) -> None:
         """Wait until ``attempt`` has executed ``global_step`` and committed a checkpoint."""
-        with self._console.show_status("training…") as show:
-            engine.wait_for(
-                lambda: self._has_reached(attempt, global_step, show), f"step {global_step}", _TIMEOUT_SECONDS
-            )
 
-    def _has_reached(self, attempt: int, global_step: int, show: Callable[[str], None]) -> bool:
-        steps = self._run.executed_steps()
-        show(_progress(steps))
-        is_executed = bool(steps) and steps[-1].attempt == attempt and steps[-1].global_step >= global_step
-        return is_executed and self._run.newest_commit(attempt) is not None
+        def is_reached() -> bool:
+            last = self.broken.last_step()
+            status.update(f"training: step {last.global_step} of {digits.STEPS}")
+            is_executed = last.attempt == attempt and last.global_step >= global_step
+            return is_executed and self.broken.newest_checkpoint(attempt) is not None
 
-    @staticmethod
-    def _check_dead(pid: int) -> None:
-        if not fault_injection.wait_until_dead(pid, _KILL_TIMEOUT_SECONDS):
-            raise PromiseBrokenError(f"the training process {pid} still runs after its kill")
-
-
-def _progress(steps: list[ExecutedStep]) -> str:
-    return f"training: step {steps[-1].global_step} of {STEPS}" if steps else "validating and preparing data…"
+        with self._console.status("validating and preparing data…") as status:
+            engine.wait_for(is_reached, f"step {global_step}")
