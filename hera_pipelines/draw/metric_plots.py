@@ -6,10 +6,10 @@ Only stored checkpoints have metrics, so a plot is as dense as the saves that re
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hera_pipelines.draw.lineage_svg import load_picture_template
+from hera_pipelines.draw.charts import Axes, Picture, shorten
 from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 
 MAX_PLOTS = 24
@@ -18,69 +18,71 @@ MAX_POINTS = 300
 """Most points of a line; of more, evenly spread ones are drawn."""
 PLOT_WIDTH, PLOT_HEIGHT = 300, 164
 _COLUMNS = 3
-_INSET = (10, 40, 14, 26)
-"""Pixels between the frame of a plot and its lines: left, top, right, bottom."""
 _NOT_SHOWN = (CheckpointStatus.DAMAGED, CheckpointStatus.REMOVED)
 
-Point = tuple[float, float]
 _Ref = tuple[int, int]
 """Attempt and global step of a checkpoint of one lineage."""
 
 
 @dataclass(frozen=True)
 class MetricLine:
-    """Points of one attempt, or of the line of descent; ``path`` in pixels of the plot."""
+    """Global steps and values of one attempt, or of the line of descent."""
 
-    path: str
+    points: tuple[tuple[int, float], ...]
     tooltip: str
     is_kept: bool
 
 
 @dataclass(frozen=True)
 class MetricPlot:
-    """One metric of one training step, at ``x`` and ``y`` of the picture."""
+    """One metric of one training step; ``newest`` is its newest value on the line of descent, if there is one."""
 
-    x: int
-    y: int
     step: str
     metric: str
-    value: str
-    """Newest value on the line of descent."""
+    newest: float | None
     lines: tuple[MetricLine, ...]
-    last: Point | None
-    """Where that value stands; None if it is no number that can be drawn."""
-    marks: tuple[str, str, str, str]
-    """First and last global step, lowest and highest value."""
 
 
-@dataclass(frozen=True)
-class MetricPicture:
-    plots: tuple[MetricPlot, ...]
-    hidden: int
-
-    @property
-    def width(self) -> int:
-        return max(1, min(_COLUMNS, len(self.plots))) * PLOT_WIDTH
-
-    @property
-    def height(self) -> int:
-        return -(-len(self.plots) // _COLUMNS) * PLOT_HEIGHT + 28
-
-
-def lay_out_metrics(tree: LineageTree) -> MetricPicture:
+def list_metric_plots(tree: LineageTree) -> list[MetricPlot]:
     """A plot for each metric of each training step of a run, losses first."""
-    series = [(lineage, name) for lineage in tree.steps for name in _list_metrics(lineage)]
-    plots = [
-        _lay_out_plot(PLOT_WIDTH * (index % _COLUMNS), PLOT_HEIGHT * (index // _COLUMNS), lineage, name)
-        for index, (lineage, name) in enumerate(series[:MAX_PLOTS])
-    ]
-    return MetricPicture(tuple(plots), len(series) - len(plots))
+    return [_build_plot(lineage, name) for lineage in tree.steps for name in _list_metrics(lineage)]
 
 
-def render_metrics_svg(title: str, picture: MetricPicture) -> str:
-    """Render the picture; without plots it says that no checkpoint has metrics."""
-    template = load_picture_template("metrics.svg.jinja")
-    return template.render(title=title, picture=picture, width=PLOT_WIDTH, height=PLOT_HEIGHT, inset=_INSET)
+def render_metrics_svg(title: str, tree: LineageTree) -> str:
+    """Render the plots of a run; without any the picture says that no checkpoint has metrics."""
+    plots, picture = list_metric_plots(tree), Picture(title)
+    shown = plots[:MAX_PLOTS]
+    height = -(-len(shown) // _COLUMNS) * PLOT_HEIGHT + 28
+    for index, plot in enumerate(shown):
+        _draw_plot(picture, PLOT_WIDTH * (index % _COLUMNS), PLOT_HEIGHT * (index // _COLUMNS), plot)
+    if not plots:
+        picture.write(10, 20, "No stored checkpoint has metrics yet.", "soft")
+    if hidden := len(plots) - len(shown):
+        picture.write(10, height - 8, f"{hidden} more are left out.", "soft")
+    return picture.render(max(1, min(_COLUMNS, len(shown))) * PLOT_WIDTH, height)
+
+
+def _draw_plot(picture: Picture, x: float, y: float, plot: MetricPlot) -> None:
+    points = [point for line in plot.lines for point in line.points] or [(0, 0.0)]
+    steps, values = zip(*points, strict=True)
+    first, last, low, high = min(steps), max(steps), min(values), max(values)
+    axes = Axes(x + 10, y + 40, PLOT_WIDTH - 24, PLOT_HEIGHT - 66, (first, last), (low, high))
+    tooltip = f"{plot.metric} of {plot.step}"
+    picture.write(axes.left, y + 16, shorten(plot.metric, 23), note=shorten(plot.step, 15), tooltip=tooltip)
+    picture.write(axes.right, y + 16, "" if plot.newest is None else format_metric(plot.newest), "end")
+    for edge in (axes.top, axes.bottom):
+        picture.draw(f"M{axes.left:g} {edge:g}H{axes.right:g}", "grid")
+    for line in plot.lines:
+        stride = -(-len(line.points) // MAX_POINTS)
+        path = axes.line([*line.points[:-1:stride], line.points[-1]])
+        picture.draw(path, "kept" if line.is_kept else "again", tooltip=line.tooltip)
+        if line.is_kept and plot.newest is not None and math.isfinite(plot.newest):
+            end_x, end_y = axes.x(line.points[-1][0]), axes.y(line.points[-1][1])
+            picture.draw(f"M{end_x:g} {end_y:g}h0", "kept point")
+    picture.write(axes.left, axes.bottom + 16, f"step {first:,}", "soft")
+    picture.write(axes.right, axes.bottom + 16, f"{last:,}", "soft end")
+    picture.write(axes.left, axes.top - 4, format_metric(high), "soft")
+    picture.write(axes.left, axes.bottom - 3, format_metric(low), "soft")
 
 
 def _list_metrics(lineage: StepLineage) -> list[str]:
@@ -120,7 +122,7 @@ def _find_newest(lineage: StepLineage) -> _Ref | None:
     return None
 
 
-def _lay_out_plot(x: int, y: int, lineage: StepLineage, name: str) -> MetricPlot:
+def _build_plot(lineage: StepLineage, name: str) -> MetricPlot:
     values = {
         (node.ref.attempt, node.ref.global_step): float(node.metrics[name])
         for _, node in _shown_nodes(lineage)
@@ -128,27 +130,14 @@ def _lay_out_plot(x: int, y: int, lineage: StepLineage, name: str) -> MetricPlot
     }
     descent = [ref for ref in find_line_of_descent(lineage) if ref in values]
     finite = {ref: value for ref, value in values.items() if math.isfinite(value)}
-    scale = _Scale(finite)
-    lines = list(_given_up_lines(finite, set(descent), scale))
-    kept = [(ref[1], finite[ref]) for ref in descent if ref in finite]
-    if kept:
-        lines.append(
-            MetricLine(scale.path(kept), f"{name} of the checkpoints that led to the newest one", is_kept=True)
-        )
+    lines = list(_given_up_lines(finite, set(descent)))
+    if kept := tuple((ref[1], finite[ref]) for ref in descent if ref in finite):
+        lines.append(MetricLine(kept, f"{name} of the checkpoints that led to the newest one", is_kept=True))
     newest = values[descent[-1]] if descent else None
-    return MetricPlot(
-        x,
-        y,
-        lineage.name or lineage.step,
-        name,
-        "" if newest is None else format_metric(newest),
-        tuple(lines),
-        scale.place(kept[-1]) if kept and descent[-1] in finite else None,
-        scale.marks,
-    )
+    return MetricPlot(lineage.name or lineage.step, name, newest, tuple(lines))
 
 
-def _given_up_lines(values: Mapping[_Ref, float], descent: set[_Ref], scale: "_Scale") -> Iterator[MetricLine]:
+def _given_up_lines(values: Mapping[_Ref, float], descent: set[_Ref]) -> Iterator[MetricLine]:
     """The checkpoints of each attempt that are not on the line of descent, from the last one before them that is."""
     for attempt in sorted({attempt for attempt, _ in values}):
         own = sorted(step for number, step in values if number == attempt)
@@ -156,48 +145,9 @@ def _given_up_lines(values: Mapping[_Ref, float], descent: set[_Ref], scale: "_S
         if not others:
             continue
         before = [step for step in own if step < others[0]][-1:]
-        points = [(step, values[attempt, step]) for step in before + others]
+        points = tuple((step, values[attempt, step]) for step in before + others)
         tooltip = f"attempt {attempt}: steps {others[0]:,} to {others[-1]:,} were done again or given up"
-        yield MetricLine(scale.path(points), tooltip, is_kept=False)
-
-
-class _Scale:
-    """Maps global steps and values to pixels of a plot."""
-
-    def __init__(self, values: Mapping[_Ref, float]) -> None:
-        steps = [step for _, step in values] or [0]
-        self._steps = min(steps), max(steps)
-        self._values = min(values.values(), default=0.0), max(values.values(), default=0.0)
-
-    @property
-    def marks(self) -> tuple[str, str, str, str]:
-        first, last = self._steps
-        return f"{first:,}", f"{last:,}", format_metric(self._values[0]), format_metric(self._values[1])
-
-    def place(self, point: tuple[int, float]) -> Point:
-        left, top, right, bottom = _INSET
-        across = _share(point[0], *self._steps)
-        up = _share(point[1], *self._values)
-        return (
-            round(left + across * (PLOT_WIDTH - left - right), 1),
-            round(PLOT_HEIGHT - bottom - up * (PLOT_HEIGHT - top - bottom), 1),
-        )
-
-    def path(self, points: Sequence[tuple[int, float]]) -> str:
-        """SVG path; a single point becomes a short dash."""
-        stride = -(-len(points) // MAX_POINTS)
-        shown = [*points[:-1:stride], points[-1]]
-        places = [self.place(point) for point in shown]
-        if len(places) == 1:
-            places = [(places[0][0] - 2, places[0][1]), (places[0][0] + 2, places[0][1])]
-        return "M" + " L".join(f"{x:g} {y:g}" for x, y in places)
-
-
-def _share(value: float, low: float, high: float) -> float:
-    """Where ``value`` lies between two others, from 0 to 1; the middle if these are equal."""
-    # Halved, because the distance of two floats may be too large for a float.
-    half = high / 2 - low / 2
-    return (value / 2 - low / 2) / half if half else 0.5
+        yield MetricLine(points, tooltip, is_kept=False)
 
 
 def format_metric(value: float) -> str:

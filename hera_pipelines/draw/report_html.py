@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tiphys_controller.failure_cost import RECOVERY_PARTS, Recovery, StepTimeUsage, TimeUsage
 
+from hera_pipelines.draw.charts import Axes, Picture, box, shorten, time_marks
 from hera_pipelines.draw.lineage_svg import load_picture_template
-from hera_pipelines.draw.simulation_svg import time_marks
 from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.protocol.quantities import format_duration
 
@@ -20,13 +20,10 @@ _RIGHT = 24
 _CHARACTER_WIDTH = 7.4
 """Pixels of one character of a label, on average and rather too much than too little."""
 _MAX_LABEL_CHARACTERS = 60
-ROW = 26
-BAR = 16
+_TOP, _ROW, _BAR = 26, 26, 16
 MAX_ROWS = 40
 """Most steps, and most recoveries, in a chart; the page says how many it leaves out."""
 _MIN_BAR_WIDTH = 0.6
-_LEGEND_STEP = 110
-"""Pixels of a legend's entry."""
 NONE = "-"
 """What a table shows for no value."""
 
@@ -54,10 +51,10 @@ PART_COLOURS = {
 
 @dataclass(frozen=True)
 class ReportBar:
-    """A section of a row; ``tooltip`` appears under the pointer."""
+    """Seconds of a row; ``tooltip`` appears under the pointer."""
 
-    x: float
-    width: float
+    begin: float
+    seconds: float
     colour: str
     tooltip: str
 
@@ -68,30 +65,16 @@ class ReportRow:
     note: str
     bars: tuple[ReportBar, ...]
 
-    @property
-    def shown_label(self) -> str:
-        """The label, cut at the end if it is very long; the tooltip has all of it."""
-        is_long = len(self.label) > _MAX_LABEL_CHARACTERS
-        return f"{self.label[: _MAX_LABEL_CHARACTERS - 1]}…" if is_long else self.label
-
-    @property
-    def label_characters(self) -> int:
-        return len(f"{self.shown_label} {self.note}".rstrip())
-
 
 @dataclass(frozen=True)
 class ReportChart:
-    """Rows on one axis; ``marks`` holds x and label of each mark on it. x counts from the begin of the axis."""
+    """Rows on one axis of ``seconds``."""
 
     title: str
     about: str
     rows: tuple[ReportRow, ...]
-    marks: tuple[tuple[float, str], ...]
+    seconds: float
     legend: tuple[tuple[str, str], ...]
-
-    @property
-    def height(self) -> int:
-        return ROW * len(self.rows) + 26
 
 
 def report_page(title: str, figures: Sequence[tuple[str, str]], usage: TimeUsage) -> str:
@@ -103,23 +86,29 @@ def report_page(title: str, figures: Sequence[tuple[str, str]], usage: TimeUsage
         usage: Measured times of the run.
     """
     charts = [chart for chart in (time_chart(usage.steps), recovery_chart(usage.steps)) if chart.rows]
-    left = _labels_width(charts)
-    return load_picture_template("economics.html.jinja").render(
-        title=title, figures=figures, charts=charts, width=left + CHART_WIDTH + _RIGHT, left=left, row=ROW, bar=BAR
-    )
+    sections = [(chart, render_chart_svg(chart)) for chart in charts]
+    return load_picture_template("economics.html.jinja").render(title=title, figures=figures, sections=sections)
 
 
 def render_chart_svg(chart: ReportChart) -> str:
-    """Render one chart as an SVG document of its own, with its legend."""
-    left = _labels_width([chart])
-    return load_picture_template("chart.svg.jinja").render(
-        chart=chart, width=left + CHART_WIDTH + _RIGHT, left=left, row=ROW, bar=BAR, legend_step=_LEGEND_STEP
+    """Render one chart as an SVG document, with its legend."""
+    labels = [shorten(row.label, _MAX_LABEL_CHARACTERS) for row in chart.rows]
+    longest = max(
+        (len(f"{label} {row.note}".rstrip()) for label, row in zip(labels, chart.rows, strict=True)), default=0
     )
-
-
-def _labels_width(charts: Sequence[ReportChart]) -> int:
-    longest = max((row.label_characters for chart in charts for row in chart.rows), default=0)
-    return round(longest * _CHARACTER_WIDTH) + _RIGHT
+    left = round(longest * _CHARACTER_WIDTH) + _RIGHT
+    axes = Axes(left, _TOP, CHART_WIDTH, _ROW * len(chart.rows), (0.0, chart.seconds))
+    picture = Picture(chart.title)
+    picture.add_legend(left, 2, chart.legend)
+    picture.mark_times(axes, time_marks(chart.seconds))
+    for index, (label, row) in enumerate(zip(labels, chart.rows, strict=True)):
+        top = _TOP + _ROW * index
+        picture.write(left - 12, top + _BAR - 1, label, "end", note=row.note, tooltip=row.label)
+        for bar in row.bars:
+            width = max(_MIN_BAR_WIDTH, CHART_WIDTH * bar.seconds / chart.seconds)
+            path = box(axes.left + CHART_WIDTH * bar.begin / chart.seconds, top + 2, width, _BAR)
+            picture.draw(path, colour=bar.colour, tooltip=bar.tooltip)
+    return picture.render(axes.right + _RIGHT, axes.bottom + 26)
 
 
 def summarize_usage(usage: TimeUsage) -> Iterator[tuple[str, str]]:
@@ -164,20 +153,20 @@ def time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
         for entry in step.entries:
             if ended_at and entry.spans and (waited := (entry.spans[0].begin - ended_at).total_seconds()) > 0:
                 tooltip = f"before attempt {entry.attempt}: {_WAITING[0]} {format_duration(waited)}"
-                yield _build_bar((ended_at - begin).total_seconds(), waited, total, _WAITING[1], tooltip)
+                yield ReportBar((ended_at - begin).total_seconds(), waited, _WAITING[1], tooltip)
             ended_at = entry.spans[-1].end if entry.spans else ended_at
             for span in entry.spans:
                 phase, colour = PHASE_STYLES[span.phase]
                 tooltip = f"attempt {entry.attempt}: {phase} {format_duration(span.seconds)}"
                 cause = f"; it ended by {entry.failed_by}" if entry.failed_by else ""
-                yield _build_bar((span.begin - begin).total_seconds(), span.seconds, total, colour, tooltip + cause)
+                yield ReportBar((span.begin - begin).total_seconds(), span.seconds, colour, tooltip + cause)
 
     rows = [ReportRow(step.label(), f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
     about = "Each row is a step, from its first admission to its end. Waiting is for a turn, for GPUs or for a resume."
     about += _describe_shown(len(shown), len(steps), "those that began first")
     legend = [style for phase, style in PHASE_STYLES.items() if any(step.seconds(phase) for step in shown)]
     legend += [_WAITING] * any(len(step.entries) > 1 for step in shown)
-    return ReportChart("Where the time went", about, tuple(rows), _axis_marks(total), tuple(legend))
+    return ReportChart("Where the time went", about, tuple(rows), total, tuple(legend))
 
 
 def recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
@@ -187,34 +176,24 @@ def recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
     recoveries = [all_recoveries[index] for index in sorted(longest)]
     total = max((recovery.seconds for _, recovery in recoveries), default=0.0) or 1.0
     rows = [
-        ReportRow(step.label(recovery.after), _label_text(recovery.failed_by), tuple(_recovery_bars(recovery, total)))
+        ReportRow(step.label(recovery.after), _label_text(recovery.failed_by), tuple(_recovery_bars(recovery)))
         for step, recovery in recoveries
     ]
     parts = [part for part in RECOVERY_PARTS if any(getattr(recovery, part) for _, recovery in recoveries)]
     about = "From the end of a program to the first step of the next attempt, by the attempt that failed."
     about += _describe_shown(len(recoveries), len(all_recoveries), "the longest")
     legend = tuple((_label_text(part), PART_COLOURS[part]) for part in parts)
-    return ReportChart("What each recovery took", about, tuple(rows), _axis_marks(total), legend)
+    return ReportChart("What each recovery took", about, tuple(rows), total, legend)
 
 
-def _recovery_bars(recovery: Recovery, total: float) -> Iterator[ReportBar]:
+def _recovery_bars(recovery: Recovery) -> Iterator[ReportBar]:
     begin = 0.0
     for part in RECOVERY_PARTS:
         seconds = getattr(recovery, part)
         if seconds > 0:
-            yield _build_bar(
-                begin, seconds, total, PART_COLOURS[part], f"{_label_text(part)} {format_duration(seconds)}"
-            )
+            tooltip = f"{_label_text(part)} {format_duration(seconds)}"
+            yield ReportBar(begin, seconds, PART_COLOURS[part], tooltip)
         begin += seconds
-
-
-def _build_bar(begin: float, seconds: float, total: float, colour: str, tooltip: str) -> ReportBar:
-    scale = CHART_WIDTH / total
-    return ReportBar(round(begin * scale, 2), round(max(_MIN_BAR_WIDTH, seconds * scale), 2), colour, tooltip)
-
-
-def _axis_marks(total: float) -> tuple[tuple[float, str], ...]:
-    return tuple((round(CHART_WIDTH * at / total, 1), label) for at, label in time_marks(total))
 
 
 def _label_text(name: str) -> str:

@@ -29,8 +29,8 @@ from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_svg
-from hera_pipelines.draw.metric_plots import lay_out_metrics, render_metrics_svg
-from hera_pipelines.draw.queue_shares import lay_out_shares, render_shares_svg
+from hera_pipelines.draw.metric_plots import render_metrics_svg
+from hera_pipelines.draw.queue_shares import render_shares_svg
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
 from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.checkpoint_page import read_checkpoints_view
@@ -310,7 +310,7 @@ class _Pages:
             quotas = self._queues.read().quotas
         holds = (hold for one in self._index.runs for hold in one.holds)
         title = f"GPUs held by queue in the last {'day' if days == 1 else f'{days} days'}"
-        return render_shares_svg(title, lay_out_shares(holds, now - timedelta(days=days), now, quotas))
+        return render_shares_svg(title, holds, now - timedelta(days=days), now, quotas)
 
     async def read_in_turn(self, read: Callable[[Store], _Answer]) -> _Answer:
         """What ``read`` returns, called in a thread with the store once there is room for it."""
@@ -357,7 +357,7 @@ def _draw_lineage(store: Store, run: str) -> str:
 
 
 def _draw_metrics(store: Store, run: str) -> str:
-    return render_metrics_svg(f"Metrics of {run}", lay_out_metrics(read_lineage_tree(store, run, MAX_CHECKPOINTS)))
+    return render_metrics_svg(f"Metrics of {run}", read_lineage_tree(store, run, MAX_CHECKPOINTS))
 
 
 def _picture(svg: str) -> Response:

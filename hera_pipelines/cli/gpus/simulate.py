@@ -35,7 +35,7 @@ from tiphys_plugin.quota.simulation.trace import read_trace
 from hera_pipelines.authoring.policies import resolve_duration
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption
-from hera_pipelines.draw.simulation_svg import build_simulation_timeline, largest_queues, render_simulation_svg
+from hera_pipelines.draw.simulation_svg import render_simulation_svg
 from tiphys.errors import UsageError
 from tiphys.protocol.quantities import format_duration
 
@@ -372,11 +372,8 @@ def _describe_settings(settings: Settings) -> str:
 def _draw(title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult]) -> str:
     begin = jobs[0].submit_seconds
     end = max((run.ended_seconds for replay in replays.values() for run in replay.runs), default=begin)
-    shown = largest_queues(list(replays.values()))
-    pictures = [
-        build_simulation_timeline(str(path), one, begin, max(1.0, end - begin), shown) for path, one in replays.items()
-    ]
-    return render_simulation_svg(title, pictures)
+    by_name = {str(path): replay for path, replay in replays.items()}
+    return render_simulation_svg(title, by_name, begin, max(1.0, end - begin))
 
 
 def _simulation_document(about: dict[str, Any], outcomes: dict[Path, SimulationOutcome]) -> dict[str, Any]:

@@ -11,14 +11,17 @@ from support.hostile import HOSTILE, control_characters
 
 from hera_pipelines.draw.queue_shares import (
     INTERVALS,
+    LEFT,
     MAX_QUEUES,
     PLOT_HEIGHT,
+    PLOT_WIDTH,
+    TOP,
     GpuHold,
     average_held,
-    lay_out_shares,
     render_shares_svg,
 )
 
+SVG = "{http://www.w3.org/2000/svg}"
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 NOW = BEGIN + timedelta(hours=24)
 INTERVAL_SECONDS = 24 * 3600 / INTERVALS
@@ -64,37 +67,52 @@ def test_gpu_time_is_neither_lost_nor_made(drawn: list[tuple[float, float, int, 
     assert min(held) > -1e-3
 
 
+def draw(holds: list[GpuHold], quotas: dict[str, int]) -> ElementTree.Element:
+    return ElementTree.fromstring(render_shares_svg("GPUs", holds, BEGIN, NOW, quotas))
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [label.text or "" for label in root.iter(f"{SVG}text")]
+
+
+def paths(root: ElementTree.Element, tooltip: str) -> list[str]:
+    """The shapes whose tooltip begins with ``tooltip``."""
+    return [
+        path.get("d", "")
+        for path in root.iter(f"{SVG}path")
+        if (path.findtext(f"{SVG}title") or "").startswith(tooltip)
+    ]
+
+
 def test_each_queue_has_a_plot_with_its_mean_share_and_quota() -> None:
-    holds = [hold(0, 12), hold(0, None, 4, "batch"), hold(-9, -1, 64, "gone")]
-    picture = lay_out_shares(holds, BEGIN, NOW, {"research": 16})
-    research, batch = sorted(picture.plots, key=lambda plot: plot.queue, reverse=True)
-    assert (research.queue, research.mean, research.share) == (
-        "research",
-        "4.0 of 16 (25%) on average",
-        "50% of all GPU time",
-    )
-    assert (batch.queue, batch.mean, batch.quota_y, batch.most) == ("batch", "4.0 on average", None, "4")
-    assert (research.quota_y, research.most) == (0.0, "16")
-    assert [label for _, label in picture.marks][-1].endswith("ago")
+    root = draw([hold(0, 12), hold(0, None, 4, "batch"), hold(-9, -1, 64, "gone")], {"research": 16})
+    marks, plots = texts(root)[:-10], texts(root)[-10:]
+    assert marks
+    assert all(mark.endswith("ago") for mark in marks)
+    assert sorted([plots[:5], plots[5:]]) == [
+        ["batch", "4.0 on average", "50% of all GPU time", "4", "0"],
+        ["research", "4.0 of 16 (25%) on average", "50% of all GPU time", "16", "0"],
+    ]
+    assert len(paths(root, "quota")) == 1
 
 
 def test_what_is_borrowed_stands_above_the_quota() -> None:
-    [plot] = lay_out_shares([hold(0, None, 12)], BEGIN, NOW, {"research": 6}).plots
-    assert plot.quota_y == PLOT_HEIGHT / 2
-    assert plot.area == f"M0 {PLOT_HEIGHT}H0V0H700V{PLOT_HEIGHT}Z"
+    root = draw([hold(0, None, 12)], {"research": 6})
+    bottom, right = TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH
+    assert paths(root, "quota") == [f"M{LEFT} {TOP + PLOT_HEIGHT // 2}H{right}"]
+    assert paths(root, "research") == [f"M{LEFT} {TOP}V{TOP}H{right}V{bottom}H{LEFT}Z"]
 
 
 def test_the_queues_that_held_most_are_shown() -> None:
-    holds = [hold(0, None, gpus, f"queue-{gpus:02}") for gpus in range(1, MAX_QUEUES + 6)]
-    picture = lay_out_shares(holds, BEGIN, NOW, {})
-    assert [plot.queue for plot in picture.plots[:2]] == ["queue-25", "queue-24"]
-    assert (len(picture.plots), picture.hidden) == (MAX_QUEUES, 5)
-    assert "5 more queues are left out" in render_shares_svg("t", picture)
+    root = draw([hold(0, None, gpus, f"queue-{gpus:02}") for gpus in range(1, MAX_QUEUES + 6)], {})
+    names = [text for text in texts(root) if text.startswith("queue-")]
+    assert (names[:2], len(names)) == (["queue-25", "queue-24"], MAX_QUEUES)
+    assert "5 more queues are left out." in texts(root)
 
 
 @pytest.mark.parametrize("holds", [[], [hold(0, None, 8, f"<script>{HOSTILE}" + "n" * 1024)]])
 def test_a_picture_is_well_formed_whatever_a_queue_is_called(holds: list[GpuHold]) -> None:
-    svg = render_shares_svg("GPUs", lay_out_shares(holds, BEGIN, NOW, {}))
+    svg = render_shares_svg("GPUs", holds, BEGIN, NOW, {})
     tags = {re.sub("{.*}", "", node.tag) for node in ElementTree.fromstring(svg).iter()}
     assert "script" not in tags
     assert not control_characters(svg)

@@ -34,7 +34,9 @@ class TimelineSpan:
         return self.end - self.begin
 
 
-class _TimelineChange(NamedTuple):
+class TimelineChange(NamedTuple):
+    """How many more GPUs of a queue are held, and are waited for, from a moment on; negative for fewer."""
+
     seconds: float
     queue: str
     pool: str
@@ -48,7 +50,7 @@ def build_timeline(replay: ReplayResult) -> Iterator[TimelineSpan]:
     gpus: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
     before: float | None = None
-    for seconds, together in groupby(sorted(_changes(replay)), key=lambda one: one.seconds):
+    for seconds, together in groupby(sorted(list_changes(replay)), key=lambda one: one.seconds):
         if before is not None:
             yield TimelineSpan(before, seconds, held.copy(), gpus.copy(), jobs.copy())
         for one in together:
@@ -58,15 +60,16 @@ def build_timeline(replay: ReplayResult) -> Iterator[TimelineSpan]:
         before = seconds
 
 
-def _changes(replay: ReplayResult) -> Iterator[_TimelineChange]:
+def list_changes(replay: ReplayResult) -> Iterator[TimelineChange]:
+    """All changes of a replay, in any order."""
     for run in replay.runs:
         gpus = run.job.gpus
         for one in run.attempts:
-            yield _TimelineChange(one.requested_seconds, run.queue, one.pool, 0, gpus)
-            yield _TimelineChange(one.started_seconds, run.queue, one.pool, gpus, -gpus)
-            yield _TimelineChange(one.ended_seconds, run.queue, one.pool, -gpus, 0)
+            yield TimelineChange(one.requested_seconds, run.queue, one.pool, 0, gpus)
+            yield TimelineChange(one.started_seconds, run.queue, one.pool, gpus, -gpus)
+            yield TimelineChange(one.ended_seconds, run.queue, one.pool, -gpus, 0)
     for job in replay.never_started:
-        yield _TimelineChange(job.submit_seconds, job.queue or "", "", 0, job.gpus)
+        yield TimelineChange(job.submit_seconds, job.queue or "", "", 0, job.gpus)
 
 
 def compute_fairness(queues: Queues, spans: Sequence[TimelineSpan]) -> dict[str, float]:

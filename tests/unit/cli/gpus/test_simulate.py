@@ -186,7 +186,7 @@ def test_the_picture_is_written(desk):
     assert code == 0
     assert "wrote out.svg" in err
     root = ElementTree.parse(desk.folder / "out.svg").getroot()
-    assert [one.get("id") for one in root.iter() if one.get("id")] == ["panel-1", "panel-2"]
+    assert [label.text for label in root.iter() if label.get("class") == "section"] == ["queues.yaml", "larger.yaml"]
 
 
 @pytest.mark.parametrize(
