@@ -125,12 +125,13 @@ lint: setup  ## style, types and import contracts
 	$(RUN) mypy --config-file tests/mypy.toml
 	$(RUN) lint-imports --no-logo
 
-golden: setup  ## write the output of compile to the golden files, and draw the storeys; review the diff
+golden: setup  ## write the output of compile to the golden files, and draw the pictures of docs/; review the diff
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_golden.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_argo_versions.py -k guide
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/telemetry/test_metrics.py -k page
 	@PYTHONPATH=tests $(RUN) python -m support.storeys
+	@PYTHONPATH=tests $(RUN) python -m support.pictures
 	@git --no-pager diff --stat -- examples templates charts docs
 
 ##@ Supply chain

@@ -22,7 +22,7 @@ FOLDERS = {
 }
 _WIDTH, _MARGIN, _GAP, _PADDING = 1180, 12, 8, 10
 _NAME_LINE, _LINE, _CHARACTER = 17, 13, 6.1
-_STYLE = """
+STYLE = """
   text { font: 11px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }
   .panel { fill: #f6f8fa; stroke: #8c959f } .box { fill: #ffffff; stroke: #afb8c1 }
   .title { font-size: 15px; font-weight: 600 } .name { font-size: 12.5px; font-weight: 600 } .note { fill: #57606a }
@@ -81,7 +81,7 @@ def svg() -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" role="img" '
             'aria-label="Packages of Tiphys in layers; each imports only what lies below it">',
-            f"<style>{_STYLE}</style>",
+            f"<style>{STYLE}</style>",
             *parts,
             "</svg>\n",
         ]

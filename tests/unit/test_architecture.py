@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import tiphys_controller
 import tiphys_plugin
-from support import storeys
+from support import pictures, storeys
 
 ROOT = storeys.ROOT
 PACKAGES = [
@@ -79,6 +79,12 @@ def test_the_types_of_names_that_are_imported_on_first_use_are_those_of_their_mo
 
 def test_the_picture_of_the_storeys_is_current() -> None:
     assert storeys.PICTURE.read_text() == storeys.svg(), "run `make golden`"
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_of_the_pages_is_current_and_one_of_them_shows_it(name: str) -> None:
+    assert (pictures.IMAGES / name).read_text() == pictures.PICTURES[name](), "run `make golden`"
+    assert any(f"images/{name})" in page.read_text() for page in (ROOT / "docs").rglob("*.md"))
 
 
 WAYS = TOUR.split("\n## Ways through the code\n")[1].split("\n## ")[0].split("\n### ")[1:]
