@@ -19,11 +19,11 @@ from cluster import argo_kinds
 from cluster.client import AuditLog, Cluster, Json, Store
 from cluster.harness.settings import Settings
 from support.chart import CHART
-from tiphys_controller.doctor.store_credentials import CredentialsHolder, bucket_policy
 
 from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.store import Store as RunStore
 from tiphys.store import open_store
+from tiphys.store.credentials import CredentialsHolder, bucket_policy
 
 TESTS = Path(__file__).parents[1]
 _HOW = "set TIPHYS_CLUSTER=start (or run `make test-cluster`) to run the tests that need a Kubernetes cluster"

@@ -19,10 +19,10 @@ from cluster.client import Cluster, Store
 from cluster.fixtures import StoreUser
 from cluster.test_gangs import TRAINER, Training, training
 from cluster.test_install import Release, release
-from tiphys_controller.doctor.store_credentials import CredentialsHolder
 
 from hera_pipelines.cli import main
 from tiphys.store import Store as RunStore
+from tiphys.store.credentials import CredentialsHolder
 from tiphys.store.layout import FORMAT_MARKER, LineageLayout, RunLayout, alert_key, idempotency_record_key, memo_key
 
 __all__ = ["release", "training"]

@@ -22,7 +22,8 @@ from cluster import argo_kinds
 from cluster.client import AuditLog, Cluster, Store
 from cluster.fixtures import StoreUser
 from support.chart import CHART, ROOT, Refused, find_helm, helm, render
-from tiphys_controller.doctor.store_credentials import CredentialsHolder
+
+from tiphys.store.credentials import CredentialsHolder
 
 if not find_helm():
     pytest.skip("there is no helm on PATH, nor in the cache of the test cluster", allow_module_level=True)

@@ -21,13 +21,14 @@ from support.bucket_policies import Policy, allows, enforces
 from support.chart import ROOT
 from support.kube_server import KubeServer, serving
 from support.s3_proxy import Reply, Request, S3Proxy, is_read, refuses, s3_proxy
-from tiphys_controller.doctor.store_credentials import CredentialsHolder, bucket_policy, probe_program_credentials
+from tiphys_controller.doctor.store_credentials import probe_program_credentials
 
 from hera_pipelines.cli import main
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import DEPLOYMENTS, SECRETS
 from tiphys.records import CheckpointRef
 from tiphys.store import S3Store, layout, workflow_layout
+from tiphys.store.credentials import CredentialsHolder, bucket_policy
 from tiphys.store.layout import CONTROL, DATA, LineageLayout, RankStepTime, RunLayout
 from tiphys.store.workflow_layout import OutputOrigin
 

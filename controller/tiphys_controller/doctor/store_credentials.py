@@ -1,76 +1,18 @@
-"""Credentials of a store in a bucket: the policy that each holder gets, and a probe of given credentials.
+"""Tries out whether credentials of a store allow what a training program does, and nothing else.
 
-What Tiphys acts on and what programs write lie below two prefixes, so one ordinary
-policy keeps a program from both the records of its tenant and the stores of other
-tenants. Policies are written by people and change later, so `probe_program_credentials`
-tries them out.
+Their policy (`tiphys.store.credentials`) is written by people and changes later.
 """
 
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from tiphys.errors import ForbiddenError, NotFoundError, UsageError
 from tiphys.store.buckets.s3 import S3Store
+from tiphys.store.credentials import ABORT, CREATE, DELETE, LIST, READ, parse_bucket_url
 from tiphys.store.layout import CONTROL, DATA, FORMAT_MARKER, StoreHalf, probe_folder
 from tiphys.store.open import PLACEHOLDER
 from tiphys_controller.doctor.check import Finding, check, failed, passed, warning
-
-_READ, _LIST, _CREATE, _DELETE = "s3:GetObject", "s3:ListBucket", "s3:PutObject", "s3:DeleteObject"
-_ABORT, _LIST_UPLOADS = "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads"
-# They have a meaning in the resources and conditions of a policy.
-_POLICY_CHARACTERS = frozenset("*?$")
-
-
-class CredentialsHolder(StrEnum):
-    """The holder of credentials of a store."""
-
-    PROGRAM = "program"
-    """The pods of one workflow namespace: Secret ``tiphys-store``."""
-    SERVICES = "services"
-    """Plugin service, agent and controller, and people at a desk."""
-
-
-class _BucketPlace(NamedTuple):
-    bucket: str
-    prefix: str
-    """Empty, or with a final slash."""
-
-
-def bucket_policy(url: str, holder: CredentialsHolder, principals: Sequence[str] = ()) -> dict[str, Any]:
-    """The smallest policy with which these credentials suffice.
-
-    Args:
-        url: URL of the store, ``s3://bucket/prefix``. For the services ``{namespace}`` stands for every tenant.
-        holder: The holder of the credentials.
-        principals: Users to name in each statement, for a policy of the bucket. None for a policy of a user or role.
-
-    Raises:
-        UsageError: the URL names no bucket, or a program would get the stores of all tenants.
-    """
-    is_program = holder is CredentialsHolder.PROGRAM
-    if is_program and PLACEHOLDER in url:
-        raise UsageError(f"{url} stands for every tenant, and a program gets the store of one: name it by --namespace")
-    place = _parse_url(url)
-    bucket, prefix = (part.replace(PLACEHOLDER, "*") for part in place)
-    objects = f"arn:aws:s3:::{bucket}/{prefix}"
-    halves = [f"{objects}{CONTROL}*", f"{objects}{DATA}*"]
-    named = {"Principal": {"AWS": [*principals]}} if principals else {}
-
-    def allow(actions: list[str], resources: list[str], **condition: Any) -> dict[str, Any]:
-        return {"Effect": "Allow", **named, "Action": actions, "Resource": resources, **condition}
-
-    statements = [
-        allow([_READ], halves),
-        allow([_CREATE, _DELETE, _ABORT], halves[1:] if is_program else halves),
-        allow([_LIST], [f"arn:aws:s3:::{bucket}"], Condition={"StringLike": {"s3:prefix": [f"{prefix}*"]}}),
-    ]
-    if not is_program:  # the janitor looks for unfinished uploads
-        statements.append(allow([_LIST_UPLOADS], [f"arn:aws:s3:::{bucket}"]))
-    return {"Version": "2012-10-17", "Statement": statements}
 
 
 def probe_program_credentials(
@@ -113,7 +55,7 @@ def probe_program_credentials(
 
 @check("data")
 def _check_data(allowed: frozenset[str], remedy: str) -> Iterator[Finding]:
-    needed = {_CREATE, _LIST, _READ, _DELETE} | ({_ABORT} if _CREATE in allowed else set())
+    needed = {CREATE, LIST, READ, DELETE} | ({ABORT} if CREATE in allowed else set())
     if lacking := sorted(needed - allowed):
         actions = _format_actions(lacking)
         yield failed(f"may not {actions} below {DATA}: trainings cannot save, restore or clean up", remedy)
@@ -123,8 +65,8 @@ def _check_data(allowed: frozenset[str], remedy: str) -> Iterator[Finding]:
 
 @check("control-read")
 def _check_control_read(store: S3Store, allowed: frozenset[str], remedy: str) -> Iterator[Finding]:
-    lacking = sorted({_LIST, _READ} - allowed)
-    if lacking == [_READ] and not any(store.list(FORMAT_MARKER)):
+    lacking = sorted({LIST, READ} - allowed)
+    if lacking == [READ] and not any(store.list(FORMAT_MARKER)):
         yield warning(
             f"may list {CONTROL}; whether it may also read there cannot be tried before the first run, because a "
             "server may answer alike for a forbidden and for a missing object",
@@ -142,7 +84,7 @@ def _check_control_read(store: S3Store, allowed: frozenset[str], remedy: str) ->
 
 @check("control-write")
 def _check_control_write(store: S3Store, allowed: frozenset[str], nonce: str, remedy: str) -> Iterator[Finding]:
-    if excess := sorted(allowed - {_LIST, _READ}):
+    if excess := sorted(allowed - {LIST, READ}):
         yield failed(
             f"may {_format_actions(excess)} below {CONTROL}: any program of the namespace can have Workflows created "
             f"and stopped{_left_behind(allowed, store, CONTROL, nonce)}",
@@ -172,11 +114,11 @@ def _allowed_actions(store: S3Store, half: StoreHalf, nonce: str, readable: str 
     """
     key = f"{probe_folder(half, nonce)}object"
     attempts: dict[str, Callable[[], object]] = {
-        _CREATE: lambda: store.create(key, b""),
-        _ABORT: lambda: _abort_an_upload(store, key),
-        _LIST: lambda: any(store.list(key)),
-        _READ: lambda: _read(store, readable or key),
-        _DELETE: lambda: store.delete(key),
+        CREATE: lambda: store.create(key, b""),
+        ABORT: lambda: _abort_an_upload(store, key),
+        LIST: lambda: any(store.list(key)),
+        READ: lambda: _read(store, readable or key),
+        DELETE: lambda: store.delete(key),
     }
     return frozenset(action for action, attempt in attempts.items() if _is_allowed(attempt))
 
@@ -204,7 +146,7 @@ def _is_allowed(attempt: Callable[[], object]) -> bool:
 
 
 def _left_behind(allowed: frozenset[str], store: S3Store, half: StoreHalf, nonce: str) -> str:
-    is_left = _CREATE in allowed and _DELETE not in allowed
+    is_left = CREATE in allowed and DELETE not in allowed
     return f"; {store.url}/{probe_folder(half, nonce)}object of this probe is left" if is_left else ""
 
 
@@ -212,7 +154,7 @@ def _other_stores(url: str, namespace: str, others: Sequence[str], nonce: str) -
     """URL and namespace of stores that must be out of reach."""
     yield from ((url, other) for other in others if other != namespace and PLACEHOLDER in url)
     made_up = f"tiphys-doctor-{nonce}"
-    place = _parse_url(url)
+    place = parse_bucket_url(url)
     if PLACEHOLDER in place.prefix:
         yield url, made_up
     elif place.prefix:
@@ -221,24 +163,8 @@ def _other_stores(url: str, namespace: str, others: Sequence[str], nonce: str) -
 
 def _open_without_check(url: str, namespace: str, variables: Mapping[str, str] | None) -> S3Store:
     """The store without a look at its format, which the credentials need not be allowed to read."""
-    place = _parse_url(url.replace(PLACEHOLDER, namespace))
+    place = parse_bucket_url(url.replace(PLACEHOLDER, namespace))
     return S3Store(place.bucket, place.prefix.rstrip("/"), namespace=namespace, variables=variables)
-
-
-def _parse_url(url: str) -> _BucketPlace:
-    parts = urlsplit(url)
-    if parts.scheme in ("gs", "az"):
-        raise UsageError(
-            f"{url}: policies and trials of the credentials of programs are for S3 only; give the identity of the "
-            "programs the roles of 'Google Cloud Storage and Azure' in docs/install.md"
-        )
-    if parts.scheme != "s3" or not parts.netloc or _POLICY_CHARACTERS.intersection(url):
-        raise UsageError(
-            f"{url or 'the URL'} names no bucket of S3, and a folder knows no users: use s3://bucket/prefix, "
-            "without * and $"
-        )
-    prefix = parts.path.strip("/")
-    return _BucketPlace(parts.netloc, f"{prefix}/" if prefix else "")
 
 
 def _format_actions(actions: Sequence[str]) -> str:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tiphys_controller.doctor.store_credentials import CredentialsHolder, bucket_policy
 
 from hera_pipelines.cli.cluster.findings import show_findings
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import ContextOption, FormatOption, KubeconfigOption, connect_cluster
 from tiphys.errors import StoreError, UsageError
+from tiphys.store.credentials import CredentialsHolder, bucket_policy
 from tiphys.store.layout import CONTROL, DATA
 from tiphys.store.open import PLACEHOLDER
 
