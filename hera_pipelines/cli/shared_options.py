@@ -5,16 +5,17 @@ are imported only when a command uses them, because each takes a noticeable part
 of a second.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
 
 import typer
 
@@ -89,14 +90,57 @@ FormatOption = Annotated[
 ]
 
 
+CommandT = TypeVar("CommandT", bound=Callable[..., None])
+
+
+def with_option_groups(command: CommandT) -> CommandT:
+    """Replace each parameter of a command that is a dataclass by the options that its fields declare.
+
+    Typer reads options from the signature of a function, and has no groups of them.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
+    parameters = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, one in signature.parameters.items()
+        for option in (_list_options(groups[name]) if name in groups else [one])
+    ]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        command(**{name: _build_group(groups[name], values) if name in groups else values[name] for name in names})
+
+    names = tuple(signature.parameters)
+    described: Any = run
+    described.__signature__ = signature.replace(parameters=parameters)
+    described.__annotations__ = {one.name: one.annotation for one in parameters}
+    return cast("CommandT", run)
+
+
+def _list_options(group: Any) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for each in fields(group):
+        hint = hints[each.name]
+        if is_dataclass(hint):
+            yield from _list_options(hint)
+        elif get_origin(hint) is Annotated:
+            yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hint)
+
+
+def _build_group(group: Any, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(group)
+    built = {name: _build_group(hint, values) for name, hint in hints.items() if is_dataclass(hint)}
+    return group(**built, **{each.name: values[each.name] for each in fields(group) if each.name in values})
+
+
 @dataclass(frozen=True)
 class ClusterOptions:
     """The cluster options of one command."""
 
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
-    argo_server: str | None = None
+    kubeconfig: KubeconfigOption = None
+    context: ContextOption = None
+    namespace: NamespaceOption = None
+    argo_server: ArgoServerOption = None
 
     def connect(self) -> "KubeApi":
         """Connect to the API server, in the namespace of the options or the profile; raises as `connect_cluster`."""

@@ -15,13 +15,9 @@ from hera_pipelines.cli.error_messages import PreflightFailedError
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
-    ArgoServerOption,
     ClusterOptions,
-    ContextOption,
     ExecutorPluginOption,
     FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
     ParameterOption,
     PipelineOption,
     PipelineStoreOption,
@@ -30,6 +26,7 @@ from hera_pipelines.cli.shared_options import (
     load_pipeline_file,
     named_store,
     parse_parameters,
+    with_option_groups,
     with_parameters,
 )
 from hera_pipelines.preflight import PreflightObservation, PreflightSubject, build_subject, run_preflight_checks
@@ -50,9 +47,11 @@ Examples:
 LIMIT_SECONDS = 30.0
 
 
+@with_option_groups
 def preflight(
     command: typer.Context,
     file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline, or YAML with marks of `adopt`.")],
+    *,
     which: PipelineOption = None,
     parameter: ParameterOption = None,
     store: PipelineStoreOption = None,
@@ -60,10 +59,7 @@ def preflight(
         Path | None,
         typer.Option("--queues", metavar="FILE", help="Queue file to check against, instead of the cluster's queues."),
     ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
+    cluster: ClusterOptions,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
     limit: Annotated[
@@ -85,13 +81,13 @@ def preflight(
     options = {"store": url, "executor_plugin": executor_plugin}
     manifest = with_parameters(compile_to_workflow(loaded, **options), parse_parameters(parameter or []), loaded)
     rules = load_queues(queues) if queues else None
-    api, unasked = _connect(ClusterOptions(kubeconfig, context, namespace))
+    api, unasked = _connect(cluster)
     if api is not None:
         command.call_on_close(api.close)
-    place = namespace or (manifest.get("metadata") or {}).get("namespace") or (api.namespace if api else "")
+    place = cluster.namespace or (manifest.get("metadata") or {}).get("namespace") or (api.namespace if api else "")
     subject = build_subject(file, manifest, service_account, place, _find_schedule_complaint(loaded, options))
     observed = observe_for_preflight(subject, api, unasked, rules, limit, tries_used_store=True)
-    findings = run_preflight_checks(subject, _leave_submission_to(argo_server, observed))
+    findings = run_preflight_checks(subject, _leave_submission_to(cluster.argo_server, observed))
     show_findings(screen, findings, output, {"pipeline": subject.pipeline.name}, _source_lines(subject))
     _require_ready(findings)
 

@@ -62,11 +62,11 @@ CodeOption = Annotated[
 class EngineOptions:
     """Options of the local engine; see `LocalSession`."""
 
-    state: Path = DEFAULT_STATE
-    queues: Path | None = None
-    plugin_port: int = 0
-    speed: float = 1.0
-    code: Path | None = None
+    state: StateOption = DEFAULT_STATE
+    queues: QueuesOption = None
+    plugin_port: PortOption = 0
+    speed: SpeedOption = 1.0
+    code: CodeOption = None
 
 
 @dataclass(frozen=True)

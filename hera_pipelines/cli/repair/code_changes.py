@@ -17,9 +17,10 @@ import typer
 from tiphys_controller import DriftFinding, WorkflowChange, format_drift
 from tiphys_controller.submit.authored_facts import author_parameters
 
-from hera_pipelines.cli.progress.local import record_code_folder
+from hera_pipelines.cli.progress.local import read_code_folder, record_code_folder
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
+    PipelineOption,
     compile_to_workflow,
     declared_parameters,
     load_pipeline_file,
@@ -65,10 +66,17 @@ _MAX_LINES = 40
 class RunEdits:
     """The changes to a run that the command line names."""
 
-    file: Path | None = None
-    pipeline_name: str | None = None
+    file: FileArgument = None
+    pipeline_name: PipelineOption = None
+    rerun_steps: FromOption = None
+    drift: DriftOption = None
     parameters: Sequence[str] = ()
-    drift: Sequence[str] = ()
+    """Values of parameters, which a resume cannot change."""
+
+    @property
+    def rerun(self) -> tuple[str, ...]:
+        """The steps to run again."""
+        return tuple(self.rerun_steps or ())
 
     @cached_property
     def pipeline(self) -> "AnyPipeline | None":
@@ -79,6 +87,10 @@ class RunEdits:
     def store(self) -> str:
         """URL of the store that the pipeline names; empty if none."""
         return self.pipeline.store if self.pipeline else ""
+
+    def code_folder(self, store: Store, run: str) -> Path | None:
+        """Folder of the modules of the pipeline, for programs on this machine; None if it is not known here."""
+        return self.file.parent if self.file else read_code_folder(store, run)
 
     def build_change(self, store: Store, run: str, *, runs_locally: bool = True) -> WorkflowChange:
         """Build the changed Workflow of ``run``.
@@ -93,7 +105,7 @@ class RunEdits:
         Raises:
             UsageError: the file does not define the named pipeline, or a parameter, class or action is unknown.
         """
-        parameters, actions = parse_parameters(self.parameters), _parse_drift_actions(self.drift)
+        parameters, actions = parse_parameters(self.parameters), _parse_drift_actions(self.drift or ())
         version_lookup = installed_version if runs_locally else None
         if self.pipeline is None and not parameters:
             return WorkflowChange(None, actions, version_lookup)

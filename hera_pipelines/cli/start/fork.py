@@ -1,6 +1,6 @@
 """``tiphys fork``: starts a new run from the results of another run, with changed code or parameters if given."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated
 
@@ -8,59 +8,35 @@ import typer
 from tiphys_controller import (
     ForkResult,
     PlanReport,
-    StartResult,
     Submitter,
-    WorkflowChange,
     add_start_checkpoints,
     find_finished_trainings,
     fork_run,
 )
 
-from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
-from hera_pipelines.cli.progress.local import (
-    ALREADY_STARTED_MESSAGE,
-    CodeOption,
-    EngineOptions,
-    LocalDetachOption,
-    LocalSubmission,
-    PortOption,
-    QueuesOption,
-    SpeedOption,
-    StateOption,
-    open_local_session,
-    read_code_folder,
-    run_to_end,
-)
-from hera_pipelines.cli.repair.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
+from hera_pipelines.cli.progress.local import ALREADY_STARTED_MESSAGE
+from hera_pipelines.cli.repair.code_changes import RunEdits, show_drift
 from hera_pipelines.cli.repair.resume import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
-    DEFAULT_STATE,
-    ArgoServerOption,
-    ClusterOptions,
-    ContextOption,
-    FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
     ParameterOption,
-    PipelineOption,
-    PipelineStoreOption,
     complete_run,
     existing_store,
     store_arguments,
+    with_option_groups,
 )
-from hera_pipelines.cli.start.detach import detach
 from hera_pipelines.cli.start.run import show_started
-from hera_pipelines.cli.target import (
-    CLUSTER_OPTIONS,
-    ENGINE_OPTIONS,
-    OnClusterOption,
-    refuse_options,
-    runs_on_cluster,
-    tenant_submitter,
+from hera_pipelines.cli.start.submission import (
+    DryRunOption,
+    LocalOption,
+    RunNameOption,
+    SubmissionOptions,
+    SubmissionTarget,
+    choose_target,
 )
+from hera_pipelines.cli.target import runs_on_cluster, tenant_submitter
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.store import Store, Submission, last_submission, read_run
+from tiphys.store import Store, last_submission, read_run
 
 _MAX_NAMED = 5
 """Most trainings that a warning names."""
@@ -75,35 +51,17 @@ Examples:
 """
 
 
+@with_option_groups
 def fork(
     command: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run to fork.", autocompletion=complete_run)],
-    file: FileArgument = None,
-    which: PipelineOption = None,
+    edits: RunEdits,
+    *,
     parameter: ParameterOption = None,
-    rerun_steps: FromOption = None,
-    drift: DriftOption = None,
-    name: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Name of the new run. Default: a generated name.")
-    ] = None,
-    idempotency_key: Annotated[
-        str, typer.Option("--idempotency-key", metavar="KEY", help="Fork the run at most once with this key.")
-    ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
-    store: PipelineStoreOption = None,
-    state: StateOption = DEFAULT_STATE,
-    queues: QueuesOption = None,
-    plugin_port: PortOption = 0,
-    speed: SpeedOption = 1.0,
-    code: CodeOption = None,
-    cluster: OnClusterOption = False,
-    local: Annotated[bool, typer.Option("--local", help="Run on this machine instead of the run's cluster.")] = False,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
-    in_background: LocalDetachOption = False,
-    output: FormatOption = Format.TABLE,
+    name: RunNameOption = None,
+    dry_run: DryRunOption = False,
+    local: LocalOption = False,
+    options: SubmissionOptions,
 ) -> None:
     """Start a new run from the results of another run.
 
@@ -113,111 +71,47 @@ def fork(
     step that they depend on. Prints the name of the new run on stdout.
     """
     screen: Screen = command.obj
-    edits = RunEdits(file, which, parameter or (), drift or ())
-    run_store = existing_store(screen, store, edits.store)
-    read_run(run_store, run)
-    last = last_submission(run_store, run)
-    on_cluster = runs_on_cluster(last, cluster, local)
-    change = edits.build_change(run_store, run, runs_locally=not on_cluster)
-    request = _ForkRequest(
-        run_store,
-        run,
-        name,
-        tuple(rerun_steps or ()),
-        change,
-        idempotency_key,
-        store_arguments(run_store, store, edits.store),
-        output,
-    )
+    edits = replace(edits, parameters=parameter or ())
+    store = existing_store(screen, options.store, edits.store)
+    read_run(store, run)
+    last = last_submission(store, run)
+    on_cluster = runs_on_cluster(last, options.on_cluster, local)
+    change = edits.build_change(store, run, runs_locally=not on_cluster)
+
+    def submit(submitter: Submitter, namespace: str) -> str:
+        key = options.idempotency_key or ""
+        forked = fork_run(store, submitter, run, name, namespace, edits.rerun, change, dry_run=dry_run, key=key)
+        _show_fork(screen, store, run, forked, options.output)
+        return forked.started.run if forked.started is not None and forked.started.created else ""
+
     if dry_run:
-        _show_fork(screen, request, request.start(LocalWorkflows(state), dry_run=True))
+        submit(LocalWorkflows(options.engine.state), "")
         return
+    choose_target(command, options, run, last, local)
+    target = SubmissionTarget(screen, options, store, store_arguments(store, options.store, edits.store))
     if on_cluster:
-        refuse_options(
-            command, ENGINE_OPTIONS, "this is for the local engine, and the fork runs on a cluster; see --local"
-        )
-        _fork_on_cluster(
-            screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), in_background, last
-        )
+        submitter, namespace = tenant_submitter(options.cluster, last, run, screen.note)
+        target.submit_to_cluster(submit, submitter, namespace)
     else:
-        refuse_options(
-            command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} ran on this machine; see --cluster"
-        )
-        folder = code or (file.parent if file else read_code_folder(run_store, run))
-        _fork_locally(screen, request, EngineOptions(state, queues, plugin_port, speed, folder), in_background)
+        target.submit_locally(submit, edits.code_folder(store, run))
 
 
-@dataclass(frozen=True)
-class _ForkRequest:
-    """The fork that the command line describes, for either target."""
-
-    store: Store
-    parent: str
-    name: str | None
-    rerun_steps: tuple[str, ...]
-    change: WorkflowChange | None
-    idempotency_key: str
-    store_arguments: tuple[str, ...]
-    output: Format
-
-    def start(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> ForkResult:
-        """Fork the run."""
-        return fork_run(
-            self.store,
-            submitter,
-            self.parent,
-            self.name,
-            namespace,
-            self.rerun_steps,
-            self.change,
-            dry_run=dry_run,
-            key=self.idempotency_key,
-        )
-
-
-def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions, in_background: bool) -> None:
-    detachment = detach() if in_background else None
-    with open_local_session(request.store, options) as (session, observer):
-        started = _show_fork(screen, request, request.start(session, "default"))
-        if started is not None and started.created:
-            submission = LocalSubmission(
-                started.run, started.workflow_name, request.store, options.state, request.store_arguments
-            )
-            run_to_end(screen, session, observer, submission, detachment)
-
-
-def _fork_on_cluster(
-    screen: Screen, request: _ForkRequest, cluster_options: ClusterOptions, detach: bool, last: Submission | None
-) -> None:
-    """Fork on a cluster, in the namespace of the parent if that ran on a cluster."""
-    submitter, namespace = tenant_submitter(cluster_options, last, request.parent, screen.note)
-    started = _show_fork(screen, request, request.start(submitter, namespace))
-    if started is None or not started.created:
-        return
-    submission = find_cluster_submission(
-        submitter, request.store, started.run, request.store_arguments, cluster_options.command_arguments
-    )
-    if not detach:
-        follow_submission(screen, submitter, submission, read_run(request.store, started.run).workflow)
-
-
-def _show_fork(screen: Screen, request: _ForkRequest, fork_result: ForkResult) -> StartResult | None:
-    """Print the differences, and the new run's name or, after a dry run, the plan; return None after a dry run."""
-    show_drift(screen, fork_result.drift)
-    plan, is_new = fork_result.plan, fork_result.started is None or fork_result.started.created
-    if is_new:
-        plan = add_start_checkpoints(request.store, plan)
+def _show_fork(screen: Screen, store: Store, parent: str, forked: ForkResult, output: Format) -> None:
+    """Print the differences, and the new run's name or, after a dry run, the plan."""
+    show_drift(screen, forked.drift)
+    plan, started = forked.plan, forked.started
+    if started is None or started.created:
+        plan = add_start_checkpoints(store, plan)
         _warn_of_finished_trainings(screen, plan)
-    if fork_result.started is None:
-        show_plan(screen, plan, request.output)
-    elif fork_result.started.created:
-        screen.note(f"fork of run {fork_result.plan.run}; steps with the same step key reuse its results")
-        show_started(screen, fork_result.started, request.output, request.parent)
+    if started is None:
+        show_plan(screen, plan, output)
     else:
-        show_started(screen, fork_result.started, request.output, request.parent)
-        screen.note(ALREADY_STARTED_MESSAGE)
+        if started.created:
+            screen.note(f"fork of run {plan.run}; steps with the same step key reuse its results")
+        show_started(screen, started, output, parent)
+        if not started.created:
+            screen.note(ALREADY_STARTED_MESSAGE)
     screen.out.file.flush()
-    return fork_result.started
 
 
 def _warn_of_finished_trainings(screen: Screen, plan: PlanReport) -> None:

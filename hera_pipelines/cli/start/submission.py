@@ -1,0 +1,113 @@
+"""From the options of ``tiphys run``, ``resume`` and ``fork`` to a submission that is shown until it ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from tiphys_controller import Submitter
+
+from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
+from hera_pipelines.cli.progress.local import (
+    EngineOptions,
+    LocalDetachOption,
+    LocalSubmission,
+    open_local_session,
+    run_to_end,
+)
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.shared_options import ClusterOptions, FormatOption, PipelineStoreOption
+from hera_pipelines.cli.start.detach import detach
+from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, OnClusterOption, refuse_options, runs_on_cluster
+from tiphys.store import Store, Submission, last_submission, read_current_workflow
+
+if TYPE_CHECKING:
+    from tiphys_controller import ClusterSubmitter
+
+IdempotencyKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key",
+        metavar="KEY",
+        help="Submit at most once with this key; a repeated command finds what the first one submitted.",
+    ),
+]
+RunNameOption = Annotated[
+    str | None, typer.Option("--run", metavar="NAME", help="Name of the new run. Default: a generated name.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")]
+LocalOption = Annotated[bool, typer.Option("--local", help="Run on this machine instead of the run's cluster.")]
+
+Submit = Callable[[Submitter, str], str]
+"""Submits to a namespace and says what it did; returns the run to follow, or nothing."""
+
+
+@dataclass(frozen=True)
+class SubmissionOptions:
+    """Options of a submission: its store, and the engine or the cluster that it goes to."""
+
+    store: PipelineStoreOption = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    on_cluster: OnClusterOption = False
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    in_background: LocalDetachOption = False
+    idempotency_key: IdempotencyKeyOption = None
+    output: FormatOption = Format.TABLE
+
+
+def choose_target(
+    command: typer.Context, options: SubmissionOptions, run: str, last: Submission | None, local: bool
+) -> bool:
+    """Whether to continue a run on a cluster: where its last submission ran, unless an option chooses.
+
+    Raises:
+        UsageError: both targets are named, or an option of the other one is given.
+    """
+    on_cluster = runs_on_cluster(last, options.on_cluster, local)
+    if on_cluster:
+        hint = f"run {run} continues on a cluster; see --local"
+        refuse_options(command, ENGINE_OPTIONS, f"this is for the local engine, and {hint}")
+    else:
+        hint = f"run {run} continues on this machine; check its name, or see --cluster"
+        refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and {hint}")
+    return on_cluster
+
+
+@dataclass(frozen=True)
+class SubmissionTarget:
+    """Where a submission goes, and what a later command needs to find its store."""
+
+    screen: Screen
+    options: SubmissionOptions
+    store: Store
+    store_arguments: tuple[str, ...]
+
+    def submit_locally(self, submit: Submit, code: Path | None) -> None:
+        """Submit to the local engine, and run the Workflow to its end; ``code`` is the folder of its modules."""
+        engine = replace(self.options.engine, code=self.options.engine.code or code)
+        detachment = detach() if self.options.in_background else None
+        with open_local_session(self.store, engine) as (session, observer):
+            if run := submit(session, "default"):
+                run_to_end(self.screen, session, observer, self.find_local(run), detachment)
+
+    def find_local(self, run: str) -> LocalSubmission:
+        """The newest submission of a run to the local engine."""
+        last = last_submission(self.store, run)
+        assert last is not None
+        name = last.claim.workflow_name
+        return LocalSubmission(run, name, self.store, self.options.engine.state, self.store_arguments)
+
+    def submit_to_cluster(self, submit: Submit, submitter: "ClusterSubmitter", namespace: str) -> None:
+        """Submit to a cluster, and follow the Workflow until it ends, unless it runs in the background."""
+        run = submit(submitter, namespace)
+        if not run:
+            return
+        arguments = self.options.cluster.command_arguments
+        submission = find_cluster_submission(submitter, self.store, run, self.store_arguments, arguments)
+        self.screen.note(
+            f"Workflow {namespace}/{submission.workflow_name} in cluster {submitter.cluster}; stop it with "
+            f"{submission.command('stop')}"
+        )
+        if not self.options.in_background:
+            follow_submission(self.screen, submitter, submission, read_current_workflow(self.store, run))
