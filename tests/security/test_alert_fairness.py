@@ -38,7 +38,7 @@ class Tenants:
             WatchCache(),
             None,  # type: ignore[arg-type]
             self.metrics,
-            tuple(self.stores),
+            lambda: list(self.stores),
         )
 
     def deliver(self, namespace: str, count: int) -> None:

@@ -7,7 +7,7 @@ contain no Kubernetes client.
 
 from tiphys.kube.api import KubeApi, Object, ObjectList, PatchType
 from tiphys.kube.kubeconfig import connect_to_cluster, identify_cluster
-from tiphys.kube.leader_election import LeaderElector
+from tiphys.kube.leader_election import LeaderElector, require_leadership
 from tiphys.kube.resources import Resource
 from tiphys.kube.watch import ListSnapshot, WatchEvent, WatchEventType, watch_objects
 
@@ -23,5 +23,6 @@ __all__ = [
     "WatchEventType",
     "connect_to_cluster",
     "identify_cluster",
+    "require_leadership",
     "watch_objects",
 ]

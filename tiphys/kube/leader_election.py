@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from tiphys.errors import ConflictError, NotFoundError, StoreError
+from tiphys.errors import ConflictError, FencedError, NotFoundError, StoreError
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import LEASES
 
@@ -157,3 +157,13 @@ class LeaderElector:
                 self._api.replace(LEASES, self._namespace, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
         except (ConflictError, NotFoundError, StoreError) as error:
             _log.warning("leader.not_given_up", lease=self._name, error=str(error))
+
+
+def require_leadership(is_leader: Callable[[], bool]) -> None:
+    """Check right before a write that this process still leads.
+
+    Raises:
+        FencedError: another process may lead by now.
+    """
+    if not is_leader():
+        raise FencedError("this controller lost the leader lease; the next leader continues from the same storage")

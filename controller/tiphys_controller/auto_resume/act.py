@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, FencedError, IntegrityError, UsageError
+from tiphys.errors import ConflictError, IntegrityError, UsageError
 from tiphys.faults import failpoint
+from tiphys.kube import require_leadership
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy, read_auto_resume_policy
 from tiphys.records import AutoResumeRecord, ManualStopRecord, RunRecord
 from tiphys.store import RunLayout, Store, claim_record, find_record, read_run, read_submissions
@@ -209,7 +210,7 @@ class AutoResumeReconciler:
         if (delayed := self._decide_delay(key[0], ended)) is not None:
             return delayed
         if self._limits.mode is AutomationMode.ON:
-            self._check_is_leader()
+            require_leadership(self._dependencies.is_leader)
             if not observation.is_intended:
                 record_intent(self._dependencies.stores(key[0]), ended, decision, alert)
             stop_workflow(self._dependencies.stores(key[0]), self._submitter(key[0]), key[1])
@@ -223,7 +224,7 @@ class AutoResumeReconciler:
         forked = AutoResumeDecision(AutoResumeAction.RESUME, "Forked", f"run {fork_name} continues from it")
         if self._limits.mode is not AutomationMode.ON:
             return forked
-        self._check_is_leader()
+        require_leadership(self._dependencies.is_leader)
         try:
             auto_fork_run(self._dependencies.stores(key[0]), self._submitter(key[0]), key[1], fork_name)
         except ConflictError as error:
@@ -257,7 +258,7 @@ class AutoResumeReconciler:
             return ReconcileResult(delayed, current)
         if self._limits.mode is not AutomationMode.ON:
             return ReconcileResult(decision, current)
-        self._check_is_leader()
+        require_leadership(self._dependencies.is_leader)
         try:
             resumed = auto_resume_run(store, submitter, current, decision, alert)
         except (UsageError, IntegrityError) as error:
@@ -271,10 +272,6 @@ class AutoResumeReconciler:
 
     def _submitter(self, namespace: str) -> ClusterSubmitter:
         return TenantSubmitter(self._dependencies.submitter(), namespace)
-
-    def _check_is_leader(self) -> None:
-        if not self._dependencies.is_leader():
-            raise FencedError("this controller lost the leader lease; the next leader continues from the same storage")
 
     def _decide_delay(self, namespace: str, observation: RunObservation) -> AutoResumeDecision | None:
         """Delay a resume that is due: the observations are unreliable, or the rate limit is reached."""

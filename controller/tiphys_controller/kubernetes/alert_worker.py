@@ -13,8 +13,9 @@ from itertools import groupby
 
 import structlog
 
-from tiphys.errors import StoreError, TiphysError, UsageError
+from tiphys.errors import TiphysError, UsageError
 from tiphys.records import AlertRecord, AlertResultRecord, RunRecord
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys.store import RunLayout, Store, find_record
 from tiphys.store.base import ObjectInfo
 from tiphys.store.layout import ALERTS, parse_alert
@@ -53,14 +54,15 @@ class AlertWorker:
         view: WatchCache,
         writer: ClusterWriter,
         metrics: ControllerMetrics,
-        namespaces: tuple[str, ...] | None,
+        tenants: Callable[[], list[str]],
     ) -> None:
         self._inbox = inbox
         self._stores = stores
         self._view = view
         self._writer = writer
         self._metrics = metrics
-        self._namespaces = namespaces
+        self._tenants = tenants
+        self._guard = TenantGuard("alerts", metrics.failures.labels("alert").inc)
         self._handler = AlertHandler(stores, reconciler, rules, self)
         self._sweeps: dict[str, AlertSweep] = {}
         self.has_backlog = False
@@ -78,21 +80,12 @@ class AlertWorker:
 
     def run_round(self) -> int:
         """Give each tenant a turn; returns how many of the alerts looked at must wait."""
-        self._sweeps = {name: self._sweeps.get(name) or AlertSweep() for name in self._served_namespaces()}
+        self._sweeps = {name: self._sweeps.get(name) or AlertSweep() for name in self._tenants()}
         self.has_backlog = False
         for namespace, sweep in self._sweeps.items():
-            try:
+            with self._guard.visit(namespace=namespace):
                 self._take_turn(namespace, sweep)
                 self.has_backlog |= bool(sweep.after)
-            except StoreError as error:
-                self._metrics.failures.labels("alert").inc()
-                _log.warning("alerts.unanswered", namespace=namespace, error=str(error))
-            except TiphysError as error:
-                self._metrics.failures.labels("alert").inc()
-                _log.warning("alerts.failed", namespace=namespace, error=str(error))
-            except Exception:  # noqa: BLE001  the worker loop: a bug about one alert must not silence all tenants
-                self._metrics.failures.labels("alert").inc()
-                _log.exception("alerts.crashed", namespace=namespace)
         waiting = sum(max(sweep.waiting, sweep.waited) for sweep in self._sweeps.values())
         self._metrics.alerts_waiting.set(waiting)
         return waiting
@@ -130,11 +123,6 @@ class AlertWorker:
                 self._writer.record_event(workflow, alert_handled_message(alert, record.name, done))
             except TiphysError as error:  # the action is done; the run's own events record it
                 _log.warning("alert.not_reported", namespace=key[0], workflow=workflow.name, error=str(error))
-
-    def _served_namespaces(self) -> list[str]:
-        if self._namespaces is not None:
-            return list(self._namespaces)
-        return self._view.namespaces()
 
 
 def _has_name(workflow: WorkflowView, namespace: str, name: str) -> bool:

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-import structlog
-
-from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
+from tiphys.errors import ConflictError, NotFoundError, StoreError, UsageError
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys.store import Store, list_runs
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcileResult
 from tiphys_controller.auto_resume.decide import AutoResumeAction
@@ -118,7 +118,6 @@ class RunTracker:
 _ROUND_SECONDS = 1.0
 _AT_ONCE = 8
 _HEALTHY_REASONS = ("Runs", "Succeeded", "Elsewhere")
-_log = structlog.get_logger()
 
 
 class AutoResumeReporter(Protocol):
@@ -142,8 +141,8 @@ class LoopDependencies:
     reporter: AutoResumeReporter
     limits: AutoResumeLimits
     monotonic: Callable[[], float]
-    namespaces: tuple[str, ...] | None
-    """Namespaces whose storage is searched; None: all namespaces with a Workflow."""
+    tenants: Callable[[], list[str]]
+    """Returns the namespaces whose storage is searched."""
 
 
 class AutoResumeLoop:
@@ -157,6 +156,8 @@ class AutoResumeLoop:
         self._sweep_at = 0.0
         self._is_sweeping = False
         self._lock = threading.Lock()
+        # Another process may resume the run, or lead.
+        self._guard = TenantGuard("resume", partial(dependencies.reporter.report_failure, "resume"), ConflictError)
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
@@ -203,15 +204,10 @@ class AutoResumeLoop:
     def _sweep(self, stop: threading.Event) -> None:
         """Search storage for runs that the watch missed, and for runs that are not settled."""
         try:
-            for namespace in self._served_namespaces():
-                self._guarded(namespace, lambda of=namespace: self._search_namespace(of, stop))  # type: ignore[misc]
+            for namespace in self._dependencies.tenants():
+                self._guarded(namespace, partial(self._search_namespace, namespace, stop))
         finally:
             self._is_sweeping = False
-
-    def _served_namespaces(self) -> list[str]:
-        if self._dependencies.namespaces is not None:
-            return list(self._dependencies.namespaces)
-        return self._dependencies.view.namespaces()
 
     def _search_namespace(self, namespace: str, stop: threading.Event) -> float:
         for run in list_runs(self._dependencies.stores(namespace)):
@@ -261,20 +257,8 @@ class AutoResumeLoop:
 
     def _guarded(self, namespace: str, action: Callable[[], float]) -> float:
         """Run an action and log its errors; returns the seconds until the next try."""
-        try:
+        with self._guard.visit(namespace=namespace) as visit:
             return action()
-        except ConflictError as error:  # another process resumes the run, or leads
-            _log.info("resume.left", namespace=namespace, reason=str(error))
-            return RETRY_SECONDS
-        except StoreError as error:
+        if isinstance(visit.failure, StoreError):
             self._dependencies.health_tracker.record_outage(namespace)
-            _log.warning("resume.unanswered", namespace=namespace, error=str(error))
-            wait_seconds = RETRY_SECONDS
-        except TiphysError as error:
-            _log.warning("resume.failed", namespace=namespace, error=str(error))
-            wait_seconds = SLOW_RETRY_SECONDS
-        except Exception:  # noqa: BLE001  the worker loop: a bug about one run must not stop the others
-            _log.exception("resume.crashed", namespace=namespace)
-            wait_seconds = SLOW_RETRY_SECONDS
-        self._dependencies.reporter.report_failure("resume")
-        return wait_seconds
+        return RETRY_SECONDS if isinstance(visit.failure, StoreError | ConflictError) else SLOW_RETRY_SECONDS

@@ -71,6 +71,10 @@ class ControllerContext:
     ledger_namespace: str = ""
     """Namespace of the `GPULedger`."""
 
+    def tenants(self) -> list[str]:
+        """The namespaces that this controller serves: those of its settings, or all with a Workflow."""
+        return self.view.namespaces() if self.namespaces is None else list(self.namespaces)
+
 
 def submitter_of(api: KubeApi) -> Callable[[], KubernetesSubmitter]:
     """Return a function that connects the submitter at its first call, because that reads the cluster's identity."""
@@ -123,25 +127,21 @@ class WorkerFactory:
                 reporter,
                 context.limits,
                 context.monotonic,
-                context.namespaces,
+                context.tenants,
             )
         )
 
     def create_alert_worker(self, inbox: AlertInbox) -> AlertWorker:
         context = self._context
-        dependencies = (context.stores, context.view, context.writer, context.metrics, context.namespaces)
+        dependencies = (context.stores, context.view, context.writer, context.metrics, context.tenants)
         return AlertWorker(inbox, context.rules, self._reconciler, *dependencies)
 
     def create_janitor(self) -> Janitor:
         context = self._context
         submitter = submitter_of(context.api)
-
-        def tenants() -> list[str]:
-            return list(context.namespaces) if context.namespaces is not None else context.view.namespaces()
-
         return Janitor(
             context.stores,
-            tenants,
+            context.tenants,
             context.view,
             lambda: find_incomplete_reason(context.watches),
             lambda: submitter().cluster,

@@ -22,12 +22,13 @@ from functools import partial
 
 import structlog
 
-from tiphys.errors import IntegrityError, TiphysError, UsageError
+from tiphys.errors import IntegrityError, UsageError
 from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, PODS, WORKFLOWS
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import RunRecord
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys.store import RunLayout, Store, find_record
 from tiphys_controller.auto_resume.state import AutomationMode
 from tiphys_controller.cleanup import (
@@ -62,7 +63,7 @@ class Janitor:
     """Cleans the stores of all tenants, and checks the GPU ledger, in rounds."""
 
     stores: Callable[[str], Store]
-    namespaces: Callable[[], list[str]]
+    tenants: Callable[[], list[str]]
     view: WatchCache
     find_blind_reason: Callable[[], str]
     """Returns why the watch cache may lack objects; empty if it is complete."""
@@ -90,22 +91,15 @@ class Janitor:
             self._settled_runs.clear()
         self._rounds += 1
         counted: Counter[CleanupKind] = Counter()
-        for namespace in self.namespaces():
-            self._guarded(namespace, lambda of=namespace: self._clean_namespace(of, counted, stop))  # type: ignore[misc]
-        self._guarded("", lambda: self._count_and_remove(self._find_orphaned_leases(stop), counted, stop))
+        guard = TenantGuard("janitor", self.metrics.failures.labels("janitor").inc)
+        for namespace in self.tenants():
+            with guard.visit(namespace=namespace):
+                self._clean_namespace(namespace, counted, stop)
+        with guard.visit():
+            self._count_and_remove(self._find_orphaned_leases(stop), counted, stop)
         for what in (CleanupKind.UNSENT, CleanupKind.GONE):
             self.metrics.unfinished.labels(what).set(counted[what])
         self.metrics.orphaned_leases.set(counted[CleanupKind.LEASE])
-
-    def _guarded(self, namespace: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except TiphysError as error:
-            self.metrics.failures.labels("janitor").inc()
-            _log.warning("janitor.failed", namespace=namespace, error=str(error))
-        except Exception:  # noqa: BLE001  the worker loop: a bug about one tenant must not silence the others
-            self.metrics.failures.labels("janitor").inc()
-            _log.exception("janitor.crashed", namespace=namespace)
 
     def _clean_namespace(self, namespace: str, counted: Counter[CleanupKind], stop: threading.Event) -> None:
         store, now = self.stores(namespace), self.now()
@@ -119,7 +113,7 @@ class Janitor:
     def _find_orphaned_leases(self, stop: threading.Event) -> Iterator[CleanupFinding]:
         """Orphaned leases of served tenants. A damaged record hides only its own lease."""
         alive = {one.uid for one in self.view.workflows() if not one.finished}
-        served = set() if self.find_blind_reason() else set(self.namespaces())
+        served = set() if self.find_blind_reason() else set(self.tenants())
         for lease in parse_held_leases(self.read_ledger()):
             if stop.is_set():
                 return

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import structlog
 
-from tiphys.errors import ConflictError, FencedError, TiphysError
+from tiphys.errors import ConflictError, FencedError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gang_workloads import GANG_RESOURCES, gang_phase, is_elastic_job
 from tiphys.kube.resources import PODS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, GangBackend, GangPhase
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.records import utc_now
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys_controller.kubernetes.agent_pods import DELETION_GRACE, StuckAgentPod, select_agent_pods_to_delete
 from tiphys_controller.kubernetes.events.messages import agent_pod_deleted_message
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -65,7 +66,7 @@ class GangCleaner:
         self._view = view
         self._api = api
         self._writer = writer
-        self._metrics = metrics
+        self._guard = TenantGuard("gang", metrics.failures.labels("gang").inc)
         self._monotonic = monotonic
         self._now = now
         self._lost_checked_at = monotonic()
@@ -89,15 +90,13 @@ class GangCleaner:
         self._first_looks = {key: at for key, at in self._first_looks.items() if key in ended}
         due = {key: one for key, one in ended.items() if self._is_due(key)}
         for namespace, backend in sorted({(one.namespace, kind) for one in due.values() for kind in one.gangs}):
-            try:
+            with self._guard.visit(namespace=namespace, kind=backend.value) as visit:
                 self._end_matching(
                     *(backend, namespace, WORKFLOW_UID_LABEL),
                     values={key.uid for key in due if key.namespace == namespace},
                     is_due=_is_active,
                 )
-            except TiphysError as error:
-                self._metrics.failures.labels("gang").inc()
-                _log.warning("gang.not_ended", namespace=namespace, kind=backend.value, error=str(error))
+            if visit.failure is not None:
                 due = {key: one for key, one in due.items() if key.namespace != namespace}
         for key in due:
             self._record_look(key)
@@ -107,13 +106,10 @@ class GangCleaner:
         live = [one for one in self._view.workflows() if one.gangs and not one.finished]
         for namespace in sorted({one.namespace for one in live}):
             backends = {kind for one in live if one.namespace == namespace for kind in one.gangs}
-            try:
+            with self._guard.visit(namespace=namespace):
                 lost = {name for pod in self._members(namespace) if (name := self._find_lost_gang(pod))}
                 for backend in sorted(backends) if lost else ():
                     self._end_matching(backend, namespace, GANG_LABEL, lost, _is_active_and_rigid)
-            except TiphysError as error:
-                self._metrics.failures.labels("gang").inc()
-                _log.warning("gang.not_ended", namespace=namespace, error=str(error))
 
     def _members(self, namespace: str) -> list[Object]:
         return self._api.list(PODS, namespace, f"{MEMBER_LABEL}=true").items
@@ -171,7 +167,8 @@ class AgentPodCleaner:
     ) -> None:
         self._view = view
         self._writer = writer
-        self._metrics = metrics
+        # Another pod may have its name by now, or another controller leads.
+        self._guard = TenantGuard("agent", metrics.failures.labels("agent").inc, ConflictError)
         self._now = now
         self._deleted: set[str] = set()
 
@@ -192,13 +189,10 @@ class AgentPodCleaner:
                 self._delete(pod, live[pod.workflow_uid])
 
     def _delete(self, pod: StuckAgentPod, workflow: WorkflowView) -> None:
-        try:
+        with self._guard.visit(namespace=pod.namespace, pod=pod.name) as visit:
             deleted = self._writer.delete_agent_pod(pod)
             self._deleted.add(pod.uid)
             if deleted:
                 self._writer.record_event(workflow, agent_pod_deleted_message(pod.name, pod.uid, pod.reason))
-        except ConflictError:
-            self._deleted.add(pod.uid)  # another pod has its name by now, or another controller leads
-        except TiphysError as error:
-            self._metrics.failures.labels("agent").inc()
-            _log.warning("agent.not_deleted", namespace=pod.namespace, pod=pod.name, error=str(error))
+        if isinstance(visit.failure, ConflictError):
+            self._deleted.add(pod.uid)

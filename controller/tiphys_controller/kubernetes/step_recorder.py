@@ -24,6 +24,7 @@ from tiphys.protocol.execute_api import WorkflowMetadata
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys.protocol.workflow_nodes import are_nodes_offloaded, parse_node_time, read_nodes
 from tiphys.recording import WorkflowRecorder, bind_workflow, submitted_manifest
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys.store import Store
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.submit.authored_facts import check_authored_name
@@ -83,6 +84,7 @@ class StepRecorder:
         self._cluster = cluster
         self._stores = stores
         self._metrics = metrics
+        self._guard = TenantGuard("steps", metrics.failures.labels("record").inc)
         self._now = now
         self._warn = warn
         self._monotonic = monotonic
@@ -156,20 +158,10 @@ class StepRecorder:
     def _work(self, uid: str, waiting: _Waiting) -> None:
         is_repeated = False
         try:
-            is_repeated = self._record(uid, waiting)
-        except _FINAL_ERRORS as error:
-            _log.warning("steps.refused", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
-            self._metrics.failures.labels("record").inc()
-            self._keep(uid, None)
-            self._tell(waiting, str(error))
-        except TiphysError as error:
-            self._metrics.failures.labels("record").inc()
-            _log.warning("steps.failed", namespace=waiting.namespace, workflow=waiting.name, error=str(error))
-            is_repeated = True
-        except Exception:  # noqa: BLE001  the worker loop: a bug about one Workflow must not silence all others
-            self._metrics.failures.labels("record").inc()
-            _log.exception("steps.crashed", namespace=waiting.namespace, workflow=waiting.name)
-            self._keep(uid, None)
+            with self._guard.visit(namespace=waiting.namespace, workflow=waiting.name) as visit:
+                is_repeated = self._record(uid, waiting)
+            if visit.failure is not None:
+                is_repeated = self._is_failure_repeated(uid, waiting, visit.failure)
         finally:
             with self._changed:
                 del self._busy[uid]
@@ -177,6 +169,15 @@ class StepRecorder:
                     later = waiting._replace(document=None, not_before=self._monotonic() + _PAUSE_SECONDS)
                     self._waiting.setdefault(uid, later)
                 self._changed.notify()
+
+    def _is_failure_repeated(self, uid: str, waiting: _Waiting, error: Exception) -> bool:
+        """Whether to record a Workflow again after an error. If not, a person learns of it."""
+        if isinstance(error, TiphysError) and not isinstance(error, _FINAL_ERRORS):
+            return True
+        self._keep(uid, None)
+        if isinstance(error, TiphysError):
+            self._tell(waiting, str(error))
+        return False
 
     def _record(self, uid: str, waiting: _Waiting) -> bool:
         """Record a Workflow; whether it has to be looked at again although it may not change."""

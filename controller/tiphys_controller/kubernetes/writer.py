@@ -6,8 +6,8 @@ from datetime import datetime
 
 import structlog
 
-from tiphys.errors import FencedError, ObjectExistsError
-from tiphys.kube import KubeApi, Object
+from tiphys.errors import ObjectExistsError
+from tiphys.kube import KubeApi, Object, require_leadership
 from tiphys.kube.gang_workloads import GANG_RESOURCES
 from tiphys.kube.resources import EVENTS, WORKFLOWS
 from tiphys.protocol.gang import GangBackend
@@ -47,7 +47,7 @@ class ClusterWriter:
 
     def record_event(self, workflow: WorkflowView, message: EventMessage) -> None:
         """Create the Event unless it exists: its name is a function of Workflow and message key."""
-        self._check_is_leader()
+        require_leadership(self._is_leader)
         try:
             self._api.create(EVENTS, workflow.namespace, self._build_event(workflow, message))
         except ObjectExistsError:
@@ -58,14 +58,14 @@ class ClusterWriter:
         """Create the Event of an object that every list and watch leaves out, see `tiphys.kube.unreadable`."""
         metadata = kube_object["metadata"]
         if "namespace" in metadata:
-            self._check_is_leader()
+            require_leadership(self._is_leader)
             message = f"Tiphys leaves this {kube_object['kind']} out, because it cannot be read: {reason}"
             self._api.create(EVENTS, metadata["namespace"], self._event(kube_object, "Unreadable", message, "Warning"))
             self._metrics.events.labels("Unreadable").inc()
 
     def annotate(self, workflow: WorkflowView, texts: Mapping[str, str]) -> None:
         """Set annotations of a Workflow. ``texts`` are keyed by ``title`` and ``description``."""
-        self._check_is_leader()
+        require_leadership(self._is_leader)
         annotations = {_ANNOTATIONS[name]: text for name, text in texts.items()}
         patch: Object = {"metadata": {"uid": workflow.uid, "annotations": annotations}}
         self._api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
@@ -73,7 +73,7 @@ class ClusterWriter:
 
     def delete_agent_pod(self, pod: StuckAgentPod) -> bool:
         """As `tiphys_controller.kubernetes.agent_pods.delete_agent_pod`."""
-        self._check_is_leader()
+        require_leadership(self._is_leader)
         deleted = delete_agent_pod(self._api, pod)
         if deleted:
             self._metrics.agents_deleted.inc()
@@ -82,16 +82,12 @@ class ClusterWriter:
 
     def end_gang(self, backend: GangBackend, workload: Object) -> None:
         """Delete the object that creates the pods of a gang, by uid; the pods get their grace period."""
-        self._check_is_leader()
+        require_leadership(self._is_leader)
         metadata = workload["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         if self._api.delete(GANG_RESOURCES[backend], namespace, name, uid=metadata["uid"], propagation="Background"):
             self._metrics.gangs_ended.inc()
             _log.info("gang.ended", namespace=namespace, kind=backend.value, name=name)
-
-    def _check_is_leader(self) -> None:
-        if not self._is_leader():
-            raise FencedError("this controller lost the leader lease; the next leader continues from the same storage")
 
     def _build_event(self, workflow: WorkflowView, message: EventMessage) -> Object:
         metadata = {"namespace": workflow.namespace, "name": workflow.name, "uid": workflow.uid}

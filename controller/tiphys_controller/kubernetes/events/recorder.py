@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import structlog
 
-from tiphys.errors import FencedError, StoreError, TiphysError
+from tiphys.errors import FencedError, StoreError
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.records import SubmissionEnd, TrainingProgress
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys.store import RunLayout, Store, claim_record
 from tiphys_controller.kubernetes.events.description import (
     describe_refused_workflow,
@@ -138,6 +139,7 @@ class EventRecorder:
         self._stores = stores
         self._writer = writer
         self._metrics = metrics
+        self._guard = TenantGuard("look", metrics.failures.labels("look").inc)
         self._now = now
         self._monotonic = monotonic
         self._descriptions = descriptions
@@ -175,22 +177,12 @@ class EventRecorder:
         return is_look_due(workflow, recorded.last_look, moment)
 
     def _guarded(self, workflow: WorkflowView, action: Callable[[WorkflowView], None]) -> None:
-        try:
+        with self._guard.visit(namespace=workflow.namespace, workflow=workflow.name) as visit:
             action(workflow)
-            self.last_error = ""
-        except FencedError:
+        if isinstance(visit.failure, FencedError):
             return  # the new leader records it
-        except TiphysError as error:
-            self.last_error = str(error) if isinstance(error, StoreError) else ""
-            self._failed(workflow, str(error))
-        except Exception:  # noqa: BLE001  the worker loop: a bug about one Workflow must not silence all others
-            _log.exception("look.crashed", namespace=workflow.namespace, workflow=workflow.name)
-            self._failed(workflow, "internal error; the log has the traceback")
-
-    def _failed(self, workflow: WorkflowView, reason: str) -> None:
-        self._metrics.failures.labels("look").inc()
-        _log.warning("look.failed", namespace=workflow.namespace, workflow=workflow.name, error=reason)
-        if (recorded := self._recorded.get(workflow.uid)) is not None:
+        self.last_error = str(visit.failure) if isinstance(visit.failure, StoreError) else ""
+        if visit.failure is not None and (recorded := self._recorded.get(workflow.uid)) is not None:
             recorded.last_look = StorageLook(self._monotonic(), workflow, is_complete=False)
 
     def _record_run(self, workflow: WorkflowView) -> None:

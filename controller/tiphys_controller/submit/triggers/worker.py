@@ -14,7 +14,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
 from typing import Protocol
 
 import structlog
@@ -23,6 +22,7 @@ from tiphys.errors import ConflictError, FencedError, NotFoundError, SettingsErr
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import ObjectVersion
 from tiphys.records.trigger import TriggerSource
+from tiphys.service.tenant_guard import TenantGuard
 from tiphys.store import Store
 from tiphys_controller.submit.submitter import ClusterSubmitter, TenantSubmitter
 from tiphys_controller.submit.triggers.bucket import Buckets
@@ -122,6 +122,10 @@ class TriggerWorker:
     )
     _sweeps: dict[tuple[str, str], _Sweep] = field(default_factory=dict)
 
+    @property
+    def _guard(self) -> TenantGuard:
+        return TenantGuard("triggers", self.dependencies.metrics.observe_trigger_failure)
+
     def handle_notification(self, notified: Sequence[NotifiedObject]) -> dict[str, int]:
         """Make the runs of the objects that a notification names.
 
@@ -189,19 +193,14 @@ class TriggerWorker:
                 return TriggerOutcome.REPEATED
         try:
             made = self._start(trigger, version, source)
-        except ConflictError as error:
-            if isinstance(error, FencedError):
+        except TiphysError as error:
+            # A tenant can cause a `SettingsError`, and its sender may also report objects of others.
+            is_outage = isinstance(error, StoreError) and not isinstance(error, SettingsError)
+            if is_outage or isinstance(error, FencedError):
                 raise
             self._report(trigger, f"{version.url}: {error}")
-            return TriggerOutcome.WAITING if trigger.spec.resume else TriggerOutcome.REFUSED
-        except SettingsError as error:  # a tenant can cause it, and its sender may also report objects of others
-            self._report(trigger, f"{version.url}: {error}")
-            return TriggerOutcome.REFUSED
-        except StoreError:
-            raise
-        except TiphysError as error:
-            self._report(trigger, f"{version.url}: {error}")
-            return TriggerOutcome.REFUSED
+            waits = isinstance(error, ConflictError) and trigger.spec.resume
+            return TriggerOutcome.WAITING if waits else TriggerOutcome.REFUSED
         except Exception:  # noqa: BLE001  a tenant writes the template, which must not end the work for the others
             self.dependencies.metrics.observe_trigger_failure()
             _log.exception("trigger.crashed", namespace=trigger.namespace, trigger=trigger.template)
@@ -273,15 +272,9 @@ class TriggerWorker:
             if is_due := now - listed_at >= self.dependencies.interval_seconds:
                 listed_at = now
             if is_due or any(sweep.is_due for sweep in self._sweeps.values()):
-                self._guarded_round(stop, begin=is_due)
+                with self._guard.visit():
+                    self.run_round(stop, begin=is_due)
             stop.wait(min(_TICK_SECONDS, self.dependencies.interval_seconds))
-
-    def _guarded_round(self, stop: threading.Event, *, begin: bool) -> None:
-        try:
-            self.run_round(stop, begin=begin)
-        except TiphysError as error:
-            self.dependencies.metrics.observe_trigger_failure()
-            _log.warning("triggers.unanswered", error=str(error))
 
     def run_round(self, stop: threading.Event, *, begin: bool = True) -> None:
         """Give each trigger with objects to look at a turn; ``begin``: all triggers begin a listing, or go on with it.
@@ -299,23 +292,23 @@ class TriggerWorker:
         known = self._sweeps.keys() | {(one.namespace, one.template) for one in listed.problems}
         with self._lock:
             self._reports = {key: reports for key, reports in self._reports.items() if key in known}
-        for namespace, triggers in groupby(listed.triggers, lambda one: one.namespace):
-            for trigger in triggers:
-                sweep = self._sweeps[namespace, trigger.template]
-                sweep.is_due |= begin
-                if not sweep.is_due or stop.is_set():
-                    continue
-                try:
-                    self._take_turn(trigger, sweep, stop)
-                except TiphysError as error:
-                    self._report(trigger, str(error))
-                    sweep.is_due = False  # the next listing goes on here
-                except Exception:  # noqa: BLE001  the worker loop: one tenant must not end the work for the others
-                    self.dependencies.metrics.observe_trigger_failure()
-                    _log.exception("triggers.crashed", namespace=namespace, trigger=trigger.template)
-                    sweep.is_due = False
+        for trigger in listed.triggers:
+            sweep = self._sweeps[trigger.namespace, trigger.template]
+            sweep.is_due |= begin
+            if sweep.is_due and not stop.is_set():
+                self._take_guarded_turn(trigger, sweep, stop)
         waiting = sum(max(sweep.waiting, sweep.waited) for sweep in self._sweeps.values())
         self.dependencies.metrics.set_trigger_state(waiting, len(listed.problems))
+
+    def _take_guarded_turn(self, trigger: Trigger, sweep: _Sweep, stop: threading.Event) -> None:
+        is_done = False
+        with self._guard.visit(namespace=trigger.namespace, trigger=trigger.template):
+            try:
+                self._take_turn(trigger, sweep, stop)
+                is_done = True
+            except TiphysError as error:
+                self._report(trigger, str(error))
+        sweep.is_due &= is_done  # after a failure, the next listing goes on here
 
     def _take_turn(self, trigger: Trigger, sweep: _Sweep, stop: threading.Event) -> None:
         starts = 0

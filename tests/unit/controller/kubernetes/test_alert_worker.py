@@ -32,8 +32,8 @@ def test_an_alert_is_told_beside_the_workflows_of_its_run_only(run: str, told: l
     store, view, events, metrics = MemoryStore(), WatchCache(), Events(), ControllerMetrics()
     named, unnamed = workflow("digits-1", run="digits-1"), workflow("unrelated")
     view.apply_workflow_change("ml", ListSnapshot([named, unnamed]))
-    inbox = AlertInbox(lambda _: store, ("ml",))
-    worker = AlertWorker(inbox, {}, None, lambda _: store, view, events, metrics, ("ml",))  # type: ignore[arg-type]
+    inbox = AlertInbox(lambda _: store, lambda: ["ml"])
+    worker = AlertWorker(inbox, {}, None, lambda _: store, view, events, metrics, lambda: ["ml"])  # type: ignore[arg-type]
     record = AlertRecord(name="RunFailed", status="firing", fingerprint="f", starts_at="2026-01-01T00:00:00Z")
     done = AlertResultRecord(outcome="unmatched" if not run else "told", message="why")
 
@@ -51,7 +51,7 @@ def test_waiting_alerts_of_all_tenants_are_counted_once_in_the_middle_of_a_sweep
     near, far = Irregular().namespaces(2)
     store, metrics = MemoryStore(), ControllerMetrics()
     inbox = AlertInbox(lambda _: store, (near, far))
-    worker = AlertWorker(inbox, {}, None, lambda _: store, WatchCache(), Events(), metrics, (near, far))  # type: ignore[arg-type]
+    worker = AlertWorker(inbox, {}, None, lambda _: store, WatchCache(), Events(), metrics, lambda: [near, far])  # type: ignore[arg-type]
     found = {near: AlertSweep("a", waiting=2, waited=3), far: AlertSweep("b", waiting=1)}
 
     def take_turn(namespace: str, sweep: AlertSweep) -> None:

@@ -57,7 +57,7 @@ def janitor(
     """One whose clock is a month ahead of the records."""
     return Janitor(
         stores=lambda _: store,
-        namespaces=lambda: ["ml"],
+        tenants=lambda: ["ml"],
         view=view or WatchCache(),
         find_blind_reason=lambda: blind,
         cluster_name=lambda: "west",

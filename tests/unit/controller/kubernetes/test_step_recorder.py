@@ -221,7 +221,7 @@ def test_a_workflow_of_anothers_submission_is_refused_once(store: MemoryStore, d
     with capture_logs() as logs:
         for _ in range(3):
             desk.record(copied, numbered(store, 2))
-    assert [(one["event"], one["workflow"]) for one in logs] == [("steps.refused", "digits-1-copy")]
+    assert [(one["event"], one["workflow"]) for one in logs] == [("steps.failed", "digits-1-copy")]
     assert "use `tiphys resume digits-1`" in logs[0]["error"]
     assert read_record(store, RunLayout("digits-1").submission_binding(1), SubmissionBinding).uid == "uid-1"
     assert outcome(store, "digits-2") is AttemptEndOutcome.DONE
@@ -242,7 +242,7 @@ def test_nodes_in_a_database_are_said_once(store: MemoryStore, desk: Desk) -> No
     with capture_logs() as logs:
         for _ in range(3):
             desk.record(manifest)
-    assert [one["event"] for one in logs] == ["steps.refused"]
+    assert [one["event"] for one in logs] == ["steps.failed"]
     assert "give them gate=True, or switch node status offloading off" in logs[0]["error"]
     assert desk.told == [("digits-abc", logs[0]["error"])]
 
@@ -269,7 +269,7 @@ def test_a_person_who_cannot_be_told_holds_up_nothing(store: MemoryStore, desk: 
     manifest["status"] = {"phase": "Running", "offloadNodeStatusVersion": "fnv:1"}
     with capture_logs() as logs:
         desk.record(manifest, numbered(store, 2))
-    assert [one["event"] for one in logs] == ["steps.refused", "steps.untold"]
+    assert [one["event"] for one in logs] == ["steps.failed", "steps.untold"]
     assert outcome(store, "digits-2") is AttemptEndOutcome.DONE
 
 
