@@ -19,8 +19,9 @@ from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import QueueRules, Queues
 
+from hera_pipelines.cli.gpus.kueue import find_kueue
 from hera_pipelines.cli.gpus.preemption_preview import open_tenant_stores
-from hera_pipelines.cli.gpus.queues import LedgerNameOption, existing_ledger, parse_ledger
+from hera_pipelines.cli.gpus.queues import LedgerNameOption, existing_ledger, find_ledger, parse_ledger
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     ContextOption,
@@ -116,16 +117,22 @@ def nodes(
     screen: Screen = command.obj
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    rules, ledger_state = parse_ledger(existing_ledger(api, name))
-    if not isinstance(rules, Queues) or rules.cluster_nodes is None:
+    # Where Kueue grants the GPUs, there is no ledger, or that of the time before Kueue is left.
+    kueue = find_kueue(api, None)
+    ledger = find_ledger(api, name) if kueue else existing_ledger(api, name)
+    rules, ledger_state = parse_ledger(ledger) if ledger else (None, LedgerState())
+    leases = (*ledger_state.leases, *(kueue.ledger_state.leases if kueue else ()))
+    if not kueue and (not isinstance(rules, Queues) or rules.cluster_nodes is None):
         screen.note(
             "the queues ignore the nodes of the cluster; `cluster_nodes: {}` in the queue file makes them use the "
             "nodes as they are listed here"
         )
     settings, flavors = read_node_settings(rules)
-    slow = observe_slow_gangs(store, ledger_state.leases, utc_now())
-    observed = observe_cluster_nodes(api, settings, flavors, ledger_state.leases, slow)
+    slow = observe_slow_gangs(store, leases, utc_now())
+    observed = observe_cluster_nodes(api, settings, flavors, leases, slow)
     held = count_held_gpus(ledger_state)
+    unplaced = count_unplaced_gpus(api, leases)
+    held.update({node.node.name: unplaced[node.object_name] for node in observed})
     for node in observed:
         if node.unreadable_memory:
             screen.note(
@@ -204,6 +211,21 @@ def count_held_gpus(ledger_state: LedgerState) -> Counter[str]:
         for name in lease.nodes:
             held[name] += lease.request.gpus // lease.request.members
     return held
+
+
+def count_unplaced_gpus(api: "KubeApi", leases: Sequence[Lease]) -> Counter[str]:
+    """Number of GPUs in the pods of leases that name no nodes, as those of Kueue, by Node object."""
+    from tiphys_plugin.nodes.node import name_attempt, read_pod_facts
+
+    from tiphys.kube.resources import PODS
+
+    attempts = {name_attempt(lease.request) for lease in leases if not lease.nodes}
+    used: Counter[str] = Counter()
+    for pod in api.list(PODS, None, ATTEMPT_LABEL, fields="spec.nodeName!=").items if attempts else ():
+        facts = read_pod_facts(pod)
+        if facts is not None and facts.attempt in attempts:
+            used[facts.node] += facts.gpus
+    return used
 
 
 def _set_unschedulable(

@@ -27,7 +27,7 @@ from tiphys_plugin.cluster.interface import GPU_RESOURCE, requested_gpus
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, HealthSignal
-from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.quota.placement.model import GpuNode
 
 _FALSE_VALUES = ("False",)
@@ -139,6 +139,11 @@ def read_pod_facts(pod: Object) -> PodFacts | None:
     return PodFacts(node, gpus, attempt, hint)
 
 
+def name_attempt(request: LeaseRequest) -> str:
+    """The attempt of a request, as `PodFacts` names it."""
+    return f"{request.namespace}/{request.uid}/{request.attempt}"
+
+
 def _failure_hint(pod: Object) -> NodeEvidence | None:
     ended = pod_status(pod)
     if ended.reason not in NODE_FAULT_REASONS:
@@ -169,8 +174,7 @@ def foreign_gpus_by_node(
     names = {node["metadata"]["labels"].get(HOSTNAME_LABEL, ""): node["metadata"]["name"] for node in nodes}
     unplaced = set[str]()
     for lease in leases or ():
-        request = lease.request
-        attempt, gpus = f"{request.namespace}/{request.uid}/{request.attempt}", request.gpus_per_member
+        attempt, gpus = name_attempt(lease.request), lease.request.gpus_per_member
         if not lease.nodes:
             unplaced.add(attempt)  # its pods may be on each node
         for host in lease.nodes:

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from support.cluster_nodes import MODEL, foreign_pod, labelled_pod, node
 from support.desk import Desk
 from support.kube_server import serving
 from support.kueue import FLAVOR, FakeKueue
 from support.ledger import ask
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
+
+from tiphys.kube.resources import NODES, PODS
 
 
 @pytest.fixture
@@ -74,6 +77,16 @@ def test_queues_show_counts_the_gpus_of_local_queues(desk, kueue):
     assert "kubectl get clusterqueues" in err
     _, out, _ = desk.queues("show", "-o", "json")
     assert json.loads(out)["queues"] == [{"namespace": "ml", "name": "research", "held": 6, "waiting": 4}]
+
+
+def test_nodes_count_the_pods_of_what_kueue_admitted_as_held_and_all_others_as_others(desk, kueue):
+    admit(desk, kueue, ask(6, "u1"))
+    desk.api.create(NODES, None, node("n1", 8))
+    for pod in (labelled_pod("own", 4, uid="u1"), labelled_pod("claims-to-be", 2, uid="u2"), foreign_pod(gpus=1)):
+        desk.api.create(PODS, "ml", pod)
+    code, out, err = desk.tiphys("nodes")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].split()[:6] == ["n1", MODEL, "8", "4", "3", "1"]
 
 
 def test_who_may_list_one_namespace_sees_that_one(desk, kueue):
