@@ -6,7 +6,6 @@ table. Ctrl-C ends the display only; the run continues on the cluster.
 """
 
 import re
-import shlex
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from tiphys_controller import LiveWorkflow
 
-from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
-from hera_pipelines.cli.progress.local import LocalSubmission, build_training_lookup
+from hera_pipelines.cli.error_messages import RunInterruptedError
+from hera_pipelines.cli.progress.local import FollowedSubmission, build_training_lookup, report_end
 from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.local.nodes import NodeChange, NodePhase
@@ -101,27 +100,15 @@ def _parse_time(text: str | None) -> datetime:
 
 
 @dataclass(frozen=True)
-class ClusterSubmission:
-    """A submission that was created on a cluster.
+class ClusterSubmission(FollowedSubmission):
+    """A submission to a cluster, which a later command finds by ``cluster_arguments``."""
 
-    A later command needs ``store_arguments`` to find the store and ``cluster_arguments`` to find the cluster.
-    """
-
-    run: str
     workflow: LiveWorkflow
-    store: Store
-    store_arguments: tuple[str, ...] = ()
     cluster_arguments: tuple[str, ...] = ()
 
-    @property
-    def workflow_name(self) -> str:
-        return self.workflow.name
-
-    def command(self, verb: str) -> str:
-        """The command line for ``verb`` on this run, in backticks."""
+    def options_of(self, verb: str) -> tuple[str, ...]:
         cluster = self.cluster_arguments
-        extra = {"resume": cluster, "stop": cluster, "get": ("--cluster", *cluster)}.get(verb, ())
-        return f"`{shlex.join(['tiphys', verb, self.run, *self.store_arguments, *extra])}`"
+        return {"resume": cluster, "stop": cluster, "get": ("--cluster", *cluster)}.get(verb, ())
 
 
 def find_cluster_submission(
@@ -140,11 +127,11 @@ def find_cluster_submission(
     live = submitter.find(claim.namespace, claim.workflow_name)
     if live is None:
         raise NotFoundError(f"Workflow {claim.namespace}/{claim.workflow_name} was deleted just after its creation")
-    return ClusterSubmission(run, live, store, store_arguments, cluster_arguments)
+    return ClusterSubmission(run, live.name, store, store_arguments, live, cluster_arguments)
 
 
 def show_watched_workflow(
-    screen: Screen, submission: ClusterSubmission | LocalSubmission, manifest: Manifest, workflows: Iterable[Manifest]
+    screen: Screen, submission: FollowedSubmission, manifest: Manifest, workflows: Iterable[Manifest]
 ) -> tuple[ProgressTable, Manifest]:
     """Show the progress of a submission while its Workflow is watched.
 
@@ -197,30 +184,7 @@ def follow_submission(
         raise NotFoundError(
             f"{error}; finished steps and checkpoints are kept: continue with {submission.command('resume')}"
         ) from error
-    _report_end(screen, submission, progress, workflow)
-
-
-def _report_end(screen: Screen, submission: ClusterSubmission, progress: ProgressTable, workflow: Manifest) -> None:
-    status = workflow.get("status") or {}
-    if status.get("phase") == "Succeeded":
-        screen.note(
-            f"run {submission.run} succeeded; see {submission.command('get')} and {submission.command('lineage')}"
-        )
-        return
-    if (workflow.get("spec") or {}).get("shutdown"):
-        raise RunInterruptedError(
-            f"run {submission.run} was stopped; finished steps and checkpoints are kept; "
-            f"continue with {submission.command('resume')}"
-        )
-    failures = (
-        "; ".join(progress.failure_sentences())
-        or status.get("message")
-        or f"its Workflow ended as {status.get('phase')}"
-    )
-    raise RunFailedError(
-        f"run {submission.run} failed: {failures}; {submission.command('get')} shows the details, and "
-        f"{submission.command('resume')} continues"
-    )
+    report_end(screen, submission, progress, workflow)
 
 
 class _ConnectionLossNotice:

@@ -17,7 +17,7 @@ from hera_pipelines.cli.progress.table import ProgressTable, TrainingLookup, Tra
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.cli.start.detach import Detachment
-from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
+from hera_pipelines.local.nodes import NodeChange, ignore_change
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.lineage.step_names import StepNames, read_item_bindings
 from tiphys.lineage.training_progress import read_training_progress
@@ -70,25 +70,43 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class LocalSubmission:
-    """A submission to the local engine, and the folders that hold it."""
+class FollowedSubmission:
+    """A submission whose progress is shown."""
 
     run: str
     workflow_name: str
     store: Store
-    state: Path
     store_arguments: tuple[str, ...]
     """The ``--store`` option that a later command needs to find the store; empty if it needs none."""
 
     def command(self, verb: str) -> str:
         """The command line for ``verb`` on this run in the same working directory, in backticks."""
-        words = ["tiphys", verb, self.run, *self.store_arguments]
-        words += (
-            ["--state", str(self.state)]
-            if verb == "resume" and self.state.absolute() != DEFAULT_STATE.absolute()
-            else []
-        )
-        return f"`{shlex.join(words)}`"
+        return f"`{shlex.join(['tiphys', verb, self.run, *self.store_arguments, *self.options_of(verb)])}`"
+
+    def options_of(self, verb: str) -> tuple[str, ...]:  # noqa: ARG002  a submission of either kind has its own
+        """Further options that ``verb`` needs."""
+        return ()
+
+    @property
+    def failure_hint(self) -> str:
+        """What to do after a failure."""
+        return f"{self.command('get')} shows the details, and {self.command('resume')} continues"
+
+
+@dataclass(frozen=True)
+class LocalSubmission(FollowedSubmission):
+    """A submission to the local engine."""
+
+    state: Path
+    """Folder of the engine."""
+
+    def options_of(self, verb: str) -> tuple[str, ...]:
+        is_needed = verb == "resume" and self.state.absolute() != DEFAULT_STATE.absolute()
+        return ("--state", str(self.state)) if is_needed else ()
+
+    @property
+    def failure_hint(self) -> str:
+        return f"logs are in {self.state / 'logs'}, and {self.command('get')} shows the details"
 
 
 class ProgressObserver:
@@ -181,25 +199,24 @@ def run_to_end(
         detachment.continue_in_background(log)
     with observer.show_progress(screen, progress, build_training_lookup(submission.store, run, pipeline)):
         try:
-            phase = session.run(workflow)
+            session.run(workflow)
         except StoreError as error:
             raise StoreError(f"{error}; continue with {submission.command('resume')}") from error
-    report_end(screen, submission, progress, phase)
+    report_end(screen, submission, progress, DirectoryCluster(state / "cluster").workflow("default", workflow) or {})
 
 
-def report_end(screen: Screen, submission: LocalSubmission, progress: ProgressTable, phase: NodePhase) -> None:
+def report_end(screen: Screen, submission: FollowedSubmission, progress: ProgressTable, workflow: Manifest) -> None:
     """Report the result of a Workflow that has ended.
 
     Raises:
         RunFailedError: the run failed; the message names each failed task and its reason.
         RunInterruptedError: a person stopped the run.
     """
-    run, workflow, state = submission.run, submission.workflow_name, submission.state
-    if phase is NodePhase.SUCCEEDED:
+    run, status = submission.run, workflow.get("status") or {}
+    if status.get("phase") == "Succeeded":
         screen.note(f"run {run} succeeded; see {submission.command('get')} and {submission.command('lineage')}")
         return
-    ended = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
-    if "shutdown" in ended.get("spec", {}):
+    if (workflow.get("spec") or {}).get("shutdown"):
         raise RunInterruptedError(
             f"run {run} was stopped; finished steps and checkpoints are kept; "
             f"continue with {submission.command('resume')}"
@@ -207,11 +224,9 @@ def report_end(screen: Screen, submission: LocalSubmission, progress: ProgressTa
     for row in progress.rows.values():
         for line in row.log_tail if row.failed else ():
             screen.note(f"{row.task} | {line}")
-    reason = (ended.get("status") or {}).get("message") or "it has no message"
-    failures = "; ".join(progress.failure_sentences()) or f"its Workflow {workflow} ended as {phase}: {reason}"
-    raise RunFailedError(
-        f"run {run} failed: {failures}; logs are in {state / 'logs'}, and {submission.command('get')} shows the details"
-    )
+    ended = f"its Workflow {submission.workflow_name} ended as {status.get('phase')}"
+    failures = "; ".join(progress.failure_sentences()) or f"{ended}: {status.get('message') or 'it has no message'}"
+    raise RunFailedError(f"run {run} failed: {failures}; {submission.failure_hint}")
 
 
 def build_training_lookup(store: Store, run: str, pipeline: CompiledPipeline) -> TrainingLookup:

@@ -50,7 +50,7 @@ def attach(
     workflows = find_workflows(command, last, run, cluster_options, screen.note)
     store_option = store_arguments(run_store, store)
     if isinstance(workflows, LocalWorkflows):
-        submission = LocalSubmission(run, claim.workflow_name, run_store, workflows.state, store_option)
+        submission = LocalSubmission(run, claim.workflow_name, run_store, store_option, workflows.state)
         _follow_local(screen, workflows, submission, manifest)
     else:
         found = find_cluster_submission(workflows, run_store, run, store_option, cluster_options.command_arguments)
@@ -66,4 +66,4 @@ def _follow_local(screen: Screen, workflows: LocalWorkflows, submission: LocalSu
             f"the engine of run {submission.run} has ended without finishing it; continue with "
             f"{submission.command('resume')}"
         )
-    report_end(screen, submission, progress, phase)
+    report_end(screen, submission, progress, workflow)

@@ -96,7 +96,7 @@ class SubmissionTarget:
         last = last_submission(self.store, run)
         assert last is not None
         name = last.claim.workflow_name
-        return LocalSubmission(run, name, self.store, self.options.engine.state, self.store_arguments)
+        return LocalSubmission(run, name, self.store, self.store_arguments, self.options.engine.state)
 
     def submit_to_cluster(self, submit: Submit, submitter: "ClusterSubmitter", namespace: str) -> None:
         """Submit to a cluster, and follow the Workflow until it ends, unless it runs in the background."""
