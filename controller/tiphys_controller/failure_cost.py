@@ -11,28 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from types import MappingProxyType
 
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import KeptTraining, PhaseSpan, TimePhase, split_phases
 from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.lineage.select import read_newest_commit
-from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, Timestamp, task_name
-from tiphys.store import (
-    Attempt,
-    DamagedRecord,
-    Store,
-    Submission,
-    read_all_attempts,
-    read_current_run,
-    read_events,
-    read_submissions,
-)
+from tiphys.store import Attempt, Store, Submission
 from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 
 INTERRUPTED = "interrupted"
@@ -317,53 +306,33 @@ class TimeUsage(Record):
 
 
 def measure_time_usage(
-    store: Store,
-    runs: Iterable[str],
-    now: datetime,
-    window: slice = ALL_ATTEMPTS,
-    lost: Mapping[str, datetime] = MappingProxyType({}),
-) -> list[TimeUsage]:
-    """Measure the time usage of each run.
+    history: RunHistory, now: datetime, window: slice = ALL_ATTEMPTS, lost_at: datetime | None = None
+) -> TimeUsage:
+    """Measure the time usage of a run.
 
     Costs some listings, a read per attempt and per batch of events, and a read per start checkpoint whose time no end
     record holds.
 
     Args:
-        store: Store of the runs.
-        runs: Names of the runs.
+        history: The run.
         now: End time of running attempts.
-        window: The attempts that count, as in `read_all_attempts`, and the most batches of events.
-        lost: Runs whose last Workflow ended without a record, with its last sign of life. Their open attempts are
-            interrupted, and end there, or at what they have saved or reported later.
+        window: The attempts that count, as in `select_attempts`.
+        lost_at: The last sign of life of a run whose last Workflow ended without a record; None for others. Its open
+            attempts are interrupted, and end there, or at what they have saved or reported later.
 
     Raises:
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    return [_measure_run(store, run, now, window, lost.get(run)) for run in runs]
-
-
-def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
-    """Regroup the steps by the queue that gave them GPUs; steps without GPUs are left out."""
-    steps: defaultdict[str, list[StepTimeUsage]] = defaultdict(list)
-    for step in (step for account in usages for step in account.steps if step.queue):
-        steps[step.queue].append(step)
-    return [TimeUsage(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
-
-
-def _measure_run(store: Store, run: str, now: datetime, window: slice, lost_at: datetime | None) -> TimeUsage:
-    record = read_current_run(store, run)
-    pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
-    damaged: list[DamagedRecord] = []
-    attempts, events = read_all_attempts(store, run, damaged, window), read_events(store, run, damaged, window.stop)
-    submissions = {one.claim.submission: one for one in read_submissions(store, run, damaged)}
+    submissions = {one.claim.submission: one for one in history.submissions}
+    pipeline, names, attempts = history.pipeline, history.names, history.read_attempts(window)
 
     def measure_step(step: str) -> StepTimeUsage:
         step_attempts = attempts[step]
         name = task_name(step)
         spec, volume = pipeline.steps.get(name), pipeline.checkpoint_volume_url(name)
-        own_events = [event for event in events if event.step == step]
-        moments = _read_checkpoint_moments(None if volume else store, step_attempts, own_events)
+        own_events = [event for event in history.events if event.step == step]
+        moments = _read_checkpoint_moments(None if volume else history.store, step_attempts, own_events)
         last, over_at = step_attempts[-1], now
         if lost_at is not None:
             signs = [lost_at, last.claim.written_at, *(event.at for event in own_events)]
@@ -383,11 +352,16 @@ def _measure_run(store: Store, run: str, now: datetime, window: slice, lost_at: 
             recoveries=measure_recoveries(step_attempts, usages, submissions),
         )
 
-    return TimeUsage(
-        name=run,
-        steps=tuple(map(measure_step, names.sort(attempts))),
-        damaged=tuple(one.message for one in sorted(damaged)),
-    )
+    steps = tuple(map(measure_step, names.sort(attempts)))
+    return TimeUsage(name=history.run, steps=steps, damaged=history.damaged)
+
+
+def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
+    """Regroup the steps by the queue that gave them GPUs; steps without GPUs are left out."""
+    steps: defaultdict[str, list[StepTimeUsage]] = defaultdict(list)
+    for step in (step for account in usages for step in account.steps if step.queue):
+        steps[step.queue].append(step)
+    return [TimeUsage(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
 
 
 def _find_step_end(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:
@@ -411,7 +385,9 @@ def _read_checkpoint_moments(
     if last.attempt not in saved and (newest := read_newest_commit(store, lineage, last.attempt)) is not None:
         saved[last.attempt] = LastCheckpoint.from_manifest(newest)
     recorded = {one.checkpoint for one in saved.values()}
-    unrecorded = [ref for ref in starts.values() if ref is not None and ref.lineage == lineage and ref not in recorded]
+    unrecorded = [
+        ref for ref in dict.fromkeys(starts.values()) if ref and ref.lineage == lineage and ref not in recorded
+    ]
     at: dict[CheckpointRef, datetime] = {}
     for ref, checkpoint in zip(
         unrecorded, read_concurrently(lambda ref: _read_saved(store, ref), unrecorded), strict=True

@@ -7,11 +7,11 @@ the one of the same value, wherever it stands in its fan-out.
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from tiphys.lineage import CheckpointStatus, LineageTree, StepLineage, read_lineage_tree
+from tiphys.lineage import CheckpointStatus, LineageTree, RunHistory, StepLineage, read_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.drift_policy import DriftClass, read_drift_policy
 from tiphys.records import Cause, Record
-from tiphys.store import RunLayout, Store, read_current_run
+from tiphys.store import RunLayout, Store
 from tiphys_controller.plan.drift import find_drift
 from tiphys_controller.runs import RunDetail, describe_run
 from tiphys_controller.submit.plan_report import OutputDocument
@@ -50,13 +50,14 @@ def compare_runs(store: Store, before: str, after: str) -> RunComparison:
         UsageError: Tiphys did not compile one of the Workflows.
         IntegrityError: a record is damaged.
     """
-    first, second = describe_run(store, before), describe_run(store, after)
-    trees = read_lineage_tree(store, before), read_lineage_tree(store, after)
+    histories = [RunHistory.for_display(store, run) for run in (before, after)]
+    first, second = map(describe_run, histories)
+    trees = [read_lineage_tree(history) for history in histories]
     labels = {**_step_labels(second), **_step_labels(first)}
     differences = [
         *_compare("run", _run_facts(first), _run_facts(second)),
         *_compare("parameter", _parameters(first), _parameters(second)),
-        *_compare_workflows(store, before, after),
+        *_compare_workflows(*(history.pipeline for history in histories)),
         *_compare("outcome", _outcomes(first), _outcomes(second)),
         *_compare("output", _outputs(first), _outputs(second)),
         *_compare("metric", _metrics(trees[0]), _metrics(trees[1])),
@@ -80,9 +81,8 @@ def _compare(
             yield RunDifference(kind=kind, step=key[0], field=key[1], before=old, after=new)
 
 
-def _compare_workflows(store: Store, before: str, after: str) -> Iterator[RunDifference]:
+def _compare_workflows(first: CompiledPipeline, second: CompiledPipeline) -> Iterator[RunDifference]:
     """Fields of the steps that both have: program, image, resources. Parameters are compared by themselves."""
-    first, second = (CompiledPipeline.from_manifest(read_current_run(store, run).workflow) for run in (before, after))
     for found in find_drift(first, second, read_drift_policy(first.manifest)):
         if found.drift is not DriftClass.PARAMETERS:
             yield RunDifference(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError
 from tiphys.faults import failpoint
+from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.policy import list_pins
 from tiphys.records import (
     AttemptEndOutcome,
@@ -29,7 +30,6 @@ from tiphys.records import (
 )
 from tiphys.store import (
     Attempt,
-    DamagedRecord,
     LineageLayout,
     RunLayout,
     Store,
@@ -39,7 +39,6 @@ from tiphys.store import (
     idempotency_record_key,
     list_runs,
     memo_key,
-    read_all_attempts,
     read_last_claim,
     read_run,
     read_submissions,
@@ -291,7 +290,7 @@ def _delete_run(store: Store, run: str, progress: Progress) -> None:
             if count == _BATCH:
                 progress(f"deleted {deleted:,} objects of run {run}")
 
-    attempts = read_all_attempts(store, run, list[DamagedRecord]())
+    attempts = RunHistory.for_display(store, run).attempts
     _delete_references(store, run, attempts)
     store.delete(layout.run_record)
     failpoint("delete_run.after_record")

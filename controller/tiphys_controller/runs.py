@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.lineage.select import read_newest_commit
-from tiphys.lineage.step_names import StepNames, selects_step
+from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.training_progress import explain_missing_checkpoints, find_report_time, read_training_progress
 from tiphys.protocol.compiled_workflow import shown_status
-from tiphys.protocol.step_spec import StepKind, StepSpec
+from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
     AttemptClaim,
     AttemptEndOutcome,
@@ -40,28 +41,20 @@ from tiphys.store import (
     Submission,
     lineage_name,
     list_runs,
-    read_all_attempts,
-    read_events,
-    read_run,
 )
 from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 from tiphys.tracking.records import RegistrationReport, list_registrations
-from tiphys_controller.plan.decide import PlanAction, TaskPlan
+from tiphys_controller.plan.dag import Task
+from tiphys_controller.plan.observe import RecordedProgress, RunState
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.run_phase import RunPhase, determine_run_phase, look_up_workflow
 from tiphys_controller.submit.authored_facts import author_parameters, read_code_version
-from tiphys_controller.submit.plan_report import OutputDocument, PlanReport, StepReport, build_plan_report
-from tiphys_controller.submit.planner import RunPlan, plan_stored_run
-from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
+from tiphys_controller.submit.plan_report import ItemReport, OutputDocument
 from tiphys_controller.submit.submission import submission_cluster
 from tiphys_controller.submit.submitter import Submitter
 
 _READERS = 8
 _MAX_OPEN_TRAININGS = 16
-_MAX_STARTS = 16
-"""Most trainings whose start is looked up, which costs some requests for each."""
-_MAX_STARTS_ATTEMPTS = 200
-"""Most attempts of a run whose starts are looked up, because all those of a training are read for it."""
 
 
 class RunSummary(Record):
@@ -156,9 +149,21 @@ class StepOutput(Record):
     """Digest of its object; empty unless it has exactly one."""
 
 
-class StepDetail(StepReport):
-    """One task of the pipeline: what a resume would do with it, all its attempts, and what it produced."""
+class StepDetail(Record):
+    """One task of the pipeline: how far it has come, its attempts, and what it produced.
 
+    What a resume would do with it, `tiphys_controller.submit.plan_report.PlanReport` says.
+    """
+
+    name: str
+    kind: Literal["step", "train", "plain"]
+    done: bool
+    """Whether its result is recorded, even if a resume would run it again, as a step without a cache."""
+    reason: str
+    """Why it is done or not, in words."""
+    needs: tuple[str, ...] = Field(default=(), exclude_if=lambda needs: not needs)
+    """Names of the tasks that must end before it starts, sorted."""
+    items: tuple[ItemReport, ...] = ()
     attempts: tuple[AttemptDetail, ...] = ()
     other_attempts: int = Field(default=0, exclude_if=lambda count: not count)
     """Attempts outside of the window that was asked for; ``outputs`` lacks theirs."""
@@ -197,9 +202,9 @@ def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list
         store: The store.
         submitter: Cluster to search for the Workflows of running submissions; None: storage alone.
     """
-    names = list(list_runs(store))
+    histories = [RunHistory.for_display(store, run) for run in list_runs(store)]
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        return list(pool.map(lambda run: summarize_run(store, run, submitter), names))
+        return list(pool.map(lambda history: summarize_run(history, submitter), histories))
 
 
 class RunOrder(StrEnum):
@@ -249,62 +254,48 @@ def sort_runs(summaries: Iterable[RunSummary], order: RunOrder) -> list[RunSumma
 
 
 def describe_run(
-    store: Store, run: str, submitter: Submitter | None = None, step: str = "", window: slice = ALL_ATTEMPTS
+    history: RunHistory, submitter: Submitter | None = None, step: str = "", window: slice = ALL_ATTEMPTS
 ) -> RunDetail:
-    """Everything about one run.
+    """Everything about one run, by its records.
 
     Args:
-        store: The store.
-        run: Name of the run.
+        history: The run.
         submitter: Cluster to search for the Workflow of a running submission; None: storage alone.
         step: Name of the only step or item to describe; empty for all.
-        window: Attempts that are described, as in `read_all_attempts`.
+        window: Attempts that are described, as in `select_attempts`.
 
     Raises:
         NotFoundError: there is no such run, step or item.
         UsageError: Tiphys did not compile its Workflow.
         IntegrityError: a record is damaged.
     """
+    progress = RecordedProgress.read(history)
+    selected = history.names.resolve(step) if step else ""
+    attempts = history.read_attempts(window, selected)
+    describer = _AttemptDescriber(history, _read_open_reports(history.store, attempts), _find_starts(history, attempts))
+    registers = any(spec.registration for spec in history.pipeline.steps.values())
     damaged: list[DamagedRecord] = []
-    attempts = read_all_attempts(store, run, damaged, window)
-    run_plan = plan_stored_run(store, run, damaged=damaged)
-    selected = run_plan.names.resolve(step) if step else ""
-    attempts = {one: tries for one, tries in attempts.items() if selects_step(selected, one)}
-    progress = _read_open_progress(store, attempts)
-    starts = _read_restored_starts(store, run, attempts, damaged, window)
-    registers = any(spec.registration for spec in run_plan.pipeline.steps.values())
-    models = list_registrations(store, run, damaged) if registers else []
-    summary = _summary(store, run_plan, submitter)
-    report = build_plan_report(run_plan, store.url)
-    if summary.phase not in (RunPhase.RUNNING, RunPhase.SUCCEEDED) and _can_look_up_starts(summary, report):
-        with contextlib.suppress(IntegrityError):  # a resume refuses it, and says why
-            report = add_start_checkpoints(store, report)
-    record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
+    models = list_registrations(history.store, history.run, damaged) if registers else []
+    record, changed = history.record, history.workflow is not history.record.workflow
+    steps = tuple(
+        _step_detail(progress, task, attempts, describer, window != ALL_ATTEMPTS)
+        for task in progress.graph.tasks.values()
+        if task_name(selected) in ("", task.name)
+    )
     return RunDetail(
-        store=store.url,
-        summary=summary,
+        store=history.store.url,
+        summary=_summary(history, progress, submitter),
         parent=record.parent,
-        parameters=author_parameters(run_plan.state.workflow) if changed else record.parameters,
-        code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
-        submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
-        steps=tuple(
-            _step_detail(store, one, attempts, run_plan, progress, starts, window != ALL_ATTEMPTS)
-            for one in report.steps
-            if task_name(selected) in ("", one.name)
-        ),
+        parameters=author_parameters(history.workflow) if changed else record.parameters,
+        code_version=read_code_version(history.workflow) if changed else record.code_version,
+        submissions=tuple(map(_submission_detail, history.submissions)),
+        steps=steps,
         models=tuple(one.report() for one in models if selects_step(selected, one.request.step)),
-        damaged=tuple(one.message for one in sorted(damaged)),
+        damaged=tuple(one.message for one in sorted({*history.damaged_records, *damaged})),
     )
 
 
-def _can_look_up_starts(summary: RunSummary, report: PlanReport) -> bool:
-    """Whether few enough trainings are missing, and few enough attempts are there, to find where each would go on."""
-    missing = (step for step in report.steps if step.kind == "train" and step.decision == "run")
-    trainings = sum(sum(not item.done for item in step.items) or 1 for step in missing)
-    return trainings <= _MAX_STARTS and summary.attempts <= _MAX_STARTS_ATTEMPTS
-
-
-def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]]) -> dict[AttemptId, TrainingProgress]:
+def _read_open_reports(store: Store, attempts: Mapping[str, Sequence[Attempt]]) -> dict[AttemptId, TrainingProgress]:
     """Newest reports of the open attempts of training steps."""
     claims = [one.claim for step in attempts.values() for one in step if one.end is None and one.claim.lineage]
 
@@ -315,85 +306,74 @@ def _read_open_progress(store: Store, attempts: Mapping[str, Sequence[Attempt]])
     return {(claim.step, claim.attempt): report for claim, report in reports if report}
 
 
-def _read_restored_starts(
-    store: Store, run: str, attempts: Mapping[str, Sequence[Attempt]], damaged: list[DamagedRecord], window: slice
+def _find_starts(
+    history: RunHistory, attempts: Mapping[str, Sequence[Attempt]]
 ) -> dict[AttemptId, CheckpointRef | None]:
     """What the attempts started from that admission gave a checkpoint; costs the events of the run if there are any."""
     continued = [step for step in attempts.values() if any(one.claim.starts_from for one in step)]
-    events = read_events(store, run, damaged, window.stop) if continued else ()
-    starts = ((step[0].claim.step, find_restored_starts(step, events)) for step in continued)
+    starts = ((step[0].claim.step, find_restored_starts(step, history.events)) for step in continued)
     return {(step, number): start for step, by_number in starts for number, start in by_number.items()}
 
 
-def summarize_run(store: Store, run: str, submitter: Submitter | None = None) -> RunSummary:
-    """Summary of one run; if it cannot be read, with the reason."""
+def summarize_run(history: RunHistory, submitter: Submitter | None = None) -> RunSummary:
+    """Summary of one run; if it cannot be read, or a record is damaged, with the reason."""
     try:
-        return _summary(store, plan_stored_run(store, run), submitter)
+        summary = _summary(history, RecordedProgress.read(history), submitter)
+        if not history.damaged:
+            return summary
+        reason = history.damaged[0]
     except (IntegrityError, NotFoundError, UsageError) as error:
-        return RunSummary(
-            run=run,
-            pipeline=_read_pipeline_name(store, run),
-            phase=RunPhase.UNKNOWN,
-            reason=str(error),
-            submissions=0,
-            attempts=0,
-            steps_done=0,
-            steps_total=0,
-            last_activity=None,
-        )
-
-
-def _read_pipeline_name(store: Store, run: str) -> str:
-    try:
-        return read_run(store, run).pipeline
-    except (IntegrityError, NotFoundError, UsageError):
-        return ""
-
-
-def _summary(store: Store, run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
-    last = run_plan.state.submissions[-1] if run_plan.state.submissions else None
-    lookup = look_up_workflow(last, submitter)
-    phase, reason = determine_run_phase(last, lookup)
-    steps = run_plan.pipeline.steps
+        reason = str(error)
+    pipeline = ""
+    with contextlib.suppress(IntegrityError, NotFoundError, UsageError):
+        pipeline = history.record.pipeline
     return RunSummary(
-        run=run_plan.state.record.run,
-        pipeline=run_plan.pipeline.name,
-        phase=phase,
+        run=history.run,
+        pipeline=pipeline,
+        phase=RunPhase.UNKNOWN,
         reason=reason,
-        submissions=len(run_plan.state.submissions),
-        attempts=sum(len(step.attempts) for step in run_plan.state.steps.values()),
-        steps_done=sum(task.name in steps and _is_done(run_plan, task) for task in run_plan.decisions.tasks),
-        steps_total=sum(task.name in steps for task in run_plan.decisions.tasks),
-        workflow=f"{lookup.live.namespace}/{lookup.live.name}" if lookup.live and lookup.live.running else "",
-        last_activity=_last_activity(store, run_plan),
+        submissions=0,
+        attempts=0,
+        steps_done=0,
+        steps_total=0,
+        last_activity=None,
     )
 
 
-def _is_done(run_plan: RunPlan, task: TaskPlan) -> bool:
-    """Whether its result exists, even if a resume would run it again, as a step without a cache."""
-    if task.action is PlanAction.SKIP:
-        return True
-    if task.items:
-        return all(one.item and one.state.is_done for one in task.items)
-    return run_plan.state.step_state(task.name).is_done
+def _summary(history: RunHistory, progress: RecordedProgress, submitter: Submitter | None) -> RunSummary:
+    lookup = look_up_workflow(history.last_submission, submitter)
+    phase, reason = determine_run_phase(history.last_submission, lookup)
+    return RunSummary(
+        run=history.run,
+        pipeline=history.pipeline.name,
+        phase=phase,
+        reason=reason,
+        submissions=len(history.submissions),
+        attempts=sum(len(numbers.claimed) for numbers in history.attempt_numbers.values()),
+        steps_done=sum(map(progress.is_done, progress.steps)),
+        steps_total=len(progress.steps),
+        workflow=f"{lookup.live.namespace}/{lookup.live.name}" if lookup.live and lookup.live.running else "",
+        last_activity=_last_activity(history, progress.state),
+    )
 
 
-def _last_activity(store: Store, run_plan: RunPlan) -> datetime:
-    state = run_plan.state
-    records = [record for submission in state.submissions for record in submission if record is not None]
-    moments = [one.written_at for one in (state.record, *records, *state.ends.values())]
-    return max([*moments, *_last_reports(store, run_plan)])
+def _last_activity(history: RunHistory, state: RunState) -> datetime:
+    records = [record for submission in history.submissions for record in submission if record is not None]
+    moments = [one.written_at for one in (history.record, *records, *state.ends.values())]
+    return max([*moments, *_last_reports(history, state)])
 
 
-def _last_reports(store: Store, run_plan: RunPlan) -> list[datetime]:
+def _last_reports(history: RunHistory, state: RunState) -> list[datetime]:
     """Times of the newest reports of open trainings; costs a listing for each, of `_MAX_OPEN_TRAININGS` at most."""
-    steps, run, now = run_plan.pipeline.steps, run_plan.state.record.run, utc_now()
+    now = utc_now()
     opened = [
         step
-        for step, _ in run_plan.state.open_attempts
-        if (spec := steps.get(task_name(step))) and spec.kind is StepKind.TRAIN
+        for step, _ in state.open_attempts
+        if (spec := history.pipeline.steps.get(task_name(step))) and spec.kind is StepKind.TRAIN
     ]
-    found = read_concurrently(lambda one: find_report_time(store, lineage_name(run, one)), opened[:_MAX_OPEN_TRAININGS])
+    found = read_concurrently(
+        lambda step: find_report_time(history.store, lineage_name(history.run, step)), opened[:_MAX_OPEN_TRAININGS]
+    )
     return [min(moment, now) for moment in found if moment is not None]
 
 
@@ -412,21 +392,17 @@ def _submission_detail(submission: Submission) -> SubmissionDetail:
 
 
 def _step_detail(
-    store: Store,
-    report: StepReport,
-    attempts: dict[str, list[Attempt]],
-    run_plan: RunPlan,
-    progress: Mapping[AttemptId, TrainingProgress],
-    starts: Mapping[AttemptId, CheckpointRef | None],
+    progress: RecordedProgress,
+    task: Task,
+    attempts: Mapping[str, Sequence[Attempt]],
+    describer: "_AttemptDescriber",
     is_window: bool,
 ) -> StepDetail:
-    names = run_plan.names
-    steps = names.sort(step for step in attempts if selects_step(report.name, step))
-    spec = run_plan.pipeline.steps.get(report.name)
+    names = describer.history.names
+    steps = names.sort(step for step in attempts if selects_step(task.name, step))
     step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
-    details = (_attempt_detail(store, attempt, spec, names, progress, starts) for attempt in step_attempts)
     results = {step: (f"attempt {attempts[step][-1].claim.attempt}", attempts[step][-1].end) for step in steps}
-    reused = {step: found for step, found in run_plan.state.reused.items() if selects_step(report.name, step)}
+    reused = {step: found for step, found in progress.state.reused.items() if selects_step(task.name, step)}
     results |= {step: (found.source, found.end) for step, found in reused.items()}
     outputs = (
         _step_output(names.name(step), source, output)
@@ -435,11 +411,29 @@ def _step_detail(
         if end is not None and end.outcome is AttemptEndOutcome.DONE
         for output in end.outputs
     )
-    listed = (len(one.attempts) for step, one in run_plan.state.steps.items() if task_name(step) == report.name)
+    listed = (len(one.attempts) for step, one in progress.state.steps.items() if task_name(step) == task.name)
     others = max(0, sum(listed) - len(step_attempts)) if is_window else 0
-    taken_over = {names.name(step): reused[step].source for step in names.sort(reused)}
+    made = progress.steps.get(task.name)
     return StepDetail(
-        **dict(report), attempts=tuple(details), other_attempts=others, outputs=tuple(outputs), taken_over=taken_over
+        name=task.name,
+        kind="plain" if task.spec is None else task.spec.kind.value,
+        done=made is not None and progress.is_done(task.name),
+        reason="plain step keeps no record" if made is None else made.reason,
+        needs=tuple(sorted(task.needs)),
+        items=tuple(
+            ItemReport(
+                step=item.step,
+                name=names.name(item.step),
+                item=item.item,
+                done=item.state.is_done,
+                reason=item.state.reason,
+            )
+            for item in (made.items if made else ())
+        ),
+        attempts=tuple(map(describer.describe, step_attempts)),
+        other_attempts=others,
+        outputs=tuple(outputs),
+        taken_over={names.name(step): reused[step].source for step in names.sort(reused)},
     )
 
 
@@ -457,44 +451,48 @@ def _step_output(step: str, source: str, output: Output) -> StepOutput:
     )
 
 
-def _attempt_detail(
-    store: Store,
-    attempt: Attempt,
-    spec: StepSpec | None,
-    names: StepNames,
-    progress: Mapping[AttemptId, TrainingProgress],
-    starts: Mapping[AttemptId, CheckpointRef | None],
-) -> AttemptDetail:
-    key, chosen = (attempt.claim.step, attempt.claim.attempt), attempt.claim.starts_from
-    end, reported, start = attempt.end, progress.get(key), starts.get(key, chosen)
+class _AttemptDescriber(NamedTuple):
+    """Describes attempts of one run."""
 
-    def has_commit() -> bool:
-        return read_newest_commit(store, attempt.claim.lineage, attempt.claim.attempt) is not None
+    history: RunHistory
+    reports: Mapping[AttemptId, TrainingProgress]
+    """Newest reports of open attempts."""
+    starts: Mapping[AttemptId, CheckpointRef | None]
+    """What attempts really started from that admission gave a checkpoint."""
 
-    return AttemptDetail(
-        step=attempt.claim.step,
-        name=names.name(attempt.claim.step),
-        item=names.value(attempt.claim.step),
-        attempt=attempt.claim.attempt,
-        submission=attempt.claim.submission,
-        outcome=end.outcome_name if end else "",
-        cause=end.cause.value if end and end.cause else "",
-        message=end.message if end else "",
-        evidence=end.evidence if end else None,
-        escalation=attempt.claim.escalation.explanation if attempt.claim.escalation else "",
-        exit_code=end.exit_code if end else None,
-        starts_from=start.relative_to(attempt.claim.lineage) if start else "",
-        unusable_start=chosen.relative_to(attempt.claim.lineage) if chosen and chosen != start else "",
-        opened_at=attempt.claim.written_at,
-        ended_at=end.ended_at if end else None,
-        nodes=attempt.claim.nodes or ((end.evidence.node,) if end and end.evidence and end.evidence.node else ()),
-        preempted=end.preempted if end else None,
-        outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
-        if end
-        else {},
-        training_progress=reported,
-        unprotected=""
-        if spec is None or reported
-        else explain_missing_checkpoints(spec, attempt.claim.written_at, utc_now(), end, has_commit),
-        data=attempt.claim.data,
-    )
+    def describe(self, attempt: Attempt) -> AttemptDetail:
+        claim, end, names = attempt.claim, attempt.end, self.history.names
+        spec, chosen = self.history.pipeline.steps.get(task_name(claim.step)), claim.starts_from
+        reported = self.reports.get((claim.step, claim.attempt))
+        start = self.starts.get((claim.step, claim.attempt), chosen)
+
+        def has_commit() -> bool:
+            return read_newest_commit(self.history.store, claim.lineage, claim.attempt) is not None
+
+        return AttemptDetail(
+            step=claim.step,
+            name=names.name(claim.step),
+            item=names.value(claim.step),
+            attempt=claim.attempt,
+            submission=claim.submission,
+            outcome=end.outcome_name if end else "",
+            cause=end.cause.value if end and end.cause else "",
+            message=end.message if end else "",
+            evidence=end.evidence if end else None,
+            escalation=claim.escalation.explanation if claim.escalation else "",
+            exit_code=end.exit_code if end else None,
+            starts_from=start.relative_to(claim.lineage) if start else "",
+            unusable_start=chosen.relative_to(claim.lineage) if chosen and chosen != start else "",
+            opened_at=claim.written_at,
+            ended_at=end.ended_at if end else None,
+            nodes=claim.nodes or ((end.evidence.node,) if end and end.evidence and end.evidence.node else ()),
+            preempted=end.preempted if end else None,
+            outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
+            if end
+            else {},
+            training_progress=reported,
+            unprotected=""
+            if spec is None or reported
+            else explain_missing_checkpoints(spec, claim.written_at, utc_now(), end, has_commit),
+            data=claim.data,
+        )

@@ -22,7 +22,7 @@ import typer
 from hera_pipelines.cli.cluster.config.profile import Setting, profile_setting
 from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import TiphysError, UsageError, unknown_name_message
-from tiphys.lineage.step_names import StepNames, read_step_names
+from tiphys.lineage import RunHistory
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, is_bucket_url, list_runs, open_store
@@ -202,7 +202,7 @@ def complete_run_step(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _list_run_steps(store: Store, run: str) -> Iterator[str]:
-    names = read_step_names(store, run)
+    names = RunHistory.for_display(store, run).names
     for step in names.steps:
         yield f"{run}/{step}"
         yield from (f"{run}/{item.name}" for item in names.items(step))
@@ -234,11 +234,10 @@ RunStepArgument = Annotated[
 
 
 class RunStep(NamedTuple):
-    """A run, and the id of one of its steps or items; empty for all. ``names`` are those of the run."""
+    """A run, and the id of one of its steps or items; empty for all."""
 
-    run: str
+    history: RunHistory
     step: str
-    names: StepNames
 
 
 def parse_run_step(store: Store, text: str) -> RunStep:
@@ -249,8 +248,9 @@ def parse_run_step(store: Store, text: str) -> RunStep:
         UsageError: several items have the value.
     """
     run, _, step = text.partition("/")
-    names = read_step_names(store, run)
-    return RunStep(run, names.resolve(step) if step else "", names)
+    history = RunHistory.for_display(store, run)
+    history.record  # noqa: B018  raises for a run that does not exist
+    return RunStep(history, history.names.resolve(step) if step else "")
 
 
 DEFAULT_STORE = Path(".tiphys/store")

@@ -20,9 +20,9 @@ from rich.text import Text
 from hera_pipelines.cli.look.lineage import draw_lineage
 from hera_pipelines.demo import digits
 from hera_pipelines.demo.processes import TiphysProcess, check, damage_checkpoint, wait_until_dead
-from tiphys.lineage import read_lineage_tree
+from tiphys.lineage import RunHistory, read_lineage_tree
 from tiphys.records import AttemptEnd, AttemptEndOutcome, CheckpointRef
-from tiphys.store import Attempt, DirectoryStore, LineageLayout, lineage_name, read_all_attempts, read_events
+from tiphys.store import Attempt, DirectoryStore, LineageLayout, lineage_name, read_events
 
 BROKEN_RUN, UNDISTURBED_RUN = "digits", "digits-undisturbed"
 TRAIN_STEP = "train"
@@ -81,7 +81,7 @@ class DemoRun:
 
     def attempts(self) -> dict[str, list[Attempt]]:
         """All attempts by step."""
-        return read_all_attempts(self.store, self.run)
+        return RunHistory(self.store, self.run).attempts
 
     def find_result(self, step: str) -> AttemptEnd:
         """End of the attempt that finished ``step``. Raises `PromiseBrokenError` if none did."""
@@ -205,7 +205,7 @@ class DemoScenario:
 
     def _print_details(self) -> None:
         picture, store = self._folder / "lineage.svg", self._folder / "store"
-        picture.write_text(draw_lineage(read_lineage_tree(self.broken.store, BROKEN_RUN)), encoding="utf-8")
+        picture.write_text(draw_lineage(read_lineage_tree(RunHistory(self.broken.store, BROKEN_RUN))), encoding="utf-8")
         self._act("More details:")
         self._print(f"   test accuracy: {float(self.broken.find_result('register').outputs[0].value or ''):.2%}")
         self._print(f"   picture of the lineage: {picture}")

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -19,15 +19,15 @@ import typer
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
 from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
-from tiphys.store import Store, list_runs, read_submissions
+from tiphys.store import list_runs
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from requests import Response
-
-    from hera_pipelines.traces.spans import RunHistory
 
 EXAMPLES = """\b
 Examples:
@@ -70,27 +70,21 @@ def traces(
     begin = (utc_now() - timedelta(seconds=parse_duration_seconds(since))).timestamp() if since else 0.0
     run_store = existing_store(screen, store)
     _require_library()
-    from hera_pipelines.traces.spans import derive_spans, describe_service
+    from hera_pipelines.traces.spans import describe_service
 
     collector = _Collector() if output is Format.TABLE else None
     resource, sent = describe_service(), set[int]()
 
-    def new_spans() -> "Iterator[ReadableSpan]":
-        for history in _read_histories(screen, run_store, runs or ()):
-            for span in derive_spans(history, resource):
-                if span.context.span_id not in sent and (span.end_time or 0) >= begin * 1e9:
-                    yield span
-
+    ended = False
     while True:
-        # Read before the spans, so that a run which ends in between is looked at once more.
-        ended = not follow or all(
-            submission.end for run in runs or () for submission in read_submissions(run_store, run)
-        )
-        complete = (
-            _send(screen, new_spans(), collector, sent, follow)
-            if collector
-            else _print(screen, new_spans(), output, sent)
-        )
+        names = runs or list_runs(run_store)
+        histories: Iterable[RunHistory] = (RunHistory.for_display(run_store, name) for name in names)
+        if follow:  # the submissions are read before the rest: a run that ends in between is looked at once more
+            histories = list(histories)
+            ended = all(submission.end for history in histories for submission in history.submissions)
+        derived = _derive_spans(screen, histories, resource, is_strict=bool(runs))
+        new = (span for span in derived if span.context.span_id not in sent and (span.end_time or 0) >= begin * 1e9)
+        complete = _send(screen, new, collector, sent, follow) if collector else _print(screen, new, output, sent)
         if not follow or (ended and complete):
             break
         time.sleep(POLL_SECONDS)
@@ -98,21 +92,23 @@ def traces(
         screen.note(f"sent {len(sent)} span{'' if len(sent) == 1 else 's'}")
 
 
-def _read_histories(screen: Screen, store: Store, names: Sequence[str]) -> "Iterator[RunHistory]":
-    """The named runs; without ``names``, all that can be read. Notes what cannot be read."""
-    from hera_pipelines.traces.spans import read_history
+def _derive_spans(
+    screen: Screen, histories: Iterable[RunHistory], resource: "Resource", *, is_strict: bool
+) -> "Iterator[ReadableSpan]":
+    """The spans of runs; unless ``is_strict``, a note says which cannot be read and are left out."""
+    from hera_pipelines.traces.spans import derive_spans
 
-    for name in names or list(list_runs(store)):
+    for history in histories:
         try:
-            history = read_history(store, name)
+            spans = derive_spans(history, resource)
         except (IntegrityError, NotFoundError, UsageError) as error:
-            if names:
+            if is_strict:
                 raise
-            screen.note(f"run {name} cannot be read, and is left out: {error}")
+            screen.note(f"run {history.run} cannot be read, and is left out: {error}")
             continue
-        for record in history.damaged:
-            screen.note(f"damaged, so something is missing: {record.message}")
-        yield history
+        for message in history.damaged:
+            screen.note(f"damaged, so something is missing: {message}")
+        yield from spans
 
 
 def _require_library() -> None:

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import NamedTuple
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -31,22 +30,11 @@ from opentelemetry.util.types import AttributeValue
 
 import tiphys
 from tiphys.errors import IntegrityError, UsageError
-from tiphys.lineage import CheckpointNode, LineageTree
+from tiphys.lineage import CheckpointNode, RunHistory
 from tiphys.lineage.tree import build_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline, is_shutdown_message
-from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, CheckpointRef, RunRecord, SubmissionKind, task_name
-from tiphys.store import (
-    Attempt,
-    DamagedRecord,
-    RunLayout,
-    Store,
-    Submission,
-    read_all_attempts,
-    read_current_run,
-    read_run,
-    read_submission_workflow,
-    read_submissions,
-)
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, CheckpointRef, SubmissionKind, task_name
+from tiphys.store import Attempt, RunLayout, read_submission_workflow
 
 MAX_CHECKPOINTS = 100
 """The newest checkpoints of an attempt that its span shows."""
@@ -84,39 +72,6 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 Attributes = dict[str, AttributeValue]
 
 
-class RunHistory(NamedTuple):
-    """The records of one run."""
-
-    store: Store
-    record: RunRecord
-    submissions: Sequence[Submission]
-    attempts: Mapping[str, Sequence[Attempt]]
-    """By step id."""
-    tree: LineageTree
-    damaged: Sequence[DamagedRecord]
-    """Records that cannot be read; an attempt whose end is damaged has failed for an unknown cause."""
-
-
-def read_history(store: Store, run: str) -> RunHistory:
-    """Read ``run``. Costs what `tiphys events` costs.
-
-    Raises:
-        NotFoundError: the store has no such run.
-        IntegrityError: the run cannot be read.
-    """
-    damaged: list[DamagedRecord] = []
-    record, current = read_run(store, run), read_current_run(store, run)
-    attempts = read_all_attempts(store, run, damaged)
-    return RunHistory(
-        store=store,
-        record=record,
-        submissions=read_submissions(store, run, damaged),
-        attempts=attempts,
-        tree=build_lineage_tree(store, current, attempts, ()),
-        damaged=damaged,
-    )
-
-
 def describe_service() -> Resource:
     """The resource of all spans: ``service.name`` is ``tiphys`` unless OTEL_SERVICE_NAME says otherwise."""
     own = Resource({"service.name": "tiphys", "service.version": tiphys.__version__})
@@ -124,7 +79,13 @@ def describe_service() -> Resource:
 
 
 def derive_spans(history: RunHistory, resource: Resource) -> list[ReadableSpan]:
-    """The spans of a run that have ended, by their ends."""
+    """The spans of a run that have ended, by their ends. Costs what `tiphys events` costs.
+
+    Raises:
+        NotFoundError: the store has no such run.
+        IntegrityError: the run cannot be read.
+        UsageError: Tiphys did not compile its Workflow.
+    """
     derivation = _SpanDerivation(history, resource)
     spans = [*derivation.submission_spans(), *derivation.step_spans()]
     return sorted(spans, key=lambda span: (span.end_time or 0, span.start_time or 0))
@@ -191,7 +152,7 @@ class _SpanDerivation:
     def _is_damaged(self, attempt: Attempt) -> bool:
         """Whether its end cannot be read. Then its span would say what is not known, and differ once it is restored."""
         key = RunLayout(self.history.record.run).attempt_end(attempt.claim.step, attempt.claim.attempt)
-        return any(one.key == key for one in self.history.damaged)
+        return any(one.key == key for one in self.history.damaged_records)
 
     def _step_span(self, step: str, submission: int, attempts: Sequence[Attempt], last: AttemptEnd) -> ReadableSpan:
         attributes: Attributes = {
@@ -301,7 +262,7 @@ class _SpanDerivation:
     def _commits(self) -> Mapping[tuple[str, int], Sequence[tuple[datetime, CheckpointNode]]]:
         """The newest checkpoints by step and attempt, oldest first."""
         commits = {}
-        for lineage in self.history.tree.steps:
+        for lineage in build_lineage_tree(self.history, self.history.attempts).steps:
             for attempt in lineage.attempts:
                 own = [(node.committed_at, node) for node in attempt.checkpoints if node.committed_at]
                 commits[lineage.step, attempt.attempt] = own[-MAX_CHECKPOINTS:]

@@ -42,7 +42,7 @@ from hera_pipelines.ui.page_access import AllowedHosts
 from hera_pipelines.ui.page_reads import PageReads, PagesBusyError, SharedViews, answer_while_connected
 from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_index import RunIndex
-from hera_pipelines.ui.run_page import MAX_ATTEMPTS, RunView, UsageReader, find_chart, read_run_view
+from hera_pipelines.ui.run_page import MAX_ATTEMPTS, RunView, UsageReader, find_chart, open_history, read_run_view
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import describe_step, describe_training_progress, format_age
@@ -206,8 +206,8 @@ class _Pages:
         if (failed := view.failed_attempt) is None:
             return ""
         try:
-            run = view.detail.summary.run
-            return read_log_view(store, self._find_logs, run, failed.step, failed.attempt).traceback
+            history = open_history(store, view.detail.summary.run)
+            return read_log_view(history, self._find_logs, failed.step, failed.attempt).traceback
         except NotFoundError:
             return ""
 
@@ -220,7 +220,9 @@ class _Pages:
     async def logs(self, request: Request) -> Response:
         async def answer() -> Response:
             run, step, number = *request.path_params.values(), _read_number(request, "attempt")
-            view = await self._reads.read(lambda store: read_log_view(store, self._find_logs, run, step, number))
+            view = await self._reads.read(
+                lambda store: read_log_view(open_history(store, run), self._find_logs, step, number)
+            )
             return self.render("log.html.jinja", view=view)
 
         return await self.within_limits(request, answer)
@@ -251,7 +253,7 @@ class _Pages:
         async def answer() -> Response:
             run, name = request.path_params["run"], request.path_params["chart"]
             draw = find_chart(name)
-            usage = await self._reads.read(lambda store: self._usages.measure(store, run))
+            usage = await self._reads.read(lambda store: self._usages.measure(open_history(store, run)))
             return _picture(render_chart_svg(draw(usage.steps)))
 
         return await self.within_limits(request, answer)
@@ -352,12 +354,13 @@ class _Pages:
 
 
 def _draw_lineage(store: Store, run: str) -> str:
-    tree = read_lineage_tree(store, run, MAX_CHECKPOINTS)
+    tree = read_lineage_tree(open_history(store, run, MAX_CHECKPOINTS), MAX_CHECKPOINTS)
     return render_lineage_svg(f"Lineage of {run}", build_lineage_graphs(tree))
 
 
 def _draw_metrics(store: Store, run: str) -> str:
-    return render_metrics_svg(f"Metrics of {run}", read_lineage_tree(store, run, MAX_CHECKPOINTS))
+    tree = read_lineage_tree(open_history(store, run, MAX_CHECKPOINTS), MAX_CHECKPOINTS)
+    return render_metrics_svg(f"Metrics of {run}", tree)
 
 
 def _picture(svg: str) -> Response:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice
 
+from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import (
     CollectionReport,
     RetentionAction,
@@ -16,7 +17,6 @@ from tiphys.lineage.retention.gc import (
     UnreachableLineage,
     iter_run_lineages,
 )
-from tiphys.lineage.step_names import read_step_names
 from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, RunLayout, Store
 
@@ -81,8 +81,9 @@ def read_checkpoints_view(store: Store, run: str, now: datetime) -> CheckpointsV
         IntegrityError: a record is damaged.
         StoreError: the store does not answer.
     """
-    names, left, steps = read_step_names(store, run), MAX_RECORDS, list[StepCheckpoints]()
-    for lineage in iter_run_lineages(store, run, lambda policy: policy, slice(MAX_STEPS)):
+    history = RunHistory(store, run)
+    names, left, steps = history.names, MAX_RECORDS, list[StepCheckpoints]()
+    for lineage in iter_run_lineages(history, lambda policy: policy, slice(MAX_STEPS)):
         name, problem = names.name(lineage.step), lineage.reason if isinstance(lineage, UnreachableLineage) else ""
         if isinstance(lineage, RunLineage):
             left -= _count_records(lineage, left + 1)

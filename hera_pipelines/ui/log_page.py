@@ -15,7 +15,8 @@ from markupsafe import escape
 
 from hera_pipelines.control_characters import replace_control_characters
 from tiphys.errors import IntegrityError, NotFoundError, TiphysError
-from tiphys.lineage.step_names import StepNames, read_step_names
+from tiphys.lineage import RunHistory
+from tiphys.lineage.step_names import StepNames
 from tiphys.records import CrashRecord
 from tiphys.store import (
     Attempt,
@@ -25,10 +26,9 @@ from tiphys.store import (
     Submission,
     find_record,
     read_step_attempts,
-    read_submissions,
 )
-from tiphys.store.layout import parse_attempt
 from tiphys.store.program_output import read_program_output
+from tiphys.store.runs import list_attempts
 
 MAX_HTML_BYTES = 128 << 10
 """Most HTML of the logs of a page, all pods together."""
@@ -89,13 +89,12 @@ class LogView:
         return found[-1] if found else ""
 
 
-def read_log_view(store: Store, find_logs: AttemptLogs, run: str, step: str, number: int | None) -> LogView:
+def read_log_view(history: RunHistory, find_logs: AttemptLogs, step: str, number: int | None) -> LogView:
     """Read the logs of an attempt.
 
     Args:
-        store: The store.
+        history: The run.
         find_logs: Finds the logs of its pods.
-        run: Name of the run.
         step: Name or id of a step, or of an item of a fan-out.
         number: Number of the attempt; None for the newest.
 
@@ -104,18 +103,18 @@ def read_log_view(store: Store, find_logs: AttemptLogs, run: str, step: str, num
         UsageError: several items have this value.
         StoreError: the store does not answer.
     """
-    names = read_step_names(store, run)
+    run, names = history.run, history.names
     step = names.resolve(step)
-    listed = (parse_attempt(info.key) for info in store.list(RunLayout(run).step_attempts(step)))
-    attempts = sorted({entry.attempt for entry in listed if entry is not None}, reverse=True)
+    listed = list_attempts(history.store, run, step).get(step)
+    attempts = sorted(listed.claimed | listed.ended, reverse=True) if listed else []
     if not attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt{_list_items(names, step)}")
     chosen = max(attempts) if number is None else number
     if chosen not in attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt {chosen}; its newest is {max(attempts)}")
     place = attempts.index(chosen)
-    [attempt] = read_step_attempts(store, run, step, list[DamagedRecord](), slice(place, place + 1))
-    logs, has_more, problem = _read_logs(store, find_logs, attempt)
+    [attempt] = read_step_attempts(history.store, run, step, list[DamagedRecord](), slice(place, place + 1))
+    logs, has_more, problem = _read_logs(history, find_logs, attempt)
     return LogView(
         run=run,
         step=step,
@@ -125,7 +124,7 @@ def read_log_view(store: Store, find_logs: AttemptLogs, run: str, step: str, num
         logs=logs,
         hidden_pods=has_more,
         problem=problem,
-        crash=_find_crash(store, run, step, chosen),
+        crash=_find_crash(history, step, chosen),
     )
 
 
@@ -134,8 +133,10 @@ def _list_items(names: StepNames, step: str) -> str:
     return f"; its items are {', '.join(items[:10])}{' …' if len(items) > 10 else ''}" if items else ""
 
 
-def _read_logs(store: Store, find_logs: AttemptLogs, attempt: Attempt) -> tuple[tuple[PodLogView, ...], bool, str]:
-    submissions = {one.claim.submission: one for one in read_submissions(store, attempt.claim.run, [])}
+def _read_logs(
+    history: RunHistory, find_logs: AttemptLogs, attempt: Attempt
+) -> tuple[tuple[PodLogView, ...], bool, str]:
+    submissions = {one.claim.submission: one for one in history.submissions}
     submission = submissions.get(attempt.claim.submission)
     if submission is None:
         return (), False, f"the record of submission {attempt.claim.submission} cannot be read"
@@ -148,7 +149,7 @@ def _read_logs(store: Store, find_logs: AttemptLogs, attempt: Attempt) -> tuple[
             return tuple(_cut(*one, budget) for one in shown), len(found) > MAX_PODS, ""
     except (TiphysError, OSError) as error:
         problem = str(error)
-    stored = _read_stored(store, attempt)
+    stored = _read_stored(history.store, attempt)
     return stored, False, "" if stored else problem
 
 
@@ -176,8 +177,8 @@ def _cut(pod: str, source: str, lines: Iterable[str], budget: int) -> PodLogView
     return PodLogView(pod, source, "\n".join(kept), is_cut=len(kept) < len(shown) or len(shown) >= MAX_LINES)
 
 
-def _find_crash(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:
+def _find_crash(history: RunHistory, step: str, attempt: int) -> CrashRecord | None:
     try:
-        return find_record(store, RunLayout(run).attempt_crash(step, attempt), CrashRecord)
+        return find_record(history.store, history.layout.attempt_crash(step, attempt), CrashRecord)
     except IntegrityError:
         return None

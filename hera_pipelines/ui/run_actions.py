@@ -21,6 +21,7 @@ from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
 from tiphys_controller.submit.submitter import Submitter
 
 from tiphys.errors import ConflictError, UsageError, unknown_name_message
+from tiphys.lineage import RunHistory
 from tiphys.records import Event
 from tiphys.store import Store, append_events, read_events, read_submissions
 
@@ -78,9 +79,7 @@ def list_offered_actions(detail: RunDetail) -> tuple[RunAction, ...]:
     match detail.summary.phase:
         case RunPhase.RUNNING:
             return RunAction.STOP, RunAction.FORK
-        case RunPhase.FAILED | RunPhase.STOPPED | RunPhase.INTERRUPTED if any(
-            step.decision == "run" for step in detail.steps
-        ):
+        case RunPhase.FAILED | RunPhase.STOPPED | RunPhase.INTERRUPTED:
             return RunAction.RESUME, RunAction.FORK
     return (RunAction.FORK,)
 
@@ -140,7 +139,7 @@ def read_action_view(
         UsageError: Tiphys did not compile its Workflow, or there is no such parameter.
         IntegrityError: a record is damaged.
     """
-    detail = describe_run(store, run, submitter, window=slice(_MAX_ATTEMPTS))
+    detail = describe_run(RunHistory.for_display(store, run), submitter, window=slice(_MAX_ATTEMPTS))
     if unknown := (parameters or {}).keys() - detail.parameters.keys():
         raise UsageError(unknown_name_message(f"run {run}", "parameter", min(unknown), sorted(detail.parameters)))
     values = {**detail.parameters, **(parameters or {})}

@@ -19,16 +19,10 @@ from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.queue_shares import GpuHold
 from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, shown_status
+from tiphys.lineage import RunHistory
+from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.records import task_name
-from tiphys.store import (
-    RunLayout,
-    Store,
-    list_runs,
-    read_all_attempts,
-    read_current_workflow,
-    read_submissions,
-)
+from tiphys.store import RunLayout, Store, Submission, list_runs
 
 _READERS = 8
 _REFRESH_SECONDS = 5.0
@@ -46,6 +40,16 @@ class SubmissionSpan:
     status: str
     workflow: str = ""
     """Name of the Workflow; empty while it is not known."""
+
+    @classmethod
+    def from_submission(cls, submission: Submission) -> "SubmissionSpan":
+        claim, binding, end = submission
+        return cls(
+            began_at=claim.written_at,
+            ended_at=end.written_at if end else None,
+            status=shown_status(end.status, end.message) if end else "",
+            workflow=binding.workflow_name if binding else "",
+        )
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,10 @@ class RunIndex:
 
     def _read(self, name: str) -> IndexedRun:
         keys, spans, read_at = tuple[str, ...](), tuple[SubmissionSpan, ...](), self._clock()
+        history = RunHistory.for_display(self._store, name)
         with contextlib.suppress(UsageError):  # it has no name that a run can have, and the summary says so
-            keys, spans = self._list_submissions(name), tuple(self._read_spans(name))
-        indexed = IndexedRun(summarize_run(self._store, name, self._submitter), spans, keys, read_at)
+            keys, spans = self._list_submissions(name), tuple(map(SubmissionSpan.from_submission, history.submissions))
+        indexed = IndexedRun(summarize_run(history, self._submitter), spans, keys, read_at)
         if (known := self._runs.get(name)) is not None:
             indexed = replace(indexed, holds=known.holds, holds_of=known.holds_of, holds_read_at=known.holds_read_at)
         self._runs[name] = indexed  # a first round over many runs shows them as they come
@@ -176,17 +181,6 @@ class RunIndex:
     def _list_submissions(self, name: str) -> tuple[str, ...]:
         return tuple(info.key for info in self._store.list(RunLayout(name).submissions))
 
-    def _read_spans(self, name: str) -> Iterator[SubmissionSpan]:
-        for one in read_submissions(self._store, name, []):
-            ended_at = one.end.written_at if one.end else None
-            workflow = one.binding.workflow_name if one.binding else ""
-            yield SubmissionSpan(
-                one.claim.written_at,
-                ended_at,
-                shown_status(one.end.status, one.end.message) if one.end else "",
-                workflow,
-            )
-
 
 def read_gpu_holds(store: Store, run: str, summary: RunSummary) -> Iterator[GpuHold]:
     """GPUs that the attempts of a run held, as far as its records can be read.
@@ -196,12 +190,13 @@ def read_gpu_holds(store: Store, run: str, summary: RunSummary) -> Iterator[GpuH
     Raises:
         StoreError: the store does not answer.
     """
+    history = RunHistory.for_display(store, run)
     try:
-        steps = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps
+        steps = history.pipeline.steps
     except (IntegrityError, NotFoundError, UsageError):
         return
     requests = {name: spec.gpu for name, spec in steps.items() if spec.gpu is not None}
-    for step, attempts in read_all_attempts(store, run, [], slice(_MAX_HOLDS)).items() if requests else ():
+    for step, attempts in history.read_attempts(slice(_MAX_HOLDS)).items() if requests else ():
         if (request := requests.get(task_name(step))) is None:
             continue
         for claim, end in attempts:

@@ -22,8 +22,9 @@ from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_c
 from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError, StoreError
+from tiphys.lineage import RunHistory
 from tiphys.records import AttemptEndOutcome, Preemption
-from tiphys.store import Store, last_submission
+from tiphys.store import Store
 
 MAX_ATTEMPTS = 100
 """Most attempts, and most outputs, of a page: the records of no others are read."""
@@ -186,15 +187,20 @@ class UsageReader:
         self._submitter = submitter
         self._newest: tuple[str, datetime, TimeUsage] | None = None
 
-    def measure(self, store: Store, run: str) -> TimeUsage:
+    def measure(self, history: RunHistory) -> TimeUsage:
         """The times of the newest `MAX_MEASURED` attempts of a run, as they were at most `_SHARED_FOR` ago."""
         now, newest = self._clock(), self._newest
-        if newest is not None and newest[0] == run and abs(now - newest[1]) < _SHARED_FOR:
+        if newest is not None and newest[0] == history.run and abs(now - newest[1]) < _SHARED_FOR:
             return newest[2]
-        lost_at = find_last_sign_of_life(last_submission(store, run), self._submitter)
-        [usage] = measure_time_usage(store, [run], now, slice(MAX_MEASURED), {} if lost_at is None else {run: lost_at})
-        self._newest = run, now, usage
+        lost_at = find_last_sign_of_life(history.last_submission, self._submitter)
+        usage = measure_time_usage(history, now, slice(MAX_MEASURED), lost_at)
+        self._newest = history.run, now, usage
         return usage
+
+
+def open_history(store: Store, run: str, most: int = MAX_MEASURED) -> RunHistory:
+    """The history of a run for a page, with the newest ``most`` batches of events."""
+    return RunHistory.for_display(store, run, most)
 
 
 def read_run_view(
@@ -226,7 +232,8 @@ def read_run_view(
         StoreError: the store does not answer.
     """
     window = slice((page - 1) * MAX_ATTEMPTS, page * MAX_ATTEMPTS)
-    detail, usage = describe_run(store, run, submitter, window=window), usages.measure(store, run)
+    history = open_history(store, run, max(MAX_MEASURED, window.stop))
+    detail, usage = describe_run(history, submitter, window=window), usages.measure(history)
     attempts = sorted(
         (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
         key=lambda one: (one.opened_at, one.attempt),

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from itertools import islice
 
 from tiphys_controller.run_phase import RunPhase
 from tiphys_controller.runs import AttemptDetail, RunDetail, StepDetail
@@ -36,8 +35,6 @@ class StepDisplayState(StrEnum):
 
 
 _DONE = "done"
-_MAX_NAMED = 5
-"""Most trainings whose start is described in a sentence."""
 _STOPPED = "stopped"
 _OPEN = ""
 
@@ -50,9 +47,9 @@ def find_step_state(step: StepDetail, phase: RunPhase) -> StepDisplayState:
     outcomes = [attempt.outcome for attempt in step.attempts]
     if is_running and _OPEN in outcomes:
         return StepDisplayState.RUNNING
-    if step.decision == "skip" or _is_done(step):
+    if step.done or _is_done(step):
         if not outcomes:
-            return StepDisplayState.TAKEN_OVER
+            return StepDisplayState.TAKEN_OVER if step.taken_over else StepDisplayState.NEVER_STARTED
         submissions = {attempt.submission for attempt in step.attempts}
         return StepDisplayState.RESUMED if len(submissions) > 1 else StepDisplayState.DONE
     if is_running:
@@ -123,31 +120,22 @@ def _describe_training(attempt: AttemptDetail, now: datetime) -> str:
 def _describe_failures(steps: Sequence[StepDetail]) -> Iterator[str]:
     for step in steps:
         last = step.attempts[-1] if step.attempts else None
-        if step.decision == "run" and last is not None and last.outcome not in (_DONE, _OPEN):
+        if not step.done and last is not None and last.outcome not in (_DONE, _OPEN):
             cause = f" by {last.cause.replace('_', ' ')}" if last.cause else ""
             yield f"{last.name or step.name} {last.outcome} in attempt {last.attempt}{cause}: {last.message}"
 
 
 def suggest_command(detail: RunDetail) -> tuple[str, str]:
     """What to type next, and what it would do; two empty texts if nothing is to be done."""
-    summary, missing = detail.summary, [step for step in detail.steps if step.decision == "run"]
-    match summary.phase:
-        case RunPhase.FAILED | RunPhase.STOPPED | RunPhase.INTERRUPTED if missing:
-            names = ", ".join(step.name for step in missing)
-            would = f"runs {len(missing)} of {_count(len(detail.steps), 'step')} again or for the first time: {names}"
-            return _command("resume", detail), "; ".join([f"It {would}", *_describe_starts(missing)]) + "."
+    match detail.summary.phase:
+        case RunPhase.FAILED | RunPhase.STOPPED | RunPhase.INTERRUPTED:
+            missing = [step.name for step in detail.steps if not step.done and step.kind != "plain"]
+            return _command("resume", detail), f"It runs what is missing{': ' if missing else ''}{', '.join(missing)}."
         case RunPhase.UNKNOWN:
             return _command("plan", detail), "It shows what a resume would run."
         case RunPhase.RUNNING:
             return _command("attach", detail), "It follows the run in a terminal."
     return "", ""
-
-
-def _describe_starts(missing: Sequence[StepDetail]) -> Iterator[str]:
-    """From where the first trainings would go on."""
-    for step in islice((step for step in missing if step.starts_from), _MAX_NAMED):
-        start = step.starts_from.checkpoint if step.starts_from else ""
-        yield f"{step.name} goes on from checkpoint {start}" if start else f"{step.name} begins from the beginning"
 
 
 def _command(verb: str, detail: RunDetail) -> str:

@@ -18,6 +18,7 @@ from support.story.pipelines import Place
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import DEPLOYMENTS, EVENTS, PODS, WORKFLOWS, Resource
+from tiphys.lineage import RunHistory
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, CheckpointRef
@@ -27,7 +28,6 @@ from tiphys.store import (
     Store,
     lineage_name,
     list_runs,
-    read_all_attempts,
     read_record,
     read_submissions,
 )
@@ -273,7 +273,7 @@ class Workflow:
         return self.wait_for("a run is bound to the workflow", self._run)
 
     def attempts(self, step: str) -> list[Attempt]:
-        return read_all_attempts(self.world.store, self.run).get(step, [])
+        return RunHistory(self.world.store, self.run).attempts.get(step, [])
 
     def checkpoints(self, step: str = "train") -> list[CheckpointRef]:
         return list_commits(self.world.store, lineage_name(self.run, step))

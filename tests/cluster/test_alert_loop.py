@@ -25,8 +25,9 @@ from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from tiphys.kube import identify_cluster
+from tiphys.lineage import RunHistory
 from tiphys.records import AlertRecord, AttemptEndOutcome
-from tiphys.store import DirectoryStore, read_all_attempts, read_submissions
+from tiphys.store import DirectoryStore, read_submissions
 
 PROMETHEUS, ALERTMANAGER = shutil.which("prometheus"), shutil.which("prometheus-alertmanager")
 TENANTS = next(file for file in CI_VALUES if file.stem == "tenants-values")
@@ -155,7 +156,7 @@ def test_a_training_that_hangs_goes_on_by_itself(tmp_path: Path) -> None:
     _, second = read_submissions(store, RUN)
     assert second.end is not None
     assert second.end.status == "Succeeded"
-    hung, resumed = read_all_attempts(store, RUN)["fit"]
+    hung, resumed = RunHistory(store, RUN).attempts["fit"]
     assert (hung.claim.submission, resumed.claim.submission) == (1, 2)
     assert resumed.end is not None
     assert resumed.end.outcome is AttemptEndOutcome.DONE

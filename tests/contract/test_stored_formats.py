@@ -12,7 +12,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import plan_run, resume_run
 
 from tiphys.errors import UsageError
-from tiphys.lineage import read_timeline
+from tiphys.lineage import RunHistory, read_timeline
 from tiphys.lineage.audit.audit import audit_run
 from tiphys.records import AttemptEndOutcome, StoreFormatRecord
 from tiphys.store import (
@@ -21,7 +21,6 @@ from tiphys.store import (
     claim_run,
     list_runs,
     open_store,
-    read_all_attempts,
     read_run,
     read_submissions,
 )
@@ -50,14 +49,14 @@ def test_all_of_it_is_read(store: Store) -> None:
     ]
     ends = {
         step: [attempt.end.outcome if attempt.end else None for attempt in attempts]
-        for step, attempts in read_all_attempts(store, RUN).items()
+        for step, attempts in RunHistory(store, RUN).attempts.items()
     }
     assert ends == {
         "prepare": [AttemptEndOutcome.DONE],
         "fit": [AttemptEndOutcome.DONE],
         "report": [AttemptEndOutcome.FAILED, AttemptEndOutcome.FAILED],
     }
-    names = {event.name for event in read_timeline(store, RUN)}
+    names = {event.name for event in read_timeline(RunHistory(store, RUN))}
     assert {"run.resumed", "attempt.ended", "checkpoint.committed"} <= names
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.bad_checkpoint import POISON, Desk
 
-from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
+from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import read_quarantine_records
 
 
@@ -31,10 +31,12 @@ def test_people_are_told_in_the_lineage_and_among_the_events(tmp_path: Path) -> 
     desk = Desk(tmp_path, "error", 3)
     desk.start(user_errors=1)
     nodes = [
-        node for attempt in read_lineage_tree(desk.store, "night").steps[0].attempts for node in attempt.checkpoints
+        node
+        for attempt in read_lineage_tree(RunHistory.for_display(desk.store, "night")).steps[0].attempts
+        for node in attempt.checkpoints
     ]
     assert [node.ref for node in nodes if node.status is CheckpointStatus.QUARANTINED] == [POISON]
-    told = [event.message for event in read_timeline(desk.store, "night")]
+    told = [event.message for event in read_timeline(RunHistory.for_display(desk.store, "night"))]
     assert any(
         "checkpoint 6 of attempt 1 was quarantined" in message and "loss is <number>" in message for message in told
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tiphys.store import DirectoryStore, read_all_attempts
+from tiphys.lineage import RunHistory
+from tiphys.store import DirectoryStore
 
 UV = os.environ.get("UV") or shutil.which("uv") or ""
 PATIENCE_SECONDS = 1200
@@ -112,7 +113,7 @@ def tiphys(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def output_of(folder: Path, run: str, step: str, name: str) -> str:
     """An output of the only attempt of a step."""
     store = DirectoryStore(folder / ".tiphys/store")
-    [end] = [attempt.end for attempt in read_all_attempts(store, run)[step]]
+    [end] = [attempt.end for attempt in RunHistory(store, run).attempts[step]]
     assert end is not None
     [output] = [output for output in end.outputs if output.name == name]
     return output.value if output.value is not None else store.read(output.key).decode()

@@ -8,7 +8,8 @@ from tiphys_controller.runs import summarize_run
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.store import DirectoryStore, read_all_attempts
+from tiphys.lineage import RunHistory
+from tiphys.store import DirectoryStore
 
 _PROGRAM = """
 import os, pathlib, sys
@@ -53,7 +54,7 @@ def test_the_missing_item_runs_alone_and_the_run_is_done_with_those_before(tmp_p
         assert str(session.run(first.workflow_name)) == "Failed"
         allowed.touch()
         assert str(session.run(resume_run(store, session, "sweep-1").workflow_name)) == "Succeeded"
-    attempts = read_all_attempts(store, "sweep-1")
+    attempts = RunHistory(store, "sweep-1").attempts
     assert sorted(map(len, attempts.values())) == [1, 1, 1, 2]
     [done] = [end for attempt in attempts["best"] if (end := attempt.end) is not None]
     losses = [f"loss {{{number}😀}}" for number in (1, 2, 3)]
@@ -61,5 +62,5 @@ def test_the_missing_item_runs_alone_and_the_run_is_done_with_those_before(tmp_p
     assert done.outputs[0].value == "\n".join(
         ["[" + ",".join(quoted) + "]", "[" + ",".join(f'{{"loss":{loss}}}' for loss in quoted) + "]"]
     )
-    summary = summarize_run(store, "sweep-1")
+    summary = summarize_run(RunHistory(store, "sweep-1"))
     assert (summary.steps_done, summary.steps_total) == (2, 2)

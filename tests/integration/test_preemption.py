@@ -13,7 +13,7 @@ from tiphys_controller import start_run
 from hera_pipelines import Checkpoints, Pipeline, Train
 from hera_pipelines.local.nodes import NodeChange
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import read_timeline
+from tiphys.lineage import RunHistory, read_timeline
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
 from tiphys.store import DirectoryStore, read_step_attempts
 
@@ -126,4 +126,4 @@ def test_a_training_of_lower_priority_saves_goes_and_resumes_with_nothing_lost(l
     assert read_step_attempts(lab.store, "low", "fit")[1].claim.starts_from == preempted.committed
     assert [end.outcome for end in lab.ends("high")] == [AttemptEndOutcome.DONE]
     assert first.written_at < lab.ends("high")[0].written_at < last.written_at
-    assert any("to save and go for high/fit" in event.message for event in read_timeline(lab.store, "low"))
+    assert any("to save and go for high/fit" in event.message for event in read_timeline(RunHistory(lab.store, "low")))

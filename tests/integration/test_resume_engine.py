@@ -11,7 +11,8 @@ from tiphys_controller import PlanReport, ResumeResult, plan_run, resume_run, st
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.store import DirectoryStore, RunLayout, read_all_attempts, read_attempt_end
+from tiphys.lineage import RunHistory
+from tiphys.store import DirectoryStore, RunLayout, read_attempt_end
 
 RUN = "sweep-1"
 
@@ -106,7 +107,7 @@ class Desk:
         return lines
 
     def answer(self) -> str | None:
-        end = read_all_attempts(self.store, RUN)["best"][-1].end
+        end = RunHistory(self.store, RUN).attempts["best"][-1].end
         return next((output.value for output in end.outputs), None) if end else None
 
 

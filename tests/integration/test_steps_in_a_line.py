@@ -18,8 +18,9 @@ from tiphys_controller import resume_run, start_run
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import DirectoryStore, read_all_attempts, read_submissions
+from tiphys.store import DirectoryStore, read_submissions
 
 FIRST, LAST = "first", "last"
 
@@ -63,7 +64,7 @@ class Desk:
             return str(session.run(start_run(self.store, session, pipeline(self.folder), "r").workflow_name))
 
     def ends(self) -> dict[str, list[str]]:
-        attempts = read_all_attempts(self.store, "r")
+        attempts = RunHistory(self.store, "r").attempts
         return {
             step: [str(one.end and (one.end.cause or one.end.outcome)) for one in all_]
             for step, all_ in attempts.items()

@@ -23,13 +23,14 @@ from support.recorded import RUN, ArgoWorkflow, attempt_keys, ungated
 
 from hera_pipelines.local.nodes import item_name
 from tiphys import faults
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.protocol.workflow_nodes import find_step_nodes
 from tiphys.recording import WorkflowRecorder, recorder
 from tiphys.recording.step_key import StepInputs, compute_step_key
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, MemoRecord
-from tiphys.store import RunLayout, find_output_fault, find_record, list_outputs, memo_key, read_all_attempts
+from tiphys.store import RunLayout, find_output_fault, find_record, list_outputs, memo_key
 from tiphys.store.workflow_layout import output_origins
 
 POINTS = (
@@ -208,7 +209,7 @@ class Model:
 def check(model: Model) -> None:
     """The records are one claim and one end for each node that has started, and say what the nodes say."""
     store = model.flow.store
-    attempts = read_all_attempts(store, RUN)
+    attempts = RunHistory(store, RUN).attempts
     assert all(len(of_step) == 1 for of_step in attempts.values())
     records = {claim.instance: (claim, end) for ((claim, end),) in attempts.values()}
     assert len(attempt_keys(store)) == 2 * len(records)
@@ -297,7 +298,7 @@ def test_later_submission_has_the_last_attempt_of_each_step_that_it_starts(
     for model in models:
         model.finish()
     last = models[-1]
-    for step, attempts in read_all_attempts(last.flow.store, RUN).items():
+    for step, attempts in RunHistory(last.flow.store, RUN).attempts.items():
         claims = [claim for claim, _ in attempts]
         assert [claim.attempt for claim in claims] == list(range(1, len(claims) + 1))
         submissions = [claim.submission for claim in claims]
@@ -306,7 +307,9 @@ def test_later_submission_has_the_last_attempt_of_each_step_that_it_starts(
         fate = last.fates[claims[-1].instance.removeprefix(f"{last.flow.name}.")] if len(models) == 2 else ""
         if fate:
             assert claims[-1].uid == last.flow.uid, step
-    instances = {claim.instance for of_step in read_all_attempts(last.flow.store, RUN).values() for claim, _ in of_step}
+    instances = {
+        claim.instance for of_step in RunHistory(last.flow.store, RUN).attempts.values() for claim, _ in of_step
+    }
     assert {last.instance(place) for place, fate in last.fates.items() if fate != "skipped"} <= instances
 
 

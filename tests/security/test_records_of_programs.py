@@ -19,7 +19,7 @@ from support.memory import MemoryStore
 from tiphys.checkpoint.exec.restore import restore_files
 from tiphys.checkpoint.restore.shard_reader import ShardReader
 from tiphys.errors import IntegrityError
-from tiphys.lineage import CheckpointStatus, read_lineage_tree
+from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.fork_history import choose_start_checkpoint
 from tiphys.lineage.quarantine import quarantine_checkpoint, read_quarantine_records
 from tiphys.lineage.select import choose_checkpoint, infer_starts_from_volume
@@ -62,11 +62,11 @@ def test_a_quarantine_record_that_is_none_costs_its_checkpoint_alone(body: bytes
         assert choice.checkpoint == ref(1, 10)
         assert [skip.checkpoint for skip in choice.skipped] == [ref(1, 20)]
         assert QUARANTINE in choice.skipped[0].reason
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     nodes = lineage.attempts[0].checkpoints
     assert [node.status for node in nodes] == [CheckpointStatus.COMMITTED, CheckpointStatus.QUARANTINED]
     assert [QUARANTINE in node.reason for node in nodes] == [False, True]
-    assert len(read_timeline(store, RUN)) >= 4
+    assert len(read_timeline(RunHistory.for_display(store, RUN))) >= 4
     quarantine_checkpoint(store, ref(1, 20), "it crashes", by="conclude")
     assert store.objects[QUARANTINE] == body
 

@@ -57,7 +57,7 @@ from hera_pipelines.draw.report_html import report_page
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.errors import IntegrityError, TiphysError
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
+from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.audit.audit import audit_run
 from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, Store, list_runs
@@ -166,8 +166,11 @@ def overwrite(store: DirectoryStore, key: str, data: bytes) -> None:
 def shape(store: Store) -> object:
     """What the commands get as far as showing of the run, without its texts; None if one of them fails."""
     try:
-        detail, tree = describe_run(store, RUN), read_lineage_tree(store, RUN)
-        audit, events = audit_run(store, RUN, deep=True), read_timeline(store, RUN)
+        detail, tree = (
+            describe_run(RunHistory.for_display(store, RUN)),
+            read_lineage_tree(RunHistory.for_display(store, RUN)),
+        )
+        audit, events = audit_run(store, RUN, deep=True), read_timeline(RunHistory.for_display(store, RUN))
     except (TiphysError, ValueError):
         return None
     checkpoints = [node.status for step in tree.steps for attempt in step.attempts for node in attempt.checkpoints]
@@ -437,7 +440,7 @@ def test_a_picture_with_hostile_names(folder: Path) -> None:
 
 def test_a_page_with_hostile_names(store: DirectoryStore) -> None:
     write_full_run(store)
-    [usage] = measure_time_usage(store, [RUN], utc_now())
+    usage = measure_time_usage(RunHistory.for_display(store, RUN), utc_now())
     steps = tuple(step.model_copy(update={"step": BREAKOUT}) for step in usage.steps)
     page = report_page(BREAKOUT, [(BREAKOUT, BREAKOUT)], usage.model_copy(update={"name": BREAKOUT, "steps": steps}))
     assert "alert(1)" in page

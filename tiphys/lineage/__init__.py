@@ -4,6 +4,7 @@ Decisions, such as `order_candidates` and `evaluate_retention`, are pure. Separa
 functions read the records that they need.
 """
 
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.timeline import read_timeline
 from tiphys.lineage.tree import (
     AttemptNode,
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointNode",
     "CheckpointStatus",
     "LineageTree",
+    "RunHistory",
     "StepLineage",
     "read_lineage_tree",
     "read_timeline",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError, report_error
+from tiphys.lineage import RunHistory
 from tiphys.lineage.trials import SweepReport, Trial, read_sweep
 from tiphys.protocol import environment
 from tiphys.protocol.fan_out import format_item_parameters
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         store = open_store(_required_variable(os.environ, environment.STORE), must_exist=True)
         run = _required_variable(os.environ, environment.RUN)
-        sweep = read_sweep(store, run, options.step, options.metric, options.mode, utc_now())
+        history = RunHistory.for_display(store, run)
+        sweep = read_sweep(history, options.step, options.metric, options.mode, utc_now())
         trial = select_best_trial(sweep)
         write_trial_outputs(store, trial, os.environ)
     except StoreError as error:

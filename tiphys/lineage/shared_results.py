@@ -11,9 +11,10 @@ from functools import partial
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.lineage.step_names import StepNames, selects_step, step_names
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.records import MemoRecord
-from tiphys.store import Store, find_record, memo_key, read_current_run
+from tiphys.store import Store, find_record, memo_key
 from tiphys.store.layout import MEMOS, parse_memo
 from tiphys.store.runs import read_concurrently
 
@@ -91,8 +92,8 @@ def _read(store: Store, step_key: str) -> tuple[str, MemoRecord | str] | None:
 
 def _read_source(store: Store, run: str) -> _Source:
     try:
-        record = read_current_run(store, run)
-        return _Source(record.pipeline, step_names(store, record))
+        history = RunHistory(store, run)
+        return _Source(history.record.pipeline, history.names)
     except (IntegrityError, NotFoundError, UsageError):
         return _Source()
 

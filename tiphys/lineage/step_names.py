@@ -23,9 +23,8 @@ from tiphys.protocol.fan_out import (
     parse_item_parameters,
     static_items,
 )
-from tiphys.records import ItemBinding, RunRecord, item_hash, task_name
-from tiphys.store import RunLayout, Store, read_current_run, read_record
-from tiphys.store.layout import parse_submission
+from tiphys.records import ItemBinding, item_hash, task_name
+from tiphys.store import RunLayout, Store, Submission, read_record
 from tiphys.store.runs import read_concurrently
 
 _ITEM_ID = re.compile(r"(?<![\w.-])[a-z0-9][-a-z0-9]*\.[0-9a-f]{12}\.\d+(?!\w)", re.ASCII)
@@ -238,26 +237,13 @@ def selects_step(selected: str, step_id: str) -> bool:
     return selected in ("", step_id, task_name(step_id))
 
 
-def read_step_names(store: Store, run: str) -> StepNames:
-    """Names of the steps of a run; raises `NotFoundError` if the store has no such run."""
-    return step_names(store, read_current_run(store, run))
+def read_item_bindings(store: Store, run: str, submissions: Iterable[Submission]) -> list[ItemBinding]:
+    """The bindings of all fan-out items of submissions, in their order; damaged ones are left out.
 
-
-def step_names(store: Store, record: RunRecord) -> StepNames:
-    """Names of the steps of a run whose current Workflow ``record`` holds; reads more only when it is needed."""
-    pipeline = CompiledPipeline.from_manifest(record.workflow)
-    return StepNames(record.run, pipeline, lambda: read_item_bindings(store, record.run))
-
-
-def read_item_bindings(store: Store, run: str) -> list[ItemBinding]:
-    """The bindings of all fan-out items of a run, those of the newest submission last; damaged ones are left out.
-
-    Costs a read for each.
+    Costs a listing for each submission, and a read for each item.
     """
     layout = RunLayout(run)
-    parsed = (parse_submission(info.key) for info in store.list(layout.submissions))
-    submissions = sorted({one[0] for one in parsed if one})
-    keys = [info.key for submission in submissions for info in store.list(layout.items(submission))]
+    keys = [info.key for one in submissions for info in store.list(layout.items(one.claim.submission))]
     return [binding for binding in read_concurrently(lambda key: _read_binding(store, key), keys) if binding]
 
 

@@ -8,23 +8,15 @@ separately and merged in.
 from collections.abc import Iterator
 from typing import Any
 
-from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, build_lineage_tree
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, read_lineage_tree
 from tiphys.protocol.compiled_workflow import STOPPED_STATUS, shown_status
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Event, RunRecord
-from tiphys.store import (
-    Attempt,
-    DamagedRecord,
-    Store,
-    Submission,
-    read_all_attempts,
-    read_events,
-    read_run,
-    read_submissions,
-)
+from tiphys.store import Attempt, Submission
 
 
-def read_timeline(store: Store, run: str) -> list[Event]:
-    """All events of ``run``, by the time of their records.
+def read_timeline(history: RunHistory) -> list[Event]:
+    """All events of a run, by the time of their records.
 
     The times come from the clocks of different machines, so the order is only as
     accurate as these clocks. A damaged record is an event, too.
@@ -32,18 +24,15 @@ def read_timeline(store: Store, run: str) -> list[Event]:
     Raises:
         NotFoundError: the store has no such run.
     """
-    damaged: list[DamagedRecord] = []
-    record, steps = read_run(store, run), read_all_attempts(store, run, damaged)
-    events = [_run_submitted_event(record)]
-    for submission in read_submissions(store, run, damaged):
+    events = [_run_submitted_event(history.record)]
+    for submission in history.submissions:
         events += _submission_events(submission)
-    for attempt in (attempt for attempts in steps.values() for attempt in attempts):
+    for attempt in (attempt for attempts in history.attempts.values() for attempt in attempts):
         events += _attempt_events(attempt)
-    stored_events = read_events(store, run, damaged)
-    events += _lineage_events(build_lineage_tree(store, record, steps, stored_events))
-    events += stored_events
+    events += _lineage_events(read_lineage_tree(history))
+    events += history.events
     last = max(event.at for event in events)
-    events += [Event(name="record.damaged", at=last, message=one.message) for one in sorted(damaged)]
+    events += [Event(name="record.damaged", at=last, message=message) for message in history.damaged]
     return sorted(events, key=lambda event: event.at)
 
 

@@ -14,6 +14,7 @@ from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
 from tiphys.lineage.quarantine import read_quarantine_records
 from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.lineage.retention.policy import age_key
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import (
     StartCheckpoints,
     infer_starts,
@@ -22,7 +23,6 @@ from tiphys.lineage.select import (
     restored_by_attempt,
     starts_from_claims,
 )
-from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import (
@@ -35,13 +35,12 @@ from tiphys.records import (
     Provenance,
     QuarantineRecord,
     Record,
-    RunRecord,
     SkippedCheckpoint,
     Timestamp,
     task_name,
 )
 from tiphys.records.checkpoint import Metric
-from tiphys.store import Attempt, DamagedRecord, Store, open_store, read_all_attempts, read_current_run, read_events
+from tiphys.store import Attempt, Store, open_store
 from tiphys.store.runs import read_concurrently
 
 
@@ -124,40 +123,34 @@ class LineageTree(Record):
     """Records that cannot be read, each with its key, what is damaged, and what to do."""
 
 
-def read_lineage_tree(store: Store, run: str, most: int | None = None) -> LineageTree:
-    """Read the lineages of ``run``. Costs a read for each attempt, checkpoint and batch of events.
+def read_lineage_tree(history: RunHistory, most: int | None = None) -> LineageTree:
+    """Read the lineages of a run. Costs a read for each attempt, checkpoint and batch of events.
 
-    With ``most``, no more than that many of each kind are read: the newest of each step.
+    With ``most``, no more than that many attempts and checkpoints are read: the newest of each step.
 
     Raises:
         NotFoundError: the store has no such run.
     """
-    damaged: list[DamagedRecord] = []
-    attempts, events = read_all_attempts(store, run, damaged, slice(most)), read_events(store, run, damaged, most)
-    tree = build_lineage_tree(store, read_current_run(store, run), attempts, events, most)
-    return tree.model_copy(update={"damaged": tuple(one.message for one in sorted(damaged))})
+    tree = build_lineage_tree(history, history.read_attempts(slice(most)), history.events, most)
+    return tree.model_copy(update={"damaged": history.damaged})
 
 
 def build_lineage_tree(
-    store: Store,
-    record: RunRecord,
+    history: RunHistory,
     attempts: Mapping[str, Sequence[Attempt]],
-    events: Iterable[Event],
+    events: Sequence[Event] = (),
     most: int | None = None,
 ) -> LineageTree:
-    """Build the lineage tree from records that the caller has already read.
+    """Build the lineages of the steps of ``attempts``.
 
     Args:
-        store: The store of the run.
-        record: The run, with its current Workflow.
+        history: The run.
         attempts: Attempts by step id.
-        events: Events of the run.
+        events: Events of the run; without them, nothing is known of preemptions and of what attempts really restored.
         most: Most checkpoints; None for all.
     """
-    events = list(events)
     preemptions = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
-    pipeline = CompiledPipeline.from_manifest(record.workflow)
-    names = step_names(store, record)
+    store, pipeline, names = history.store, history.pipeline, history.names
     training = {step: attempts[step] for step in names.sort(attempts) if attempts[step][-1].claim.lineage}
     # With several lineages each reads sequentially, otherwise a sweep would send hundreds of requests at once.
     read = read_concurrently if len(training) < 2 else _read_in_turn
@@ -170,7 +163,7 @@ def build_lineage_tree(
         lineage.model_copy(update={"name": names.name(lineage.step), "item": names.value(lineage.step)})
         for lineage in lineages
     )
-    return LineageTree(run=record.run, steps=tuple(named))
+    return LineageTree(run=history.run, steps=tuple(named))
 
 
 def _build_step_lineage(

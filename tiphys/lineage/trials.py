@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.lineage.step_names import step_names
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.tree import CheckpointNode, CheckpointStatus, LineageTree, build_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.fan_out import SWEEP_ANNOTATION, parse_item_parameters
@@ -30,12 +30,8 @@ from tiphys.records import (
 from tiphys.records.checkpoint import Metric
 from tiphys.store import (
     Attempt,
-    DamagedRecord,
-    RunLayout,
     Store,
-    read_all_attempts,
     read_attempt_end,
-    read_current_run,
     read_record,
 )
 from tiphys.store.layout import parse_reused
@@ -206,13 +202,12 @@ def attempt_hours(attempts: Iterable[Attempt], now: datetime) -> float:
 
 
 def read_sweep(
-    store: Store, run: str, step: str, metric: str | None, mode: Literal["min", "max"] | None, now: datetime
+    history: RunHistory, step: str, metric: str | None, mode: Literal["min", "max"] | None, now: datetime
 ) -> SweepReport:
-    """Read the sweep of ``run``. Costs a read for each of its attempts and checkpoints.
+    """Read the sweep of a run. Costs a read for each of its attempts and checkpoints.
 
     Args:
-        store: The store of the run.
-        run: Name of the run.
+        history: The run.
         step: The fanned-out step; empty if there is only one.
         metric: The metric that compares trials; None for the metric of the step's best checkpoints, if any.
         mode: Which values are better; None for the order of the step's best checkpoints, otherwise ``min``.
@@ -222,15 +217,12 @@ def read_sweep(
         NotFoundError: the store has no such run.
         UsageError: the run has no such sweep, or has several and ``step`` is empty.
     """
-    record = read_current_run(store, run)
-    pipeline = CompiledPipeline.from_manifest(record.workflow)
+    pipeline, names = history.pipeline, history.names
     name = _resolve_sweep_step(pipeline, step)
     objective = _read_objective(pipeline, name, metric, mode)
-    damaged: list[DamagedRecord] = []
-    own = {key: tries for key, tries in read_all_attempts(store, run, damaged).items() if task_name(key) == name}
-    lineages = build_lineage_tree(store, record, own, ())
-    sources = _trial_records(own, lineages, _read_reused_ends(store, run, name, own))
-    names = step_names(store, record)
+    own = history.read_attempts(step=name)
+    lineages = build_lineage_tree(history, own)
+    sources = _trial_records(own, lineages, _read_reused_ends(history, name, own))
     texts = {item.step_id: item.text for item in names.items(name)}
     parameters = {step: parse_item_parameters(texts.get(step, "")) for step in names.sort(texts or sources)}
     gpu = pipeline.steps[name].gpu
@@ -243,10 +235,10 @@ def read_sweep(
         return trial.model_copy(update={"name": names.name(key), "gpu_hours": hours})
 
     trials = tuple(read_trial(index, key) for index, key in enumerate(parameters))
-    notes = {lineage.note for lineage in lineages.steps if lineage.note} | {one.message for one in damaged}
+    notes = {lineage.note for lineage in lineages.steps if lineage.note} | {*history.damaged}
     note = "; ".join(sorted(notes))
-    description = (record.workflow["metadata"].get("annotations") or {}).get(f"{SWEEP_ANNOTATION}{name}", "")
-    sweep = SweepReport(run=run, step=name, description=description, trials=trials, note=note)
+    description = (history.workflow["metadata"].get("annotations") or {}).get(f"{SWEEP_ANNOTATION}{name}", "")
+    sweep = SweepReport(run=history.run, step=name, description=description, trials=trials, note=note)
     return rank_trials(sweep, objective)
 
 
@@ -285,15 +277,14 @@ def _trial_records(
     }
 
 
-def _read_reused_ends(store: Store, run: str, name: str, own: Mapping[str, object]) -> dict[str, AttemptEnd]:
+def _read_reused_ends(history: RunHistory, name: str, own: Mapping[str, object]) -> dict[str, AttemptEnd]:
     """Ends of other runs that items without own attempts reuse, by step id."""
-    layout = RunLayout(run)
     keys: dict[str, str] = {}
-    for info in store.list(layout.all_reused):
+    for info in history.store.list(history.layout.all_reused):
         parsed = parse_reused(info.key)
         if parsed and task_name(parsed.step) == name and parsed.step not in own:
             keys[parsed.step] = info.key
-    ends = read_concurrently(lambda key: _read_reused_end(store, key), list(keys.values()))
+    ends = read_concurrently(lambda key: _read_reused_end(history.store, key), list(keys.values()))
     return dict(zip(keys, ends, strict=True))
 
 

@@ -5,13 +5,11 @@ three see the same state.
 """
 
 import difflib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError
@@ -51,8 +49,6 @@ ResultT = TypeVar("ResultT")
 
 # Reads of small records mostly wait for the network, so parallel reads take hardly longer than one.
 _PARALLEL_READS = 16
-_KEYS_OF_ATTEMPT = 4
-"""Most keys of one attempt: its claim, its end, an eviction, and that its end was passed over."""
 _EVENT_ATTEMPTS = 100
 MAX_PROGRAM_BATCHES = 1000
 """Batches of events that are read of the programs of a run: a program may write as many as it likes."""
@@ -184,27 +180,23 @@ def read_current_workflow(store: Store, run: str) -> dict[str, Any]:
         NotFoundError: the store has no such run.
         IntegrityError: a record is damaged.
     """
-    return read_current_run(store, run).workflow
-
-
-def read_current_run(store: Store, run: str) -> RunRecord:
-    """Like `read_run`, with the Workflow of the last submission."""
-    record, last = read_run(store, run), read_last_claim(store, run)
-    if last is None or not last.workflow:
-        return record
-    return record.model_copy(update={"workflow": read_submission_workflow(store, record, last)})
+    return read_submission_workflow(store, read_run(store, run), read_last_claim(store, run))
 
 
 def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> list[Submission]:
-    """All submissions of a run, in order; with ``damaged`` as `read_all_attempts`, for displays only."""
+    """All submissions of a run, in order.
+
+    With ``damaged``, for displays only, each damaged record is added to it and left out.
+    """
     listed = [info.key for info in store.list(RunLayout(run).submissions)]
     keys = {parsed: key for key in listed if (parsed := parse_submission(key))}
     numbers = sorted({number for number, _ in keys})
 
     def read(number: int) -> Submission | None:
         claim_key = keys.get((number, "claim"))
-        with _collect_damage(claim_key or RunLayout(run).submission(number), damaged):
-            claim_key = _require_claim_key(claim_key, run, "submission", number)
+        with collect_damage(claim_key or RunLayout(run).submission(number), damaged):
+            if claim_key is None:
+                raise _missing_claim(run, "submission", number)
             claim = read_record(store, claim_key, SubmissionClaim)
             return Submission(
                 claim=check_record_identity(store, claim_key, claim, run=run, submission=number),
@@ -221,7 +213,39 @@ def last_submission(store: Store, run: str) -> Submission | None:
     return next(iter(reversed(read_submissions(store, run))), None)
 
 
+class AttemptNumbers(NamedTuple):
+    """The attempts of one step by what is listed of them."""
+
+    claimed: set[int]
+    ended: set[int]
+
+
 ALL_ATTEMPTS = slice(None)
+
+
+def list_attempts(store: Store, run: str, step: str = "") -> dict[str, AttemptNumbers]:
+    """Numbers of the attempts of a run by step id, or those of one step alone; costs a listing."""
+    layout = RunLayout(run)
+    listed: dict[str, AttemptNumbers] = {}
+    for info in store.list(layout.step_attempts(step) if step else layout.attempts):
+        if (key := parse_attempt(info.key)) is not None:
+            if key.step not in listed:
+                listed[key.step] = AttemptNumbers(set(), set())
+            (listed[key.step].ended if key.is_end else listed[key.step].claimed).add(key.attempt)
+    return listed
+
+
+def select_attempts(listed: Mapping[str, AttemptNumbers], window: slice = ALL_ATTEMPTS) -> list[tuple[str, int]]:
+    """Step and number of the attempts that ``window`` selects, in order.
+
+    It is a slice of all attempts in the order of their distance from the newest of their step: ``slice(100)`` are the
+    newest hundred, with the newest of each step first.
+    """
+    by_step = ((step, sorted(one.claimed | one.ended, reverse=True)) for step, one in listed.items())
+    if window == ALL_ATTEMPTS:
+        return sorted((step, number) for step, numbers in by_step for number in numbers)
+    ranked = sorted((rank, step, number) for step, numbers in by_step for rank, number in enumerate(numbers))
+    return sorted((step, number) for _, step, number in ranked[window])
 
 
 def read_step_attempts(
@@ -231,25 +255,45 @@ def read_step_attempts(
     damaged: list[DamagedRecord] | None = None,
     window: slice = ALL_ATTEMPTS,
 ) -> list[Attempt]:
-    """All attempts of one step, in order; ``window`` as in `read_all_attempts`.
+    """All attempts of one step, in order; ``window`` as in `select_attempts`.
 
     With ``damaged``, each damaged end record is added to it, and its attempt has failed for an unknown cause.
     """
-    return _read_attempts(store, run, RunLayout(run).step_attempts(step), damaged, None, window).get(step, [])
+    listed = list_attempts(store, run, step)
+
+    def read(place: tuple[str, int]) -> Attempt:
+        return read_attempt(store, run, *place, listed[step], partial(read_attempt_end, store, run), damaged)
+
+    return read_concurrently(read, select_attempts(listed, window))
 
 
-def read_all_attempts(
-    store: Store, run: str, damaged: list[DamagedRecord] | None = None, window: slice = ALL_ATTEMPTS
-) -> dict[str, list[Attempt]]:
-    """Attempts of every step that has any, in order, by step id.
+def read_attempt(
+    store: Store,
+    run: str,
+    step: str,
+    number: int,
+    listed: AttemptNumbers,
+    read_end: Callable[[str, int], AttemptEnd],
+    damaged: list[DamagedRecord] | None = None,
+) -> Attempt:
+    """Read a listed attempt; ``read_end`` reads its end, and ``damaged`` is as in `read_step_attempts`.
 
-    ``window`` selects the attempts whose records are read, of all in the order of their distance from the newest
-    attempt of their step: ``slice(100)`` are the newest hundred, with the newest of each step first.
-
-    With ``damaged``, each damaged record is added to it and does not hide the others: an attempt whose end cannot
-    be read has failed for an unknown cause, and one whose claim cannot be read is left out. For displays only.
+    Raises:
+        IntegrityError: its claim is damaged or was removed, or its end is damaged and there is no ``damaged``.
     """
-    return _read_attempts(store, run, RunLayout(run).attempts, damaged, damaged, window)
+    layout = RunLayout(run)
+    if number not in listed.claimed:
+        raise _missing_claim(run, f"attempt of {step}", number)
+    claim = read_record(store, layout.attempt(step, number), AttemptClaim)
+    if number not in listed.ended:
+        return Attempt(claim, None)
+    try:
+        return Attempt(claim, read_end(step, number))
+    except IntegrityError as error:
+        if damaged is None:
+            raise
+        damaged.append(DamagedRecord(layout.attempt_end(step, number), str(error)))
+        return Attempt(claim, unreadable_end(claim, error))
 
 
 def read_open_attempts(store: Store, run: str, damaged: list[DamagedRecord]) -> list[AttemptClaim]:
@@ -257,17 +301,16 @@ def read_open_attempts(store: Store, run: str, damaged: list[DamagedRecord]) -> 
 
     Each claim that cannot be read is added to ``damaged`` and left out.
     """
-    keys = [key for info in store.list(RunLayout(run).attempts) if (key := parse_attempt(info.key))]
-    last = {key.step: key.attempt for key in sorted(keys)}
-    ended = {(key.step, key.attempt) for key in keys if key.is_end}
+    listed = list_attempts(store, run)
+    last = {step: max(one.claimed | one.ended) for step, one in listed.items()}
 
     def read(step: str) -> AttemptClaim | None:
         claim_key = RunLayout(run).attempt(step, last[step])
-        with _collect_damage(claim_key, damaged):
+        with collect_damage(claim_key, damaged):
             return read_record(store, claim_key, AttemptClaim)
         return None
 
-    open_steps = [step for step, number in last.items() if (step, number) not in ended]
+    open_steps = [step for step, number in last.items() if number not in listed[step].ended]
     return [claim for claim in read_concurrently(read, open_steps) if claim is not None]
 
 
@@ -400,52 +443,8 @@ def _event_keys(store: Store, prefix: str) -> Iterator[tuple[int, str]]:
             yield number, info.key
 
 
-def _read_attempts(
-    store: Store,
-    run: str,
-    prefix: str,
-    damaged_ends: list[DamagedRecord] | None,
-    damaged_claims: list[DamagedRecord] | None,
-    window: slice,
-) -> dict[str, list[Attempt]]:
-    """Attempts below ``prefix``; without a list, damage of that kind is raised."""
-    listed = [info.key for info in store.list(prefix)]
-    if window.stop is not None:  # the others need no parsing
-        steps = (group for _, group in groupby(listed, key=lambda key: key.rpartition("/")[0]))
-        listed = [key for group in steps for key in deque(group, window.stop * _KEYS_OF_ATTEMPT)]
-    keys: dict[tuple[str, int, bool], str] = {parsed: key for key in listed if (parsed := parse_attempt(key))}
-    numbers = sorted({(step, number) for step, number, _ in keys})
-    if window != ALL_ATTEMPTS:
-        by_step = (list(reversed([*group])) for _, group in groupby(numbers, key=itemgetter(0)))
-        ranked = sorted((rank, *one) for group in by_step for rank, one in enumerate(group))
-        numbers = sorted((step, number) for _, step, number in ranked[window])
-
-    def read(step_and_number: tuple[str, int]) -> Attempt | None:
-        step, number = step_and_number
-        claim_key = keys.get((step, number, False))
-        with _collect_damage(claim_key or RunLayout(run).attempt(step, number), damaged_claims):
-            claim = read_record(store, _require_claim_key(claim_key, run, f"attempt of {step}", number), AttemptClaim)
-            end_key = keys.get((step, number, True))
-            if end_key is None:
-                return Attempt(claim, None)
-            try:
-                return Attempt(claim, read_attempt_end(store, run, step, number))
-            except IntegrityError as error:
-                if damaged_ends is None:
-                    raise
-                damaged_ends.append(DamagedRecord(end_key, str(error)))
-                return Attempt(claim, unreadable_end(claim, error))
-        return None
-
-    attempts: dict[str, list[Attempt]] = {}
-    for (step, _), attempt in zip(numbers, read_concurrently(read, numbers), strict=True):
-        if attempt is not None:
-            attempts.setdefault(step, []).append(attempt)
-    return attempts
-
-
 @contextmanager
-def _collect_damage(key: str, damaged: list[DamagedRecord] | None) -> Iterator[None]:
+def collect_damage(key: str, damaged: list[DamagedRecord] | None) -> Iterator[None]:
     """Add an `IntegrityError` about ``key`` to ``damaged``; without a list, it is raised."""
     try:
         yield
@@ -455,20 +454,18 @@ def _collect_damage(key: str, damaged: list[DamagedRecord] | None) -> Iterator[N
         damaged.append(DamagedRecord(key, str(error)))
 
 
-def _require_claim_key(key: str | None, run: str, kind: str, number: int) -> str:
-    if key is None:
-        raise IntegrityError(
-            f"run {run}: {kind} {number} has records but no claim, which is always written first; "
-            "the claim was removed: restore the object or remove the run"
-        )
-    return key
+def _missing_claim(run: str, kind: str, number: int) -> IntegrityError:
+    return IntegrityError(
+        f"run {run}: {kind} {number} has records but no claim, which is always written first; "
+        "the claim was removed: restore the object or remove the run"
+    )
 
 
 def _read_listed(
     store: Store, key: str | None, kind: type[RecordT], damaged: list[DamagedRecord] | None
 ) -> RecordT | None:
     if key is not None:
-        with _collect_damage(key, damaged):
+        with collect_damage(key, damaged):
             return read_record(store, key, kind)
     return None
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.faults import failpoint
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, STEP_LABEL
 from tiphys.records import (
@@ -45,7 +46,6 @@ from tiphys.store import (
     claim_record,
     find_output_fault,
     find_record,
-    read_all_attempts,
     read_attempt_end,
     read_record,
     read_run,
@@ -327,7 +327,7 @@ def _check_stored(store: Store, recorded: RecordedOutput) -> None:
 
 def _finished_ends(store: Store, run: str) -> Iterator[AttemptEnd]:
     """Ends of the finished attempts of a run, and of those that it reuses."""
-    for attempts in read_all_attempts(store, run).values():
+    for attempts in RunHistory(store, run).attempts.values():
         yield from (end for _, end in attempts if end is not None and end.outcome is AttemptEndOutcome.DONE)
     for info in store.list(RunLayout(run).all_reused):
         if parse_reused(info.key) is not None:

@@ -14,7 +14,7 @@ from tiphys.protocol.compiled_workflow import is_shutdown_message
 from tiphys.records import AttemptEndOutcome, AutoResumeRecord, Cause, ManualStopRecord, RunProgress
 from tiphys.store import LineageLayout, RunLayout, Store, Submission, find_record, read_attempt_end, read_submissions
 from tiphys.store.layout import LINEAGES
-from tiphys.store.runs import read_concurrently
+from tiphys.store.runs import list_attempts, read_concurrently
 from tiphys_controller.auto_resume.decide import count_fruitless_resumes
 from tiphys_controller.auto_resume.state import (
     RunObservation,
@@ -127,14 +127,8 @@ def _find_person_reason(store: Store, run: str, last: Submission | None, shutdow
 
 def _read_failures(store: Store, run: str, submission: int, done: Mapping[str, int]) -> tuple[StepFailure, ...]:
     """Steps that failed in ``submission``: their newest attempt ended as failed, or its end record is damaged."""
-    layout = RunLayout(run)
-    listing = RunListing().add(store.list(layout.attempts))
-    newest = {step: max(listing.claimed[step] | ended) for step, ended in sorted(listing.ended.items())}
-    failed = [
-        (step, attempt)
-        for step, attempt in newest.items()
-        if attempt > done.get(step, 0) and attempt in listing.ended[step]
-    ]
+    newest = ((step, max(one.claimed | one.ended), one.ended) for step, one in list_attempts(store, run).items())
+    failed = sorted((step, last) for step, last, ended in newest if last > done.get(step, 0) and last in ended)
 
     def read_failure(place: tuple[str, int]) -> StepFailure | None:
         try:

@@ -1,4 +1,4 @@
-"""Collects the rows of a run's storage listings by step.
+"""Collects what a run's storage listings show of the results of its steps, by step.
 
 A run may have hundreds of thousands of objects, so each row is parsed as its
 page arrives and no listing is kept. The planner and the automatic resumes read
@@ -12,13 +12,13 @@ from typing import Self
 
 from tiphys.store import ObjectInfo
 from tiphys.store.layout import (
-    AttemptRecordKey,
     DoneMarkerKey,
     OutputKey,
     ReusedAttemptKey,
     ReuseRecordKey,
     parse_listed_key,
 )
+from tiphys.store.runs import AttemptNumbers
 from tiphys.store.workflow_layout import OutputOrigin, parse_pod_output
 from tiphys_controller.plan.step_state import StepListing
 
@@ -30,10 +30,6 @@ class RunListing:
     Threads may add different prefixes of the run at the same time: each prefix fills fields of its own.
     """
 
-    claimed: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Attempts that have a claim."""
-    ended: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Attempts that have an end record."""
     projections: dict[str, dict[int, frozenset[str]]] = field(default_factory=lambda: defaultdict(dict))
     """Listing digests of done projections, by attempt."""
     outputs: dict[str, dict[int, dict[str, ObjectInfo]]] = field(
@@ -51,8 +47,6 @@ class RunListing:
             match parse_listed_key(row.key):
                 case OutputKey() as output:
                     self.outputs[output.step][output.attempt][output.name] = row
-                case AttemptRecordKey() as record:
-                    (self.ended if record.is_end else self.claimed)[record.step].add(record.attempt)
                 case DoneMarkerKey() as marker:
                     digests = self.projections[marker.step].get(marker.attempt, frozenset())
                     self.projections[marker.step][marker.attempt] = digests | {marker.listing_digest}
@@ -69,14 +63,15 @@ class RunListing:
             if parsed is not None and (origin := origins.get(parsed.pod)) is not None:
                 self.outputs[origin.step][origin.attempt][parsed.name] = row
 
-    def build_steps(self) -> dict[str, StepListing]:
-        """The listing of each step that has an attempt or a reused result."""
+    def build_steps(self, attempts: Mapping[str, AttemptNumbers], *, with_outputs: bool) -> dict[str, StepListing]:
+        """The listing of each step that has an attempt or a reused result; ``with_outputs``: theirs were listed."""
         steps = dict.fromkeys(self.last_reuse, StepListing())
-        for step, attempts in self.claimed.items():
-            steps[step] = StepListing(
-                attempts=frozenset(attempts),
-                ended_attempts=frozenset(self.ended.get(step, ())),
-                projections=self.projections.get(step, {}),
-                outputs=self.outputs.get(step, {}),
-            )
+        for step, numbers in attempts.items():
+            if numbers.claimed:
+                steps[step] = StepListing(
+                    attempts=frozenset(numbers.claimed),
+                    ended_attempts=frozenset(numbers.ended),
+                    projections=self.projections.get(step, {}),
+                    outputs=self.outputs.get(step, {}) if with_outputs else None,
+                )
         return steps

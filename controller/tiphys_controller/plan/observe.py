@@ -8,31 +8,26 @@ read, too: by its attempts alone, a plan would run a step again that another run
 has finished, or take its last attempt where an older one was reused.
 """
 
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
-from tiphys.protocol.compiled_workflow import Manifest, read_template_specs
+from tiphys.lineage import RunHistory
+from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, read_template_specs, read_workflow_parameters
+from tiphys.protocol.fan_out import FanOutItem
+from tiphys.recording.bindings import TaskOutputs, collect_fan_out_outputs, collect_step_outputs, find_references
 from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord, SubmissionKind, task_name
-from tiphys.store import (
-    DamagedRecord,
-    RunLayout,
-    Store,
-    Submission,
-    find_attempt_end,
-    read_attempt_end,
-    read_record,
-    read_run,
-    read_submission_workflow,
-    read_submissions,
-)
+from tiphys.store import Submission, find_attempt_end, read_record
 from tiphys.store.outputs import confirm_outputs, hash_object, list_confirmed_outputs
 from tiphys.store.runs import deletion_message, read_concurrently
 from tiphys.store.workflow_layout import output_origins, parse_output_origin, workflow_outputs
+from tiphys_controller.plan.dag import Task, TaskGraph
 from tiphys_controller.plan.listing import RunListing
+from tiphys_controller.plan.progress import TaskProgress, measure_fan_out_progress, measure_step_progress
 from tiphys_controller.plan.step_state import (
     AttemptId,
     ReusedResult,
@@ -44,17 +39,10 @@ from tiphys_controller.plan.step_state import (
 )
 
 
-class ReusedResultLookup(NamedTuple):
-    """``reused`` is None if the last attempt of the step decides. ``requests`` is what the lookup cost."""
-
-    reused: ReusedResult | None
-    requests: int
-
-
 def read_reused_results(
-    store: Store, run: str, listing: RunListing, steps: Mapping[str, StepListing]
-) -> dict[str, ReusedResultLookup]:
-    """Look up the reused results that decide for their steps, except where the keys show that the last attempt does.
+    history: RunHistory, listing: RunListing, steps: Mapping[str, StepListing], *, with_outputs: bool
+) -> dict[str, ReusedResult]:
+    """Look up the reused results that decide for their steps; where the last attempt decides, there is none.
 
     Each lookup costs one read, and up to three more requests if the last attempt is not the reused one.
 
@@ -66,40 +54,34 @@ def read_reused_results(
         for step, submission in sorted(listing.last_reuse.items())
         if (submission, step, steps[step].last_attempt) not in listing.reused_attempts
     ]
-    layout = RunLayout(run)
-    lookups = read_concurrently(
-        lambda candidate: _read_reuse(store, layout, *candidate, steps[candidate[0]]), candidates
+    results = read_concurrently(
+        lambda candidate: _read_reuse(history, *candidate, steps[candidate[0]].last_attempt, with_outputs), candidates
     )
-    return {step: lookup for (step, _), lookup in zip(candidates, lookups, strict=True)}
+    return {step: reused for (step, _), reused in zip(candidates, results, strict=True) if reused}
 
 
 def _read_reuse(
-    store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing
-) -> ReusedResultLookup:
+    history: RunHistory, step: str, submission: int, last_attempt: int, with_outputs: bool
+) -> ReusedResult | None:
+    store, layout = history.store, history.layout
     try:
         record = read_record(store, layout.reused(submission, step), ReuseRecord)
     except IntegrityError as error:
         source = f"what the record of submission {submission} names"
-        return ReusedResultLookup(ReusedResult(source, 0, None, {}, str(error)), 1)
-    last = listing.last_attempt
-    is_own = (record.source_run, record.source_step) == (layout.run, step)
-    if is_own and record.source_attempt == last:
-        return ReusedResultLookup(None, 1)
-    if not last:
-        return ReusedResultLookup(_read_reused_result(store, record, is_own), 3)
+        return ReusedResult(source, 0, None, {}, str(error))
+    is_own = (record.source_run, record.source_step) == (history.run, step)
+    if is_own and record.source_attempt == last_attempt:
+        return None
     # The submission that reuses a result opens no attempt afterwards; a later submission may.
-    later = read_record(store, layout.attempt(step, last), AttemptClaim).submission > submission
-    return ReusedResultLookup(None, 2) if later else ReusedResultLookup(_read_reused_result(store, record, is_own), 4)
-
-
-def _read_reused_result(store: Store, record: ReuseRecord, is_own: bool) -> ReusedResult:
+    if last_attempt and read_record(store, layout.attempt(step, last_attempt), AttemptClaim).submission > submission:
+        return None
     where = "" if is_own else f"run {record.source_run}, step {task_name(record.source_step)}, "
     damage = ""
     try:
         end = find_attempt_end(store, record.source_run, record.source_step, record.source_attempt)
     except IntegrityError as error:
         end, damage = None, str(error)
-    listed = list_confirmed_outputs(store, end) if end is not None else {}
+    listed = list_confirmed_outputs(store, end) if end is not None and with_outputs else None
     return ReusedResult(
         source=f"{where}attempt {record.source_attempt}",
         attempt=record.source_attempt if is_own else 0,
@@ -125,8 +107,6 @@ class RunState:
     ends: Mapping[AttemptId, AttemptEnd] = field(default_factory=dict)
     damaged_ends: Mapping[AttemptId, str] = field(default_factory=dict)
     """End records that cannot be read, each with its key, what is damaged, and what to do."""
-    requests: int = 0
-    """Requests made to storage; a listing counts as one, whatever its number of pages."""
     workflow: Manifest = field(default_factory=dict)
     """The Workflow of the last submission, before pruning."""
     last_reuse: Mapping[str, int] = field(default_factory=dict)
@@ -216,51 +196,46 @@ class RunState:
         return last is not None and last.status == "Succeeded"
 
 
-def load_run_state(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> RunState:
-    """Read the state of a run from its listings. For displays, damaged records of submissions go to ``damaged``.
+def load_run_state(history: RunHistory, *, with_outputs: bool = True) -> RunState:
+    """Read the state of a run from its listings.
+
+    Args:
+        history: The run.
+        with_outputs: Whether outputs are listed, to compare them with the records. Without, for displays, what the
+            records say counts, and a run may have any number of objects.
 
     Raises:
         NotFoundError: there is no such run, or its deletion was begun.
         IntegrityError: a record is damaged.
     """
-    layout = RunLayout(run)
+    layout, listing = history.layout, RunListing()
+    prefixes = (layout.done_markers, layout.all_reused, *((layout.all_outputs,) if with_outputs else ()))
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         # Independent requests run in parallel: the listings of ten thousand steps have dozens of pages.
-        reading, submitting = pool.submit(read_run, store, run), pool.submit(read_submissions, store, run, damaged)
-        listing = RunListing()
-        prefixes = (layout.attempts, layout.done_markers, layout.all_reused, layout.all_outputs)
-        listings = [pool.submit(lambda prefix: listing.add(store.list(prefix)), prefix) for prefix in prefixes]
-        record, submissions = reading.result(), tuple(submitting.result())
-        for added in listings:
-            added.result()
-    if submissions and submissions[-1].claim.kind is SubmissionKind.DELETION:
-        raise NotFoundError(deletion_message(store, run))
-    workflow = read_submission_workflow(store, record, submissions[-1].claim if submissions else None)
-    uids = _workflows_with_outputs(workflow, submissions)
-    _list_pod_outputs(store, run, uids, listing)
-    steps = listing.build_steps()
-    submission_reads = sum(1 + (one.binding is not None) + (one.end is not None) for one in submissions)
-    lookups = read_reused_results(store, run, listing, steps)
-    reused = {step: lookup.reused for step, lookup in lookups.items() if lookup.reused}
+        parts = (lambda: history.record, lambda: history.submissions, lambda: history.attempt_numbers)
+        reading: list[Future[object]] = [pool.submit(part) for part in parts]
+        reading += [pool.submit(lambda prefix: listing.add(history.store.list(prefix)), prefix) for prefix in prefixes]
+        for part in reading:
+            part.result()
+    last = history.last_submission
+    if last is not None and last.claim.kind is SubmissionKind.DELETION:
+        raise NotFoundError(deletion_message(history.store, history.run))
+    if with_outputs:
+        _list_pod_outputs(history, listing)
+    steps = listing.build_steps(history.attempt_numbers, with_outputs=with_outputs)
+    reused = read_reused_results(history, listing, steps, with_outputs=with_outputs)
     return RunState(
-        record=record,
-        submissions=submissions,
+        record=history.record,
+        submissions=history.submissions,
         steps=steps,
         reused=reused,
         ends={(step, result.attempt): result.end for step, result in reused.items() if result.end},
-        requests=1
-        + 1
-        + submission_reads
-        + len(prefixes)
-        + 2 * len(uids)
-        + sum(lookup.requests for lookup in lookups.values())
-        + (workflow is not record.workflow),
-        workflow=workflow,
+        workflow=history.workflow,
         last_reuse=listing.last_reuse,
     )
 
 
-def load_ends(store: Store, state: RunState, attempts: Iterable[AttemptId]) -> RunState:
+def load_ends(history: RunHistory, state: RunState, attempts: Iterable[AttemptId]) -> RunState:
     """Return ``state`` with the end records of ``attempts``; those that cannot be read are in ``damaged_ends``.
 
     Raises:
@@ -270,7 +245,7 @@ def load_ends(store: Store, state: RunState, attempts: Iterable[AttemptId]) -> R
 
     def read(key: AttemptId) -> AttemptEnd | str:
         try:
-            return read_attempt_end(store, state.record.run, *key)
+            return history.read_end(*key)
         except IntegrityError as error:
             return str(error)
 
@@ -279,11 +254,81 @@ def load_ends(store: Store, state: RunState, attempts: Iterable[AttemptId]) -> R
         state,
         ends={**state.ends, **{key: end for key, end in found.items() if not isinstance(end, str)}},
         damaged_ends={**state.damaged_ends, **{key: end for key, end in found.items() if isinstance(end, str)}},
-        requests=state.requests + len(keys),
     )
 
 
-def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
+class RecordedProgress(NamedTuple):
+    """How far the steps of a run have come by its records, for people.
+
+    It is no plan: outputs are not compared with the records, and what the readers of a step need plays no part.
+    """
+
+    graph: TaskGraph
+    state: RunState
+    steps: Mapping[str, TaskProgress]
+    """By name; without plain tasks, which keep no record."""
+
+    @classmethod
+    def read(cls, history: RunHistory) -> "RecordedProgress":
+        """Read the progress of a run, and name the items of its fan-outs.
+
+        Raises:
+            NotFoundError: there is no such run, or its deletion was begun.
+            UsageError: Tiphys did not compile its Workflow.
+            IntegrityError: a record is damaged.
+        """
+        state = load_run_state(history, with_outputs=False)
+        state, graph = load_ends(history, state, state.unverified_ends), TaskGraph.from_pipeline(history.pipeline)
+        while True:
+            state, steps = _measure_steps(history, state, graph)
+            unread = [end for step in steps.values() for end in step.unread_ends]
+            if not unread:
+                break
+            state = load_ends(history, state, unread)
+        for name, step in steps.items():
+            if step.has_all_items:
+                history.names.add_items(name, [FanOutItem(item.step, item.item) for item in step.items])
+        return cls(graph, state, steps)
+
+    def is_done(self, name: str) -> bool:
+        """Whether the result of a step is recorded, or its run succeeded without it."""
+        step = self.steps[name]
+        if self.state.has_succeeded and (step.status is StepStatus.NEVER_STARTED or step.items):
+            return all(item.state.is_done for item in step.items)
+        return step.status is StepStatus.DONE
+
+
+def _measure_steps(history: RunHistory, state: RunState, graph: TaskGraph) -> tuple[RunState, dict[str, TaskProgress]]:
+    """Measure each step in topological order; loads the end records from whose outputs items are made."""
+    parameters, progress = read_workflow_parameters(history.workflow), dict[str, TaskProgress]()
+    for name, task in graph.tasks.items():
+        if task.spec is not None and not task.is_fan_out:
+            progress[name] = measure_step_progress(name, state.step_state)
+        elif task.spec is not None:
+            found = {source: progress[source] for source in _find_item_sources(task) & progress.keys()}
+            sources = {source: step.ends for source, step in found.items() if step.status is StepStatus.DONE}
+            state = load_ends(history, state, chain.from_iterable(sources.values()))
+            outputs = {source: _collect_outputs(graph.tasks[source], state, ends) for source, ends in sources.items()}
+            known = {source: of_source for source, of_source in outputs.items() if of_source is not None}
+            started = sorted(step for step in state.steps if step.startswith(f"{name}."))
+            progress[name] = measure_fan_out_progress(task, state.step_state, started, parameters, known)
+    return state, progress
+
+
+def _find_item_sources(task: Task) -> set[str]:
+    """Tasks from whose outputs the items of a fan-out are made."""
+    return {reference.task for reference in find_references({field: task.body.get(field) for field in FAN_OUT_FIELDS})}
+
+
+def _collect_outputs(task: Task, state: RunState, ends: Sequence[AttemptId]) -> TaskOutputs | None:
+    """Outputs of a finished step; None if one of its end records is damaged."""
+    if not all(end in state.ends for end in ends) or task.spec is None:
+        return None
+    found = [state.ends[end] for end in ends]
+    return collect_fan_out_outputs(task.spec, found) if task.is_fan_out else collect_step_outputs(found[0])
+
+
+def reload_damaged_outputs(history: RunHistory, state: RunState) -> RunState:
     """Return ``state`` with the outputs listed again if an end record names outputs that were not listed.
 
     A step that ended during the listings may be listed without its outputs, which were written before its record.
@@ -291,9 +336,9 @@ def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
     """
     if not state.has_damaged_outputs:
         return state
-    listing = RunListing().add(store.list(RunLayout(state.record.run).all_outputs))
-    uids = _workflows_with_outputs(state.workflow, state.submissions)
-    _list_pod_outputs(store, state.record.run, uids, listing)
+    store, listing = history.store, RunListing()
+    listing.add(store.list(history.layout.all_outputs))
+    _list_pod_outputs(history, listing)
     outputs = listing.outputs
     for step, attempt in state.unverified_ends:
         if (end := state.ends.get((step, attempt))) is not None:
@@ -302,23 +347,18 @@ def reload_damaged_outputs(store: Store, state: RunState) -> RunState:
             confirmed = confirm_outputs(end, listed, partial(hash_object, store))
             outputs[step][attempt] = {names[key]: info for key, info in confirmed.items()}
     steps = {step: replace(one, outputs=outputs.get(step, {})) for step, one in state.steps.items()}
-    return replace(state, steps=steps, requests=state.requests + 1 + 2 * len(uids))
+    return replace(state, steps=steps)
 
 
-def _workflows_with_outputs(workflow: Manifest, submissions: Iterable[Submission]) -> list[str]:
-    """Uids of the Workflows of a run below which steps without a gate have stored artifacts."""
-    templates = (workflow.get("spec") or {}).get("templates") or []
+def _list_pod_outputs(history: RunHistory, listing: RunListing) -> None:
+    """Add what steps without a gate stored below the uids of the Workflows, each to the attempt that its pod was."""
+    store, templates = history.store, (history.workflow.get("spec") or {}).get("templates") or []
     if not any(spec.artifacts and not spec.is_gated for _, spec in read_template_specs(templates)):
-        return []
-    return [one.binding.uid for one in submissions if one.binding is not None]
-
-
-def _list_pod_outputs(store: Store, run: str, uids: Iterable[str], listing: RunListing) -> None:
-    """Add the outputs that lie below the uids of Workflows to ``listing``, each to the attempt that its pod was."""
+        return
 
     def read(uid: str) -> None:
         listed = (parse_output_origin(info.key) for info in store.list(output_origins(uid)))
-        origins = {one.pod: one for one in listed if one is not None and one.run == run}
+        origins = {one.pod: one for one in listed if one is not None and one.run == history.run}
         listing.add_pod_outputs(store.list(workflow_outputs(uid)) if origins else (), origins)
 
-    read_concurrently(read, list(uids))
+    read_concurrently(read, [one.binding.uid for one in history.submissions if one.binding is not None])

@@ -26,8 +26,9 @@ class StepListing:
     ended_attempts: frozenset[int] = frozenset()
     projections: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Listing digests of done projections, by attempt."""
-    outputs: Mapping[int, Mapping[str, ObjectInfo]] = field(default_factory=dict)
-    """Objects of an attempt, by attempt and by key relative to its outputs."""
+    outputs: Mapping[int, Mapping[str, ObjectInfo]] | None = field(default_factory=dict)
+    """Objects of an attempt, by attempt and by key relative to its outputs. None if they were not listed: then what the
+    records say of a result counts, for people."""
 
     @property
     def last_attempt(self) -> int:
@@ -36,10 +37,12 @@ class StepListing:
 
     @cached_property
     def is_verified(self) -> bool:
-        """Whether a projection has the digest of the outputs listed for the last attempt."""
+        """Whether a projection has the digest of the outputs listed for the last attempt, if they were."""
         projected = self.projections.get(self.last_attempt, frozenset())
+        if self.outputs is None or not projected:
+            return bool(projected)
         rows = ((name, info.size, info.version) for name, info in self.outputs.get(self.last_attempt, {}).items())
-        return bool(projected) and outputs_digest(rows) in projected
+        return outputs_digest(rows) in projected
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class ReusedResult:
     """Attempt of the same step that produced it; 0 for a result of another run."""
     end: AttemptEnd | None
     """None if the end record was removed since, or is damaged."""
-    listed: Mapping[str, ObjectInfo]
-    """Objects listed for it, by key."""
+    listed: Mapping[str, ObjectInfo] | None
+    """Objects listed for it, by key; None if they were not listed."""
     damage: str = ""
     """Why the end record, or the one that names it, cannot be read."""
 
@@ -101,11 +104,11 @@ def determine_step_state(step: str, listing: StepListing | None, ends: Mapping[A
     last = listing.last_attempt
     if last not in listing.ended_attempts:
         return StepState(StepStatus.MISSING, f"never finished: attempt {last} runs, or was lost", last)
-    objects = listing.outputs.get(last, {}).values()
+    objects = None if listing.outputs is None else listing.outputs.get(last, {}).values()
     if listing.is_verified:
-        return _done_state(last, len(objects), checked_by_size=is_checked_by_size(objects))
+        return _done_state(last, len(objects or ()), checked_by_size=is_checked_by_size(objects or ()))
     if end := ends.get((step, last)):
-        return _state_from_end(end, {info.key: info for info in objects})
+        return _state_from_end(end, None if objects is None else {info.key: info for info in objects})
     return StepState(StepStatus.UNREAD, f"attempt {last} ended; its record is not read yet", last)
 
 
@@ -122,12 +125,14 @@ def determine_reused_state(reused: ReusedResult) -> StepState:
     return replace(state, reason=reason, attempt=reused.attempt)
 
 
-def _state_from_end(end: AttemptEnd, listed: Mapping[str, ObjectInfo]) -> StepState:
+def _state_from_end(end: AttemptEnd, listed: Mapping[str, ObjectInfo] | None) -> StepState:
     if end.outcome is AttemptEndOutcome.FENCED:
         how = "stopped" if end.stopped else "lost and fenced by a resume"
         return StepState(StepStatus.MISSING, f"never finished: attempt {end.attempt} was {how}", end.attempt)
     if end.outcome is AttemptEndOutcome.FAILED:
         return StepState(StepStatus.MISSING, _failure_text(end), end.attempt)
+    if listed is None:
+        return _done_state(end.attempt)
     if fault := find_output_fault(end, listed):
         return StepState(StepStatus.DAMAGED, f"damaged: {fault}", end.attempt)
     objects = [obj for output in end.outputs for obj in output.objects]
@@ -135,7 +140,7 @@ def _state_from_end(end: AttemptEnd, listed: Mapping[str, ObjectInfo]) -> StepSt
     return _done_state(end.attempt, len(objects), checked_by_size=by_size)
 
 
-def _done_state(attempt: int, objects: int, *, checked_by_size: bool) -> StepState:
+def _done_state(attempt: int, objects: int = 0, *, checked_by_size: bool = False) -> StepState:
     reason = f"done in attempt {attempt}{describe_check(objects, checked_by_size)}"
     return StepState(StepStatus.DONE, reason, attempt, objects, checked_by_size)
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.lineage import read_lineage_tree, read_timeline
+from tiphys.lineage import RunHistory, read_lineage_tree, read_timeline
 from tiphys.protocol.json_documents import parse_json
 from tiphys.service.yaml_documents import parse_yaml
 from tiphys.store import Store
@@ -101,11 +101,12 @@ class ApiRoutes:
         return JSONResponse(plan_run(*self._locate_run(request)).model_dump(mode="json"))
 
     def _events(self, request: Request, _: bytes) -> Response:
-        events = [one.model_dump(mode="json", exclude_none=True) for one in read_timeline(*self._locate_run(request))]
+        history = RunHistory.for_display(*self._locate_run(request))
+        events = [event.model_dump(mode="json", exclude_none=True) for event in read_timeline(history)]
         return JSONResponse({"apiVersion": API_VERSION, "kind": "EventList", "items": events})
 
     def _lineage(self, request: Request, _: bytes) -> Response:
-        found = read_lineage_tree(*self._locate_run(request))
+        found = read_lineage_tree(RunHistory.for_display(*self._locate_run(request)))
         return JSONResponse({"apiVersion": API_VERSION, "kind": "Lineage", **found.model_dump(mode="json")})
 
     def _submitter(self, namespace: str) -> TenantSubmitter:

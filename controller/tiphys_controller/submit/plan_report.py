@@ -69,7 +69,7 @@ class PlanRefusal(Record):
 
 
 class PlanReport(OutputDocument):
-    """Which steps would run, with the reasons, and what the plan cost."""
+    """Which steps would run, with the reasons."""
 
     kind: Literal["Plan"] = "Plan"
     run: str
@@ -83,9 +83,8 @@ class PlanReport(OutputDocument):
     """Differences of a changed Workflow from that of the last submission."""
     refusal: PlanRefusal | None = Field(default=None, exclude_if=lambda refusal: refusal is None)
     """None where nothing in storage is in the way of a resume."""
-    requests: int
-    """Requests to storage; a listing counts as one request. Without those of a search for results to take over."""
     seconds: float
+    """Time to plan, storage included."""
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -103,7 +102,6 @@ def build_plan_report(run_plan: RunPlan, url: str) -> PlanReport:
         steps=tuple(_step_report(run_plan, task) for task in run_plan.decisions.tasks),
         rerun=run_plan.rerun_steps,
         drift=run_plan.drift,
-        requests=run_plan.state.requests,
         seconds=run_plan.seconds,
     )
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.fork_history import read_ancestors
-from tiphys.lineage.step_names import StepNames, read_item_bindings
+from tiphys.lineage.step_names import StepNames
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy
 from tiphys.protocol.fan_out import FanOutItem
 from tiphys.records import AttemptEnd, RunRecord, WorkflowRecord, json_digest, task_name
-from tiphys.store import DamagedRecord, Store, Submission
+from tiphys.store import Store, Submission
 from tiphys.store.outputs import list_confirmed_outputs
 from tiphys_controller.plan.dag import TaskGraph
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, decide_tasks, find_rerun_steps
@@ -114,6 +115,7 @@ def build_workflow_record(record: RunRecord, manifest: Manifest) -> WorkflowReco
 class RunPlan(NamedTuple):
     """A final plan, with the pipeline and the state it was made from."""
 
+    history: RunHistory
     pipeline: CompiledPipeline
     state: RunState
     decisions: PlanDecisions
@@ -146,7 +148,6 @@ def plan_stored_run(
     rerun: Sequence[str] = (),
     change: WorkflowChange | None = None,
     is_fork: bool = False,
-    damaged: list[DamagedRecord] | None = None,
     *,
     takes_over: bool = False,
 ) -> RunPlan:
@@ -158,7 +159,6 @@ def plan_stored_run(
         rerun: Names of steps or items to run again although they are done, with all steps that depend on them.
         change: A changed Workflow; None: that of the last submission.
         is_fork: The plan is for a fork of this run.
-        damaged: For displays: takes the damaged records of submissions, which are then left out.
         takes_over: Look, too, for results under the step keys of steps that would run: of the run, of those that it
             was forked from, and shared ones. Costs a few requests for each.
 
@@ -167,20 +167,20 @@ def plan_stored_run(
         UsageError: Tiphys did not compile its Workflow, or the changed Workflow does not fit.
         IntegrityError: a record is damaged.
     """
-    begin = time.monotonic()
-    state = load_run_state(store, run, damaged)
+    begin, history = time.monotonic(), RunHistory(store, run)
+    state = load_run_state(history)
     try:
         before = CompiledPipeline.from_manifest(state.workflow)
         after, drift, outdated = (before, (), {}) if change is None else change.compare_with(before, run, is_fork)
-        names = StepNames(run, after, lambda: read_item_bindings(store, run))
+        names = history.build_names(after)
         roots = [names.resolve(step) for step in rerun] or (() if is_fork else _find_unsent_rerun(state))
         rerun_steps = find_rerun_steps(after, roots)
         graph = TaskGraph.from_pipeline(after)
         state, decisions = _decide_until_read(
-            store, graph, after, replace(state, rerun_reasons={**outdated, **rerun_steps})
+            history, graph, after, replace(state, rerun_reasons={**outdated, **rerun_steps})
         )
         if takes_over:
-            state, decisions = _take_over(store, graph, after, state, decisions, rerun_steps)
+            state, decisions = _take_over(history, graph, after, state, decisions, rerun_steps)
         _check_rerun_roots(decisions, roots)
         if change is not None and change.installed_version is not None:
             resumed = _find_resumed_trainings(after, state, decisions, rerun_steps)
@@ -191,7 +191,7 @@ def plan_stored_run(
         raise UsageError(f"run {run} cannot be planned: {error}") from error
     _name_items(names, decisions)
     seconds = time.monotonic() - begin
-    return RunPlan(after, state, decisions, graph, names, seconds, tuple(roots), tuple(rerun_steps), drift)
+    return RunPlan(history, after, state, decisions, graph, names, seconds, tuple(roots), tuple(rerun_steps), drift)
 
 
 def _name_items(names: StepNames, decisions: PlanDecisions) -> None:
@@ -231,7 +231,7 @@ def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:
 
 
 def _take_over(
-    store: Store,
+    history: RunHistory,
     graph: TaskGraph,
     pipeline: CompiledPipeline,
     state: RunState,
@@ -241,6 +241,7 @@ def _take_over(
     """Decide again with each result that a step takes over, since that makes the inputs of others known."""
     claim = state.submissions[-1].claim if state.submissions else None
     since = claim.rerun_since if claim else state.record.rerun_since
+    store = history.store
     search = TakeoverSearch(store, pipeline, graph, read_ancestors(store, state.record), since, rerun_steps)
     while found := search.find(state, decisions):
         reused = {step: _reused_result(store, state, step, end) for step, end in found.items()}
@@ -251,7 +252,7 @@ def _take_over(
             reused={**state.reused, **reused},
             ends={**state.ends, **{(step, reused[step].attempt): end for step, end in found.items()}},
         )
-        state, decisions = _decide_until_read(store, graph, pipeline, state)
+        state, decisions = _decide_until_read(history, graph, pipeline, state)
     return state, decisions
 
 
@@ -284,11 +285,11 @@ def _reused_result(store: Store, state: RunState, step: str, end: AttemptEnd) ->
 
 
 def _decide_until_read(
-    store: Store, graph: TaskGraph, pipeline: CompiledPipeline, state: RunState
+    history: RunHistory, graph: TaskGraph, pipeline: CompiledPipeline, state: RunState
 ) -> tuple[RunState, PlanDecisions]:
-    state = reload_damaged_outputs(store, load_ends(store, state, state.unverified_ends))
+    state = reload_damaged_outputs(history, load_ends(history, state, state.unverified_ends))
     decisions = decide_tasks(pipeline, state, graph)
     while decisions.unread_ends:
-        state = load_ends(store, state, decisions.unread_ends)
+        state = load_ends(history, state, decisions.unread_ends)
         decisions = decide_tasks(pipeline, state, graph)
     return state, decisions

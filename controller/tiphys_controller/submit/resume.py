@@ -215,7 +215,7 @@ def _check_plan(store: Store, run_plan: RunPlan, *, force: bool) -> tuple[Attemp
     _prune_for(store, run_plan, NextSubmission(len(run_plan.state.submissions) + 1, "default"))
     check_workflow_digest(run_plan.state.record)
     check_drift_allowed(run_plan.drift, run_plan.state.record.run, is_fork=False)
-    return _find_damaged_ends(store, run_plan, force)
+    return _find_damaged_ends(run_plan, force)
 
 
 class ResumeResult(NamedTuple):
@@ -372,7 +372,7 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     )
 
 
-def _find_damaged_ends(store: Store, run_plan: RunPlan, force: bool) -> tuple[AttemptId, ...]:
+def _find_damaged_ends(run_plan: RunPlan, force: bool) -> tuple[AttemptId, ...]:
     """Damaged end records of the steps to run, which ``force`` or a requested rerun of their step passes over.
 
     The service reads all attempts of a step that runs, so all of them are read where records may be passed over.
@@ -382,7 +382,7 @@ def _find_damaged_ends(store: Store, run_plan: RunPlan, force: bool) -> tuple[At
     """
     allowed = {step for step in run_plan.state.steps if _may_pass_over(run_plan, step, force)}
     ends = [(step, attempt) for step in allowed for attempt in run_plan.state.steps[step].ended_attempts]
-    damaged = load_ends(store, run_plan.state, ends).damaged_ends
+    damaged = load_ends(run_plan.history, run_plan.state, ends).damaged_ends
     refused = [damage for (step, _), damage in sorted(damaged.items()) if step not in allowed]
     if refused:
         run = run_plan.state.record.run

@@ -6,11 +6,11 @@ that show a plan make it.
 """
 
 from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.fork_history import choose_start_checkpoint, find_rerun_submission, read_ancestors
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import AttemptEndOutcome, task_name
-from tiphys.store import Store, read_current_run, read_last_claim, read_step_attempts
+from tiphys.store import Store, read_step_attempts
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.submit.plan_report import PlanReport, StartCheckpoint
 
@@ -27,10 +27,9 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
     trainings = [one for one in report.steps if one.kind == "train" and one.decision == "run"]
     if not trainings:
         return report
-    record = read_current_run(store, report.run)
-    pipeline = CompiledPipeline.from_manifest(record.workflow)
-    rerun_since = (read_last_claim(store, report.run) or record).rerun_since
-    ancestors = read_ancestors(store, record)
+    history = RunHistory(store, report.run)
+    last, pipeline, ancestors = history.last_submission, history.pipeline, read_ancestors(store, history.record)
+    rerun_since = (last.claim if last else history.record).rerun_since
 
     def find(step: str) -> StartCheckpoint:
         if step in report.rerun or task_name(step) in report.rerun:

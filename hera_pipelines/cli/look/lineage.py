@@ -54,9 +54,8 @@ def lineage(
     screen: Screen = context.obj
     if output_file and output is not LineageFormat.SVG:
         raise UsageError("--output is for pictures; add -o svg, or redirect stdout")
-    run_store = existing_store(screen, store)
-    run, step, names = parse_run_step(run_store, where)
-    tree = _select_step(read_lineage_tree(run_store, run), step, names)
+    history, step = parse_run_step(existing_store(screen, store), where)
+    tree = _select_step(read_lineage_tree(history), step, history.names)
     for damaged in tree.damaged:
         screen.note(f"damaged: {damaged}")
     if output is LineageFormat.SVG:

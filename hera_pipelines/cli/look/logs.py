@@ -19,10 +19,10 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import find_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
-from tiphys.lineage.step_names import selects_step
+from tiphys.lineage import RunHistory
 from tiphys.protocol.workflow_nodes import without_try
 from tiphys.records import utc_now
-from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_submissions
+from tiphys.store import Attempt, Store, Submission
 
 if TYPE_CHECKING:
     from tiphys_controller.doctor import Obstacle
@@ -75,15 +75,17 @@ def logs(
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    run, step, names = parse_run_step(run_store, where)
-    attempts = _choose_attempts(run_store, run, step, number)
+    history, step = parse_run_step(run_store, where)
+    attempts = _choose_attempts(history, step, number)
     if follow and len(attempts) != 1:
-        raise UsageError(f"-f follows one step, and {where} has {len(attempts)}: name one as {run}/STEP")
-    submissions = {one.claim.submission: one for one in read_submissions(run_store, run)}
+        raise UsageError(f"-f follows one step, and {where} has {len(attempts)}: name one as {history.run}/STEP")
+    submissions = {one.claim.submission: one for one in history.submissions}
     printed = False
     for attempt in attempts:
         submission = submissions[attempt.claim.submission]
-        shown = _ShownAttempt(run, names.name(attempt.claim.step), attempt.claim.attempt, output, follow)
+        shown = _ShownAttempt(
+            history.run, history.names.name(attempt.claim.step), attempt.claim.attempt, output, follow
+        )
         printed |= _print_attempt(
             command, run_store, attempt, submission, shown, tail, ClusterOptions(kubeconfig, context)
         )
@@ -91,16 +93,16 @@ def logs(
         raise NotFoundError(f"no output of {where} is left")
 
 
-def _choose_attempts(store: Store, run: str, step: str, number: int | None) -> list[Attempt]:
+def _choose_attempts(history: RunHistory, step: str, number: int | None) -> list[Attempt]:
     """The attempt of that number of each selected step, or its newest.
 
     Raises:
         NotFoundError: no selected step has one.
     """
-    by_step = {name: found for name, found in read_all_attempts(store, run).items() if selects_step(step, name)}
+    run = history.run
     chosen = [
         attempt
-        for found in by_step.values()
+        for found in history.read_attempts(step=step).values()
         for attempt in (found[-1:] if number is None else found)
         if number in (None, attempt.claim.attempt)
     ]

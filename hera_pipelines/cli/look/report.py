@@ -18,9 +18,10 @@ from hera_pipelines.cli.shared_options import StoreOption, choose_format, comple
 from hera_pipelines.cli.target import find_local_workflows, is_on_cluster
 from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage, time_unit
 from tiphys.errors import UsageError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.records import utc_now
-from tiphys.store import Store, last_submission, list_runs
+from tiphys.store import Store, list_runs
 
 EXAMPLES = """\b
 Examples:
@@ -72,14 +73,8 @@ def report(
     if output_file and output is not ReportFormat.HTML:
         raise UsageError("--output is for the page; add -o html, or redirect stdout")
     run_store = existing_store(screen, store)
-    names = list(runs or list_runs(run_store))
-    lost = _find_lost(run_store, names)
-    usages = measure_time_usage(run_store, names, utc_now(), lost=lost)
-    for run, moment in lost.items():
-        screen.note(
-            f"run {run}: its engine is gone and recorded no end; what was open counts until its last sign of life, "
-            f"{format_local_time(moment)}, as interrupted"
-        )
+    now = utc_now()
+    usages = [_measure(screen, run_store, run, now) for run in runs or list_runs(run_store)]
     for damaged in (message for usage in usages for message in usage.damaged):
         screen.note(f"damaged, so the report is incomplete: {damaged}")
     if output is ReportFormat.TABLE:
@@ -90,17 +85,19 @@ def report(
         screen.document(_report_document(usages), Format(output.value))
 
 
-def _find_lost(store: Store, runs: Sequence[str]) -> dict[str, datetime]:
-    """Runs whose engine on this machine is gone, and recorded no end, with its last sign of life."""
-    found = {}
-    for run in runs:
-        last = last_submission(store, run)
-        if last is None or last.end is not None or is_on_cluster(last):
-            continue
+def _measure(screen: Screen, store: Store, run: str, now: datetime) -> TimeUsage:
+    """The time usage of a run; a note says if its engine on this machine is gone, and recorded no end."""
+    history = RunHistory.for_display(store, run)
+    last, lost_at = history.last_submission, None
+    if last is not None and last.end is None and not is_on_cluster(last):
         with suppress(UsageError):  # it ran on another machine, and may still do
-            if moment := find_last_sign_of_life(last, find_local_workflows(last, run)):
-                found[run] = moment
-    return found
+            lost_at = find_last_sign_of_life(last, find_local_workflows(last, run))
+    if lost_at is not None:
+        screen.note(
+            f"run {run}: its engine is gone and recorded no end; what was open counts until its last sign of life, "
+            f"{format_local_time(lost_at)}, as interrupted"
+        )
+    return measure_time_usage(history, now, lost_at=lost_at)
 
 
 def _show_tables(screen: Screen, usages: Sequence[TimeUsage]) -> None:

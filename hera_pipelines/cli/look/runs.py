@@ -35,12 +35,11 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, cluster_submitter, refuse_options
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import ConflictError, NotFoundError, StoreError
-from tiphys.lineage import read_timeline
+from tiphys.lineage import RunHistory, read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.lineage.training_progress import describe_training_progress
 from tiphys.protocol.quantities import format_bytes, parse_duration_seconds
 from tiphys.records import Event, utc_now
-from tiphys.store import Store, read_submissions
 
 if TYPE_CHECKING:
     from tiphys_controller.doctor import Obstacle
@@ -255,7 +254,7 @@ def get(
     submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     run, _, step = where.partition("/")
     try:
-        detail = describe_run(run_store, run, submitter, step)
+        detail = describe_run(RunHistory.for_display(run_store, run), submitter, step)
     except NotFoundError:
         if (missing := find_unrecorded(run_store, run)) is not None:
             raise missing from None
@@ -395,19 +394,18 @@ def events(
     were skipped, with the reason.
     """
     screen: Screen = context.obj
-    run_store = existing_store(screen, store)
-    run, step, names = parse_run_step(run_store, where)
-    for event in _follow_events(run_store, run) if follow else read_timeline(run_store, run):
+    history, step = parse_run_step(existing_store(screen, store), where)
+    for event in _follow_events(history) if follow else read_timeline(history):
         if selects_step(step, event.step):
-            _print_event(screen, event, names, output)
+            _print_event(screen, event, history.names, output)
 
 
-def _follow_events(store: Store, run: str) -> Iterator[Event]:
+def _follow_events(history: RunHistory) -> Iterator[Event]:
     """Yield events as they appear; end when all submissions have ended and all events are yielded."""
     reported: set[str] = set()
     while True:
-        sealed = all(submission.end for submission in read_submissions(store, run))
-        for event in read_timeline(store, run):
+        sealed = all(submission.end for submission in history.submissions)  # before the rest is read
+        for event in read_timeline(history):
             identity = event.model_dump_json()
             if identity not in reported:
                 reported.add(identity)
@@ -415,6 +413,7 @@ def _follow_events(store: Store, run: str) -> Iterator[Event]:
         if sealed:
             return
         time.sleep(_POLL_SECONDS)
+        history = RunHistory.for_display(history.store, history.run)
 
 
 def _print_event(screen: Screen, event: Event, names: StepNames, output: Format) -> None:

@@ -18,6 +18,7 @@ from hera_pipelines.cli.shared_options import (
     store_arguments,
 )
 from tiphys.errors import UsageError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.trials import SweepReport, Trial, TrialState, read_sweep
 from tiphys.protocol.fan_out import format_item_value
 from tiphys.records import utc_now
@@ -75,7 +76,8 @@ def sweep(
         raise UsageError("--mode says which values of a metric are better; add --metric NAME")
     run, _, step = where.partition("/")
     run_store = existing_store(screen, store)
-    report = read_sweep(run_store, run, step, metric, mode.value if mode else None, utc_now())
+    history = RunHistory.for_display(run_store, run)
+    report = read_sweep(history, step, metric, mode.value if mode else None, utc_now())
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "Sweep", **report.model_dump(mode="json")}
         screen.document(document, output)

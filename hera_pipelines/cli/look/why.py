@@ -63,9 +63,10 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import is_on_cluster
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.kube import KubeApi
-from tiphys.lineage.step_names import read_step_names, selects_step
+from tiphys.lineage import RunHistory
+from tiphys.lineage.step_names import selects_step
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
-from tiphys.store import Attempt, Submission, last_submission, open_store, read_all_attempts
+from tiphys.store import Attempt, open_store
 from tiphys.store.open import PLACEHOLDER
 
 
@@ -78,21 +79,20 @@ class NewestFailure(NamedTuple):
     """Name of the step or item for people."""
 
 
-def newest_failures(url: str | None, run: str, step: str, namespace: str) -> list[NewestFailure]:
-    """Read the newest failure of each step of ``run`` that ``step`` selects; none if the store is unknown."""
+def _open_history(url: str | None, run: str, namespace: str = "") -> RunHistory | None:
+    """The history of a run; None if its store is not known, or is that of a namespace that is not known."""
     if url is None or (PLACEHOLDER in url and not namespace):
+        return None
+    return RunHistory.for_display(open_store(url.replace(PLACEHOLDER, namespace), must_exist=True), run)
+
+
+def find_newest_failures(history: RunHistory, step: str) -> list[NewestFailure]:
+    """The newest failure of each step of a run that ``step`` selects, except where its last attempt is done."""
+    if not history.attempt_numbers:
         return []
-    store = open_store(url.replace(PLACEHOLDER, namespace), must_exist=True)
-    attempts = read_all_attempts(store, run, [])
-    if not attempts:
-        return []
-    names = read_step_names(store, run)
-    selected = names.resolve(step) if step else ""
-    newest = [
-        _newest_failure(attempts[step_id], names.name(step_id))
-        for step_id in names.sort(attempts)
-        if selects_step(selected, step_id)
-    ]
+    names = history.names
+    attempts = history.read_attempts(step=names.resolve(step) if step else "")
+    newest = (_newest_failure(attempts[step_id], names.name(step_id)) for step_id in names.sort(attempts))
     return [failure for failure in newest if failure is not None]
 
 
@@ -176,10 +176,10 @@ def why(
     run, _, step = what.partition("/")
     store = named_store(screen, store)
     if not (context or kubeconfig or namespace):
-        known = store or existing_default_store()
-        last = _read_last_submission(known, run)
-        if last is not None and (last.end is not None or not is_on_cluster(last)):
-            _explain_from_storage(screen, what, last, newest_failures(known, run, step, ""), output)
+        known = _open_history(store or existing_default_store(), run)
+        last = known.last_submission if known else None
+        if known is not None and last is not None and (last.end is not None or not is_on_cluster(last)):
+            _explain_from_storage(screen, known, step, output)
             return
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
@@ -198,11 +198,12 @@ def why(
     leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
     requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
-    failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
+    history = _open_history(store, run, requests[0].namespace if requests else "")
+    failures = find_newest_failures(history, step) if history else []
     obstacles = _find_obstacles(api, {run, *(request.workflow for request in requests)}, step, now)
     if not any((leases, waiting, failures, obstacles)):
-        if (last := _read_last_submission(store, run)) is not None and last.end is not None:
-            _explain_from_storage(screen, what, last, failures, output)
+        if history is not None and history.last_submission is not None and history.last_submission.end is not None:
+            _explain_from_storage(screen, history, step, output)
             return
         store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
         raise NotFoundError(
@@ -279,25 +280,18 @@ def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datet
             screen.show(line)
 
 
-def _read_last_submission(url: str | None, run: str) -> Submission | None:
-    """The last submission of a run; None if it has none, or the store is that of a namespace that is not known."""
-    if url is None or PLACEHOLDER in url:
-        return None
-    return last_submission(open_store(url, must_exist=True), run)
-
-
-def _explain_from_storage(
-    screen: Screen, what: str, last: Submission, failures: list[NewestFailure], output: Format
-) -> None:
+def _explain_from_storage(screen: Screen, history: RunHistory, step: str, output: Format) -> None:
     """Show how the steps of a run failed that waits in no ledger, as it has ended or runs on this machine."""
+    run, failures = history.run, find_newest_failures(history, step)
+    what = f"{run}/{step}" if step else run
     _show(screen, what, output, failures)
     if failures or output is not Format.TABLE:
         return
-    run, _, step = what.partition("/")
-    waits = "waits for nothing" if last.end else "waits for no GPUs of a cluster"
+    end = history.last_submission.end if history.last_submission else None
+    waits = "waits for nothing" if end else "waits for no GPUs of a cluster"
     if step:
         screen.write(f"{what} {waits}, and did not fail")
-    elif last.end and last.end.status == "Succeeded":
+    elif end and end.status == "Succeeded":
         screen.write(f"run {run} succeeded: it {waits}, and did not fail")
     else:
         screen.write(f"run {run} {waits}, and none of its steps failed last; `tiphys get {run}` shows them")

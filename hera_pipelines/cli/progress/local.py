@@ -19,7 +19,8 @@ from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.cli.start.detach import Detachment
 from hera_pipelines.local.nodes import NodeChange, ignore_change
 from tiphys.errors import NotFoundError, StoreError, UsageError
-from tiphys.lineage.step_names import StepNames, read_item_bindings
+from tiphys.lineage import RunHistory
+from tiphys.lineage.step_names import StepNames
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.step_spec import StepKind
@@ -269,7 +270,7 @@ def _build_item_lookup(store: Store, run: str, pipeline: CompiledPipeline) -> Ca
             if is_fresh and time.monotonic() - read_at < _ITEMS_SECONDS:
                 break
             if is_fresh:
-                names, read_at = StepNames(run, pipeline, lambda: read_item_bindings(store, run)), time.monotonic()
+                names, read_at = RunHistory.for_display(store, run).build_names(pipeline), time.monotonic()
             with contextlib.suppress(NotFoundError):
                 return names.resolve(item)
         return ""

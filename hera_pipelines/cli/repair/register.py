@@ -11,9 +11,8 @@ from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
 from tiphys.errors import NotFoundError
 from tiphys.lineage.step_names import selects_step
-from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records.tracking import MLFLOW_TRACKING_URI
-from tiphys.store import DamagedRecord, read_current_run
+from tiphys.store import DamagedRecord
 from tiphys.tracking.records import RegistrationReport, list_registrations
 from tiphys.tracking.registration import repeat_registration
 from tiphys.tracking.server import connect
@@ -48,8 +47,8 @@ def register(
     """
     screen: Screen = context.obj
     run_store = existing_store(screen, store)
-    run, step, _ = parse_run_step(run_store, what)
-    pipeline = CompiledPipeline.from_manifest(read_current_run(run_store, run).workflow)
+    history, step = parse_run_step(run_store, what)
+    run, pipeline = history.run, history.pipeline
     damaged: list[DamagedRecord] = []
     registrations = list_registrations(run_store, run, damaged)
     found = [registration for registration in registrations if selects_step(step, registration.request.step)]

@@ -102,10 +102,8 @@ def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
         screen.table(("STEP", "KIND", "DECISION", "REASON"), _plan_rows(report), hide=("KIND",), wraps=True)
     else:
         screen.document(report.model_dump(mode="json", by_alias=True), output)
-    screen.note(
-        f"{len(report.running)} of {len(report.steps)} steps would run; "
-        f"the plan took {report.requests} storage requests and {format_duration(report.seconds)}"
-    )
+    took = format_duration(report.seconds)
+    screen.note(f"{len(report.running)} of {len(report.steps)} steps would run; the plan took {took}")
 
 
 def _plan_rows(report: PlanReport) -> Iterator[tuple[str | Text, ...]]:

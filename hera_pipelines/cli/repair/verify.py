@@ -84,11 +84,11 @@ def verify(
 def _find_step(store: Store, what: str) -> tuple[str, str, Callable[[str], str]]:
     """Run and step id that ``RUN[/STEP]`` names, and a function that names steps for people."""
     try:
-        run, step, names = parse_run_step(store, what)
+        history, step = parse_run_step(store, what)
     except IntegrityError:  # a damaged Workflow is a finding, not the end of the audit
         run, _, step = what.partition("/")
         return run, step, str
-    return run, step, names.name
+    return history.run, step, history.names.name
 
 
 @contextmanager

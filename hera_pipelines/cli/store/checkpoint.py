@@ -27,7 +27,7 @@ from tiphys.checkpoint.restore.inspect import (
 from tiphys.checkpoint.save.interval import IntervalAdvice, IntervalLimit, advise_interval
 from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, UsageError
-from tiphys.lineage import CheckpointNode, CheckpointStatus, read_lineage_tree
+from tiphys.lineage import CheckpointNode, CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.policy import pin_checkpoint, unpin_checkpoint
 from tiphys.lineage.select import list_commits
@@ -36,7 +36,7 @@ from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.quantities import format_bytes, format_duration
 from tiphys.records import CheckpointManifest, CheckpointRef, task_name
-from tiphys.store import Store, open_store, read_all_attempts, read_current_workflow, read_step_attempts
+from tiphys.store import Store, open_store
 from tiphys.store.runs import read_concurrently
 
 PIN_EXAMPLES = """\b
@@ -61,8 +61,9 @@ class LocatedCheckpoint(NamedTuple):
 
 
 class LocatedLineage(NamedTuple):
-    """The lineage of one training step, and the store that holds its checkpoints."""
+    """The lineage of one training step of a run, and the store that holds its checkpoints."""
 
+    history: RunHistory
     store: Store
     step: str
     name: str
@@ -121,10 +122,10 @@ def find_checkpoint(store: Store, where: str, which: str) -> LocatedCheckpoint:
 
 def find_lineage(store: Store, where: str) -> LocatedLineage:
     """Locate the lineage of ``RUN`` or ``RUN/STEP``; raises as `find_checkpoint`."""
-    run, selected, names = parse_run_step(store, where)
-    pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
-    lineages = {name: attempts[-1].claim.lineage for name, attempts in read_all_attempts(store, run, []).items()}
-    training = {name: lineage for name, lineage in lineages.items() if lineage and selects_step(selected, name)}
+    history, selected = parse_run_step(store, where)
+    run, names = history.run, history.names
+    lineages = ((name, attempts[-1].claim.lineage) for name, attempts in history.read_attempts(step=selected).items())
+    training = {name: lineage for name, lineage in lineages if lineage}
     if not training:
         missing = f"checkpoints of {names.name(selected)}" if selected else "training step that keeps checkpoints"
         raise NotFoundError(f"run {run} has no {missing}; `tiphys lineage {run}` shows all")
@@ -132,8 +133,8 @@ def find_lineage(store: Store, where: str) -> LocatedLineage:
         listed = ", ".join(f"'{run}/{names.name(name)}'" for name in names.sort(training))
         raise UsageError(f"run {run} has several training steps; name one: {listed}")
     [(name, lineage)] = training.items()
-    volume = pipeline.checkpoint_volume_url(task_name(name))
-    return LocatedLineage(open_store(volume, must_exist=True) if volume else store, name, lineage)
+    volume = history.pipeline.checkpoint_volume_url(task_name(name))
+    return LocatedLineage(history, open_store(volume, must_exist=True) if volume else store, name, lineage)
 
 
 def _current_user() -> str:
@@ -166,20 +167,23 @@ def advice(
     screen: Screen = context.obj
     run_store = existing_store(screen, store)
     lineage = find_lineage(run_store, where)
-    run = where.partition("/")[0]
     manifests = _read_manifests(lineage.store, lineage.name)
     if not manifests:
         raise NotFoundError(
             f"{lineage.name} has no checkpoint yet, so nothing was measured; repeat the command after a save"
         )
-    result = advise_interval(
-        manifests, read_step_attempts(run_store, run, lineage.step, []), _author_bounds(run_store, run, lineage.step)
-    )
+    attempts = lineage.history.read_attempts(step=lineage.step)[lineage.step]
+    result = advise_interval(manifests, attempts, _author_bounds(lineage.history.pipeline, lineage.step))
     if output == Format.TABLE:
         screen.table(("FACT", "VALUE"), _advice_rows(result), wraps=True)
         screen.note(_advice_sentence(result))
     else:
-        document = {"apiVersion": API_VERSION, "kind": "CheckpointAdvice", "run": run, "step": lineage.step}
+        document = {
+            "apiVersion": API_VERSION,
+            "kind": "CheckpointAdvice",
+            "run": lineage.history.run,
+            "step": lineage.step,
+        }
         screen.document({**document, **result.model_dump(mode="json")}, output)
 
 
@@ -193,9 +197,9 @@ def _read_manifests(store: Store, lineage: str) -> list[CheckpointManifest]:
     return [manifest for manifest in read_concurrently(read, list_commits(store, lineage)) if manifest]
 
 
-def _author_bounds(store: Store, run: str, step: str) -> IntervalBounds | None:
+def _author_bounds(pipeline: CompiledPipeline, step: str) -> IntervalBounds | None:
     """Bounds that the author set for ``every="auto"``; None without bounds."""
-    spec = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps.get(task_name(step))
+    spec = pipeline.steps.get(task_name(step))
     bounds = spec.checkpoints.every_bounds if spec and spec.checkpoints else None
     return IntervalBounds(*bounds) if bounds else None
 
@@ -270,9 +274,8 @@ def list_checkpoints(
 ) -> None:
     """List the checkpoints of a run, oldest first, with status and size."""
     screen: Screen = context.obj
-    run_store = existing_store(screen, store)
-    run, selected, names = parse_run_step(run_store, where)
-    tree = read_lineage_tree(run_store, run)
+    history, selected = parse_run_step(existing_store(screen, store), where)
+    run, names, tree = history.run, history.names, read_lineage_tree(history)
     steps = [step for step in tree.steps if selects_step(selected, step.step)]
     if selected and not steps:
         raise NotFoundError(f"run {run} has no checkpoints of {names.name(selected)}; `tiphys lineage {run}` shows all")
@@ -366,7 +369,7 @@ def _read_checkpoint(store: Store, where: str, which: str) -> tuple[LocatedCheck
 def _find_latest(store: Store, where: str) -> LocatedCheckpoint:
     """The newest checkpoint that an attempt may start from."""
     lineage = find_lineage(store, where)
-    tree = read_lineage_tree(store, where.partition("/")[0])
+    tree = read_lineage_tree(lineage.history)
     steps = (step for step in tree.steps if step.step == lineage.step)
     nodes = [node for step in steps for attempt in step.attempts for node in attempt.checkpoints]
     usable = [node.ref for node in nodes if node.status is CheckpointStatus.COMMITTED]

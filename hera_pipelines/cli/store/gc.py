@@ -12,6 +12,7 @@ from tiphys_controller import API_VERSION
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
 from tiphys.errors import TiphysError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import (
     CollectionReport,
     RetentionAction,
@@ -130,7 +131,7 @@ def _collect_lineages(
     failures: list[TiphysError] = []
     for run in _progress(screen, runs):
         try:
-            for lineage in iter_run_lineages(store, run, overrides.apply_to):
+            for lineage in iter_run_lineages(RunHistory(store, run), overrides.apply_to):
                 if isinstance(lineage, UnreachableLineage):
                     screen.note(
                         f"{lineage.run}/{lineage.label}: its checkpoints cannot be read from here: {lineage.reason}"

@@ -12,14 +12,14 @@ from html import escape
 import structlog
 
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
-from tiphys.lineage.step_names import step_names
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.protocol.execute_api import ArtifactValue, NodeOutputs, S3Location
 from tiphys.protocol.operations import REPORT_ARTIFACT
 from tiphys.protocol.quantities import format_duration
 from tiphys.recording.run_binding import RunBinding
 from tiphys.records import AttemptEndOutcome, SubmissionEnd
-from tiphys.store import Attempt, DamagedRecord, Store, read_all_attempts, read_run
+from tiphys.store import Attempt, Store
 
 _log = structlog.get_logger()
 _MAX_ATTEMPTS = 2000
@@ -61,13 +61,12 @@ def _render_page(store: Store, binding: RunBinding, end: SubmissionEnd) -> str:
 
 
 def _attempt_table(store: Store, binding: RunBinding) -> Iterator[str]:
-    listed = sum(1 for info in store.list(binding.layout.attempts) if not info.key.endswith(".end.json"))
+    history = RunHistory.for_display(store, binding.run)
+    listed = sum(len(numbers.claimed) for numbers in history.attempt_numbers.values())
     if listed > _MAX_ATTEMPTS:
         yield f"<p>The run has {listed:,} attempts, too many for this page; the commands below list them.</p>"
         return
-    damaged: list[DamagedRecord] = []
-    attempts = read_all_attempts(store, binding.run, damaged)
-    names = step_names(store, read_run(store, binding.run))
+    attempts, names = history.attempts, history.names
     if attempts:
         yield "<table><thead><tr><th>Step<th>Attempt<th>Submission<th>Result<th>Time<th>GPUs<th>Node</tr></thead>\n"
         for step in names.sort(attempts):
@@ -75,7 +74,7 @@ def _attempt_table(store: Store, binding: RunBinding) -> Iterator[str]:
             gpus = spec.gpu.gpus if spec and spec.gpu else 0
             yield from (_attempt_row(names.name(step), attempt, gpus) for attempt in attempts[step])
         yield "</table>\n"
-    yield from (f'<p class="failed">{escape(record.message)}</p>\n' for record in damaged)
+    yield from (f'<p class="failed">{escape(message)}</p>\n' for message in history.damaged)
 
 
 def _attempt_row(name: str, attempt: Attempt, gpus: int) -> str:

@@ -10,8 +10,9 @@ from bench.argo.installation import Installation
 from bench.argo.workflows import LIMIT, Twins
 from bench.samples import interleaved, percentile, ratio, significant, summary
 
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import open_store, read_all_attempts
+from tiphys.store import open_store
 
 _LONGEST_SECONDS = 900.0
 _LONGEST_OF_A_TASK = 30.0
@@ -140,7 +141,7 @@ def _cpu_ratios(tiphys: Timeline, plain: Timeline) -> dict[str, float]:
 
 def _record_seconds(at: Situation, found: Timeline) -> float:
     """Seconds from the end of a pod to its record in the bucket, for 99 of 100 steps."""
-    attempts = read_all_attempts(open_store(at.here.settings.store), found.document["metadata"]["name"])
+    attempts = RunHistory(open_store(at.here.settings.store), found.document["metadata"]["name"]).attempts
     ended = (attempt for step in attempts.values() for attempt in step)
     written = {one.claim.instance: one.end.written_at for one in ended if one.end is not None}
     return percentile(record_delays(found.document, written), 99)

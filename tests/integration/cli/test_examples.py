@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from tiphys.lineage import read_lineage_tree
+from tiphys.lineage import RunHistory, read_lineage_tree
 from tiphys.store import DirectoryStore
 
 from .conftest import invoke
@@ -30,7 +30,7 @@ def test_a_fork_reads_new_data_and_continues_from_the_newest_checkpoint(tmp_path
     before, after = model_of(tmp_path, "base"), model_of(tmp_path, "november")
     assert (before["began_at_step"], after["began_at_step"]) == (0, 200)
     assert after["weight"] == before["weight"] * 2
-    (fit,) = read_lineage_tree(DirectoryStore(tmp_path / "store"), "november").steps
+    (fit,) = read_lineage_tree(RunHistory(DirectoryStore(tmp_path / "store"), "november")).steps
     start = fit.attempts[0].starts_from
     assert start is not None
     assert (start.lineage != fit.lineage, start.global_step) == (True, 200)

@@ -21,8 +21,9 @@ from tiphys_controller import start_run
 from hera_pipelines import load_pipeline
 from hera_pipelines.local.nodes import NodePhase
 from hera_pipelines.local.run_session import LocalSession
+from tiphys.lineage import RunHistory
 from tiphys.records import AttemptEnd, AttemptEndOutcome
-from tiphys.store import DirectoryStore, read_all_attempts, read_events, read_submissions
+from tiphys.store import DirectoryStore, read_events, read_submissions
 
 from .conftest import Command, begin, invoke, snapshot
 
@@ -47,7 +48,7 @@ def manifests(store: Path) -> list[Path]:
 
 
 def ends(store: Path, run: str, step: str) -> list[AttemptEnd | None]:
-    return [attempt.end for attempt in read_all_attempts(DirectoryStore(store), run)[step]]
+    return [attempt.end for attempt in RunHistory(DirectoryStore(store), run).attempts[step]]
 
 
 def model(store: Path, run: str) -> bytes:
@@ -79,7 +80,7 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert tiny.ran(tmp_path / "code") == ["fit", "report"]
     assert answer.out.splitlines()[1].split()[:3] == ["prepare", "step", "skip"]
-    claims = [attempt.claim for attempt in read_all_attempts(DirectoryStore(store), "r")["fit"]]
+    claims = [attempt.claim for attempt in RunHistory(DirectoryStore(store), "r").attempts["fit"]]
     assert claims[1].starts_from is not None
     assert (claims[1].submission, len(read_submissions(DirectoryStore(store), "r"))) == (2, 2)
     invoke(["run", tmp_path / "code/tiny.py", "--run", "undisturbed"], tmp_path)

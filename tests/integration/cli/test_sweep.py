@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from support import sweeping
 
-from tiphys.store import DirectoryStore, read_all_attempts
+from tiphys.lineage import RunHistory
+from tiphys.store import DirectoryStore
 
 from .conftest import Answer, Command, Finished
 
@@ -25,7 +26,7 @@ def document(tiphys: Command, *options: str) -> dict[str, Any]:
 
 def made_by_best() -> dict[str, str | None]:
     store = DirectoryStore(Path(".tiphys/store"))
-    end = read_all_attempts(store, "s")["best"][-1].end
+    end = RunHistory(store, "s").attempts["best"][-1].end
     assert end is not None
     found = {output.name: output.value for output in end.outputs}
     [model] = [output for output in end.outputs if output.name == "model"]

@@ -35,6 +35,7 @@ from tiphys.errors import (
 )
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
+from tiphys.lineage import RunHistory
 from tiphys.records import SubmissionBinding
 from tiphys.store import RunLayout, Store, read_submissions
 
@@ -286,7 +287,7 @@ def test_without_a_name_of_its_cluster_a_uid_decides(
     )
     bound_by_its_first_admit(store, started.uid)
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": phase}})
-    assert describe_run(store, RUN, alone).summary.phase is RunPhase(phase)
+    assert describe_run(RunHistory(store, RUN), alone).summary.phase is RunPhase(phase)
     if phase == "Running":
         with pytest.raises(ConflictError, match="is still running"):
             resume_run(store, alone, RUN)
@@ -304,7 +305,7 @@ def test_without_a_name_of_its_cluster_what_is_not_shown_may_be_running(
     if bound:
         bound_by_its_first_admit(store, started.uid)
     api.delete(WORKFLOWS, "ml", RUN)
-    assert describe_run(store, RUN, alone).summary.phase is RunPhase.UNKNOWN
+    assert describe_run(RunHistory(store, RUN), alone).summary.phase is RunPhase.UNKNOWN
     with pytest.raises(ConflictError, match="--force"):
         resume_run(store, alone, RUN)
     assert resume_run(store, alone, RUN, force=True, namespace="ml").submission == 2

@@ -19,6 +19,7 @@ from support.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_c
 from support.memory import MemoryStore
 from tiphys_controller.failure_cost import group_by_queue, measure_time_usage
 
+from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
@@ -61,7 +62,7 @@ def test_a_damaged_record_is_named_and_the_rest_measured(store):
     store.create(key, b"{garbage")
     opened(store, 2, 100)
 
-    [usage] = measure_time_usage(store, [RUN], at(200))
+    usage = measure_time_usage(RunHistory.for_display(store, RUN), at(200))
 
     assert [key in message for message in usage.damaged] == [True]
     assert [step.elapsed_seconds for step in usage.steps] == [200]
@@ -89,8 +90,7 @@ def saved(attempt, step, seconds, when, at_stop=False):
 
 
 def account(store, now=1000.0):
-    (found,) = measure_time_usage(store, [RUN], at(now))
-    return found
+    return measure_time_usage(RunHistory.for_display(store, RUN), at(now))
 
 
 def seconds(entry):
@@ -249,9 +249,9 @@ def test_what_nobody_ended_is_over_with_its_workflow(store):
 def test_an_open_attempt_of_a_lost_run_ends_at_the_last_sign_of_life(store, lost, until):
     opened(store, 1, 0)
     commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
-    [usage] = measure_time_usage(store, [RUN], at(1e6), lost={RUN: at(lost)})
+    usage = measure_time_usage(RunHistory.for_display(store, RUN), at(1e6), lost_at=at(lost))
     assert (usage.steps[0].elapsed_seconds, usage.steps[0].entries[0].failed_by) == (until, "interrupted")
-    [usage] = measure_time_usage(store, [RUN], at(1e6), lost={"another": at(lost)})
+    usage = measure_time_usage(RunHistory.for_display(store, RUN), at(1e6))
     assert (usage.steps[0].elapsed_seconds, usage.steps[0].entries[0].failed_by) == (1e6, "")
 
 

@@ -11,6 +11,7 @@ from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
 from tiphys.errors import NotFoundError
+from tiphys.lineage import RunHistory
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
     AttemptEnd,
@@ -176,14 +177,20 @@ def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> Non
     sealed = SubmissionEnd(run=run, submission=1, status="Failed")
     store.create(history.layout.submission_end(1), sealed.to_bytes())
 
-    detail = describe_run(store, run)
+    detail = describe_run(RunHistory.for_display(store, run))
 
     assert detail.summary.phase is RunPhase.FAILED
     assert detail.parameters == {"lr": "0.1"}
     [submission] = detail.submissions
     assert (submission.cluster, submission.uid, submission.status) == ("west", "uid-of-digits-1", "Failed")
     prep, fit = detail.steps
-    assert (prep.decision, fit.decision, fit.attempts) == ("skip", "run", ())
+    assert (prep.done, prep.reason, fit.done, fit.reason, fit.attempts) == (
+        True,
+        "done in attempt 2",
+        False,
+        "never started",
+        (),
+    )
     assert [(a.attempt, a.outcome, a.cause, a.message) for a in prep.attempts] == [
         (1, "failed", "preemption", "node went away"),
         (2, "done", "", ""),
@@ -204,7 +211,7 @@ def test_outputs_are_those_of_the_newest_attempt_or_of_the_result_that_was_taken
     )
     store.create(RunLayout(second).reused(1, "prep"), reuse.to_bytes())
 
-    steps = [describe_run(store, run).steps[0] for run in (first, second)]
+    steps = [describe_run(RunHistory.for_display(store, run)).steps[0] for run in (first, second)]
 
     own, taken = (step.outputs for step in steps)
     assert [step.taken_over for step in steps] == [{}, {"prep": "run digits-1, step prep, attempt 2"}]
@@ -213,7 +220,7 @@ def test_outputs_are_those_of_the_newest_attempt_or_of_the_result_that_was_taken
         ("attempt 2", "data", None, 3, hashlib.sha256(b"xyz").hexdigest()),
     ]
     assert [(one.source, one.key) for one in taken] == [("run digits-1, step prep, attempt 2", one.key) for one in own]
-    assert describe_run(store, first).steps[1].outputs == ()
+    assert describe_run(RunHistory.for_display(store, first)).steps[1].outputs == ()
 
 
 def test_items_that_were_taken_over_stand_beside_those_that_ran(store: Store, submitter: FakeSubmitter) -> None:
@@ -227,7 +234,7 @@ def test_items_that_were_taken_over_stand_beside_those_that_ran(store: Store, su
     )
     store.create(RunLayout(second).reused(1, taken), reuse.to_bytes())
 
-    [step] = describe_run(store, second).steps
+    [step] = describe_run(RunHistory.for_display(store, second)).steps
 
     assert [attempt.name for attempt in step.attempts] == ["sweep[1]"]
     assert step.taken_over == {"sweep[0]": "run digits-1, step sweep, attempt 1"}
@@ -249,7 +256,7 @@ def test_damaged_records_do_not_hide_the_others(store: Store, submitter: FakeSub
         store.delete(key)
         store.create(key, b"{garbage")
 
-    detail = describe_run(store, run)
+    detail = describe_run(RunHistory.for_display(store, run))
     [row] = list_run_summaries(store)
 
     assert [key for key in damaged if any(key in message for message in detail.damaged)] == damaged
@@ -276,7 +283,7 @@ def test_an_open_attempt_of_a_training_shows_its_newest_report(store: Store, sub
     end = AttemptEnd(run=run, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
     store.create(RunLayout(run).attempt_end("fit", 1), end.to_bytes())
 
-    [first, second] = describe_run(store, run).steps[1].attempts
+    [first, second] = describe_run(RunHistory.for_display(store, run)).steps[1].attempts
 
     assert first.training_progress is None
     assert second.training_progress is not None
@@ -296,7 +303,7 @@ def test_an_attempt_started_from_what_its_program_could_use(store: Store, submit
     ]
     append_events(store, run, "trainer", events)
 
-    attempts = describe_run(store, run).steps[1].attempts
+    attempts = describe_run(RunHistory.for_display(store, run)).steps[1].attempts
 
     assert [(one.starts_from, one.unusable_start) for one in attempts] == [
         ("", ""),
@@ -308,4 +315,4 @@ def test_an_attempt_started_from_what_its_program_could_use(store: Store, submit
 
 def test_an_unknown_run_is_named(store: Store) -> None:
     with pytest.raises(NotFoundError, match="digits-9"):
-        describe_run(store, "digits-9")
+        describe_run(RunHistory.for_display(store, "digits-9"))

@@ -14,7 +14,8 @@ import pytest
 from support.lineage import RUN
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.lineage.step_names import StepNames, selects_step, step_names
+from tiphys.lineage import RunHistory
+from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.fan_out import assign_item_ids
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
@@ -192,7 +193,9 @@ def test_bindings_are_read_from_the_store_and_a_damaged_one_is_left_out(tmp_path
         bound = binding(step, f"fit({number}:0.1)", "0.1", submission=number)
         store.create(layout.item(number, step), bound.to_bytes())
     store.create(layout.item(2, damaged), b"{")
-    known = step_names(store, RunRecord(run=RUN, pipeline="digits", workflow=manifest, digest=json_digest(manifest)))
+    record = RunRecord(run=RUN, pipeline="digits", workflow=manifest, digest=json_digest(manifest))
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
+    known = RunHistory(store, RUN).names
     assert (known.name(step), known.name(damaged)) == ("fit[1]", damaged)
 
 

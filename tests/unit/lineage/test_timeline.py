@@ -6,7 +6,7 @@ import pytest
 from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import read_lineage_tree, read_timeline
+from tiphys.lineage import RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.records import (
     AttemptEndOutcome,
@@ -37,7 +37,7 @@ def store(tmp_path):
 
 
 def messages(store, name):
-    return [event.message for event in read_timeline(store, RUN) if event.name == name]
+    return [event.message for event in read_timeline(RunHistory.for_display(store, RUN)) if event.name == name]
 
 
 def test_the_story_of_a_preempted_run_is_told_in_order(store):
@@ -58,7 +58,7 @@ def test_the_story_of_a_preempted_run_is_told_in_order(store):
     append_events(store, RUN, "trainer", [restored])
     write_end(store, at(7, end_of(2, outcome=AttemptEndOutcome.DONE)))
     store.create(LAYOUT.submission_end(1), at(8, SubmissionEnd(run=RUN, submission=1, status="Succeeded")).to_bytes())
-    assert [(event.name, event.message) for event in read_timeline(store, RUN)] == [
+    assert [(event.name, event.message) for event in read_timeline(RunHistory.for_display(store, RUN))] == [
         ("run.submitted", f"run {RUN} of pipeline digits was submitted"),
         ("submission.bound", "submission 1 (original) runs as workflow wf-1 on local"),
         ("attempt.started", "attempt 1 of fit starts from the beginning"),
@@ -94,7 +94,7 @@ def test_a_damaged_end_record_does_not_hide_its_lineage(store):
     write_claim(store, at(1, claim_of(1)))
     store.create(LAYOUT.attempt_end(STEP, 1), b"{garbage")
 
-    tree = read_lineage_tree(store, RUN)
+    tree = read_lineage_tree(RunHistory.for_display(store, RUN))
 
     assert [one.attempt for one in tree.steps[0].attempts] == [1]
     assert [LAYOUT.attempt_end(STEP, 1) in message for message in tree.damaged] == [True]
@@ -104,7 +104,10 @@ def test_events_are_ordered_by_their_time_wherever_they_were_found(store):
     write_run(store, written_at=minute(0))
     early = Event(name="a.b", at=minute(-60), message="an hour before")
     append_events(store, RUN, "plugin", [early])
-    assert [event.name for event in read_timeline(store, RUN)] == ["a.b", "run.submitted"]
+    assert [event.name for event in read_timeline(RunHistory.for_display(store, RUN))] == [
+        "a.b",
+        "run.submitted",
+    ]
 
 
 def test_an_end_that_is_recorded_late_is_told_before_what_came_after_it(store):
@@ -113,7 +116,7 @@ def test_an_end_that_is_recorded_late_is_told_before_what_came_after_it(store):
     end = end_of(1, outcome=AttemptEndOutcome.DONE)
     write_end(store, at(9, end.model_copy(update={"step": "prepare", "last_alive_at": minute(2)})))
     write_claim(store, at(3, claim_of(1)))
-    told = [(event.name, event.step) for event in read_timeline(store, RUN)]
+    told = [(event.name, event.step) for event in read_timeline(RunHistory.for_display(store, RUN))]
     assert told[1:] == [
         ("attempt.started", "prepare"),
         ("attempt.ended", "prepare"),
@@ -127,7 +130,9 @@ def test_an_attempt_that_was_fenced_ends_with_its_fence(store):
     write_claim(store, at(1, claim_of(1)))
     fenced = end_of(1, outcome=AttemptEndOutcome.FENCED).model_copy(update={"last_alive_at": minute(2)})
     write_end(store, at(9, fenced))
-    assert [event.at for event in read_timeline(store, RUN) if event.name == "attempt.ended"] == [minute(9)]
+    assert [
+        event.at for event in read_timeline(RunHistory.for_display(store, RUN)) if event.name == "attempt.ended"
+    ] == [minute(9)]
 
 
 def test_a_step_without_checkpoints_starts_from_nowhere_in_particular(store):
@@ -152,4 +157,4 @@ def test_quarantine_and_late_commits_are_told(store):
 
 def test_an_unknown_run_is_an_error(store):
     with pytest.raises(NotFoundError):
-        read_timeline(store, RUN)
+        read_timeline(RunHistory.for_display(store, RUN))

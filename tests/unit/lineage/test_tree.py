@@ -7,7 +7,7 @@ import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import CheckpointStatus, read_lineage_tree
+from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.records import AttemptEndOutcome, Cause, Event, SkippedCheckpoint
 from tiphys.store import DirectoryStore, LineageLayout, append_events
@@ -19,7 +19,7 @@ def store(tmp_path):
 
 
 def statuses(store):
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     return {str(node.ref): node.status for attempt in lineage.attempts for node in attempt.checkpoints}
 
 
@@ -30,7 +30,7 @@ def test_attempts_and_their_checkpoints_are_told_with_their_facts(store):
     commit(store, ref(1, 20), parent=ref(1, 10), reason="sigterm")
     write_end(store, end_of(1, Cause.PREEMPTION, progress=True, message="exit code 75"))
     write_claim(store, claim_of(2, ref(1, 20), submission=2))
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     first, second = lineage.attempts
     assert (lineage.step, lineage.lineage, lineage.note) == (STEP, LINEAGE, "")
     assert (first.outcome, first.cause, first.message) == (AttemptEndOutcome.FAILED, Cause.PREEMPTION, "exit code 75")
@@ -53,7 +53,7 @@ def test_an_attempt_that_was_told_to_stop_shows_its_report_card(store):
     card = Event(name="checkpoint.preempted", step=STEP, attempt=1, message="told to stop at step 7", data={"lost": 0})
     other = Event(name="checkpoint.restored", step=STEP, attempt=2, message="attempt 2 resumes")
     append_events(store, RUN, "trainer", [card, other])
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     assert [attempt.preemption for attempt in lineage.attempts] == [card, None]
 
 
@@ -62,7 +62,7 @@ def test_every_checkpoint_tells_what_its_attempt_had_restored(store):
     write_claim(store, claim_of(1))
     write_claim(store, claim_of(2, ref(1, 20)))
     commit(store, ref(2, 30), parent=ref(2, 20), restored=ref(1, 10))
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     assert [node.restored for node in lineage.attempts[1].checkpoints] == [ref(1, 10)]
 
 
@@ -80,7 +80,7 @@ def test_quarantine_tells_its_reason_and_who_decided(store):
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10))
     quarantine_checkpoint(store, ref(1, 10), "wrong hash", "restore")
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     (node,) = lineage.attempts[0].checkpoints
     assert (node.status, node.reason) == (CheckpointStatus.QUARANTINED, "wrong hash (by restore)")
     assert node.committed_at and node.quarantined_at
@@ -91,7 +91,7 @@ def test_a_damaged_manifest_is_shown_and_does_not_stop_the_picture(store):
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10))
     store.create(LineageLayout(LINEAGE).manifest(1, 20), b"garbage")
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     assert statuses(store) == {"1-10": CheckpointStatus.COMMITTED, "1-20": CheckpointStatus.DAMAGED}
     assert "not a valid CheckpointManifest" in lineage.attempts[0].checkpoints[1].reason
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_admission_skipped_is_shown_as_damaged(store):
     commit(store, ref(1, 20))
     skipped = (SkippedCheckpoint(checkpoint=ref(1, 20), reason="shard 0 is missing"),)
     write_claim(store, claim_of(2, ref(1, 10)).model_copy(update={"skipped": skipped}))
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     assert statuses(store)["1-20"] is CheckpointStatus.DAMAGED
     assert lineage.attempts[0].checkpoints[1].reason == "shard 0 is missing"
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_retention_removed_is_known_by_who_started_from_it(sto
 def test_steps_without_checkpoints_are_left_out(store):
     write_run(store)
     write_claim(store, claim_of(1, step="preprocess").model_copy(update={"lineage": ""}))
-    assert read_lineage_tree(store, RUN).steps == ()
+    assert read_lineage_tree(RunHistory.for_display(store, RUN)).steps == ()
 
 
 def test_checkpoints_on_a_volume_of_their_own_are_read_there(store, tmp_path):
@@ -132,7 +132,7 @@ def test_checkpoints_on_a_volume_of_their_own_are_read_there(store, tmp_path):
 def test_a_volume_that_is_not_mounted_here_is_said_and_attempts_are_still_shown(store, tmp_path):
     write_run(store, checkpoint_store=f"file://{tmp_path}/elsewhere")
     write_claim(store, claim_of(1))
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory.for_display(store, RUN)).steps
     assert len(lineage.attempts) == 1
     assert "elsewhere" in lineage.note
     assert not (tmp_path / "elsewhere").exists()
@@ -141,14 +141,14 @@ def test_a_volume_that_is_not_mounted_here_is_said_and_attempts_are_still_shown(
 def test_an_unknown_run_is_an_error_that_names_the_near_one(store):
     write_run(store)
     with pytest.raises(NotFoundError, match=RUN):
-        read_lineage_tree(store, "digits-2")
+        read_lineage_tree(RunHistory.for_display(store, "digits-2"))
 
 
 def test_metrics_that_json_has_no_number_for_are_text_in_it(store):
     write_run(store)
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10), metrics={"loss": math.inf, "accuracy": math.nan})
-    found = read_lineage_tree(store, RUN)
+    found = read_lineage_tree(RunHistory.for_display(store, RUN))
     text = json.dumps(found.model_dump(mode="json"), allow_nan=False)
     assert '"loss": "inf"' in text
     assert '"accuracy": "nan"' in text
@@ -160,5 +160,5 @@ def test_the_tree_survives_json(store):
     write_run(store)
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10), metrics={"loss": 1.5})
-    found = read_lineage_tree(store, RUN)
+    found = read_lineage_tree(RunHistory.for_display(store, RUN))
     assert type(found).model_validate_json(found.to_bytes()) == found

@@ -15,7 +15,7 @@ import pytest
 from support.lineage import RUN, claim_of, commit, write_claim
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.lineage import best, read_lineage_tree
+from tiphys.lineage import RunHistory, best, read_lineage_tree
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.trials import SweepReport, TrialState, read_sweep
 from tiphys.protocol.fan_out import SWEEP_ANNOTATION, assign_item_ids, format_item_parameters
@@ -104,7 +104,7 @@ def end(
 
 
 def read(store, metric: str | None = "loss", mode: Any = None, step: str = "") -> SweepReport:
-    return read_sweep(store, RUN, step, metric, mode, utc_now())
+    return read_sweep(RunHistory.for_display(store, RUN), step, metric, mode, utc_now())
 
 
 def values(sweep: SweepReport) -> list[tuple[str, float | None, str]]:
@@ -201,7 +201,7 @@ def test_attempts_and_gpu_hours_are_counted(store):
     begin(store, STEPS[1])
 
     later = utc_now() + timedelta(hours=1)
-    first, second, third = read_sweep(store, RUN, "fit", None, None, later).trials
+    first, second, third = read_sweep(RunHistory.for_display(store, RUN), "fit", None, None, later).trials
 
     assert [trial.attempts for trial in (first, second, third)] == [2, 1, 0]
     assert [trial.state for trial in (first, second, third)] == ["Interrupted", "Running", "Waiting"]
@@ -243,7 +243,9 @@ def test_items_that_a_step_made_are_known_from_their_bindings(store):
 def test_the_lineage_names_items_by_what_they_were_given(store):
     write_run(store, spec(checkpoints=CheckpointPolicy()))
     begin(store, STEPS[1], loss=0.5)
-    assert [(one.step, one.item) for one in read_lineage_tree(store, RUN).steps] == [(STEPS[1], "lr=0.2 name=b")]
+    assert [(one.step, one.item) for one in read_lineage_tree(RunHistory.for_display(store, RUN)).steps] == [
+        (STEPS[1], "lr=0.2 name=b")
+    ]
 
 
 def test_a_run_without_a_sweep_or_with_several_says_so(store):
@@ -255,7 +257,7 @@ def test_a_run_without_a_sweep_or_with_several_says_so(store):
         read(store, step="nope")
     write_run(store, spec(fan_out=False), run="plain", when="true")
     with pytest.raises(UsageError, match="none of its steps fans out"):
-        read_sweep(store, "plain", "", None, None, utc_now())
+        read_sweep(RunHistory.for_display(store, "plain"), "", None, None, utc_now())
 
 
 class TestBest:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -27,7 +28,6 @@ from tiphys.store import (
     fence_attempt,
     list_runs,
     outputs_digest,
-    read_all_attempts,
     read_events,
     read_run,
     read_step_attempts,
@@ -190,7 +190,7 @@ class TestAttempts:
             put(store, LAYOUT.attempt(step, number), attempt(step, number))
         put(store, LAYOUT.attempt_end(item, 1), end(item, 1))
 
-        found = read_all_attempts(store, "digits")
+        found = RunHistory(store, "digits").attempts
 
         assert {step: [a.claim.attempt for a in tries] for step, tries in found.items()} == {"fit": [1, 2], item: [1]}
         assert found[item][0].end is not None
@@ -199,7 +199,7 @@ class TestAttempts:
         put(store, LAYOUT.attempt_end("fit", 1), end("fit", 1))
 
         with pytest.raises(IntegrityError, match="attempt of fit 1 has records but no claim"):
-            read_all_attempts(store, "digits")
+            RunHistory(store, "digits").read_attempts()
 
     def test_a_record_that_is_no_record_is_damage(self, store: DirectoryStore) -> None:
         store.create(LAYOUT.attempt("fit", 1), b"{}")
@@ -210,7 +210,7 @@ class TestAttempts:
     def test_foreign_objects_are_left_out(self, store: DirectoryStore) -> None:
         store.create(f"{LAYOUT.step_attempts('fit')}README", b"")
 
-        assert read_all_attempts(store, "digits") == {}
+        assert RunHistory(store, "digits").attempts == {}
 
 
 class TestListingDigest:

@@ -32,8 +32,8 @@ from hera_pipelines.traces.spans import (
     MAX_MESSAGE_CHARACTERS,
     derive_spans,
     describe_service,
-    read_history,
 )
+from tiphys.lineage import RunHistory
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     AttemptClaim,
@@ -78,7 +78,7 @@ def attempt(store: Store, claim: AttemptClaim, end: AttemptEnd | None = None) ->
 
 
 def spans_of(store: Store) -> list[ReadableSpan]:
-    return derive_spans(read_history(store, RUN), describe_service())
+    return derive_spans(RunHistory.for_display(store, RUN), describe_service())
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tiphys.errors import IntegrityError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import ModelVersionRecord, RegistrationRequest, ReuseRecord
 from tiphys.records.tracking import ModelRegistration
-from tiphys.store import DamagedRecord, DirectoryStore, ObjectInfo, RunLayout, Store, read_current_run
+from tiphys.store import DamagedRecord, DirectoryStore, ObjectInfo, RunLayout, Store, read_current_workflow
 from tiphys.tracking.records import list_registrations, registration_key
 from tiphys.tracking.registration import (
     find_recorded_output,
@@ -76,7 +76,7 @@ def register(server: FakeMlflow, store: Store, model: Path, run: str = RUN) -> M
 
 
 def at_the_desk(server: FakeMlflow, store: Store, run: str = RUN) -> list[ModelVersionRecord]:
-    pipeline = CompiledPipeline.from_manifest(read_current_run(store, run).workflow)
+    pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
     return [repeat_registration(server, store, one, pipeline) for one in list_registrations(store, run)]
 
 

@@ -101,7 +101,7 @@ def test_a_failed_run_says_why_and_what_to_type(
     assert "digits-1 failed 1 of 3" in home.text
     assert "fit failed in attempt 1 by user error: the loss is not a number" in page.text
     assert f"tiphys resume digits-1 --store {store.url}" in page.text
-    assert "runs 2 of 3 steps again or for the first time: fit, report" in page.text
+    assert "It runs what is missing: fit, report." in page.text
     titles = re.findall(r"<title>(\w+: [\w ]+)</title>", pages.get(f"/runs/{run}").text)
     assert titles == ["prep: done", "fit: failed", "report: never started"]
 

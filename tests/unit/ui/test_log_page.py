@@ -25,7 +25,7 @@ from tiphys_controller import start_run
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.log_page import MAX_HTML_BYTES, MAX_PODS
 from tiphys.errors import UsageError
-from tiphys.lineage.step_names import read_step_names
+from tiphys.lineage import RunHistory
 from tiphys.records import SubmissionEnd
 from tiphys.store import Attempt, DirectoryStore, RunLayout, Store, Submission
 from tiphys.store.program_output import chunk_key
@@ -178,7 +178,7 @@ def test_no_output_commands_a_browser(store: Store, open_pages: Callable[..., Pa
 def test_the_log_of_an_open_attempt_is_followed(store: Store, tmp_path: Path, open_pages: Callable[..., Pages]) -> None:
     submitter = FakeSubmitter(tmp_path / "cluster")
     run = start_run(store, submitter, pipeline_of(gated("fit", withItems=["a", "b"]))).run
-    item = next(one.step_id for one in read_step_names(store, run).items("fit") if one.name == "fit[1]")
+    item = next(one.step_id for one in RunHistory(store, run).names.items("fit") if one.name == "fit[1]")
     History(store, run).opened(item)
     pages = open_pages(("pod", "pod in ml", ["hello\n"]))
 

@@ -12,10 +12,9 @@
 
 import pytest
 from tiphys_controller.run_phase import RunPhase
-from tiphys_controller.runs import AttemptDetail, RunDetail, RunSummary, StepDetail
-from tiphys_controller.submit.plan_report import StartCheckpoint
+from tiphys_controller.runs import AttemptDetail, StepDetail
 
-from hera_pipelines.ui.step_states import find_step_state, suggest_command
+from hera_pipelines.ui.step_states import find_step_state
 from tiphys.records import utc_now
 
 
@@ -36,34 +35,7 @@ def step(*outcomes: str) -> StepDetail:
         )
         for number, outcome in enumerate(outcomes, 1)
     )
-    return StepDetail(name="fit", kind="train", decision="run", reason="", needs=(), attempts=attempts)
-
-
-def test_a_step_says_from_which_checkpoint_a_resume_would_go_on() -> None:
-    continued = step("failed").model_copy(update={"starts_from": StartCheckpoint(checkpoint="1-600", global_step=600)})
-    scratch = step("failed").model_copy(update={"name": "tune", "starts_from": StartCheckpoint()})
-    detail = RunDetail(
-        store="file:///s",
-        summary=RunSummary(
-            run="r",
-            pipeline="p",
-            phase=RunPhase.FAILED,
-            reason="",
-            submissions=1,
-            attempts=1,
-            steps_done=0,
-            steps_total=2,
-            last_activity=None,
-        ),
-        parameters={},
-        code_version=None,
-        submissions=(),
-        steps=(continued, scratch),
-    )
-    assert suggest_command(detail)[1] == (
-        "It runs 2 of 2 steps again or for the first time: fit, tune; "
-        "fit goes on from checkpoint 1-600; tune begins from the beginning."
-    )
+    return StepDetail(name="fit", kind="train", done=False, reason="", needs=(), attempts=attempts)
 
 
 @pytest.mark.parametrize(

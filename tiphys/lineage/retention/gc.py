@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tiphys.errors import NotFoundError
 from tiphys.lineage.retention.delete import Retention, RetentionPlan
 from tiphys.lineage.retention.policy import age_key
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import (
     StartCheckpoints,
     infer_starts_from_volume,
@@ -22,9 +23,7 @@ from tiphys.lineage.select import (
     restored_by_attempt,
     starts_from_claims,
 )
-from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_valid_manifest
-from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.records import CheckpointRef, task_name
 from tiphys.store import (
@@ -32,8 +31,6 @@ from tiphys.store import (
     LineageLayout,
     Store,
     open_store,
-    read_all_attempts,
-    read_current_run,
     read_step_attempts,
 )
 from tiphys.store.runs import ALL_ATTEMPTS
@@ -149,20 +146,18 @@ class UnreachableLineage:
 
 
 def iter_run_lineages(
-    store: Store,
-    run: str,
+    history: RunHistory,
     alter_policy: Callable[[RetentionPolicy | None], RetentionPolicy | None],
     window: slice = ALL_ATTEMPTS,
 ) -> Iterator[RunLineage | UnreachableLineage]:
-    """All lineages of ``run``. ``alter_policy`` maps the policy of each step to the policy to apply,
-    and ``window`` selects attempts as in `read_all_attempts`: those of others have no step here.
+    """All lineages of a run. ``alter_policy`` maps the policy of each step to the policy to apply,
+    and ``window`` selects attempts as in `select_attempts`: those of others have no step here.
 
     Raises:
         NotFoundError: the store has no such run.
     """
-    record = read_current_run(store, run)
-    pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
-    all_attempts = read_all_attempts(store, run, window=window)
+    store, run, pipeline, names = history.store, history.run, history.pipeline, history.names
+    all_attempts = history.read_attempts(window)
     for step in names.sort(all_attempts):
         lineage, name = all_attempts[step][-1].claim.lineage, task_name(step)
         if not lineage:

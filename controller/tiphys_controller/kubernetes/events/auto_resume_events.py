@@ -5,6 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from tiphys.errors import TiphysError
+from tiphys.lineage import RunHistory
 from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.auto_resume.act import ReconcileResult
@@ -105,7 +106,8 @@ class AutoResumeRecorder:
     def _count_lost(self, key: RunKey, submission: int) -> None:
         """Count the GPU-seconds that the failures of an ended submission have cost."""
         try:
-            [usage] = measure_time_usage(self._stores(key[0]), [key[1]], utc_now())
+            history = RunHistory.for_display(self._stores(key[0]), key[1])
+            usage = measure_time_usage(history, utc_now())
         except TiphysError as error:  # the resume is done; `tiphys report` shows the cost
             _log.warning("resume.not_accounted", namespace=key[0], run=key[1], error=str(error))
             return

@@ -14,7 +14,7 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_cla
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.lineage import CheckpointStatus, read_lineage_tree
+from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import infer_starts, infer_starts_from_volume, list_commits
 from tiphys.lineage.validity import read_manifest
@@ -161,7 +161,7 @@ def test_the_tree_infers_the_same_starts(tmp_path, runs):
     attempt(store, volume, 1, 2)
     attempt(store, volume, 2, 3)
     write_claim(store, claim_of(3))
-    (lineage,) = read_lineage_tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(RunHistory(store, RUN)).steps
     assert [node.starts_from for node in lineage.attempts] == [None, ref(1, 2), ref(2, 3)]
     assert {c.status for node in lineage.attempts for c in node.checkpoints} == {CheckpointStatus.COMMITTED}
 

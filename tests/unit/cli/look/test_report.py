@@ -20,6 +20,7 @@ from tiphys_controller.failure_cost import (
 
 from hera_pipelines.cli import main
 from hera_pipelines.draw.report_html import CHART_WIDTH, MAX_ROWS, report_page
+from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import PhaseSpan, TimePhase
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import AttemptEndOutcome, LastCheckpoint, StartTimes
@@ -107,7 +108,7 @@ def test_the_document_adds_up_to_what_was_held(tiphys):
 
 
 def test_the_page_draws_every_phase_at_its_place(store):
-    (found,) = measure_time_usage(store, [RUN], at(200))
+    found = measure_time_usage(RunHistory.for_display(store, RUN), at(200))
     page = report_page("What failures have cost <digits>", [("goodput", "77.5%")], found)
     assert "&lt;digits&gt;" in page
     times, recovery = (ElementTree.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL))

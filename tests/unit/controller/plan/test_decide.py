@@ -471,7 +471,6 @@ def test_the_document_is_stable(store: Store) -> None:
         "pipeline": "digits",
         "store": store.url,
         "submissions": 0,
-        "requests": 6,
         "steps": [
             {"name": "prep", "kind": "step", "decision": "skip", "reason": "done in attempt 1", "items": []},
         ],

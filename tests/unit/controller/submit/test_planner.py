@@ -32,6 +32,7 @@ from tiphys_controller import (
 )
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftClass
 from tiphys.protocol.step_spec import STEP_ANNOTATION, StepKind
@@ -282,7 +283,7 @@ def test_an_action_can_be_overridden(store: Store, submitter: FakeSubmitter, his
     change = WorkflowChange(with_parameter("0.5"), {"parameters": "warn"})
 
     assert resume_run(store, submitter, RUN, change=change).plan.running == ("fit", "report")
-    assert describe_run(store, RUN).parameters == {"lr": "0.5"}
+    assert describe_run(RunHistory(store, RUN)).parameters == {"lr": "0.5"}
 
 
 def test_the_author_says_what_may_not_change_at_all(store: Store, submitter: FakeSubmitter) -> None:
@@ -370,7 +371,7 @@ def test_a_fork_is_a_run_of_its_own_that_names_its_parent(
     [first] = read_submissions(store, "hot")
     assert (first.claim.kind, first.claim.rerun_since) == (SubmissionKind.FORK, {"aside": 1})
     assert [key for key in keys(store) if key.startswith(LAYOUT.control)] == before
-    assert (describe_run(store, "hot").parent, describe_run(store, RUN).parent) == (RUN, "")
+    assert (describe_run(RunHistory(store, "hot")).parent, describe_run(RunHistory(store, RUN)).parent) == (RUN, "")
     assert len(submitter.manifest("hot")["spec"]["templates"][0]["dag"]["tasks"]) == 4
 
 

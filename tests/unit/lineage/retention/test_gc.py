@@ -5,6 +5,7 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_cla
 from support.memory import MemoryStore
 
 from tiphys.errors import NotFoundError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import RetentionAction, UnreachableLineage, iter_run_lineages
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.step_spec import RetentionPolicy
@@ -25,7 +26,7 @@ def store():
 
 
 def lineage(store, keep=None):
-    [found] = iter_run_lineages(store, RUN, lambda policy: keep or policy)
+    [found] = iter_run_lineages(RunHistory(store, RUN), lambda policy: keep or policy)
     return found
 
 
@@ -101,7 +102,7 @@ def test_a_claim_that_came_after_the_first_look_is_seen_before_anything_is_delet
 
 def test_a_run_that_keeps_all_is_left_as_it_is(store):
     before = dict(store.objects)
-    [found] = iter_run_lineages(store, RUN, lambda policy: None)
+    [found] = iter_run_lineages(RunHistory(store, RUN), lambda policy: None)
     assert {fate.reasons for fate in found.collect().decisions} == {("all are kept",)}
     assert store.objects == before
 
@@ -136,4 +137,4 @@ def test_a_volume_that_is_not_here_is_told(tmp_path):
 
 def test_a_run_that_is_not_there_is_an_error(store):
     with pytest.raises(NotFoundError, match="has no run 'other'"):
-        list(iter_run_lineages(store, "other", lambda policy: policy))
+        list(iter_run_lineages(RunHistory(store, "other"), lambda policy: policy))

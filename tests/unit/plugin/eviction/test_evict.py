@@ -31,7 +31,7 @@ from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import StoreError
-from tiphys.lineage import read_timeline
+from tiphys.lineage import RunHistory, read_timeline
 from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import CheckpointManifest, CrashRecord, Preemption, Shard
@@ -200,7 +200,7 @@ def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(h
     assert preempted["gpus"] == 8
     assert (preempted["committed"]["global_step"], preempted["seconds_lost"]) == (7, 0.0)
     assert preempted["gone_at"] > preempted["asked_at"]
-    [event] = [event for event in read_timeline(here.store, "low") if event.name == "attempt.ended"]
+    [event] = [event for event in read_timeline(RunHistory(here.store, "low")) if event.name == "attempt.ended"]
     assert "to save and go for high/fit" in event.message
     assert (event.data["preempted"]["for_run"], event.data["preempted"]["gpu_seconds_lost"]) == ("high", 0.0)
 

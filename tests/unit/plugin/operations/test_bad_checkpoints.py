@@ -5,7 +5,7 @@ from support.lineage import ref
 from support.world import Flow, World, commit, fit, keys, outputs, phase, said, world
 
 from tiphys.faults import InjectedFaultError
-from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
+from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import list_quarantined, read_quarantine_records
 from tiphys.protocol.step_spec import CheckpointPolicy, RetryPolicy
 from tiphys.records import CheckpointRef, CrashRecord
@@ -82,11 +82,18 @@ def test_people_find_it_in_the_lineage_and_among_the_events(here):
     flow.admit("fit", 2)
     crashes(flow, 3, 2, restored=at(1, 20))
     node = next(
-        n for a in read_lineage_tree(here.store, RUN).steps[0].attempts for n in a.checkpoints if n.ref == at(1, 20)
+        n
+        for a in read_lineage_tree(RunHistory.for_display(here.store, RUN)).steps[0].attempts
+        for n in a.checkpoints
+        if n.ref == at(1, 20)
     )
     assert node.status is CheckpointStatus.QUARANTINED
     assert "crashed in the same way" in node.reason and node.reason.endswith("(by conclude)")
-    told = [event.message for event in read_timeline(here.store, RUN) if event.name == "checkpoint.quarantined"]
+    told = [
+        event.message
+        for event in read_timeline(RunHistory.for_display(here.store, RUN))
+        if event.name == "checkpoint.quarantined"
+    ]
     assert len(told) == 1 and "checkpoint 20 of attempt 1 was quarantined" in told[0]
 
 

@@ -17,6 +17,7 @@ import pytest
 from support.world import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
 
 from tiphys.errors import StoreError
+from tiphys.lineage import RunHistory
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Tombstones
 from tiphys.lineage.retention.gc import RunLineage, iter_run_lineages
@@ -163,7 +164,7 @@ def test_the_checkpoint_that_a_fork_began_with_stays_in_its_parent(here):
     for step in range(1100, 1600, 100):
         commit(here.store, f"{PARENT}/fit", attempt=1, step=step)
     keep = lambda policy: policy.model_copy(update={"delay_seconds": 0.0})  # noqa: E731
-    [lineage] = iter_run_lineages(here.store, PARENT, keep)
+    [lineage] = iter_run_lineages(RunHistory(here.store, PARENT), keep)
     assert isinstance(lineage, RunLineage)
     kept = {fate.checkpoint.global_step: fate.reasons for fate in lineage.collect().decisions if fate.reasons}
     assert kept[1000] == ("pinned fork-hot",)
@@ -202,7 +203,7 @@ def test_a_training_that_is_asked_for_anew_starts_from_the_beginning(here):
 def test_the_lineage_tells_where_it_comes_from(here):
     trained(here)
     forked(here, "hot", fit()).admit("fit", 0)
-    [step] = read_lineage_tree(here.store, "hot").steps
+    [step] = read_lineage_tree(RunHistory(here.store, "hot")).steps
     assert step.attempts[0].starts_from == ref(1000)
     assert step.attempts[0].checkpoints == ()
     assert read_step_attempts(here.store, "hot", "fit")[0].claim.lineage == "hot/fit"
