@@ -202,9 +202,10 @@ def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list
         store: The store.
         submitter: Cluster to search for the Workflows of running submissions; None: storage alone.
     """
-    histories = [RunHistory.for_display(store, run) for run in list_runs(store)]
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        return list(pool.map(lambda history: summarize_run(history, submitter), histories))
+        return list(
+            pool.map(lambda run: summarize_run(RunHistory.for_display(store, run), submitter), list_runs(store))
+        )
 
 
 class RunOrder(StrEnum):

@@ -15,9 +15,10 @@ from tiphys_controller import ADDRESS_PREFIX, TenantSubmitter, is_stable_cluster
 from hera_pipelines.cli.shared_options import ClusterOptions
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
-from tiphys.store import Store, Submission, last_submission, read_run
+from tiphys.store import Store, Submission, read_run
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -62,7 +63,7 @@ def required_submission(store: Store, run: str, verb: str) -> Submission:
         NotFoundError: the store has no such run, or it was never submitted.
     """
     read_run(store, run)
-    if (last := last_submission(store, run)) is None:
+    if (last := RunHistory(store, run).last_submission) is None:
         raise NotFoundError(f"run {run} was never submitted, so there is nothing to {verb}")
     return last
 

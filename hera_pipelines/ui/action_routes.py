@@ -24,7 +24,7 @@ from hera_pipelines.ui.run_actions import (
 )
 from tiphys.errors import UsageError
 from tiphys.service.http_server import BodyBudget
-from tiphys.store import Store
+from tiphys.store import Store, Submission
 
 _MAX_FORM_BYTES = 64 << 10
 _MAX_CLIENT_BYTES, _MAX_BYTES = 1 << 20, 4 << 20
@@ -87,14 +87,17 @@ class ActionRoutes:
             ),
         ]
 
-    def describe_offer(self, request: Request, detail: RunDetail) -> dict[str, Any]:
-        """What the page of a run says about actions: those that are offered, to whom, and why not."""
+    def describe_offer(self, request: Request, detail: RunDetail, last: Submission | None) -> dict[str, Any]:
+        """What the page of a run says about actions: those that are offered, to whom, and why not.
+
+        ``last`` is the newest submission of the run.
+        """
         visitor = self._access.identify(request)
         return {
             "visitor": visitor,
             "can_sign_out": self._access.is_signed_in(visitor),
             "takes_token": self._access.takes_token,
-            "obstacle": self._backend.find_obstacle(detail.summary.run),
+            "obstacle": self._backend.find_obstacle(detail.summary.run, last),
             "offered": list_offered_actions(detail),
         }
 

@@ -180,36 +180,29 @@ class _Pages:
             places = (run, number, page, outputs_page)
             view = await self._reads.read(
                 lambda store: self._views.read(
-                    places, lambda: read_run_view(store, self._usages, self._submitter, *places, self._clock())
+                    places,
+                    lambda: read_run_view(
+                        store, self._usages, self._submitter, *places, self._clock(), self._find_logs
+                    ),
                 )
             )
             offer = None
             if (actions := self._actions) is not None:
-                offer = await self._reads.read(lambda _: actions.describe_offer(request, view.detail))
+                offer = await self._reads.read(
+                    lambda _: actions.describe_offer(request, view.detail, view.last_submission)
+                )
             waiting = await self._reads.read(lambda _: self._find_waiting(view))
-            traceback = await self._reads.read(lambda store: self._find_traceback(store, view))
             sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT, "max_attempts": MAX_ATTEMPTS}
             return self.render(
                 "run.html.jinja",
                 view=view,
                 offer=offer,
                 waiting=waiting,
-                traceback=traceback,
                 known_runs=self._list_known_runs(),
                 **sizes,
             )
 
         return await self.within_limits(request, answer)
-
-    def _find_traceback(self, store: Store, view: RunView) -> str:
-        """What a failed run's program printed last; empty for others, and where its log is gone."""
-        if (failed := view.failed_attempt) is None:
-            return ""
-        try:
-            history = open_history(store, view.detail.summary.run)
-            return read_log_view(history, self._find_logs, failed.step, failed.attempt).traceback
-        except NotFoundError:
-            return ""
 
     async def workflow(self, request: Request) -> Response:
         """The page of the run of a Workflow, to which Argo's pages can link; the first Workflow has the run's name."""

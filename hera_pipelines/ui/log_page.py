@@ -20,15 +20,12 @@ from tiphys.lineage.step_names import StepNames
 from tiphys.records import CrashRecord
 from tiphys.store import (
     Attempt,
-    DamagedRecord,
     RunLayout,
     Store,
     Submission,
     find_record,
-    read_step_attempts,
 )
 from tiphys.store.program_output import read_program_output
-from tiphys.store.runs import list_attempts
 
 MAX_HTML_BYTES = 128 << 10
 """Most HTML of the logs of a page, all pods together."""
@@ -82,12 +79,6 @@ class LogView:
     def is_live(self) -> bool:
         return self.attempt.end is None and not self.problem
 
-    @property
-    def traceback(self) -> str:
-        """The last traceback in these logs, up to the error; empty if there is none."""
-        found = [match for log in self.logs for match in _TRACEBACK.findall(log.text)]
-        return found[-1] if found else ""
-
 
 def read_log_view(history: RunHistory, find_logs: AttemptLogs, step: str, number: int | None) -> LogView:
     """Read the logs of an attempt.
@@ -105,15 +96,14 @@ def read_log_view(history: RunHistory, find_logs: AttemptLogs, step: str, number
     """
     run, names = history.run, history.names
     step = names.resolve(step)
-    listed = list_attempts(history.store, run, step).get(step)
-    attempts = sorted(listed.claimed | listed.ended, reverse=True) if listed else []
+    listed = history.list_step_attempts(step)
+    attempts = sorted(listed.claimed | listed.ended, reverse=True)
     if not attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt{_list_items(names, step)}")
     chosen = max(attempts) if number is None else number
     if chosen not in attempts:
         raise NotFoundError(f"{run}/{names.name(step)} has no attempt {chosen}; its newest is {max(attempts)}")
-    place = attempts.index(chosen)
-    [attempt] = read_step_attempts(history.store, run, step, list[DamagedRecord](), slice(place, place + 1))
+    attempt = history.read_attempt(step, chosen)
     logs, has_more, problem = _read_logs(history, find_logs, attempt)
     return LogView(
         run=run,
@@ -126,6 +116,13 @@ def read_log_view(history: RunHistory, find_logs: AttemptLogs, step: str, number
         problem=problem,
         crash=_find_crash(history, step, chosen),
     )
+
+
+def read_traceback(history: RunHistory, find_logs: AttemptLogs, step: str, number: int) -> str:
+    """The last traceback in the logs of an attempt, up to the error; empty if there is none."""
+    logs, _, _ = _read_logs(history, find_logs, history.read_attempt(step, number))
+    found = [match for log in logs for match in _TRACEBACK.findall(log.text)]
+    return found[-1] if found else ""
 
 
 def _list_items(names: StepNames, step: str) -> str:

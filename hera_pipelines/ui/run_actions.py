@@ -23,7 +23,7 @@ from tiphys_controller.submit.submitter import Submitter
 from tiphys.errors import ConflictError, UsageError, unknown_name_message
 from tiphys.lineage import RunHistory
 from tiphys.records import Event
-from tiphys.store import Store, append_events, read_events, read_submissions
+from tiphys.store import Store, Submission, append_events, read_events, read_submissions
 
 _MAX_ATTEMPTS = 200
 """Most attempts that are read for a form: the newest of each step."""
@@ -64,8 +64,8 @@ class ActionRequest:
 class RunActionBackend(Protocol):
     """Carries actions out."""
 
-    def find_obstacle(self, run: str) -> str:
-        """Why this process can do nothing with the run; empty if it can."""
+    def find_obstacle(self, run: str, last: Submission | None) -> str:
+        """Why this process can do nothing with the run, of which ``last`` is the newest submission; empty if it can."""
 
     def plan_fork(self, run: str, parameters: Mapping[str, str]) -> PlanReport:
         """What a fork with these parameters would take over and run. Raises `TiphysError`."""
@@ -139,7 +139,8 @@ def read_action_view(
         UsageError: Tiphys did not compile its Workflow, or there is no such parameter.
         IntegrityError: a record is damaged.
     """
-    detail = describe_run(RunHistory.for_display(store, run), submitter, window=slice(_MAX_ATTEMPTS))
+    history = RunHistory.for_display(store, run)
+    detail = describe_run(history, submitter, window=slice(_MAX_ATTEMPTS))
     if unknown := (parameters or {}).keys() - detail.parameters.keys():
         raise UsageError(unknown_name_message(f"run {run}", "parameter", min(unknown), sorted(detail.parameters)))
     values = {**detail.parameters, **(parameters or {})}
@@ -150,7 +151,7 @@ def read_action_view(
     elif action is RunAction.FORK:
         plan = backend.plan_fork(run, changed)
     attempts = [one for step in detail.steps for one in step.attempts]
-    obstacle = backend.find_obstacle(run)
+    obstacle = backend.find_obstacle(run, history.last_submission)
     if not obstacle and plan is not None and plan.refusal is not None:
         obstacle = plan.refusal.message
     if not obstacle and action not in list_offered_actions(detail):
@@ -191,7 +192,8 @@ class ActionDesk:
         """
         with self._lock:
             submissions = read_submissions(self._store, request.run, [])
-            newest = submissions[-1].claim.submission if submissions else 0
+            last = submissions[-1] if submissions else None
+            newest = last.claim.submission if last else 0
             if newest != request.after and request.action is not RunAction.FORK:
                 digest = digest_idempotency_key(request.key)
                 if any(one.claim.key == digest for one in submissions):
@@ -200,7 +202,7 @@ class ActionDesk:
                     f"run {request.run} has changed since this plan was shown: submission {newest} was made meanwhile; "
                     "look at the plan again"
                 )
-            if obstacle := self._backend.find_obstacle(request.run):
+            if obstacle := self._backend.find_obstacle(request.run, last):
                 raise ConflictError(obstacle)
             self._record(request)
             return self._backend.perform(request)

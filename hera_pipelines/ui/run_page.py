@@ -16,15 +16,16 @@ from tiphys_controller.runs import (
     SubmissionDetail,
     describe_run,
 )
-from tiphys_controller.submit.submitter import ObstacleFinder, Submitter
+from tiphys_controller.submit.submitter import Submitter, find_obstacles
 
 from hera_pipelines.draw.report_html import ReportChart, format_time, recovery_chart, summarize_usage, time_chart
 from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
+from hera_pipelines.ui.log_page import AttemptLogs, read_traceback
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.lineage import RunHistory
 from tiphys.records import AttemptEndOutcome, Preemption
-from tiphys.store import Store
+from tiphys.store import Store, Submission
 
 MAX_ATTEMPTS = 100
 """Most attempts, and most outputs, of a page: the records of no others are read."""
@@ -115,6 +116,8 @@ class RunView:
     """Everything on the page of a run, or of one of its submissions."""
 
     detail: RunDetail
+    last_submission: Submission | None
+    """The newest submission; None if the run was never submitted."""
     matter: str
     command: str
     """What to type next; empty if nothing is to be done."""
@@ -146,6 +149,10 @@ class RunView:
     charts: tuple[str, ...]
     """Names of the `CHARTS` that have something to show."""
     has_lineage: bool
+    failed_attempt: AttemptDetail | None
+    """The newest attempt of a step, of a run that failed, that had no better one; None if there is none."""
+    traceback: str
+    """What the program of that attempt printed last; empty if that is not known."""
     damaged: tuple[str, ...]
     read_at: datetime
 
@@ -153,15 +160,6 @@ class RunView:
     def states(self) -> dict[str, StepDisplayState]:
         """State of each step by its name."""
         return {step.detail.name: step.state for step in self.steps}
-
-    @property
-    def failed_attempt(self) -> AttemptDetail | None:
-        """The newest attempt of a step, of a run that failed, that had no better one; None if there is none."""
-        if self.detail.summary.phase is not RunPhase.FAILED:
-            return None
-        newest = {one.step: one for one in reversed(self.attempts)}
-        failed = [one for one in newest.values() if one.outcome == AttemptEndOutcome.FAILED]
-        return max(failed, key=lambda one: one.opened_at, default=None)
 
     @property
     def older_attempts(self) -> int:
@@ -212,6 +210,7 @@ def read_run_view(
     page: int,
     outputs_page: int,
     now: datetime,
+    find_logs: AttemptLogs = lambda *_: (),
 ) -> RunView:
     """Read the page of a run.
 
@@ -224,6 +223,7 @@ def read_run_view(
         page: Which `MAX_ATTEMPTS` attempts are shown, from 1.
         outputs_page: Which outputs of these, likewise.
         now: The present time.
+        find_logs: Finds the logs of attempts.
 
     Raises:
         NotFoundError: there is no such run or submission.
@@ -242,8 +242,10 @@ def read_run_view(
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)
     outputs = [output for step in detail.steps for output in step.outputs][(outputs_page - 1) * MAX_ATTEMPTS :]
     command, effect = suggest_command(detail)
+    failed = _find_failed_attempt(detail, attempts)
     return RunView(
         detail=detail,
+        last_submission=history.last_submission,
         matter=describe_matter(detail, now),
         command=command,
         command_effect=effect,
@@ -263,16 +265,25 @@ def read_run_view(
         more_outputs=max(0, len(outputs) - MAX_ATTEMPTS),
         charts=tuple(name for name, draw in CHARTS.items() if draw(usage.steps).rows),
         has_lineage=any(step.detail.kind == "train" and step.detail.attempts for step in steps),
+        failed_attempt=failed,
+        traceback="" if failed is None else read_traceback(history, find_logs, failed.step, failed.attempt),
         damaged=tuple(dict.fromkeys((*detail.damaged, *usage.damaged))),
         read_at=now,
     )
 
 
+def _find_failed_attempt(detail: RunDetail, newest_first: Sequence[AttemptDetail]) -> AttemptDetail | None:
+    if detail.summary.phase is not RunPhase.FAILED:
+        return None
+    newest = {attempt.step: attempt for attempt in reversed(newest_first)}
+    failed = [attempt for attempt in newest.values() if attempt.outcome == AttemptEndOutcome.FAILED]
+    return max(failed, key=lambda attempt: attempt.opened_at, default=None)
+
+
 def _find_obstacles(submitter: Submitter | None, detail: RunDetail, now: datetime) -> tuple[str, ...]:
-    if not detail.summary.workflow or not isinstance(submitter, ObstacleFinder):
-        return ()
+    workflow = detail.summary.workflow
     try:
-        return tuple(obstacle.reason for obstacle in submitter.find_obstacles([detail.summary.workflow], now))
+        return tuple(obstacle.reason for obstacle in find_obstacles(submitter, [workflow], now)[workflow])
     except StoreError as error:
         return (f"what its steps wait for is not known: {error}",)
 

@@ -12,7 +12,8 @@ from tiphys_controller import PlanReport, WorkflowChange, fork_run, resume_run
 from hera_pipelines.cli.shared_options import with_parameters
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from support.submitter import FakeSubmitter
-from tiphys.store import Store, read_current_workflow, read_submissions
+from tiphys.lineage import RunHistory
+from tiphys.store import Store, Submission, read_submissions
 
 
 class Texts(HTMLParser):
@@ -88,7 +89,7 @@ class ControllerActions:
         self.requests: list[ActionRequest] = []
         self.obstacle = ""
 
-    def find_obstacle(self, run: str) -> str:
+    def find_obstacle(self, run: str, last: Submission | None) -> str:
         assert run
         return self.obstacle
 
@@ -110,4 +111,4 @@ class ControllerActions:
         return run
 
     def _build_change(self, run: str, parameters: Mapping[str, str]) -> WorkflowChange:
-        return WorkflowChange(with_parameters(read_current_workflow(self.store, run), parameters), {})
+        return WorkflowChange(with_parameters(RunHistory(self.store, run).workflow, parameters), {})

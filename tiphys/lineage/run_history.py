@@ -132,6 +132,15 @@ class RunHistory:
         """Numbers of the attempts by step id."""
         return self._once("attempt_numbers", lambda: list_attempts(self.store, self.run))
 
+    def list_step_attempts(self, step: str) -> AttemptNumbers:
+        """Numbers of the attempts of one step; costs no listing of the others."""
+        if "attempt_numbers" in self._parts:
+            return self.attempt_numbers.get(step) or AttemptNumbers(set(), set())
+        return self._once(
+            f"attempts of {step}",
+            lambda: list_attempts(self.store, self.run, step).get(step) or AttemptNumbers(set(), set()),
+        )
+
     @property
     def attempts(self) -> dict[str, list[Attempt]]:
         """All attempts of every step that has any, in order, by step id."""
@@ -153,6 +162,16 @@ class RunHistory:
             if (attempt := self._attempts[place]) is not None:
                 found.setdefault(place[0], []).append(attempt)
         return found
+
+    def read_attempt(self, step: str, number: int) -> Attempt:
+        """One attempt that is listed; raises `IntegrityError` if its claim is damaged."""
+        place = step, number
+        if place not in self._attempts:
+            self._attempts[place] = self._read_attempt(place)
+        if (attempt := self._attempts[place]) is None:
+            key = self.layout.attempt(step, number)
+            raise IntegrityError(next(record.message for record in self.damaged_records if record.key == key))
+        return attempt
 
     def read_end(self, step: str, attempt: int) -> AttemptEnd:
         """The end of an attempt.
@@ -178,7 +197,7 @@ class RunHistory:
 
     def _read_attempt(self, place: tuple[str, int]) -> Attempt | None:
         with collect_damage(self.layout.attempt(*place), self._damaged):
-            listed = self.attempt_numbers[place[0]]
+            listed = self.list_step_attempts(place[0])
             return read_attempt(self.store, self.run, *place, listed, self.read_end, self._damaged)
         return None
 

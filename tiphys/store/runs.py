@@ -173,16 +173,6 @@ def read_last_claim(store: Store, run: str) -> SubmissionClaim | None:
     return read_record(store, RunLayout(run).submission(last), SubmissionClaim) if last else None
 
 
-def read_current_workflow(store: Store, run: str) -> dict[str, Any]:
-    """The Workflow of the last submission of a run.
-
-    Raises:
-        NotFoundError: the store has no such run.
-        IntegrityError: a record is damaged.
-    """
-    return read_submission_workflow(store, read_run(store, run), read_last_claim(store, run))
-
-
 def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> list[Submission]:
     """All submissions of a run, in order.
 
@@ -206,11 +196,6 @@ def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None
         return None
 
     return [submission for submission in read_concurrently(read, numbers) if submission is not None]
-
-
-def last_submission(store: Store, run: str) -> Submission | None:
-    """The newest submission of a run; None if the run was never submitted."""
-    return next(iter(reversed(read_submissions(store, run))), None)
 
 
 class AttemptNumbers(NamedTuple):
@@ -248,14 +233,8 @@ def select_attempts(listed: Mapping[str, AttemptNumbers], window: slice = ALL_AT
     return sorted((step, number) for _, step, number in ranked[window])
 
 
-def read_step_attempts(
-    store: Store,
-    run: str,
-    step: str,
-    damaged: list[DamagedRecord] | None = None,
-    window: slice = ALL_ATTEMPTS,
-) -> list[Attempt]:
-    """All attempts of one step, in order; ``window`` as in `select_attempts`.
+def read_step_attempts(store: Store, run: str, step: str, damaged: list[DamagedRecord] | None = None) -> list[Attempt]:
+    """All attempts of one step, in order.
 
     With ``damaged``, each damaged end record is added to it, and its attempt has failed for an unknown cause.
     """
@@ -264,7 +243,7 @@ def read_step_attempts(
     def read(place: tuple[str, int]) -> Attempt:
         return read_attempt(store, run, *place, listed[step], partial(read_attempt_end, store, run), damaged)
 
-    return read_concurrently(read, select_attempts(listed, window))
+    return read_concurrently(read, select_attempts(listed))
 
 
 def read_attempt(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError
 from tiphys.faults import failpoint
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import (
     AttemptEndOutcome,
@@ -27,7 +28,6 @@ from tiphys.store import (
     Store,
     append_events,
     claim_record,
-    last_submission,
     pass_over_end,
     read_submissions,
 )
@@ -272,7 +272,7 @@ def resume_run(
         IntegrityError: a record is damaged.
     """
     if not dry_run and not is_recorded:
-        record_live_workflow(store, submitter, run, last_submission(store, run))
+        record_live_workflow(store, submitter, run, RunHistory(store, run).last_submission)
     run_plan = plan_stored_run(store, run, rerun, change, takes_over=True)
     check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)
     request = ResumeRequest(

@@ -4,7 +4,8 @@ The local engine, the Kubernetes API server and an argo-server implement it.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -103,6 +104,21 @@ class ObstacleFinder(Protocol):
         Raises:
             StoreError: the API server does not answer, or the account may not list Workflows or pods.
         """
+
+
+def find_obstacles(
+    submitter: Submitter | None, workflows: Iterable[str], now: datetime
+) -> "defaultdict[str, list[Obstacle]]":
+    """What running Workflows wait for, by ``namespace/name``; nothing where the submitter sees no pods.
+
+    Raises:
+        StoreError: the API server does not answer, or the account may not list Workflows or pods.
+    """
+    found, wanted = defaultdict[str, list["Obstacle"]](list), set(workflows) - {""}
+    if wanted and isinstance(submitter, ObstacleFinder):
+        for obstacle in submitter.find_obstacles(wanted, now):
+            found[f"{obstacle.namespace}/{obstacle.workflow}"].append(obstacle)
+    return found
 
 
 class TenantSubmitter:

@@ -25,7 +25,8 @@ from hera_pipelines.cli.target import (
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.store import Attempt, Store, Submission, last_submission
+from tiphys.lineage import RunHistory
+from tiphys.store import Attempt, Store, Submission
 
 _COMMAND_SECONDS = 120.0
 _ERRORS = {2: UsageError, 3: NotFoundError, 4: ConflictError, 75: StoreError}
@@ -85,8 +86,7 @@ class CommandActions:
         self._submitter = submitter
         self._cluster_options = cluster_options
 
-    def find_obstacle(self, run: str) -> str:
-        last = last_submission(self._store, run)
+    def find_obstacle(self, run: str, last: Submission | None) -> str:
         if last is None:
             return "it was never submitted"
         try:
@@ -104,7 +104,7 @@ class CommandActions:
 
     def plan_fork(self, run: str, parameters: Mapping[str, str]) -> PlanReport:
         edits = RunEdits(parameters=[f"{name}={value}" for name, value in parameters.items()])
-        on_cluster = is_on_cluster(last_submission(self._store, run))
+        on_cluster = is_on_cluster(RunHistory(self._store, run).last_submission)
         change = edits.build_change(self._store, run, runs_locally=not on_cluster)
         return fork_run(self._store, LocalWorkflows(DEFAULT_STATE), run, change=change, dry_run=True).plan
 
@@ -114,7 +114,7 @@ class CommandActions:
 
     def _build_options(self, request: ActionRequest) -> Iterator[str]:
         yield f"--store={self._store.url}"
-        last = last_submission(self._store, request.run)
+        last = RunHistory(self._store, request.run).last_submission
         options = self._cluster_options
         if options is not None and is_on_cluster(last):
             given = {

@@ -14,7 +14,7 @@ from tiphys_controller.plan.drift import format_change
 from tiphys_controller.run_comparison import compare_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
-from tiphys_controller.submit.submitter import ObstacleFinder
+from tiphys_controller.submit.submitter import find_obstacles
 
 from hera_pipelines.cli.look.unrecorded_workflow import find_unrecorded
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
@@ -284,16 +284,11 @@ def _find_obstacles(
     screen: Screen, submitter: Submitter, summaries: Sequence[RunSummary]
 ) -> "defaultdict[str, list[Obstacle]]":
     """What running Workflows of a cluster wait for, by Workflow; a note says why that is not known."""
-    found = defaultdict[str, list["Obstacle"]](list)
-    workflows = {summary.workflow for summary in summaries} - {""}
-    if not workflows or not isinstance(submitter, ObstacleFinder):
-        return found
     try:
-        for one in submitter.find_obstacles(workflows, utc_now()):
-            found[f"{one.namespace}/{one.workflow}"].append(one)
+        return find_obstacles(submitter, (summary.workflow for summary in summaries), utc_now())
     except StoreError as error:
         screen.note(f"what steps wait for is not known: {error}")
-    return found
+        return defaultdict(list)
 
 
 def _obstacle_fields(obstacles: "Sequence[Obstacle]") -> dict[str, Any]:

@@ -29,9 +29,10 @@ from hera_pipelines.cli.shared_options import (
     with_parameters,
 )
 from tiphys.errors import UsageError
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.drift_policy import DriftAction, DriftClass
-from tiphys.store import Store, read_current_workflow
+from tiphys.store import Store
 
 if TYPE_CHECKING:
     from hera_pipelines.authoring.loading import AnyPipeline
@@ -109,7 +110,7 @@ class RunEdits:
         version_lookup = installed_version if runs_locally else None
         if self.pipeline is None and not parameters:
             return WorkflowChange(None, actions, version_lookup)
-        before = read_current_workflow(store, run)
+        before = RunHistory(store, run).workflow
         if self.file is None or self.pipeline is None:
             return WorkflowChange(with_parameters(before, parameters), actions, version_lookup)
         changed = _compile_changed(self.pipeline, self.file.parent, store, before, parameters)

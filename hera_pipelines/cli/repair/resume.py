@@ -40,11 +40,12 @@ from hera_pipelines.cli.start.submission import (
     choose_target,
 )
 from hera_pipelines.cli.target import cluster_of_submission, is_on_cluster, require_same_cluster, tenant_submitter
+from tiphys.lineage import RunHistory
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
-from tiphys.store import Store, last_submission
+from tiphys.store import Store
 
 PLAN_EXAMPLES = """\b
 Examples:
@@ -74,7 +75,9 @@ def plan(
     run_store = existing_store(screen, store, edits.store)
     if (missing := find_unrecorded(run_store, run)) is not None:
         raise missing
-    change = edits.build_change(run_store, run, runs_locally=not is_on_cluster(last_submission(run_store, run)))
+    change = edits.build_change(
+        run_store, run, runs_locally=not is_on_cluster(RunHistory(run_store, run).last_submission)
+    )
     report = _show_full_plan(screen, run_store, plan_run(run_store, run, edits.rerun, change), output)
     if report.running:
         files = [str(edits.file)] if edits.file else []
@@ -178,7 +181,7 @@ def resume(
         )
         if dry_run:
             return
-    last = last_submission(store, run)
+    last = RunHistory(store, run).last_submission
     on_cluster = choose_target(command, options, run, last, local)
     change = edits.build_change(store, run, runs_locally=not on_cluster)
     if dry_run:

@@ -19,8 +19,8 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import find_workflows, required_submission
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.local.nodes import NodePhase
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import read_current_workflow
 
 EXAMPLES = """\b
 Examples:
@@ -45,7 +45,7 @@ def attach(
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
     last = required_submission(run_store, run, "follow")
-    manifest, claim = read_current_workflow(run_store, run), last.claim
+    manifest, claim = RunHistory(run_store, run).workflow, last.claim
     cluster_options = ClusterOptions(kubeconfig, context, claim.namespace, argo_server)
     workflows = find_workflows(command, last, run, cluster_options, screen.note)
     store_option = store_arguments(run_store, store)

@@ -36,7 +36,8 @@ from hera_pipelines.cli.start.submission import (
 )
 from hera_pipelines.cli.target import runs_on_cluster, tenant_submitter
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.store import Store, last_submission, read_run
+from tiphys.lineage import RunHistory
+from tiphys.store import Store, read_run
 
 _MAX_NAMED = 5
 """Most trainings that a warning names."""
@@ -74,7 +75,7 @@ def fork(
     edits = replace(edits, parameters=parameter or ())
     store = existing_store(screen, options.store, edits.store)
     read_run(store, run)
-    last = last_submission(store, run)
+    last = RunHistory(store, run).last_submission
     on_cluster = runs_on_cluster(last, options.on_cluster, local)
     change = edits.build_change(store, run, runs_locally=not on_cluster)
 

@@ -20,7 +20,8 @@ from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import ClusterOptions, FormatOption, PipelineStoreOption
 from hera_pipelines.cli.start.detach import detach
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, OnClusterOption, refuse_options, runs_on_cluster
-from tiphys.store import Store, Submission, last_submission, read_current_workflow
+from tiphys.lineage import RunHistory
+from tiphys.store import Store, Submission
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -93,7 +94,7 @@ class SubmissionTarget:
 
     def find_local(self, run: str) -> LocalSubmission:
         """The newest submission of a run to the local engine."""
-        last = last_submission(self.store, run)
+        last = RunHistory(self.store, run).last_submission
         assert last is not None
         name = last.claim.workflow_name
         return LocalSubmission(run, name, self.store, self.store_arguments, self.options.engine.state)
@@ -110,4 +111,4 @@ class SubmissionTarget:
             f"{submission.command('stop')}"
         )
         if not self.options.in_background:
-            follow_submission(self.screen, submitter, submission, read_current_workflow(self.store, run))
+            follow_submission(self.screen, submitter, submission, RunHistory(self.store, run).workflow)

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 import structlog
 
 from tiphys.errors import IntegrityError, StoreError, UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.lineage import RunHistory
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.records import task_name
-from tiphys.store import Store, find_attempt_end, read_current_workflow
+from tiphys.store import Store, find_attempt_end
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
@@ -105,7 +105,7 @@ def find_gang(store: Store, cluster: Cluster, request: LeaseRequest) -> GangStat
 
 
 def _read_gang_spec(store: Store, request: LeaseRequest) -> GangSpec | None:
-    steps = CompiledPipeline.from_manifest(read_current_workflow(store, request.run)).steps
+    steps = RunHistory(store, request.run).pipeline.steps
     return steps[task_name(request.step)].gang
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import structlog
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.lineage import RunHistory
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, GpuRequest
 from tiphys.records import AttemptClaim, Event, SubmissionBinding, task_name
 from tiphys.store import (
@@ -32,7 +32,6 @@ from tiphys.store import (
     Store,
     append_events,
     fence_attempt,
-    read_current_workflow,
     read_record,
     read_step_attempts,
 )
@@ -257,7 +256,7 @@ def find_unleased_pods(
 
 def _live_attempts(store: Store, run: str, live_pods: Sequence[PodStatus]) -> Iterator[_LiveAttempt]:
     """The attempts with GPUs that ``live_pods`` belong to and that have no end record; each pod counts for one."""
-    steps = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps
+    steps = RunHistory(store, run).pipeline.steps
     requests = {name: spec.gpu for name, spec in steps.items() if spec.gpu is not None}
     live_steps = {(pod.labels.get(STEP_LABEL), pod.labels.get(ATTEMPT_LABEL)) for pod in live_pods}
     layout = RunLayout(run)

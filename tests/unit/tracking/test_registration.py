@@ -23,10 +23,10 @@ from support.irregular import Irregular
 from support.mlflow import ALIAS, MODEL, MODEL_NAME, REGISTER, RUN, FakeMlflow, write_run
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError
-from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.lineage import RunHistory
 from tiphys.records import ModelVersionRecord, RegistrationRequest, ReuseRecord
 from tiphys.records.tracking import ModelRegistration
-from tiphys.store import DamagedRecord, DirectoryStore, ObjectInfo, RunLayout, Store, read_current_workflow
+from tiphys.store import DamagedRecord, DirectoryStore, ObjectInfo, RunLayout, Store
 from tiphys.tracking.records import list_registrations, registration_key
 from tiphys.tracking.registration import (
     find_recorded_output,
@@ -76,7 +76,7 @@ def register(server: FakeMlflow, store: Store, model: Path, run: str = RUN) -> M
 
 
 def at_the_desk(server: FakeMlflow, store: Store, run: str = RUN) -> list[ModelVersionRecord]:
-    pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
+    pipeline = RunHistory(store, run).pipeline
     return [repeat_registration(server, store, one, pipeline) for one in list_registrations(store, run)]
 
 

@@ -24,6 +24,7 @@ from hera_pipelines.cli.shared_options import ClusterOptions
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
+from tiphys.lineage import RunHistory
 from tiphys.store import DirectoryStore, Store
 
 PIPELINE = pipeline_of(gated("fit"), parameters={"lr": "0.1"})
@@ -69,7 +70,7 @@ def test_on_a_cluster_the_command_has_its_options(
     store: Store, begin: Callable[..., CommandActions], ran: list[tuple[list[str], dict[str, str]]]
 ) -> None:
     actions = begin(EAST, ClusterOptions(Path("/k"), "west", None, None))
-    assert actions.find_obstacle("r") == ""
+    assert actions.find_obstacle("r", RunHistory(store, "r").last_submission) == ""
 
     assert actions.perform(request(RunAction.RESUME)) == "r"
     assert actions.perform(request(RunAction.STOP)) == "r"
@@ -94,10 +95,13 @@ def test_on_a_cluster_the_command_has_its_options(
 
 
 def test_on_this_machine_the_command_has_the_state_folder_of_the_engine(
-    begin: Callable[..., CommandActions], ran: list[tuple[list[str], dict[str, str]]], tmp_path: Path
+    store: Store,
+    begin: Callable[..., CommandActions],
+    ran: list[tuple[list[str], dict[str, str]]],
+    tmp_path: Path,
 ) -> None:
     actions = begin(LocalWorkflows(tmp_path / "state").cluster, ClusterOptions(None, "west", None, None))
-    assert actions.find_obstacle("r") == ""
+    assert actions.find_obstacle("r", RunHistory(store, "r").last_submission) == ""
     actions.perform(request(RunAction.RESUME))
     [(arguments, _)] = ran
     assert f"--state={tmp_path / 'state'}" in arguments
@@ -124,9 +128,9 @@ def test_no_program_of_a_run_gets_the_token(
     ],
 )
 def test_what_this_process_cannot_do_is_said(
-    begin: Callable[..., CommandActions], cluster: str, options: ClusterOptions | None, words: str
+    store: Store, begin: Callable[..., CommandActions], cluster: str, options: ClusterOptions | None, words: str
 ) -> None:
-    assert words in begin(cluster, options).find_obstacle("r")
+    assert words in begin(cluster, options).find_obstacle("r", RunHistory(store, "r").last_submission)
 
 
 def test_a_fork_is_planned_with_its_parameters(begin: Callable[..., CommandActions]) -> None:
