@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from cachetools import TTLCache
+
 from tiphys.errors import UsageError
 from tiphys.store import ObjectInfo, Store
 
@@ -73,32 +75,16 @@ class RecordCache(ReadOnlyStore):
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, max_bytes: int = _MAX_BYTES) -> None:
         super().__init__(store)
-        self._clock = clock
-        self._max_bytes = max_bytes
+        self._objects: TTLCache[str, bytes] = TTLCache(max_bytes, _KEEP_SECONDS, timer=clock, getsizeof=len)
         self._lock = threading.Lock()
-        self._objects: dict[str, tuple[float, bytes]] = {}
-        self._bytes = 0
 
     def read(self, key: str) -> bytes:
-        now = self._clock()
-        known = self._objects.get(key)
-        if known is not None and now - known[0] < _KEEP_SECONDS:
-            return known[1]
+        with self._lock:
+            known = self._objects.get(key)
+        if known is not None:
+            return known
         data = self._store.read(key)
         if len(data) <= _MAX_OBJECT_BYTES:
-            self._remember(key, data, now)
+            with self._lock:
+                self._objects[key] = data
         return data
-
-    def _remember(self, key: str, data: bytes, now: float) -> None:
-        with self._lock:
-            self._forget(key)
-            self._objects[key] = (now, data)
-            self._bytes += len(data)
-            for oldest in list(self._objects):  # in the order of their reads
-                if self._bytes <= self._max_bytes and now - self._objects[oldest][0] < _KEEP_SECONDS:
-                    break
-                self._forget(oldest)
-
-    def _forget(self, key: str) -> None:
-        if (known := self._objects.pop(key, None)) is not None:
-            self._bytes -= len(known[1])

@@ -7,12 +7,12 @@ service and the shared agent all use `PluginCore`.
 
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import structlog
+from cachetools import LRUCache
 from pydantic_core import to_json
 
 from tiphys.errors import ConflictError, StoreError, UsageError
@@ -108,8 +108,8 @@ class PluginCore:
         if tenant is None:
             self.metrics.register_ledger(ledger.snapshot)
             self.recover_leases()
-        self._bindings: OrderedDict[tuple[str, ...], tuple[int, RunBinding]] = OrderedDict()
-        self._runs: OrderedDict[str, str] = OrderedDict()
+        self._bindings: LRUCache[tuple[str, ...], RunBinding] = LRUCache(_MAX_BINDING_BYTES, _measure_binding)
+        self._runs: LRUCache[str, str] = LRUCache(_MAX_KNOWN_RUNS)
         """The run of each workflow uid, for the last `_MAX_KNOWN_RUNS` that called."""
         self._bindings_lock = threading.Lock()
         self._locks = KeyedLocks()
@@ -232,7 +232,8 @@ class PluginCore:
         with self._locks.hold(f"bind/{slot}", self._context.settings.lock_timeout_seconds):
             if (binding := self._find_kept_binding(cache_key)) is not None:
                 return binding
-            run = self._runs.get(metadata.uid)
+            with self._bindings_lock:
+                run = self._runs.get(metadata.uid)
             if run is not None and operation.run and make_run_name(operation.run) != run:
                 raise ConflictError(
                     f"workflow {metadata.namespace}/{metadata.name} acts for run {run}, and a Workflow has one run; "
@@ -247,24 +248,15 @@ class PluginCore:
 
     def _find_kept_binding(self, cache_key: tuple[str, ...]) -> RunBinding | None:
         with self._bindings_lock:
-            if (found := self._bindings.get(cache_key)) is None:
-                return None
-            self._bindings.move_to_end(cache_key)
-            self._runs[found[1].uid] = found[1].run
-            self._runs.move_to_end(found[1].uid)
-            return found[1]
+            binding = self._bindings.get(cache_key)
+            if binding is not None:
+                self._runs[binding.uid] = binding.run
+            return binding
 
     def _keep_binding(self, cache_key: tuple[str, ...], binding: RunBinding) -> None:
         with self._bindings_lock:
             self._runs[binding.uid] = binding.run
-            self._runs.move_to_end(binding.uid)
-            self._bindings[cache_key] = len(to_json(binding.pipeline.manifest)), binding
-            while len(self._runs) > _MAX_KNOWN_RUNS:
-                self._runs.popitem(last=False)
-            while len(self._bindings) > _MAX_BINDINGS or (
-                len(self._bindings) > 1 and sum(size for size, _ in self._bindings.values()) > _MAX_BINDING_BYTES
-            ):
-                self._bindings.popitem(last=False)
+            self._bindings[cache_key] = binding
 
     def _check_store_url(self, pipeline: CompiledPipeline) -> None:
         store_url = self._context.store.url
@@ -285,6 +277,12 @@ class PluginCore:
             instance=instance,
             node=node,
         )
+
+
+def _measure_binding(binding: RunBinding) -> int:
+    """Its share of `_MAX_BINDING_BYTES`, so that at most `_MAX_BINDINGS` fit; one larger than all is kept alone."""
+    size = len(to_json(binding.pipeline.manifest))
+    return min(max(size, _MAX_BINDING_BYTES // _MAX_BINDINGS), _MAX_BINDING_BYTES)
 
 
 def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]) -> ExecuteReply:

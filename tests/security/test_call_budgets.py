@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachetools import LRUCache
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -245,13 +246,14 @@ def test_workflow_that_names_one_run_after_the_other_is_refused(here: World) -> 
 
 def test_kept_workflows_are_bounded_in_bytes(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "_MAX_BINDING_BYTES", 300_000)
+    monkeypatch.setattr(here.core, "_bindings", LRUCache(300_000, core._measure_binding))
     flows = [here.submit(prep(), name=f"digits-{number}.x", uid=f"uid-{number}") for number in range(8)]
     for flow in flows:
         manifest: dict[str, Any] = here.cluster.workflow("ml", flow.name) or {}
         manifest["spec"]["note"] = "x" * 100_000
         here.cluster.write_workflow(manifest)
         assert phase(flow.admit("prep")) == "Succeeded"
-    kept = [binding.uid for _, binding in here.core._bindings.values()]
+    kept = [binding.uid for binding in here.core._bindings.values()]
     assert kept == ["uid-6", "uid-7"]
     assert phase(flows[0].conclude("prep", status="Failed")) == "Failed"  # it is read again
     assert len(here.core._bindings) <= 2

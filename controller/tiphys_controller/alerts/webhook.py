@@ -8,11 +8,11 @@ Alertmanager, version 4 (Prometheus, ``alertmanager/template``).
 import hashlib
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import structlog
+from cachetools import FIFOCache
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tiphys.errors import ObjectExistsError, UsageError
@@ -107,7 +107,7 @@ class AlertInbox:
     def __init__(self, stores: Callable[[str], Store], namespaces: tuple[str, ...] | None) -> None:
         self._stores = stores
         self._namespaces = namespaces
-        self._already_stored: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._already_stored: FIFOCache[tuple[str, str, str], None] = FIFOCache(_REMEMBERED_ALERTS)
         self._lock = threading.Lock()
         self.arrived = threading.Event()
         """Set when a new alert was stored."""
@@ -149,5 +149,3 @@ class AlertInbox:
             self.arrived.set()
         with self._lock:
             self._already_stored[namespace, alert.id, alert.status] = None
-            while len(self._already_stored) > _REMEMBERED_ALERTS:
-                self._already_stored.popitem(last=False)

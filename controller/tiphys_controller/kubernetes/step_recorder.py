@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 import structlog
+from cachetools import LRUCache
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, TiphysError, UsageError
 from tiphys.kube import Object
@@ -93,7 +94,7 @@ class StepRecorder:
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self._busy: dict[str, str] = {}
         """Namespace of each Workflow that is being recorded, by uid."""
-        self._recorders: OrderedDict[str, WorkflowRecorder | None] = OrderedDict()
+        self._recorders: LRUCache[str, WorkflowRecorder | None] = LRUCache(_MAX_RECORDERS)
         """By uid; None for a Workflow that has nothing to record, or that is refused."""
 
     def note(self, workflow: Object) -> None:
@@ -186,7 +187,9 @@ class StepRecorder:
             return False
         if self._is_old(workflow):
             return False
-        recorder = self._recorders.get(uid) or self._open(uid, workflow)
+        with self._changed:
+            recorder = self._recorders.get(uid)
+        recorder = recorder or self._open(uid, workflow)
         if recorder is None:
             return False
         if are_nodes_offloaded(workflow):
@@ -248,11 +251,8 @@ class StepRecorder:
     def _keep(self, uid: str, recorder: WorkflowRecorder | None) -> None:
         with self._changed:
             self._recorders[uid] = recorder
-            self._recorders.move_to_end(uid)
             if recorder is None:
                 self._waiting.pop(uid, None)  # noted in the meantime
-            while len(self._recorders) > _MAX_RECORDERS:
-                self._recorders.popitem(last=False)
 
     def _is_old(self, workflow: Object) -> bool:
         status = workflow.get("status")

@@ -14,9 +14,10 @@ For a gang, a GET of its workload accompanies each LIST.
 import contextlib
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+
+from cachetools import TTLCache
 
 from tiphys.errors import ConflictError, ForbiddenError
 from tiphys.kube import KubeApi, Object
@@ -58,8 +59,9 @@ class KubernetesCluster:
         self._api = api
         self._namespaces = namespaces
         self._name = name
-        self._monotonic = monotonic
-        self._summaries: OrderedDict[tuple[str, str], tuple[float, Object]] = OrderedDict()
+        self._summaries: TTLCache[tuple[str, str], Object] = TTLCache(
+            _MAX_SUMMARIES, _SUMMARY_MAX_AGE_SECONDS, timer=monotonic
+        )
         self._lock = threading.Lock()
 
     @property
@@ -75,8 +77,8 @@ class KubernetesCluster:
 
     def workflow_summary(self, namespace: str, name: str) -> dict[str, Any] | None:
         with self._lock:
-            read_at, summary = self._summaries.get((namespace, name), (0.0, None))
-        if summary is not None and self._monotonic() - read_at < _SUMMARY_MAX_AGE_SECONDS:
+            summary = self._summaries.get((namespace, name))
+        if summary is not None:
             return summary
         workflow = self.workflow(namespace, name)  # a missing workflow is not cached: it may exist now
         return None if workflow is None else _summarize_workflow(workflow)
@@ -142,11 +144,8 @@ class KubernetesCluster:
         with self._lock:
             self._summaries.pop((namespace, name), None)
             # Not cached unless it runs: `argo retry` may restart it at any time, and a refused step stays refused.
-            if not _is_workflow_running(summary):
-                return
-            self._summaries[namespace, name] = (self._monotonic(), summary)
-            if len(self._summaries) > _MAX_SUMMARIES:
-                self._summaries.popitem(last=False)
+            if _is_workflow_running(summary):
+                self._summaries[namespace, name] = summary
 
 
 def _check_readable(pod: Object) -> Object:

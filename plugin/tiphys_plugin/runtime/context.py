@@ -1,10 +1,11 @@
 """The dependencies of every operation, passed as arguments so that tests and the local engine can replace them."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+
+from cachetools import LRUCache
 
 from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
 from tiphys.protocol.fan_out import find_item
@@ -92,7 +93,7 @@ class RecorderCache:
     """The recorders of the Workflows that were recorded last. Thread-safe."""
 
     def __init__(self) -> None:
-        self._recorders: OrderedDict[str, WorkflowRecorder] = OrderedDict()
+        self._recorders: LRUCache[str, WorkflowRecorder] = LRUCache(_MAX_RECORDERS)
         self._lock = threading.Lock()
 
     def get(self, uid: str, create: Callable[[], WorkflowRecorder]) -> WorkflowRecorder:
@@ -100,9 +101,6 @@ class RecorderCache:
         with self._lock:
             recorder = self._recorders.get(uid) or create()
             self._recorders[uid] = recorder
-            self._recorders.move_to_end(uid)
-            while len(self._recorders) > _MAX_RECORDERS:
-                self._recorders.popitem(last=False)
             return recorder
 
 

@@ -13,14 +13,16 @@ accepted before is not reviewed behind unknown ones.
 
 import asyncio
 import hashlib
+import math
 import re
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import prometheus_client
 import structlog
+from cachetools import LRUCache, TTLCache
 from prometheus_client import CollectorRegistry
 
 from tiphys.errors import StoreError
@@ -62,8 +64,10 @@ class TokenReviewAuthenticator:
         self._serves = serves
         self._audience = audience
         self._monotonic = monotonic
-        self._accepted = _ReviewCache(_ACCEPTED_TTL_SECONDS)
-        self._refused = _ReviewCache(_REFUSED_TTL_SECONDS)
+        self._accepted: LRUCache[bytes, tuple[float, str]] = LRUCache(_MAX_CACHED_REVIEWS)
+        """When a token was accepted, and its namespace, by its hash. It is kept when it is old: a known caller's review
+        waits behind no unknown ones."""
+        self._refused: TTLCache[bytes, bool] = TTLCache(_MAX_CACHED_REVIEWS, _REFUSED_TTL_SECONDS, timer=monotonic)
         self._open_reviews: dict[bytes, asyncio.Future[str]] = {}
         self._open_by_client: Counter[str] = Counter()
         self._reviewers = ThreadPoolExecutor(_REVIEW_THREADS, "tiphys-review")
@@ -78,10 +82,10 @@ class TokenReviewAuthenticator:
     async def authenticate(self, token: str, client: str) -> Caller:
         if not token:
             raise UnauthenticatedError("the call has no bearer token")
-        key, now = hashlib.sha256(token.encode()).digest(), self._monotonic()
-        namespace = self._accepted.find(key, now) or self._refused.find(key, now)
-        if namespace is None:
-            namespace = await self._join_review(key, token, client)
+        key = hashlib.sha256(token.encode()).digest()
+        accepted_at, namespace = self._accepted.get(key, (-math.inf, ""))
+        if self._monotonic() - accepted_at >= _ACCEPTED_TTL_SECONDS:
+            namespace = "" if self._refused.get(key) else await self._join_review(key, token, client)
         if not namespace:
             raise UnauthenticatedError(
                 f"the bearer token is not that of a service account {SERVICE_ACCOUNT} in a namespace that this "
@@ -103,7 +107,7 @@ class TokenReviewAuthenticator:
 
     def _begin_review(self, key: bytes, token: str, client: str) -> asyncio.Future[str]:
         loop = asyncio.get_running_loop()
-        if is_renewal := self._accepted.knows(key):
+        if is_renewal := key in self._accepted:
             review = loop.run_in_executor(self._renewers, self._review, token)
         else:
             if (
@@ -129,10 +133,10 @@ class TokenReviewAuthenticator:
 
     def _keep(self, key: bytes, namespace: str) -> None:
         if namespace:
-            self._accepted.keep(key, namespace, self._monotonic())
+            self._accepted[key] = self._monotonic(), namespace
         else:
-            self._accepted.forget(key)
-            self._refused.keep(key, namespace, self._monotonic())
+            self._accepted.pop(key, None)
+            self._refused[key] = True
 
     def _review(self, token: str) -> str:
         """Namespace of the service account of the token; empty if the account may not call."""
@@ -153,32 +157,3 @@ class TokenReviewAuthenticator:
             _log.warning("token.refused", user=user, error=str(status.get("error") or ""))
             return ""
         return match[1]
-
-
-class _ReviewCache:
-    """Results of reviews by the hash of the token; the one used longest ago goes first."""
-
-    def __init__(self, ttl_seconds: float) -> None:
-        self._ttl_seconds = ttl_seconds
-        self._entries: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-
-    def find(self, key: bytes, now: float) -> str | None:
-        """The namespace, empty for a refused token; None if there is no result, or if it is too old."""
-        reviewed_at, namespace = self._entries.get(key, (float("-inf"), ""))
-        if now - reviewed_at >= self._ttl_seconds:
-            return None
-        self._entries.move_to_end(key)
-        return namespace
-
-    def knows(self, key: bytes) -> bool:
-        """Whether there is a result, however old."""
-        return key in self._entries
-
-    def keep(self, key: bytes, namespace: str, now: float) -> None:
-        self._entries[key] = (now, namespace)
-        self._entries.move_to_end(key)
-        if len(self._entries) > _MAX_CACHED_REVIEWS:
-            self._entries.popitem(last=False)
-
-    def forget(self, key: bytes) -> None:
-        self._entries.pop(key, None)

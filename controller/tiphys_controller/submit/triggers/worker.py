@@ -10,13 +10,14 @@ tenant do not delay those of another.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 import structlog
+from cachetools import FIFOCache
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, SettingsError, StoreError, TiphysError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -114,7 +115,7 @@ class TriggerWorker:
     """Makes the runs of objects. Thread-safe but for `run` and `run_round`, which the leader calls."""
 
     dependencies: TriggerDependencies
-    _done: "OrderedDict[tuple[str, str, str], None]" = field(default_factory=OrderedDict)
+    _done: FIFOCache[tuple[str, str, str], None] = field(default_factory=lambda: FIFOCache(_REMEMBERED_OBJECTS))
     _reports: dict[tuple[str, str], _Reports] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _deliveries: threading.BoundedSemaphore = field(
@@ -241,8 +242,6 @@ class TriggerWorker:
     def _remember(self, identity: tuple[str, str, str]) -> None:
         with self._lock:
             self._done[identity] = None
-            while len(self._done) > _REMEMBERED_OBJECTS:
-                self._done.popitem(last=False)
 
     def _report(self, trigger: Trigger | TriggerProblem, why: str) -> None:
         """Log why a trigger makes no run: a reason once, as each listing comes to it again, and few reasons an hour.

@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from cachetools import LRUCache
 from structlog.testing import capture_logs
 from support.counting import CountingStore
 from support.memory import MemoryStore
@@ -407,7 +408,7 @@ def test_a_bounded_number_of_documents_waits(store: MemoryStore, desk: Desk, mon
 
 
 def test_a_bounded_number_of_recorders_is_kept(store: MemoryStore, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_recorder, "_MAX_RECORDERS", 2)
+    monkeypatch.setattr(desk.recorder, "_recorders", LRUCache(2))
     desk.record(*(numbered(store, number) for number in range(4)))
     assert list(desk.recorder._recorders) == ["uid-2", "uid-3"]
 
