@@ -1,11 +1,14 @@
-"""Decides who may act through the pages, and whether a form was sent by one of the pages.
+"""Identifies the visitors who may act through the pages, and accepts the forms of these pages alone.
 
-A visitor is who holds the token, or who a reverse proxy says that it is: the
-header with the identity counts only if a listed address sent it. A form is
-accepted only from a page of this application: the browser says where it comes
-from (``Origin``, ``Sec-Fetch-Site``), and it repeats a value that is bound to the
-session of the visitor, which no other site can read. Source: OWASP, Cross-Site
-Request Forgery Prevention Cheat Sheet.
+A visitor signs in with a token, or a reverse proxy names the visitor in a header. The
+header counts only from a listed address. A form counts only if the browser says that it
+comes from this site (``Origin``, ``Sec-Fetch-Site``), and if it repeats the form token,
+which is bound to session and visitor and which no other site can read.
+Source: OWASP, Cross-Site Request Forgery Prevention Cheat Sheet.
+
+Sessions are kept in this process. A signed cookie, as that of starlette's
+`SessionMiddleware`, would need no memory, but a copy of it would stay valid after its
+visitor has signed out.
 """
 
 import hashlib
@@ -18,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from cachetools import TTLCache
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,8 +38,9 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class AllowedHosts:
-    """ASGI middleware that refuses requests for other names, so that no page of another site reads these by a name of
-    its own (DNS rebinding).
+    """ASGI middleware that refuses requests for other host names (DNS rebinding).
+
+    Starlette's `TrustedHostMiddleware` cuts an IPv6 address at its first colon, and its answer names no remedy.
 
     Args:
         app: The application.
@@ -60,22 +65,22 @@ class AllowedHosts:
 
 
 class Visitor(NamedTuple):
-    """Who asks for a page."""
+    """The sender of a request."""
 
     identity: str = ""
-    """Who may act, in words for records; empty for a reader."""
+    """Name for records; empty for a visitor who may only read."""
     session: str = ""
     form_token: str = ""
-    """What a form of this visitor must repeat."""
+    """Value that each form of this visitor must repeat."""
 
 
 class PageAccess:
-    """Recognizes visitors who may act.
+    """Identifies visitors and keeps their sessions.
 
     Args:
-        token: What a visitor types to sign in; empty: only the proxy identifies visitors.
-        trusted_proxies: Addresses and networks whose header with an identity is believed.
-        identity_header: Name of that header.
+        token: Token with which visitors sign in; empty: only a proxy identifies visitors.
+        trusted_proxies: Addresses and networks of proxies that may name visitors.
+        identity_header: Header in which a proxy names a visitor.
         monotonic: Monotonic clock in seconds.
 
     Raises:
@@ -96,9 +101,8 @@ class PageAccess:
         self._token = token.encode()
         self._proxies = [_parse_network(text) for text in trusted_proxies]
         self._header = identity_header
-        self._monotonic = monotonic
         self._secret = secrets.token_bytes(32)
-        self._signed_in: dict[str, float] = {}
+        self._signed_in: TTLCache[str, bool] = TTLCache(_MAX_SESSIONS, SESSION_SECONDS, timer=monotonic)
         # Cookies are shared by all ports of a host, so each process has a name of its own.
         self._cookie = f"tiphys-{secrets.token_hex(4)}"
 
@@ -108,37 +112,33 @@ class PageAccess:
         return bool(self._token)
 
     def identify(self, request: HTTPConnection) -> Visitor:
-        """The visitor who sends ``request``; without identity unless signed in or named by a trusted proxy."""
+        """The visitor that a trusted proxy names, or who has signed in; else one without an identity."""
         session = request.cookies.get(self._cookie, "")
         address = request.client.host if request.client else ""
         if identity := self._read_proxy_identity(request):
             return self._build_visitor(f"{identity} (by proxy {address})", session or secrets.token_urlsafe(24))
-        if self._signed_in.get(session, 0.0) > self._monotonic():
+        if session in self._signed_in:
             return self._build_visitor(f"holder of the token, from {address}", session)
         return Visitor()
 
     def sign_in(self, token: str) -> str | None:
-        """Session of a visitor who has typed ``token``; None if it is wrong."""
+        """Begin a session of `SESSION_SECONDS`, or until sign-out; None if ``token`` is wrong."""
         if not self._token or not hmac.compare_digest(token.strip().encode(), self._token):
             return None
-        now = self._monotonic()
-        self._signed_in = {known: end for known, end in self._signed_in.items() if end > now}
-        while len(self._signed_in) >= _MAX_SESSIONS:
-            del self._signed_in[next(iter(self._signed_in))]
         session = secrets.token_urlsafe(24)
-        self._signed_in[session] = now + SESSION_SECONDS
+        self._signed_in[session] = True
         return session
 
     def sign_out(self, session: str) -> None:
-        """End a session, so that its cookie is worth nothing."""
+        """End a session; its cookie is not valid any more."""
         self._signed_in.pop(session, None)
 
     def is_signed_in(self, visitor: Visitor) -> bool:
-        """Whether the visitor has typed the token, so that signing out means something."""
+        """Whether the visitor has a session that can be ended, and not only the identity of a proxy."""
         return visitor.session in self._signed_in
 
     def keep_session(self, request: HTTPConnection, response: Response, session: str) -> None:
-        """Have the browser send ``session`` with its requests to this site, and with none that another site begins."""
+        """Set the cookie of a session. The browser sends it only with requests that begin on this site."""
         if request.cookies.get(self._cookie) != session:
             schemes = [request.url.scheme]
             if self._is_trusted(request):
@@ -146,7 +146,7 @@ class PageAccess:
             response.set_cookie(self._cookie, session, secure="https" in schemes, httponly=True, samesite="strict")
 
     def find_form_fault(self, request: HTTPConnection, visitor: Visitor, form: Mapping[str, str]) -> str:
-        """Why the form of a visitor is refused; empty if it comes from a page that this visitor was shown."""
+        """The reason to refuse a form; empty if it comes from a page that this visitor was shown."""
         if fault := find_origin_fault(request):
             return fault
         if not visitor.identity:
@@ -171,7 +171,7 @@ class PageAccess:
 
 
 def find_origin_fault(request: HTTPConnection) -> str:
-    """Why a form does not come from a page of this site, as the browser says; empty if it does."""
+    """The reason to refuse a form by what the browser says of its origin; empty if it comes from this site."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is None and origin is None:
         return "the browser does not say which site the form comes from"
