@@ -172,9 +172,7 @@ class PolicyName(StrEnum):
 
 def simulate(
     context: typer.Context,
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="CSV file with one job per line, or the JSON of Philly's job log.")
-    ],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job per line.")],
     queues: Annotated[Path, typer.Option("--queues", metavar="FILE", help="Queue file to test.")],
     against: Annotated[
         Path | None, typer.Option("--against", metavar="FILE", help="Second queue file to compare with the first.")

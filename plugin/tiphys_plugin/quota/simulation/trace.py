@@ -18,7 +18,6 @@ from typing import TextIO, get_args
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import SpotUse
 from tiphys_plugin.quota.simulation.jobs import Trace, TraceJob
-from tiphys_plugin.quota.simulation.philly import parse_philly_jobs
 
 _MAX_VALUE = 10_000_000_000
 """Some 300 years in seconds: a larger value has a wrong unit, and would exceed the range of datetime."""
@@ -167,11 +166,8 @@ _MAX_TOTAL_SECONDS = 1e11
 """Longest total of all jobs one after the other, some 3,000 years, so that no replay exceeds the range of datetime."""
 
 
-_JSON_PROBE_CHARACTERS = 64
-
-
 def read_trace(path: Path) -> Trace:
-    """Read a CSV file of jobs in one of `TRACE_FORMATS`, or the JSON of Philly's job log.
+    """Read a CSV file of jobs in one of `TRACE_FORMATS`.
 
     Raises:
         UsageError: the file cannot be read, or a cell is wrong; the message names line and column.
@@ -179,21 +175,11 @@ def read_trace(path: Path) -> Trace:
     source = f"trace {path}"
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            is_json = file.read(_JSON_PROBE_CHARACTERS).lstrip().startswith("[")
-            file.seek(0)
-            if is_json:
-                return _parse_philly_trace(file.read(), source)
             return _parse_trace(_read_lines(file, source), source)
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-
-
-def _parse_philly_trace(text: str, source: str) -> Trace:
-    jobs, skipped = parse_philly_jobs(text, source)
-    _check_jobs(jobs, source)
-    return Trace("Philly", tuple(sorted(jobs, key=lambda job: job.submit_seconds)), dict(skipped), ())
 
 
 def _parse_trace(lines: Iterator[tuple[int, list[str]]], source: str) -> Trace:

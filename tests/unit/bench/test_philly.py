@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from bench import philly
+from bench.philly import parse_philly_jobs
 from tiphys_plugin.quota.simulation.jobs import TraceJob
-from tiphys_plugin.quota.simulation.philly import parse_philly_jobs
 from tiphys_plugin.quota.simulation.trace import read_trace
 
 from tiphys.errors import UsageError
@@ -59,10 +60,14 @@ def test_what_is_no_job_log_is_refused_with_its_place(text, words):
     assert words in str(refused.value)
 
 
-def test_the_log_is_known_by_its_first_sign_and_sorted_by_submission(tmp_path):
+def test_the_trace_is_one_that_simulate_reads_sorted_by_submission(tmp_path, monkeypatch, capsys):
     later = job("b", attempt("2017-10-07 01:00:10", "2017-10-07 01:01:10"), submitted="2017-10-07 01:00:05")
     first = job("a", attempt("2017-10-07 01:00:10", "2017-10-07 01:01:10"))
-    path = tmp_path / "cluster_job_log"
-    path.write_text(" \n" + json.dumps([later, first]))
-    trace = read_trace(path)
-    assert [(one.name, one.submit_seconds) for one in trace.jobs] == [("a", 0), ("b", 5)]
+    (tmp_path / "cluster_job_log").write_text(json.dumps([later, job("never"), first]))
+    monkeypatch.setattr("sys.argv", ["philly", str(tmp_path / "cluster_job_log")])
+    philly.main()
+    written = capsys.readouterr()
+    (tmp_path / "jobs.csv").write_text(written.out)
+    trace = read_trace(tmp_path / "jobs.csv")
+    assert [(one.name, one.submit_seconds, one.gpus) for one in trace.jobs] == [("a", 0, 2), ("b", 5, 2)]
+    assert written.err == "left out: 1 never started, so without a duration\n"

@@ -1,20 +1,25 @@
-"""Reads `cluster_job_log` of Microsoft's Philly traces (Jeon et al., USENIX ATC 2019): JSON, a list of jobs.
+"""Converts Microsoft's Philly traces into a trace for ``tiphys simulate``: ``python -m bench.philly LOG > jobs.csv``.
 
-The virtual cluster of a job is its queue. Times have no zone and only their differences
-count, so they are read as UTC. A job holds the GPUs of its last attempt for the time of
-all attempts together.
+`LOG` is `cluster_job_log`, a JSON list of jobs (Jeon et al., USENIX ATC 2019). The virtual
+cluster of a job is its queue. Times have no zone and only their differences count, so they
+are read as UTC. A job holds the GPUs of its last attempt for the time of all attempts together.
 """
 
+import csv
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TextIO
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
+from tiphys_plugin.quota.simulation.jobs import TraceJob
 
 from tiphys.errors import UsageError
-from tiphys_plugin.quota.simulation.jobs import TraceJob
+
+COLUMNS = ("name", "submit_seconds", "duration_seconds", "gpus", "queue")
 
 
 def _parse_time(value: object) -> datetime | None:
@@ -94,3 +99,22 @@ def _parse_job(entry: _Job, origin: datetime | None) -> TraceJob | str:
         gpus=gpus,
         queue=entry.vc,
     )
+
+
+def write_trace(jobs: Sequence[TraceJob], file: TextIO) -> None:
+    """Write jobs as the CSV that ``tiphys simulate`` reads."""
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+    writer.writerows([getattr(job, column) for column in COLUMNS] for job in jobs)
+
+
+def main() -> None:
+    """Convert the file that the command line names."""
+    jobs, skipped = parse_philly_jobs(Path(sys.argv[1]).read_text(), sys.argv[1])
+    write_trace(jobs, sys.stdout)
+    for reason, count in skipped.items():
+        sys.stderr.write(f"left out: {count} {reason}\n")
+
+
+if __name__ == "__main__":
+    main()
