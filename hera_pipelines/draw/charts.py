@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
-from hera_pipelines.draw.lineage_svg import load_picture_template
+from hera_pipelines.draw.templates import load_picture_template, shorten
 
 _DAY = 86400
 _TIME_STEPS = (
@@ -135,11 +135,6 @@ class Picture:
 def box(x: float, y: float, width: float, height: float) -> str:
     """Path of a rectangle."""
     return f"M{x:g} {y:g}H{round(x + width, 2):g}V{round(y + height, 2):g}H{x:g}Z"
-
-
-def shorten(text: str, characters: int) -> str:
-    """``text``, cut at its end if it is longer than ``characters``."""
-    return text if len(text) <= characters else text[: characters - 1].rstrip() + "…"
 
 
 def compute_mean_levels(

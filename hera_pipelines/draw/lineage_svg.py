@@ -4,18 +4,11 @@ Attempts are rows. Global steps are columns in their order, not to scale, so tha
 dense and sparse saves are both readable. The line of an attempt leaves its start
 checkpoint downwards and turns into its own row, so repeated work shows as two
 dots in one column.
-
-`create_environment` makes the environment of all pictures and pages, which
-escapes every value and shows control characters as symbols, so no text can break
-out of the document or turn it around.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
 
-from hera_pipelines.control_characters import replace_control_characters
 from hera_pipelines.draw.lineage_graph import (
     CheckpointPosition,
     Dot,
@@ -26,11 +19,8 @@ from hera_pipelines.draw.lineage_graph import (
     LineageGraph,
     collapse_lineage,
 )
+from hera_pipelines.draw.templates import load_picture_template
 from tiphys.lineage import CheckpointStatus
-
-if TYPE_CHECKING:
-    from jinja2 import Environment, Template
-
 
 LABELS_WIDTH = 132
 COLUMN_WIDTH = 64
@@ -148,37 +138,8 @@ def _row_start(
     )
 
 
-_LONGEST_MESSAGE = 46
 _MIN_WIDTH = 660.0
 """Pixels for the title and the sentence below it."""
-
-
-@cache
-def load_picture_template(name: str) -> "Template":
-    """Load the template ``name`` of this package."""
-    environment = create_environment("hera_pipelines.draw")
-    environment.filters["shorten"] = _shorten
-    return environment.get_template(name)
-
-
-def create_environment(package: str) -> "Environment":
-    """An environment for the templates beside the modules of ``package``."""
-    # Imported here, because most commands that import this package draw no picture.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader(package, ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: replace_control_characters(value) if type(value) is str else value,
-    )
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1].rstrip() + "…"
 
 
 MAX_COLUMNS = 14

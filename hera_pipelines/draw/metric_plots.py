@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hera_pipelines.draw.charts import Axes, Picture, shorten
+from hera_pipelines.draw.charts import Axes, Picture
+from hera_pipelines.draw.templates import shorten
 from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 
 MAX_PLOTS = 24

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from hera_pipelines.draw.charts import Axes, Picture, compute_mean_levels, shorten, time_marks
+from hera_pipelines.draw.charts import Axes, Picture, compute_mean_levels, time_marks
+from hera_pipelines.draw.templates import shorten
 from tiphys.protocol.quantities import format_duration
 
 MAX_QUEUES = 20

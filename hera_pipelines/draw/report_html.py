@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tiphys_controller.failure_cost import RECOVERY_PARTS, Recovery, StepTimeUsage, TimeUsage
 
-from hera_pipelines.draw.charts import Axes, Picture, box, shorten, time_marks
-from hera_pipelines.draw.lineage_svg import load_picture_template
+from hera_pipelines.draw.charts import Axes, Picture, box, time_marks
+from hera_pipelines.draw.templates import load_picture_template, shorten
 from tiphys.lineage.attempt_phases import TimePhase
 from tiphys.protocol.quantities import format_duration
 

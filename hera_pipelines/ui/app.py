@@ -10,7 +10,7 @@ import contextlib
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, wraps
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -28,14 +28,15 @@ from tiphys_controller.run_phase import RunPhase
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.lineage_graph import build_lineage_graphs
-from hera_pipelines.draw.lineage_svg import create_environment, render_lineage_svg
+from hera_pipelines.draw.lineage_svg import render_lineage_svg
 from hera_pipelines.draw.metric_plots import render_metrics_svg
 from hera_pipelines.draw.queue_shares import render_shares_svg
 from hera_pipelines.draw.report_html import format_share, format_time, render_chart_svg
+from hera_pipelines.draw.templates import create_environment
 from hera_pipelines.ui.action_routes import ActionRoutes
 from hera_pipelines.ui.checkpoint_page import read_checkpoints_view
 from hera_pipelines.ui.dag_picture import BOX_HEIGHT, BOX_WIDTH
-from hera_pipelines.ui.gpu_page import GpuSource, SharedReader, WaitingRow
+from hera_pipelines.ui.gpu_page import GpuSource, WaitingRow, share_reads
 from hera_pipelines.ui.home_page import HomeFilter, read_home_view
 from hera_pipelines.ui.log_page import AttemptLogs, read_log_view
 from hera_pipelines.ui.page_access import AllowedHosts
@@ -78,6 +79,7 @@ MAX_CHECKPOINTS = 400
 _DAYS = (1, 7, 30)
 """Lengths of the time axis of the page of queues."""
 _Answer = TypeVar("_Answer")
+_Handler = Callable[["_Pages", Request], Awaitable[Response]]
 _RETRY_SECONDS = 5
 """After this time a client may ask again for a page that could not be read."""
 
@@ -140,6 +142,16 @@ class _OwnFiles(StaticFiles):
         return answer
 
 
+def _within_limits(answer: _Handler) -> _Handler:
+    """Give ``answer`` the time of a page, and the page of the error that it raises."""
+
+    @wraps(answer)
+    async def handle(pages: "_Pages", request: Request) -> Response:
+        return await pages.within_limits(request, lambda: answer(pages, request))
+
+    return handle
+
+
 class _Pages:
     """Answers requests. Storage is read in threads, each page within `_PAGE_SECONDS`."""
 
@@ -161,48 +173,40 @@ class _Pages:
         self._index = index
         self._find_logs = find_logs
         self._actions = actions
-        self._queues = SharedReader(gpus.read_queues) if gpus is not None else None
-        self._nodes = SharedReader(gpus.read_nodes) if gpus is not None and gpus.has_nodes else None
+        self._queues = share_reads(gpus.read_queues) if gpus is not None else None
+        self._nodes = share_reads(gpus.read_nodes) if gpus is not None and gpus.has_nodes else None
         self._clock = clock
 
+    @_within_limits
     async def home(self, request: Request) -> Response:
-        async def answer() -> Response:
-            chosen = HomeFilter.from_query(request.query_params)
-            view = read_home_view(self._index, chosen)
-            return self.render("home.html.jinja", view=view, chosen=chosen, phases=list(RunPhase))
+        chosen = HomeFilter.from_query(request.query_params)
+        view = read_home_view(self._index, chosen)
+        return self.render("home.html.jinja", view=view, chosen=chosen, phases=list(RunPhase))
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def run(self, request: Request) -> Response:
-        async def answer() -> Response:
-            number, run = _read_number(request, "submission"), request.path_params["run"]
-            page, outputs_page = _read_number(request, "page") or 1, _read_number(request, "outputs") or 1
-            places = (run, number, page, outputs_page)
-            view = await self._reads.read(
-                lambda store: self._views.read(
-                    places,
-                    lambda: read_run_view(
-                        store, self._usages, self._submitter, *places, self._clock(), self._find_logs
-                    ),
-                )
+        number, run = _read_number(request, "submission"), request.path_params["run"]
+        page, outputs_page = _read_number(request, "page") or 1, _read_number(request, "outputs") or 1
+        places = (run, number, page, outputs_page)
+        view = await self._reads.read(
+            lambda store: self._views.read(
+                places,
+                lambda: read_run_view(store, self._usages, self._submitter, *places, self._clock(), self._find_logs),
             )
-            offer = None
-            if (actions := self._actions) is not None:
-                offer = await self._reads.read(
-                    lambda _: actions.describe_offer(request, view.detail, view.last_submission)
-                )
-            waiting = await self._reads.read(lambda _: self._find_waiting(view))
-            sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT, "max_attempts": MAX_ATTEMPTS}
-            return self.render(
-                "run.html.jinja",
-                view=view,
-                offer=offer,
-                waiting=waiting,
-                known_runs=self._list_known_runs(),
-                **sizes,
-            )
-
-        return await self.within_limits(request, answer)
+        )
+        offer = None
+        if (actions := self._actions) is not None:
+            offer = await self._reads.read(lambda _: actions.describe_offer(request, view.detail, view.last_submission))
+        waiting = await self._reads.read(lambda _: self._find_waiting(view))
+        sizes = {"box_width": BOX_WIDTH, "box_height": BOX_HEIGHT, "max_attempts": MAX_ATTEMPTS}
+        return self.render(
+            "run.html.jinja",
+            view=view,
+            offer=offer,
+            waiting=waiting,
+            known_runs=self._list_known_runs(),
+            **sizes,
+        )
 
     async def workflow(self, request: Request) -> Response:
         """The page of the run of a Workflow, to which Argo's pages can link; the first Workflow has the run's name."""
@@ -210,77 +214,61 @@ class _Pages:
         suffix = f"?submission={number}" if number else ""
         return RedirectResponse(f"/runs/{quote(run, safe='')}{suffix}", 303, _HEADERS)
 
+    @_within_limits
     async def logs(self, request: Request) -> Response:
-        async def answer() -> Response:
-            run, step, number = *request.path_params.values(), _read_number(request, "attempt")
-            view = await self._reads.read(
-                lambda store: read_log_view(open_history(store, run), self._find_logs, step, number)
-            )
-            return self.render("log.html.jinja", view=view)
+        run, step, number = *request.path_params.values(), _read_number(request, "attempt")
+        view = await self._reads.read(
+            lambda store: read_log_view(open_history(store, run), self._find_logs, step, number)
+        )
+        return self.render("log.html.jinja", view=view)
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def checkpoints(self, request: Request) -> Response:
-        async def answer() -> Response:
-            run = request.path_params["run"]
-            view = await self._reads.read(lambda store: read_checkpoints_view(store, run, self._clock()))
-            return self.render("checkpoints.html.jinja", view=view)
+        run = request.path_params["run"]
+        view = await self._reads.read(lambda store: read_checkpoints_view(store, run, self._clock()))
+        return self.render("checkpoints.html.jinja", view=view)
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def lineage(self, request: Request) -> Response:
-        async def answer() -> Response:
-            run = request.path_params["run"]
-            return _picture(await self._reads.read(lambda store: _draw_lineage(store, run)))
+        run = request.path_params["run"]
+        return _picture(await self._reads.read(lambda store: _draw_lineage(store, run)))
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def metrics(self, request: Request) -> Response:
-        async def answer() -> Response:
-            run = request.path_params["run"]
-            return _picture(await self._reads.read(lambda store: _draw_metrics(store, run)))
+        run = request.path_params["run"]
+        return _picture(await self._reads.read(lambda store: _draw_metrics(store, run)))
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def chart(self, request: Request) -> Response:
-        async def answer() -> Response:
-            run, name = request.path_params["run"], request.path_params["chart"]
-            draw = find_chart(name)
-            usage = await self._reads.read(lambda store: self._usages.measure(open_history(store, run)))
-            return _picture(render_chart_svg(draw(usage.steps)))
+        run, name = request.path_params["run"], request.path_params["chart"]
+        draw = find_chart(name)
+        usage = await self._reads.read(lambda store: self._usages.measure(open_history(store, run)))
+        return _picture(render_chart_svg(draw(usage.steps)))
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def queues(self, request: Request) -> Response:
-        async def answer() -> Response:
-            queues, chosen = self._queues, request.query_params.get("queue", "")
-            assert queues is not None
-            view = await self._reads.read(lambda _: queues.read())
-            return self.render(
-                "queues.html.jinja",
-                view=view.only(chosen),
-                chosen=chosen,
-                known_runs=self._list_known_runs(),
-                days=_read_days(request.query_params.get("days", "1")),
-                day_choices=_DAYS,
-            )
+        queues, chosen = self._queues, request.query_params.get("queue", "")
+        assert queues is not None
+        view = await self._reads.read(lambda _: queues())
+        return self.render(
+            "queues.html.jinja",
+            view=view.only(chosen),
+            chosen=chosen,
+            known_runs=self._list_known_runs(),
+            days=_read_days(request.query_params.get("days", "1")),
+            day_choices=_DAYS,
+        )
 
-        return await self.within_limits(request, answer)
-
+    @_within_limits
     async def shares(self, request: Request) -> Response:
-        async def answer() -> Response:
-            days = _read_days(request.path_params["days"])
-            return _picture(await self._reads.read(lambda _: self._draw_shares(days)))
+        days = _read_days(request.path_params["days"])
+        return _picture(await self._reads.read(lambda _: self._draw_shares(days)))
 
-        return await self.within_limits(request, answer)
-
-    async def nodes(self, request: Request) -> Response:
-        async def answer() -> Response:
-            nodes = self._nodes
-            assert nodes is not None
-            return self.render("nodes.html.jinja", view=await self._reads.read(lambda _: nodes.read()))
-
-        return await self.within_limits(request, answer)
+    @_within_limits
+    async def nodes(self, request: Request) -> Response:  # noqa: ARG002
+        nodes = self._nodes
+        assert nodes is not None
+        return self.render("nodes.html.jinja", view=await self._reads.read(lambda _: nodes()))
 
     async def nothing(self, request: Request) -> Response:
         return self.render_error(404, "Not found", f"there is no page {request.url.path}")
@@ -294,7 +282,7 @@ class _Pages:
         if self._queues is None or not view.is_live:
             return []
         try:
-            return [one for one in self._queues.read().waiting if one.run == view.detail.summary.run]
+            return [one for one in self._queues().waiting if one.run == view.detail.summary.run]
         except TiphysError:
             return []
 
@@ -302,7 +290,7 @@ class _Pages:
         assert self._queues is not None
         now, quotas = self._clock(), dict[str, int]()
         with contextlib.suppress(TiphysError):  # the page says so; what was held is known without the ledger
-            quotas = self._queues.read().quotas
+            quotas = self._queues().quotas
         holds = (hold for one in self._index.runs for hold in one.holds)
         title = f"GPUs held by queue in the last {'day' if days == 1 else f'{days} days'}"
         return render_shares_svg(title, holds, now - timedelta(days=days), now, quotas)

@@ -6,10 +6,12 @@ Whoever serves them reads the ledger, because the store does not hold it.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from cachetools import TTLCache, cached
 
 MAX_REQUESTS = 50
 """Most requests that wait, and most that hold GPUs, on a page."""
@@ -149,23 +151,7 @@ class GpuSource(Protocol):
 _View = TypeVar("_View")
 
 
-class SharedReader(Generic[_View]):
-    """Reads at most every few seconds, however many visitors look. Thread-safe.
-
-    Args:
-        read: Reads the view.
-        monotonic: Monotonic clock in seconds.
-    """
-
-    def __init__(self, read: Callable[[], _View], monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._read = read
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._newest: tuple[float, _View] | None = None
-
-    def read(self) -> _View:
-        """The view as it was at most `_SHARED_SECONDS` ago."""
-        with self._lock:
-            if self._newest is None or self._monotonic() - self._newest[0] >= _SHARED_SECONDS:
-                self._newest = self._monotonic(), self._read()
-            return self._newest[1]
+def share_reads(read: Callable[[], _View], monotonic: Callable[[], float] = time.monotonic) -> Callable[[], _View]:
+    """``read``, which is called at most every `_SHARED_SECONDS`, however many visitors look. Thread-safe."""
+    newest: TTLCache[Hashable, _View] = TTLCache(1, _SHARED_SECONDS, timer=monotonic)
+    return cached(newest, condition=threading.Condition())(read)

@@ -1,5 +1,7 @@
 """The pages of queues and nodes: quota, who holds and waits and why, the health of nodes, and what they refuse."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from html import escape
 from pathlib import Path
@@ -14,8 +16,9 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app
-from hera_pipelines.ui.gpu_page import NodeRow, NodesView, SharedReader
+from hera_pipelines.ui.gpu_page import NodeRow, NodesView, QueuesView, share_reads
 from hera_pipelines.ui.run_index import RunIndex
+from tiphys.errors import StoreError
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.store import DirectoryStore, Store
 
@@ -120,13 +123,33 @@ def test_names_made_of_html_stay_text(store: Store) -> None:
 
 def test_many_visitors_read_the_ledger_once_in_a_while() -> None:
     now, gpus = [0.0], FakeGpus(view_of())
-    reader = SharedReader(gpus.read_queues, lambda: now[0])
+    read = share_reads(gpus.read_queues, lambda: now[0])
     for _ in range(5):
-        reader.read()
+        read()
     assert gpus.reads == 1
     now[0] = 60.0
-    reader.read()
+    read()
     assert gpus.reads == 2
+
+
+def test_visitors_wait_for_a_read_in_work_and_an_error_is_not_kept() -> None:
+    reads, outcomes = [], [StoreError("the ledger is away"), view_of()]
+    gate = threading.Event()
+
+    def read_slowly() -> QueuesView:
+        reads.append(threading.get_ident())
+        assert gate.wait(60)
+        outcome = outcomes[len(reads) - 1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    read = share_reads(read_slowly, lambda: 0.0)
+    with ThreadPoolExecutor(4) as visitors:
+        answers = [visitors.submit(read) for _ in range(4)]
+        gate.set()
+        failed = [answer for answer in answers if answer.exception() is not None]
+    assert (len(failed), len(reads)) == (1, 2)
 
 
 def test_shares_over_time_are_those_of_the_runs_of_the_store(store: Store) -> None:
