@@ -68,6 +68,7 @@ def sign_in(page: Any, site: Site, run: str) -> None:
 
 def check(page: Any, width: int = 320) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.wait_for_load_state("load")  # the text of a page may stand before its style sheet
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = axe.Axe().run(page)
     assert not found.response["violations"], found.generate_report()
