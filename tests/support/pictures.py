@@ -18,14 +18,18 @@ from support.storeys import ROOT, STYLE
 IMAGES = ROOT / "docs" / "images"
 _LINE = 15
 _ARROWS = """
+  .ground { fill: #ffffff }
   .arrow { fill: none; stroke: #57606a; stroke-width: 1.4; marker-end: url(#head) } .head { fill: #57606a }
   .dashed { stroke-dasharray: 5 4 } .kept { fill: #4e79a7 } .lost { fill: #e15759 } .held { fill: #bac8d8 }
-  .free { fill: none; stroke: #57606a; stroke-dasharray: 3 3 } .event { font-weight: 600 }
+  .event { font-weight: 600 }
   @media (prefers-color-scheme: dark) {
-    .arrow, .free { stroke: #9198a1 } .head { fill: #9198a1 } .held { fill: #3d4b5c }
+    .ground { fill: #1c2128 } .arrow { stroke: #9198a1 } .head { fill: #9198a1 } .held { fill: #3d4b5c }
   }
 """
-_HEAD = '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+_HEAD = (
+    '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
+)
 _EVENTS = (
     (290, 30, "a request needs the GPUs:"),
     (290, 46, "SIGTERM, it saves, exits 75"),
@@ -63,9 +67,8 @@ def arrow(points: Points, kind: str = "arrow") -> str:
 def _picture(width: int, height: int, label: str, parts: Iterable[str]) -> str:
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
     style = f"<style>{STYLE.rstrip()}{_ARROWS}</style>"
-    return "\n".join(
-        [opening, style, _HEAD, '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>', *parts, "</svg>\n"]
-    )
+    ground = f'<rect class="ground" width="{width}" height="{height}" rx="6"/>'
+    return "\n".join([opening, style, _HEAD, ground, *parts, "</svg>\n"])
 
 
 def components() -> str:

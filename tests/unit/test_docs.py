@@ -18,6 +18,9 @@ PAGES = sorted(
     ).stdout.split()
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+MODULE = re.compile(r"`([\w-]+/[\w/-]+\.py)`")
+TARGET = re.compile(r"(?:`|^[$#] )make ([a-z][a-z-]+)\b(?!-)", re.MULTILINE)
+VARIABLE = re.compile(r"`(TIPHYS_[A-Z_]+)(?:=[^`]*)?`")
 PATH = re.compile(r"`((?:tests|tiphys|hera_pipelines|plugin|controller|examples|docs)/[\w./-]+)`")
 
 
@@ -42,6 +45,33 @@ def test_every_link_resolves(page: Path) -> None:
 def test_every_path_that_is_named_exists(page: Path) -> None:
     missing = [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
     assert not missing
+
+
+def tracked(*patterns: str) -> list[str]:
+    return subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_every_module_that_is_named_by_the_end_of_its_path_exists() -> None:
+    modules = tracked("*.py")
+    named = {path for page in PAGES if page.name != "CHANGELOG.md" for path in MODULE.findall(page.read_text())}
+    assert len(named) > 50
+    assert not [path for path in sorted(named) if not any(f"/{module}".endswith(f"/{path}") for module in modules)]
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in PAGES if page.name != "CHANGELOG.md" for name in TARGET.findall(page.read_text())}
+    assert len(named) > 20
+    assert not named - targets
+
+
+def test_every_variable_that_is_named_is_read_somewhere() -> None:
+    text = "".join((ROOT / path).read_text() for path in tracked("*.py", "Makefile", ".ci/*", "charts/*.yaml"))
+    named = {name for page in PAGES if page.name != "CHANGELOG.md" for name in VARIABLE.findall(page.read_text())}
+    assert len(named) >= 15
+    assert not [name for name in sorted(named) if name not in text and re.sub(r"_[A-Z]+$", "_", name) not in text]
 
 
 def test_every_example_names_a_bucket_that_s3_would_create() -> None:
