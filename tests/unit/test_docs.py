@@ -41,6 +41,14 @@ def test_every_link_resolves(page: Path) -> None:
         assert not anchor or anchor in anchors(meant), anchor
 
 
+@pytest.mark.parametrize("folder", ["contracts", "decisions"])
+def test_the_tour_leads_to_every_contract_and_decision(folder: str) -> None:
+    tour = (ROOT / "docs" / "architecture.md").read_text()
+    pages = [page.name for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
+    assert pages
+    assert not [name for name in pages if f"({folder}/{name})" not in tour]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_that_is_named_exists(page: Path) -> None:
     missing = [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
