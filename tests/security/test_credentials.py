@@ -248,7 +248,8 @@ class Tenants:
         code = main(["doctor", self.url, "-n", "team-a", "-o", "json", *options])
         out, error = capsys.readouterr()
         self.server.behaviour = lambda request, forward: forward(request)
-        return Answer(code, {one["name"]: (one["ok"], one["sentence"]) for one in json.loads(out)["findings"]}, error)
+        findings = json.loads(out)["findings"]
+        return Answer(code, {one["check"]: (one["state"] == "ok", one["sentence"]) for one in findings}, error)
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ def test_credentials_with_the_policy_of_services_pass_for_these_alone(
     assert tenants.doctor(capsys, policy).code == 0
     answer = tenants.doctor(capsys, policy, "--as-program")
     assert answer.code == 75
-    assert "control-write failed; give the credentials the policy of tiphys doctor" in answer.error
+    assert "control-write failed" in answer.error
     assert tenants.stored() == tenants.before
 
 
@@ -447,7 +448,9 @@ class TestCluster:
             main(["doctor", "--cluster", "-n", "team-a", "--kubeconfig", str(file), "-o", "json"])
             out, err = capsys.readouterr()
             assert "secret-of-user-a" not in out + err
-            return [one for one in json.loads(out)["findings"] if one["name"] == "team-a/store-access"]
+            return [
+                one for one in json.loads(out)["findings"] if (one["place"], one["check"]) == ("team-a", "store-access")
+            ]
 
         return run
 
@@ -474,7 +477,7 @@ class TestCluster:
         assert len(found) == 3
         assert "below control/" in found[0]["sentence"]
         assert f"s3://{tenants.bucket}/team-b/tiphys/control/" in found[1]["sentence"]
-        assert found[0]["remedy"].endswith(f"s3://{tenants.bucket}/team-a/tiphys --policy program")
+        assert f"tiphys doctor s3://{tenants.bucket}/team-a/tiphys --policy program" in found[0]["remedy"]
 
     def test_one_user_for_two_tenants_is_found(
         self, tenants: Tenants, server: S3Proxy, examine: Callable[[], list[dict[str, str]]]
