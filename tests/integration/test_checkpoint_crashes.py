@@ -1,18 +1,26 @@
-"""A real training process is killed at every write boundary, and its run must end as if it had not been.
+"""Real training processes are killed at every write boundary, again and again, and end as if they had not been.
+
+Each run is one training step whose attempts die one after the other, at a place and a passage drawn from a seed; the
+last attempt is left alone.
 
 | promise | shown by |
 |---|---|
 | the fault really happened | the log of failpoints, and exit by SIGKILL |
-| an acknowledged checkpoint is never lost | the next attempt starts at it or later |
+| an acknowledged checkpoint is never lost | each attempt starts at it or later |
 | an incomplete one is never chosen | what is chosen restores without quarantine |
 | the run goes on as if nothing had happened | the final state is bit-identical |
+| nothing is left over | each shard belongs to a manifest, and no mark of retention is there |
 """
 
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -21,39 +29,39 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_cla
 from support.trainer import digest_of, initial_state, train_step
 
 from tiphys.lineage.quarantine import list_quarantined
-from tiphys.lineage.select import choose_checkpoint, list_commits
+from tiphys.lineage.retention.delete import Retention
+from tiphys.lineage.select import choose_checkpoint, list_commits, starts_from_claims
 from tiphys.lineage.validity import read_manifest
+from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.store import DirectoryStore, LineageLayout, read_events, read_step_attempts
 
+SEED = 20261121
+KILLS = 500
 STEPS = 20
 KEEP = 2
 TRAINER = "import runpy; runpy.run_module('support.trainer', run_name='__main__', alter_sys=True)"
 LAYOUT = LineageLayout(LINEAGE)
 
-# Each save has two shards; from the third save on, retention removes one checkpoint of two shards.
-POINTS = [
-    "checkpoint.before_shard=crash@1",
-    "checkpoint.after_shard=crash@1",
-    "checkpoint.before_manifest=crash@1",
-    "checkpoint.after_manifest=crash@1",
-    "checkpoint.before_shard=crash@6",
-    "checkpoint.after_shard=crash@5",
-    "checkpoint.after_shard=crash@6",
-    "checkpoint.before_manifest=crash@3",
-    "checkpoint.after_manifest=crash@3",
-    "retention.before_mark=crash@1",
-    "retention.after_mark=crash@1",
-    "retention.after_announcement=crash@1",
-    "retention.after_manifest_delete=crash@1",
-    "retention.after_shard_delete=crash@1",
-    "retention.after_shard_delete=crash@2",
-    "retention.before_clear=crash@1",
-    "retention.after_clear=crash@1",
-    "store.before_publish=crash@5",
-    "store.after_publish=crash@6",
-]
+POINTS = {
+    "checkpoint.after_stage": 4,
+    "checkpoint.before_shard": 8,
+    "checkpoint.after_shard": 8,
+    "checkpoint.before_manifest": 4,
+    "checkpoint.after_manifest": 4,
+    "retention.before_mark": 3,
+    "retention.after_mark": 3,
+    "retention.after_announcement": 2,
+    "retention.after_manifest_delete": 2,
+    "retention.after_shard_delete": 4,
+    "retention.before_clear": 2,
+    "retention.after_clear": 2,
+    "store.before_publish": 14,
+    "store.after_publish": 14,
+}
+"""Places, and the latest passage that an attempt reaches; each save has two shards."""
 
 
+@cache
 def uninterrupted() -> str:
     state = initial_state()
     for _ in range(STEPS):
@@ -68,7 +76,7 @@ class Run:
     root: Path
     trainers: ForkingProcess
     saved: list[int] = field(default_factory=list)
-    attempt: int = 0
+    number: int = 0
 
     def __post_init__(self):
         self.store = DirectoryStore(self.root / "store")
@@ -80,7 +88,7 @@ class Run:
             "TIPHYS_STORE": self.store.url,
             "TIPHYS_RUN": RUN,
             "TIPHYS_STEP": STEP,
-            "TIPHYS_ATTEMPT": str(self.attempt),
+            "TIPHYS_ATTEMPT": str(self.number),
             "TIPHYS_LINEAGE": LINEAGE,
             "TIPHYS_RESUME_FROM": str(start) if start else "",
             "TIPHYS_SAVE_EVERY": "3 steps",
@@ -96,8 +104,8 @@ class Run:
     def claim(self):
         """Open the next attempt where the choice says."""
         choice = choose_checkpoint(self.store, LINEAGE, read_step_attempts(self.store, RUN, STEP))
-        self.attempt += 1
-        write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
+        self.number += 1
+        write_claim(self.store, claim_of(self.number, choice.checkpoint))
         return choice
 
     def start(self, **variables):
@@ -117,14 +125,40 @@ class Run:
         lines = [line.split() for line in out.splitlines()]
         self.saved += [int(number) for word, number in lines if word == "saved"]
         if code != 0:
-            write_end(self.store, end_of(self.attempt))
+            write_end(self.store, end_of(self.number))
         return code, int(lines[0][1]) if lines else None, err
 
-    def attempt_until_end(self, failpoints=""):
+    def attempt_until_end(self, failpoints="", **variables):
         choice = self.claim()
-        environ = self.environ(choice.checkpoint, failpoints)
+        environ = self.environ(choice.checkpoint, failpoints, **variables)
         done = self.trainers.run(TRAINER, [str(STEPS), str(self.result)], environ=environ)
         return choice, *self.end(done.returncode, done.stdout, done.stderr)
+
+    def attempt(self, failpoints, **variables):
+        """One attempt that loses nothing; whether it was killed."""
+        acknowledged, faults = max(self.saved, default=0), self.faults()
+        choice, code, started, err = self.attempt_until_end(failpoints, **variables)
+        assert code in (0, -signal.SIGKILL), err
+        assert started is None or started == (choice.checkpoint.global_step if choice.checkpoint else 0)
+        assert started is None or started >= acknowledged, failpoints
+        assert self.faults()[len(faults) :] == ([failpoints.partition("@")[0]] if code else []), failpoints
+        return code != 0
+
+    def faults(self):
+        return self.log.read_text().split() if self.log.exists() else []
+
+    def collect(self):
+        """One more pass of retention."""
+        starts = starts_from_claims(read_step_attempts(self.store, RUN, STEP))
+        Retention(self.store, LINEAGE, RetentionPolicy(last=KEEP, delay_seconds=0)).collect(starts, ())
+
+    def check(self):
+        """Its state is that of a run without a fault, and only whole checkpoints remain."""
+        assert self.result.read_text() == uninterrupted()
+        assert list_quarantined(self.store, LINEAGE) == set()
+        commits = set(list_commits(self.store, LINEAGE))
+        assert {LAYOUT.parse_shard(info.key) for info in self.store.list(LAYOUT.all_shards)} == commits
+        assert list(self.store.list(LAYOUT.all_tombstones)) == []
 
 
 @pytest.fixture(scope="module")
@@ -139,37 +173,39 @@ def run(tmp_path, trainers):
     return Run(tmp_path, trainers)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_any_write_loses_nothing_that_was_acknowledged(run, point):
-    _, code, _, _ = run.attempt_until_end(point)
-    assert code == -signal.SIGKILL
-    assert run.log.read_text().strip() == point.rpartition("@")[0]
-    acknowledged = max(run.saved, default=0)
+def campaign(folder, trainers, kills):
+    """Have runs end with attempts that die, at each place before at one again; where, once so many were killed."""
+    rng, places, killed = random.Random(SEED), [], Counter()
+    for number in count():
+        run = Run(folder / str(number), trainers)
+        for _ in range(rng.randint(2, 6)):
+            places = places or rng.sample(list(POINTS), len(POINTS))
+            place = places.pop()
+            busy = rng.choice(["wait", "queue"])
+            fault = f"{place}=crash@{rng.randint(1, POINTS[place])}"
+            if not run.attempt(fault, TIPHYS_WHEN_BUSY=busy, TRAINER_WAITS=str(int(busy == "wait"))):
+                run.collect()  # it ended before that passage, and may have queued its last save
+                break
+            killed[place] += 1
+        else:
+            assert not run.attempt("")
+        run.check()
+        if killed.total() >= kills:
+            return killed
+    raise AssertionError
 
-    choice, code, started, err = run.attempt_until_end()
-    assert code == 0, err
-    assert started >= acknowledged
-    assert started == (choice.checkpoint.global_step if choice.checkpoint else 0)
-    assert list_quarantined(run.store, LINEAGE) == set()
-    assert run.result.read_text() == uninterrupted()
-    assert_storage_is_tidy(run)
+
+def test_trainers_that_are_killed_lose_nothing_that_was_acknowledged(tmp_path, trainers):
+    campaign(tmp_path, trainers, kills=2 * len(POINTS))
 
 
-def test_a_run_that_is_killed_again_and_again_still_ends_the_same(run):
-    """Each attempt dies at another boundary, some before they have saved anything."""
-    for point in POINTS:
-        acknowledged = max(run.saved, default=0)
-        _, code, started, err = run.attempt_until_end(point)
-        assert started is None or started >= acknowledged
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL, err
-    else:
-        _, code, _, err = run.attempt_until_end()
-        assert code == 0, err
-    assert run.attempt > 3
-    assert run.result.read_text() == uninterrupted()
-    assert list_quarantined(run.store, LINEAGE) == set()
+@pytest.mark.heavy
+@pytest.mark.timeout(1500)
+def test_five_hundred_trainers_that_are_killed_lose_nothing(tmp_path, trainers, capsys):
+    killed = campaign(tmp_path, trainers, KILLS)
+    assert set(killed) == set(POINTS)
+    with capsys.disabled():
+        sys.stdout.write(f"\nseed {SEED}: {killed.total()} kills: {dict(sorted(killed.items()))}\n")
 
 
 def test_without_a_fault_the_program_ends_the_same(run):
@@ -178,8 +214,8 @@ def test_without_a_fault_the_program_ends_the_same(run):
     assert code == 0, err
     assert not run.log.exists()
     assert run.saved == [3, 6, 9, 12, 15, 18]
-    assert run.result.read_text() == uninterrupted()
-    assert_storage_is_tidy(run)
+    run.check()
+    assert len(list_commits(run.store, LINEAGE)) == KEEP
 
 
 def test_sigterm_commits_the_step_it_met_and_exits_75(run):
@@ -229,11 +265,3 @@ def test_bytes_corrupted_between_attempts_cost_one_checkpoint_and_not_the_run(ru
     assert [event.name for event in read_events(run.store, RUN)] == ["checkpoint.skipped", "checkpoint.restored"]
     assert "checkpoint 9 of attempt 1 is corrupt" in err
     assert run.result.read_text() == uninterrupted()
-
-
-def assert_storage_is_tidy(run):
-    """Only whole checkpoints remain: no shard without its manifest, no manifest without its shards."""
-    commits = set(list_commits(run.store, LINEAGE))
-    assert {LAYOUT.parse_shard(info.key) for info in run.store.list(LAYOUT.all_shards)} == commits
-    assert list(run.store.list(LAYOUT.all_tombstones)) == []
-    assert len([commit for commit in commits if commit.attempt == run.attempt]) == KEEP

@@ -1,75 +1,117 @@
-"""Four processes on one ledger file: together they never hold more than the quota, and nobody fails."""
+"""Processes on one ledger, one of which is killed while it holds GPUs: together they never hold more than the quota.
 
-import subprocess
-import sys
+The ledger is a file, or a `GPULedger` object behind an API server.
+"""
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from support.ledger import ask, queues
-from tiphys_plugin.quota.lease import Admitted
+import pytest
+from support.forking import ForkedProcess, ForkingProcess
+from support.kube_server import serving
+from support.ledger import ask, queues, spec
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
-QUOTA, PROCESSES, ROUNDS = 8, 4, 60
+from tiphys.kube.resources import GPU_LEDGERS
 
-# Each process keeps asking and giving back, and looks at the total after every grant.
-HAMMER = """
-import random, sys
+QUOTA, PROCESSES, GRANTS = 8, 4, 4
+
+# Each process asks until it was given GPUs so many times, and looks at the total after every grant; the first keeps
+# what it is given at last. A ledger that was changed by others too often says so, and Argo asks again.
+PROGRAM = """
+import sys, time
 from pathlib import Path
+from urllib3 import PoolManager
 from support.ledger import ask, queues
+from tiphys.errors import StoreError
+from tiphys.kube import KubeApi
 from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
-path, me, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-ledger = SqliteLedger(path, queues(research={"A100": 8}))
-chance = random.Random(me)
+place, gate, me, grants = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+if place.startswith("http"):
+    ledger = KubernetesLedger(KubeApi(place, PoolManager(), "tiphys"), "tiphys")
+else:
+    ledger = SqliteLedger(Path(place), queues(research={"A100": 8}))
+
+def insist(call):
+    while True:
+        try:
+            return call()
+        except StoreError as error:
+            assert "changed by others" in str(error), error
+
 print("ready", flush=True)
-sys.stdin.readline()
-granted = most = 0
-for n in range(rounds):
-    request = ask(chance.choice([1, 3, 5]), uid=f"{me}-{n}")
-    answer = ledger.request(request)
+while not gate.exists():
+    time.sleep(0.001)
+most = 0
+for n in range(grants):
+    request = ask((1, 3, 5)[n % 3], uid=f"{me}-{n}")
+    while not isinstance(answer := insist(lambda: ledger.request(request)), Admitted):
+        time.sleep(0.01)
     most = max(most, sum(lease.request.gpus for lease in ledger.snapshot().leases))
-    if isinstance(answer, Admitted):
-        assert ledger.request(request).lease == answer.lease
-        granted += 1
-        ledger.release(answer.lease)
-    else:
-        ledger.withdraw(request.uid)
-print(granted, most)
+    assert insist(lambda: ledger.request(request)).lease == answer.lease
+    if me == 0 and n == grants - 1:
+        print("holds", flush=True)
+        time.sleep(600)
+    insist(lambda: ledger.release(answer.lease))
+print(most)
 """
 
 
-def test_processes_never_hold_more_than_the_quota_together(tmp_path):
+@pytest.fixture(scope="module")
+def forking() -> Iterator[ForkingProcess]:
+    modules = ("urllib3", "support.ledger", "tiphys_plugin.quota.ledger.sqlite_ledger")
+    with ForkingProcess(*modules, "tiphys_plugin.quota.ledger.kubernetes_ledger") as process:
+        yield process
+
+
+Opening = tuple[str, Callable[[], AdmissionBackend]]
+
+
+@pytest.fixture
+def in_file(tmp_path: Path) -> Opening:
     path = tmp_path / "ledger.db"
-    hammers = [start(path, str(n)) for n in range(PROCESSES)]
-    for hammer in hammers:  # all together, or each would be done before the next one has started
-        assert hammer.stdout is not None
-        assert hammer.stdout.readline() == "ready\n"
-    results = race(hammers)
-    assert [hammer.returncode for hammer in hammers] == [0] * PROCESSES, results
-    counts = [tuple(map(int, out.split())) for out, _ in results]
-    # Who gets the file's lock is up to the system, so one of them may always come when GPUs are taken.
-    assert 0 < sum(granted for granted, _ in counts) <= PROCESSES * ROUNDS
-    assert max(most for _, most in counts) <= QUOTA
-    ledger = SqliteLedger(path, queues(research={"A100": QUOTA}))
-    assert ledger.snapshot().leases == ()
+    return str(path), lambda: SqliteLedger(path, queues(research={"A100": QUOTA}))
+
+
+@pytest.fixture
+def in_cluster() -> Iterator[Opening]:
+    with serving() as server:
+        api = server.api("tiphys")
+        declared = spec(queues(research={"A100": QUOTA}))
+        api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": declared})
+        yield server.url, lambda: KubernetesLedger(api, "tiphys")
+
+
+@pytest.mark.parametrize("place", ["in_file", "in_cluster"])
+def test_processes_never_hold_more_than_the_quota_together(
+    forking: ForkingProcess, tmp_path: Path, request: pytest.FixtureRequest, place: str
+) -> None:
+    where, open_ledger = request.getfixturevalue(place)
+    words = (where, str(tmp_path / "gate"))
+    processes = [forking.start(PROGRAM, [*words, str(number), str(GRANTS)]) for number in range(PROCESSES)]
+    try:
+        for process in processes:  # all together, or each would be done before the next one has started
+            assert read_line(process) == "ready\n"
+        (tmp_path / "gate").touch()
+        assert read_line(processes[0]) == "holds\n"
+    finally:
+        processes[0].kill()
+        results = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes[1:]] == [0] * (PROCESSES - 1), results
+    assert max(int(out) for out, _ in results[1:]) <= QUOTA
+    ledger = open_ledger()
+    [kept] = ledger.snapshot().leases
+    assert (kept.request.uid, ledger.snapshot().pending) == (f"0-{GRANTS - 1}", ()), "what was killed holds"
+    assert not isinstance(ledger.request(ask(QUOTA)), Admitted)
+    ledger.release_dead_leases(lambda lease: lease == kept, [kept])
     assert isinstance(ledger.request(ask(QUOTA)), Admitted)
-    ledger.close()
 
 
-def start(path: Path, name: str) -> subprocess.Popen[str]:
-    tests = str(Path(__file__).parents[1])
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{HAMMER}", str(path), name, str(ROUNDS)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def race(hammers: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
-    for hammer in hammers:
-        assert hammer.stdin is not None
-        hammer.stdin.write("go\n")
-        hammer.stdin.flush()
-    return [hammer.communicate(timeout=120) for hammer in hammers]
+def read_line(process: ForkedProcess) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

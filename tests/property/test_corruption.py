@@ -1,4 +1,4 @@
-"""1,000 damaged checkpoints are refused and 1,000 good ones accepted, from one seed that is printed.
+"""Damaged checkpoints are refused and good ones accepted, from one seed that is printed.
 
 Each trial damages the newest of two checkpoints in one way and restores: the
 state must be that of the older one, bit for bit, and the damaged one must be
@@ -27,7 +27,7 @@ from tiphys.lineage.select import choose_checkpoint
 from tiphys.records import CheckpointManifest
 from tiphys.store import LineageLayout
 
-TRIALS = 1_000
+ORIGINALS = 20
 LAYOUT = LineageLayout(LINEAGE)
 NEWEST = LAYOUT.manifest(1, 20)
 
@@ -181,17 +181,24 @@ def originals(count: int) -> list[tuple[MemoryStore, dict[int, Any]]]:
     return [saved(rng, lineage_seed=1_000 * number) for number in range(count)]
 
 
+@pytest.fixture(params=[ORIGINALS * len(DAMAGES), pytest.param(1_000, marks=pytest.mark.heavy)])
+def trials(request: pytest.FixtureRequest) -> int:
+    """At least so many that each damage is done to each original."""
+    count: int = request.param
+    return count
+
+
 def restore(objects: dict[str, bytes]) -> tuple[Any, MemoryStore]:
     store = MemoryStore(objects)
     state = open_session(store, 2, resume_from=ref(1, 20)).restore(default=None)
     return state, store
 
 
-def test_no_damaged_checkpoint_is_accepted():
+def test_no_damaged_checkpoint_is_accepted(trials):
     rng = random.Random(SEED)
     seen: Counter[str] = Counter()
-    for trial in range(TRIALS):
-        original, expected = originals(20)[trial % 20]
+    for trial in range(trials):
+        original, expected = originals(ORIGINALS)[trial % ORIGINALS]
         damage = DAMAGES[trial % len(DAMAGES)]
         store = MemoryStore(original.objects)
         damage(rng, store)
@@ -202,16 +209,16 @@ def test_no_damaged_checkpoint_is_accepted():
         assert fingerprint(state) == expected[10], where
         assert list_quarantined(after, LINEAGE) == {ref(1, 20)}, where
         seen[damage.__name__] += 1
-    assert sum(seen.values()) == TRIALS
+    assert sum(seen.values()) == trials
     assert len(seen) == len(DAMAGES)
 
 
-def test_a_flipped_bit_anywhere_in_a_manifest_never_changes_the_state():
+def test_a_flipped_bit_anywhere_in_a_manifest_never_changes_the_state(trials):
     """A flip that leaves the meaning alone, such as 1e-05 to 1E-05, may pass; none may do harm."""
     rng = random.Random(SEED)
     refused = 0
-    for trial in range(TRIALS):
-        original, expected = originals(20)[trial % 20]
+    for trial in range(trials):
+        original, expected = originals(ORIGINALS)[trial % ORIGINALS]
         objects = dict(original.objects)
         data = bytearray(objects[NEWEST])
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -220,11 +227,11 @@ def test_a_flipped_bit_anywhere_in_a_manifest_never_changes_the_state():
         step = 10 if list_quarantined(after, LINEAGE) else 20
         assert fingerprint(state) == expected[step], f"seed {SEED}, trial {trial}"
         refused += step == 10
-    assert refused > 0.99 * TRIALS
+    assert refused > 0.99 * trials
 
 
-def test_every_good_checkpoint_is_accepted():
-    for trial in range(TRIALS):
+def test_every_good_checkpoint_is_accepted(trials):
+    for trial in range(trials):
         rng = random.Random(SEED + trial)
         state = random_state(rng)
         store = MemoryStore()
@@ -238,7 +245,7 @@ def test_every_good_checkpoint_is_accepted():
 def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):
     """Planted bug: without the comparison a flipped bit must come through, or the trials above prove nothing."""
     monkeypatch.setattr(shard_reader.ShardReader, "_read", lambda self, shard: memoryview(self._store.read(shard.key)))
-    original, expected = originals(20)[0]
+    original, expected = originals(ORIGINALS)[0]
     accepted = 0
     for trial in range(50):
         store = MemoryStore(original.objects)
@@ -252,5 +259,5 @@ def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):
 
 
 def test_each_checkpoint_of_the_trials_has_several_shards():
-    for store, _ in originals(20):
+    for store, _ in originals(ORIGINALS):
         assert len(newest_shards(store, 1, 20)) >= 3

@@ -9,16 +9,22 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.memory import MemoryStore
 from support.triggers import TriggerWorld, template, version
+from tiphys_controller.submit.triggers import start
 from tiphys_controller.submit.triggers.notification import NotifiedObject
+from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 from tiphys import faults
+from tiphys.records import ObjectVersion
 
 POINTS = (
     *(f"start.after_{name}" for name in ("key", "record", "claim", "create", "bind")),
@@ -26,7 +32,7 @@ POINTS = (
     "trigger.after_ordered_record",
     "trigger.after_record",
 )
-KEYS = ("ml/a", "ml/b", "ml/a b")
+KEYS = ("ml/a", "ml/a b")
 actions = st.one_of(
     st.tuples(st.just("put"), st.sampled_from(KEYS), st.sampled_from("12")),
     st.tuples(st.just("delete"), st.sampled_from(KEYS), st.just("")),
@@ -43,9 +49,10 @@ def contents(world: TriggerWorld) -> Counter[str]:
     return Counter(world.parameters(name)["source"] for name in names)
 
 
-@given(history=st.lists(actions, max_size=12))
-@settings(max_examples=60)
-def test_each_content_has_one_run(history: list[tuple[str, str, str]]) -> None:
+histories = st.lists(actions, min_size=3, max_size=12)
+
+
+def follow(history: list[tuple[str, str, str]]) -> None:
     folder = Path(tempfile.mkdtemp())
     store = MemoryStore(namespace="ml")
     world = TriggerWorld(folder, lambda _: store, template(objects="s3://raw/ml/", parameters={"source": "etag"}))
@@ -81,3 +88,37 @@ def test_each_content_has_one_run(history: list[tuple[str, str, str]]) -> None:
         assert present <= contents(world).keys() <= {etag for _, etag in put}
     finally:
         shutil.rmtree(folder)
+
+
+@given(history=histories)
+@settings(max_examples=200)
+def test_each_content_has_one_run(history: list[tuple[str, str, str]]) -> None:
+    follow(history)
+
+
+def the_content_is_not_looked_at(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(ObjectVersion, "digest", property(lambda self: str(abs(hash((self.bucket, self.key))))))
+
+
+def who_goes_on_after_a_death_begins_anew(plant: pytest.MonkeyPatch) -> None:
+    numbers, begin = count(), start.begin_run_once
+
+    def begin_anew(store, submitter, pipeline, key, request, *others):  # type: ignore[no-untyped-def]
+        return begin(store, submitter, pipeline, f"{key}/{next(numbers)}", request, *others)
+
+    plant.setattr(start, "begin_run_once", begin_anew)
+
+
+def nothing_is_listed(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(TriggerWorker, "run_round", lambda self, stop, begin=True: None)
+
+
+BUGS = [the_content_is_not_looked_at, who_goes_on_after_a_death_begins_anew, nothing_is_listed]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_caught(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    search = settings(max_examples=200, derandomize=True, phases=[Phase.generate])(given(history=histories)(follow))
+    with pytest.raises(AssertionError):
+        search()

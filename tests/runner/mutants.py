@@ -80,7 +80,12 @@ AREAS = {
     "lineage": Area(("tiphys/lineage",), _LINEAGE_TESTS),
     "plan": Area(
         ("controller/tiphys_controller/plan", "controller/tiphys_controller/submit"),
-        ("tests/unit/controller", "tests/security/test_records_of_a_tenant.py", *_property_tests("prune")),
+        (
+            "tests/unit/controller",
+            "tests/security/test_records_of_a_tenant.py",
+            *_property_tests("prune"),
+            *_property_tests("submissions"),
+        ),
     ),
     "store": Area(("tiphys/store",), _STORE_TESTS),
     "operations": Area(

@@ -1,5 +1,18 @@
 """A long seeded walk over a ledger, watched by an oracle that counts GPUs by hand and knows only the laws.
 
+| law                                              | checked by                |
+|--------------------------------------------------|---------------------------|
+| never over quota, cohort, limits and inventory   | after each step           |
+| a deferred request holds nothing                 | after each step           |
+| a restart keeps every holder and every place     | after each step           |
+| only released or gone leases come back           | after each step, `_sweep` |
+| a repeated request gets the same lease           | `_request`                |
+| a request never counts itself                    | `_request`                |
+| at the head and with room: admitted              | `_request`                |
+| nobody is overtaken in its own line by who takes what it waits for | `_request` |
+| who may not use a queue, or never fits, is rejected and holds nothing | `_trespass`  |
+| no namespace has more of the ledger's room than its share | `_crowd`         |
+
 The oracle shares no code with the product, so that a bug of the product cannot
 be right in both.
 """
@@ -26,12 +39,12 @@ QUOTA = {("a", "A100"): 4, ("a", "T4"): 2, ("b", "A100"): 6, ("c", "A100"): 4, (
 LAB = ("a", "b", "shut")
 MOST_OF_A = 12
 KEPT_BY_B = 5
-STOCK = {"A100": 16, "T4": 2}
+STOCK = {"A100": 14, "T4": 2}
 RULES = strict(
     Queues.model_validate(
         {
             "queues": [
-                {"name": "a", "gpus": {"A100": 4, "T4": 2}, "cohort": "lab", "borrowing_limit": {"A100": 8, "T4": 0}},
+                {"name": "a", "gpus": {"A100": 4, "*": 2}, "cohort": "lab", "borrowing_limit": {"A100": 8, "*": 0}},
                 {"name": "b", "gpus": {"A100": 6}, "cohort": "lab", "lending_limit": {"A100": 1}},
                 {"name": "c", "gpus": {"A100": 4}, "namespaces": ["ml"], "max_priority": 5},
                 {"name": "shut", "gpus": {"A100": 4}, "cohort": "lab", "stopped": True},
@@ -43,6 +56,7 @@ RULES = strict(
 )
 
 
+BEHIND_OTHERS = (AdmissionReason.BEHIND_EARLIER_REQUEST, AdmissionReason.BEHIND_HIGHER_PRIORITY)
 MOST_OF_A_SHARE = 30
 """Leases and requests of one namespace: three of ten thousand parts of 100,000."""
 
@@ -64,14 +78,14 @@ class Walk:
         self.holders: dict[str, tuple[str, LeaseRequest]] = {}
         self.line: dict[str, LeaseRequest] = {}
         self._moves = [self._ask, self._ask_again, self._release, self._sweep, self._give_up, self._again]
-        self._moves += [self._trespass, *([self._crowd] if shares_room else [])]
+        self._moves += [self._trespass, self._end_workflow, *([self._crowd] if shares_room else [])]
 
     def run(self, steps: int) -> None:
         for step in range(steps):
             self._clock.advance(1)
             if step % 40 == 0:
                 self._all_give_up()
-            [move] = self._random.choices(self._moves, weights=[8, 8, 3, 1, 1, 1, 1, 1][: len(self._moves)])
+            [move] = self._random.choices(self._moves, weights=[8, 8, 3, 1, 1, 1, 1, 1, 1][: len(self._moves)])
             move()
             self._look()
 
@@ -85,10 +99,10 @@ class Walk:
             self._request(ask(gpus, f"u{self._names}", queue=queue, gpu_type=gpu_type, priority=priority))
 
     def _trespass(self) -> None:
-        """A namespace that may not use the queue, or a priority that it does not take."""
+        """A namespace that may not use the queue, a priority that it does not take, or more GPUs than it has."""
         self._names += 1
-        wish = self._random.choice([{"namespace": "vision"}, {"priority": 6}, {"namespace": "m"}])
-        answer = self._ledger.request(ask(1, f"u{self._names}", queue="c", **wish))
+        wish = self._random.choice([{"namespace": "vision"}, {"priority": 6}, {"namespace": "m"}, {"gpus": 5}])
+        answer = self._ledger.request(ask(uid=f"u{self._names}", queue="c", **{"gpus": 1, **wish}))
         assert isinstance(answer, Rejected), "who may not use the queue was not sent away"
 
     def _crowd(self) -> None:
@@ -131,6 +145,7 @@ class Walk:
                 "it fits, nobody waits, and it was sent away"
             )
             assert answer.position <= len(others) + 1, "it stands behind itself"
+            assert others or answer.reason not in BEHIND_OTHERS, "it waits behind others, and nobody waits"
 
     def _neighbours(self) -> list[LeaseRequest]:
         """Those who wait and are not of the crowd, which delays nobody: its queue is stopped."""
@@ -145,9 +160,20 @@ class Walk:
         """One of them is gone; the others are looked at and stay."""
         gone = self._random.choice(sorted(self.holders)) if self.holders else ""
         self._clock.advance(60)
-        for lease in self._ledger.release_dead_leases(lambda lease: lease.request.uid == gone):
-            assert lease.request.uid == gone, "GPUs came back while their pods are there"
-            self.holders.pop(gone)
+        self._look_for_pods(gone)
+
+    def _end_workflow(self) -> None:
+        """Its requests are withdrawn, and its pods are looked for at once."""
+        if self.holders:
+            uid = self._random.choice(sorted(self.holders))
+            self._ledger.release_workflow(uid)
+            self.line.pop(uid, None)
+            self._look_for_pods(uid if self._random.random() < 0.5 else "")
+
+    def _look_for_pods(self, gone: str) -> None:
+        released = self._ledger.release_dead_leases(lambda lease: lease.request.uid == gone)
+        assert {lease.request.uid for lease in released} <= {gone}, "GPUs came back while their pods are there"
+        self.holders.pop(gone, None)
 
     def _give_up(self) -> None:
         if self.line:

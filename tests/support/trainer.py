@@ -2,7 +2,7 @@
 
 It prints ``saved <step>`` for each checkpoint that the session acknowledged, and
 leaves the SHA-256 of its final state in the file RESULT. ``TRAINER_PAUSE``
-seconds pass after each step.
+seconds pass after each step. It waits for each save, unless ``TRAINER_WAITS`` is 0.
 """
 
 import hashlib
@@ -53,14 +53,17 @@ def say(line: str) -> None:
 
 
 def main(steps: int, result: Path) -> None:
+    waits, save = os.environ.get("TRAINER_WAITS") != "0", None
     with checkpoint.session(total_steps=steps) as session:
         state = session.restore(default=initial_state())
         say(f"starts {state['step']}")
         while state["step"] < steps:
             loss = train_step(state)
-            save = session.step(state["step"], state, metrics={"loss": loss})
-            if save and save.wait():
-                say(f"saved {state['step']}")
+            save = session.step(state["step"], state, metrics={"loss": loss}) or save
+            if save and (waits or save.done):
+                if committed := save.wait():
+                    say(f"saved {committed.global_step}")
+                save = None
             time.sleep(float(os.environ.get("TRAINER_PAUSE", "0")))
     result.write_text(digest_of(state))
 

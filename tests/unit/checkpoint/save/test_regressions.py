@@ -5,7 +5,7 @@
 | Flyte #2894, #7371 | an attempt that died before its first save hid all earlier checkpoints |
 | flyte-sdk #1499 | a pod made again with the same arguments began where the first one had begun |
 | PyTorch #144657 | an asynchronous save wrote what the arrays held later (`test_saving`) |
-| KempnerForge #102, MaxText #5260 | killed between data and pointer, the older one gone (`test_kill_campaign`) |
+| KempnerForge #102, MaxText #5260 | killed between data and pointer, the older one gone (`test_checkpoint_crashes`) |
 | NeMo #3390 | the pointer could not be written although the data was complete |
 | Metaflow | deleting the newest left ``latest`` pointing at it |
 | Megatron-LM #1435 | a save that failed ended the training |

@@ -14,7 +14,6 @@
 """
 
 import re
-from itertools import combinations, product
 
 import pytest
 from support.compiled import History, gated, pipeline_of
@@ -42,12 +41,6 @@ DOCUMENT = template(objects="s3://raw/ml/", parameters={"source": "url"})
 OBJECT = version("ml/a.csv")
 POINTS = ("start.after_key", "start.after_record", "start.after_claim", "start.after_create", "start.after_bind")
 TRIGGER_POINTS = ("trigger.after_start", "trigger.after_ordered_record", "trigger.after_record")
-TWO_DEATHS = [
-    *combinations([*POINTS[:3], *TRIGGER_POINTS], 2),
-    *product(POINTS[:3], POINTS[3:]),
-    *product(POINTS[3:], TRIGGER_POINTS),
-]
-"""The second finds a Workflow that was created, and does not create it again."""
 HOSTILE = ['"; rm -rf / #', "<img src=x onerror=alert(1)>", "\x1b]0;x\x07", "$(id)`id`", "k" * 1000, "ü/ %2F+", "{x}"]
 
 
@@ -154,18 +147,6 @@ def test_a_controller_that_died_leaves_one_workflow(store: Store, submitter: Fak
     assert list(list_runs(store)) == submitter.names()
     assert again[0].record == again[1].record == find_triggered_run(store, trigger(), OBJECT)
     assert [one.is_new for one in again] == [point != "trigger.after_record", False]
-
-
-@pytest.mark.parametrize(("first", "second"), TWO_DEATHS)
-def test_two_controllers_that_died_leave_one_workflow(
-    store: Store, submitter: FakeSubmitter, first: str, second: str
-) -> None:
-    for point in (first, second):
-        with dying_at(point):
-            start(store, submitter)
-    start(store, submitter)
-
-    assert len(submitter.names()) == 1
 
 
 def test_a_template_that_was_changed_does_not_make_another_run(store: Store, submitter: FakeSubmitter) -> None:

@@ -149,14 +149,6 @@ def test_replicas_that_are_notified_at_once_make_one_run(world: TriggerWorld) ->
     assert world.sources() == ["s3://raw/ml/a"]
 
 
-def test_a_lost_notification_is_found(world: TriggerWorld) -> None:
-    world.buckets.put(version("ml/a"))
-    sweep(world)
-
-    assert world.sources() == ["s3://raw/ml/a"]
-    assert world.metrics.made == {"found": 1}
-
-
 @pytest.mark.parametrize(
     ("key", "bucket", "seconds"),
     [

@@ -8,7 +8,7 @@ asked. A point counts only if somebody really died there.
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from support.memory import MemoryStore
 from support.resume_stories import RUN, STORIES, Story, check, failed_run
 from support.submitter import FakeSubmitter
 from tiphys_controller.submit import idempotency, resume, start, submission
+from tiphys_controller.submit.submission import NextSubmission
 
 from tiphys.errors import ConflictError
 from tiphys.faults import InjectedFaultError
@@ -81,31 +82,53 @@ def history(folder: Path) -> tuple[MemoryStore, FakeSubmitter]:
     return store, submitter
 
 
-def campaign(folder: Path, seed: int, rounds: int) -> int:
-    """Tell every story with every death; how many deaths there were."""
-    deaths = 0
+def campaign(folder: Path, seed: int, rounds: int) -> None:
+    """Tell every story with every death."""
     order = CASES * rounds
     random.Random(seed).shuffle(order)
     for number, (name, point, count) in enumerate(order):
-        story = STORIES[name]
+        story, where = STORIES[name], (name, point, count)
         store, submitter = history(folder / str(number))
         with dying_first_at(f"{story.verb}.{point}") as death:
             told = asked_by(story, count, store, submitter)
-        assert death.happened == told["died"] == 1, (name, point, count, told)
+        assert death.happened == told["died"] == 1, (where, told)
         assert told.total() == count
-        deaths += death.happened
         try:
             story.go_on(store, submitter)
         except ConflictError as error:
-            assert "is still running" in str(error), (name, point, count)
+            assert "is still running" in str(error), where
         check(name, story, store, submitter)
-    return deaths
 
 
 def test_every_death_is_survived_once(tmp_path: Path) -> None:
-    assert campaign(tmp_path, seed=1, rounds=1) == len(CASES)
+    campaign(tmp_path, seed=1, rounds=1)
+
+
+def what_was_claimed_is_not_sent(plant: pytest.MonkeyPatch) -> None:
+    choose = resume.choose_next_submission
+    plant.setattr(
+        resume,
+        "choose_next_submission",
+        lambda last, *others: NextSubmission(last.claim.submission + 1, "default") if last else choose(last, *others),
+    )
+
+
+def a_workflow_that_was_created_is_not_bound(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(submission, "bind_submission", lambda *_: None)
+
+
+BUGS = [what_was_claimed_is_not_sent, a_workflow_that_was_created_is_not_bound]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_caught(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        campaign(tmp_path, seed=1, rounds=1)
 
 
 @pytest.mark.heavy
 def test_hundreds_of_deaths_are_survived(tmp_path: Path) -> None:
-    assert campaign(tmp_path, seed=2, rounds=5) >= 300
+    campaign(tmp_path, seed=2, rounds=5)
