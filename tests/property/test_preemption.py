@@ -11,19 +11,30 @@
 | what leaves for somebody goes to it                                              | when they are gone             |
 | whoever asks before it does, of its queue or of another, waiting or new          | after each of them is gone     |
 | nobody has one go that had it go, and it comes to rest                           | while nothing ends by itself   |
+
+The laws notice each of nine bugs that are planted into who is chosen and marked.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
 from random import Random
+from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena, Mark
 from support.preemption_oracle import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
 from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest
+from tiphys_plugin.quota.ledger import transitions
+from tiphys_plugin.quota.preemption import rights
+from tiphys_plugin.quota.preemption import victims as choice
+from tiphys_plugin.quota.preemption.rights import PreemptionPolicy
+from tiphys_plugin.quota.preemption.victims import PreemptionCase
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler import snapshot
 from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 
 OFTEN = st.sampled_from([True, True, True, False])
@@ -57,7 +68,7 @@ jobs = st.lists(
 losses = st.lists(st.sampled_from([0.0, 1.0, 5.0, 50.0]), min_size=14, max_size=14)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rules(), jobs, losses)
 def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rules, jobs, losses):
     arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
@@ -70,7 +81,7 @@ def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rule
     assert not any((other, one) in had_go for one, other in had_go), "they chase each other"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rules(), jobs, losses, st.sampled_from([1, 2, 3, 4]), st.sampled_from("abc"))
 def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
     arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
@@ -101,7 +112,7 @@ def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
     assert best == (cost(mark.victims) if mark.victims else None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rules(), jobs, losses, st.data())
 def test_a_mark_is_made_on_the_newest_state_or_not_at_all(rules, jobs, losses, data):
     """Between the choice and the mark others leave, start, or are asked to go."""
@@ -129,7 +140,7 @@ newcomers = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rules(), jobs, newcomers, st.randoms(use_true_random=False))
 def test_what_leaves_for_somebody_goes_to_it_whoever_asks_before(rules, jobs, newcomers, order):
     """They leave one after the other, and all others ask in between: those who wait, those who left, and new ones."""
@@ -187,3 +198,96 @@ def test_what_is_kept_for_somebody_who_asks_no_more_is_not_kept_for_long():
         assert not isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)
     arena.now += PROMISE_DURATION
     assert isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)
+
+
+Plant = Callable[..., None]
+
+
+def one_of_the_same_priority_goes(plant: Plant) -> None:
+    may_go = PreemptionPolicy._may_preempt
+
+    def lenient(self, lease, *now):
+        equal = self._is_in_same_queue(lease) and lease.request.priority == self._request.priority
+        return (equal and self._queue.preempts_lower_priority) or may_go(self, lease, *now)
+
+    plant(PreemptionPolicy, "_may_preempt", lenient)
+
+
+def one_that_keeps_to_its_quota_goes(plant: Plant) -> None:
+    plant(rights, "_find_borrowing_leases", lambda queues, counted, leases: iter([one.id for one in leases]))
+
+
+def one_of_another_cohort_goes(plant: Plant) -> None:
+    may_go = PreemptionPolicy._may_preempt
+    plant(
+        PreemptionPolicy,
+        "_may_preempt",
+        lambda self, lease, *now: may_go(self, lease, *now) or lease.request.queue == "c",
+    )
+
+
+def a_borrower_takes_back(plant: Plant) -> None:
+    plant(PreemptionPolicy, "allows", lambda self, victims, pool: True)
+
+
+def one_that_has_just_started_goes(plant: Plant) -> None:
+    plant(rights, "protected_until", lambda queues, lease: lease.granted_at)
+
+
+def more_go_than_have_to(plant: Plant) -> None:
+    cheapest = PreemptionCase.select_cheapest
+    plant(PreemptionCase, "select_cheapest", lambda self, leases, cost: cheapest(self, leases, cost) and tuple(leases))
+    plant(transitions, "check_victims", lambda *_: frozenset())
+
+
+def they_go_for_one_that_will_not_start(plant: Plant) -> None:
+    plant(PreemptionCase, "starts_without", lambda self, victims: self.fits_without(victims))
+
+
+def they_go_although_enough_leaves_already(plant: Plant) -> None:
+    plant(choice, "_is_preempted_for", lambda lease, request: False)
+    plant(choice, "is_expected_to_end", lambda lease, now: False)
+
+
+def the_book_is_not_asked_again(plant: Plant) -> None:
+    plant(transitions, "check_victims", lambda *_: frozenset())
+
+
+CHOICE = [
+    one_of_the_same_priority_goes,
+    one_that_keeps_to_its_quota_goes,
+    one_of_another_cohort_goes,
+    a_borrower_takes_back,
+    one_that_has_just_started_goes,
+    more_go_than_have_to,
+    they_go_for_one_that_will_not_start,
+    they_go_although_enough_leaves_already,
+]
+
+
+@pytest.fixture
+def nothing_worked_out() -> Iterator[None]:
+    """What a bug has worked out is no truth for the next."""
+    snapshot._latest_states.clear()
+    yield
+    snapshot._latest_states.clear()
+
+
+def search(test: Callable[..., None], *strategies: st.SearchStrategy[Any]) -> None:
+    options = settings(max_examples=400, derandomize=True, phases=[Phase.generate])
+    options(given(rules(), jobs, losses, *strategies)(test.hypothesis.inner_test))()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("nothing_worked_out")
+@pytest.mark.parametrize("bug", CHOICE, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_the_choice_is_caught(bug, monkeypatch):
+    bug(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        search(test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles)
+
+
+@pytest.mark.usefixtures("nothing_worked_out")
+def test_a_planted_bug_of_the_mark_is_caught(monkeypatch):
+    the_book_is_not_asked_again(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        search(test_a_mark_is_made_on_the_newest_state_or_not_at_all, st.data())
