@@ -68,17 +68,6 @@ def required_submission(store: Store, run: str, verb: str) -> Submission:
     return last
 
 
-def runs_on_cluster(last: Submission | None, cluster: bool, local: bool) -> bool:
-    """Whether to continue a run on a cluster: where its last submission ran, unless an option chooses.
-
-    Raises:
-        UsageError: both options are set.
-    """
-    if cluster and local:
-        raise UsageError("--cluster and --local exclude each other; give one of them")
-    return cluster or (not local and is_on_cluster(last))
-
-
 def is_on_cluster(last: Submission | None) -> bool:
     """Whether a submission went to a Kubernetes cluster, not to a local engine."""
     return cluster_of_submission(last).startswith(_CLUSTER_PREFIXES)

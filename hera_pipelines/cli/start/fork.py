@@ -34,7 +34,7 @@ from hera_pipelines.cli.start.submission import (
     SubmissionTarget,
     choose_target,
 )
-from hera_pipelines.cli.target import runs_on_cluster, tenant_submitter
+from hera_pipelines.cli.target import tenant_submitter
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.lineage import RunHistory
 from tiphys.store import Store, read_run
@@ -76,7 +76,7 @@ def fork(
     store = existing_store(screen, options.store, edits.store)
     read_run(store, run)
     last = RunHistory(store, run).last_submission
-    on_cluster = runs_on_cluster(last, options.on_cluster, local)
+    on_cluster = choose_target(command, options, run, last, local)
     change = edits.build_change(store, run, runs_locally=not on_cluster)
 
     def submit(submitter: Submitter, namespace: str) -> str:
@@ -88,7 +88,6 @@ def fork(
     if dry_run:
         submit(LocalWorkflows(options.engine.state), "")
         return
-    choose_target(command, options, run, last, local)
     target = SubmissionTarget(screen, options, store, store_arguments(store, options.store, edits.store))
     if on_cluster:
         submitter, namespace = tenant_submitter(options.cluster, last, run, screen.note)

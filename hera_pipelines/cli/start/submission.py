@@ -19,7 +19,8 @@ from hera_pipelines.cli.progress.local import (
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import ClusterOptions, FormatOption, PipelineStoreOption
 from hera_pipelines.cli.start.detach import detach
-from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, OnClusterOption, refuse_options, runs_on_cluster
+from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, OnClusterOption, is_on_cluster, refuse_options
+from tiphys.errors import UsageError
 from tiphys.lineage import RunHistory
 from tiphys.store import Store, Submission
 
@@ -65,7 +66,9 @@ def choose_target(
     Raises:
         UsageError: both targets are named, or an option of the other one is given.
     """
-    on_cluster = runs_on_cluster(last, options.on_cluster, local)
+    if options.on_cluster and local:
+        raise UsageError("--cluster and --local exclude each other; give one of them")
+    on_cluster = options.on_cluster or (not local and is_on_cluster(last))
     if on_cluster:
         hint = f"run {run} continues on a cluster; see --local"
         refuse_options(command, ENGINE_OPTIONS, f"this is for the local engine, and {hint}")
