@@ -133,15 +133,15 @@ def test_the_key_of_programs_opens_nothing_of_another_tenant(cluster_store: Stor
 @pytest.fixture
 def findings(
     cluster_store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., dict[str, bool]]:
+) -> Callable[..., dict[str, str]]:
     """What `tiphys doctor` finds of the store with the key of a user."""
 
-    def examine(user: Store, *options: str) -> dict[str, bool]:
+    def examine(user: Store, *options: str) -> dict[str, str]:
         for name, value in user.environment.items():
             monkeypatch.setenv(name, value)
         main(["doctor", cluster_store.url, "-o", "json", *options])
         found = json.loads(capsys.readouterr().out)["findings"]
-        return {one["name"]: one["ok"] for one in found}
+        return {one["check"]: one["state"] for one in found}
 
     return examine
 
@@ -151,25 +151,25 @@ def test_doctor_tells_the_keys_apart_and_leaves_nothing(
     cluster_store: Store,
     program_store: Store,
     services_store: Store,
-    findings: Callable[..., dict[str, bool]],
+    findings: Callable[..., dict[str, str]],
 ) -> None:
-    assert False not in findings(services_store).values()
+    assert "failed" not in findings(services_store).values()
     of_programs = findings(program_store, "--as-program")
-    assert {name for name, ok in of_programs.items() if ok} >= {
+    assert {name for name, state in of_programs.items() if state == "ok"} >= {
         "data",
         "control-read",
         "control-write",
         "other-tenants",
     }
-    assert False not in of_programs.values()
+    assert "failed" not in of_programs.values()
     assert findings(services_store, "--as-program") == {
-        "data": True,
-        "control-read": True,
-        "control-write": False,
-        "other-tenants": True,
+        "data": "ok",
+        "control-read": "ok",
+        "control-write": "failed",
+        "other-tenants": "ok",
     }
-    assert findings(cluster_store, "--as-program")["other-tenants"] is False, "an administrator reaches everything"
-    assert findings(program_store)["create-only"] is False
+    assert findings(cluster_store, "--as-program")["other-tenants"] == "failed", "an administrator reaches everything"
+    assert findings(program_store)["create-only"] == "failed"
     assert not [key for key in contents(cluster_store) if "/probe/" in key]
 
 
@@ -186,7 +186,8 @@ def test_doctor_tries_out_the_secret_of_a_namespace(
     main(["doctor", "--cluster", *options])
 
     found = json.loads(capsys.readouterr().out)["findings"]
-    states = {name: [one for one in found if one["name"] == f"{name}/store-access"] for name in release.tenants}
+    of_access = [one for one in found if one["check"] == "store-access"]
+    states = {name: [one for one in of_access if one["place"] == name] for name in release.tenants}
     assert [one["state"] for one in states[ours]] == ["ok"]
     assert {one["state"] for one in states[theirs]} == {"failed"}
     said = " ".join(one["sentence"] for one in states[theirs])

@@ -214,7 +214,8 @@ def test_what_makes_no_sense_is_refused(
 
 class Answer(NamedTuple):
     code: int
-    findings: Mapping[str, tuple[bool | None, str]]
+    findings: Mapping[str, tuple[str, str, str]]
+    """State, sentence and remedy by check."""
     error: str
 
 
@@ -248,8 +249,8 @@ class Tenants:
         code = main(["doctor", self.url, "-n", "team-a", "-o", "json", *options])
         out, error = capsys.readouterr()
         self.server.behaviour = lambda request, forward: forward(request)
-        findings = json.loads(out)["findings"]
-        return Answer(code, {one["check"]: (one["state"] == "ok", one["sentence"]) for one in findings}, error)
+        found = json.loads(out)["findings"]
+        return Answer(code, {one["check"]: (one["state"], one["sentence"], one["remedy"]) for one in found}, error)
 
 
 @pytest.fixture
@@ -265,7 +266,7 @@ def test_credentials_with_the_policy_of_programs_pass(tenants: Tenants, capsys: 
     answer = tenants.doctor(capsys, tenants.of(CredentialsHolder.PROGRAM), "--as-program")
 
     assert answer.code == 0
-    assert {name for name, (ok, _) in answer.findings.items() if ok} >= {
+    assert {name for name, (state, *_) in answer.findings.items() if state == "ok"} >= {
         "data",
         "control-read",
         "control-write",
@@ -286,7 +287,8 @@ def test_credentials_with_the_policy_of_services_pass_for_these_alone(
     assert tenants.doctor(capsys, policy).code == 0
     answer = tenants.doctor(capsys, policy, "--as-program")
     assert answer.code == 75
-    assert "control-write failed" in answer.error
+    assert "control-write failed; each finding says what to do" in answer.error
+    assert "give the credentials no other policy than that of tiphys doctor" in answer.findings["control-write"][2]
     assert tenants.stored() == tenants.before
 
 
@@ -318,8 +320,8 @@ def test_a_program_that_may_write_control_is_a_failure(
 
     answer = tenants.doctor(capsys, policy, "--as-program")
 
-    ok, sentence = answer.findings["control-write"]
-    assert (answer.code, ok) == (75, False)
+    state, sentence, _ = answer.findings["control-write"]
+    assert (answer.code, state) == (75, "failed")
     assert found in sentence
     left = [key for key in tenants.stored() if key not in tenants.before]
     assert all(f"s3://{tenants.bucket}/{key}" in sentence for key in left), "what cannot be removed is named"
@@ -340,8 +342,8 @@ def test_a_program_that_reaches_another_tenant_is_a_failure(
 
     answer = tenants.doctor(capsys, policy, "--as-program")
 
-    ok, sentence = answer.findings["other-tenants"]
-    assert (answer.code, ok) == (75, False)
+    state, sentence, _ = answer.findings["other-tenants"]
+    assert (answer.code, state) == (75, "failed")
     assert action in sentence
     assert f"/{half}, which belongs to another tenant" in sentence
 
@@ -370,8 +372,8 @@ def test_an_action_that_a_program_lacks_is_named(
 
     answer = tenants.doctor(capsys, policy, "--as-program")
 
-    ok, sentence = answer.findings[name]
-    assert (answer.code, ok) == (75, False)
+    state, sentence, _ = answer.findings[name]
+    assert (answer.code, state) == (75, "failed")
     assert sentence.startswith(f"may not use {action} below")
 
 
@@ -448,9 +450,8 @@ class TestCluster:
             main(["doctor", "--cluster", "-n", "team-a", "--kubeconfig", str(file), "-o", "json"])
             out, err = capsys.readouterr()
             assert "secret-of-user-a" not in out + err
-            return [
-                one for one in json.loads(out)["findings"] if (one["place"], one["check"]) == ("team-a", "store-access")
-            ]
+            found = json.loads(out)["findings"]
+            return [one for one in found if (one["place"], one["check"]) == ("team-a", "store-access")]
 
         return run
 
@@ -477,7 +478,7 @@ class TestCluster:
         assert len(found) == 3
         assert "below control/" in found[0]["sentence"]
         assert f"s3://{tenants.bucket}/team-b/tiphys/control/" in found[1]["sentence"]
-        assert f"tiphys doctor s3://{tenants.bucket}/team-a/tiphys --policy program" in found[0]["remedy"]
+        assert found[0]["remedy"].endswith(f"s3://{tenants.bucket}/team-a/tiphys --policy program")
 
     def test_one_user_for_two_tenants_is_found(
         self, tenants: Tenants, server: S3Proxy, examine: Callable[[], list[dict[str, str]]]

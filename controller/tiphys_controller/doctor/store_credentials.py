@@ -42,7 +42,7 @@ def probe_program_credentials(
     nonce = secrets.token_hex(8)
     own = _open_without_check(url, namespace, variables)
     allowed = _allowed_actions(own, CONTROL, nonce, FORMAT_MARKER)
-    remedy = f"give the credentials the policy of tiphys doctor {own.url} --policy program, and no other"
+    remedy = f"give the credentials no other policy than that of tiphys doctor {own.url} --policy program"
     findings = [
         *_check_data(_allowed_actions(own, DATA, nonce), remedy),
         *_check_control_read(own, allowed, remedy),
