@@ -6,9 +6,10 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from lark import Token, Tree
+from lark import Lark, Token, Tree
 
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import go_json, parse_go_json
@@ -31,6 +32,12 @@ class MissingNameError(EvaluationError):
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} has no value here")
         self.name = name
+
+
+@cache
+def build_parser(grammar: str) -> Lark:
+    """Build the parser of a language on its first use, because that takes as long as a whole command."""
+    return Lark(grammar, parser="lalr", maybe_placeholders=False)
 
 
 def evaluate(tree: Expression, environment: Environment) -> Any:

@@ -5,10 +5,9 @@ is refused before the workflow starts. The precedence is that of expr-lang
 (``parser/operator``): ``??`` binds tightest, and ``!`` binds tighter than ``==``.
 """
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
-from lark import Lark
 from lark.exceptions import LarkError
 
 from hera_pipelines.local.expressions.evaluate import (
@@ -16,6 +15,7 @@ from hera_pipelines.local.expressions.evaluate import (
     EvaluationError,
     Expression,
     MissingNameError,
+    build_parser,
     called_functions,
     evaluate,
     used_names,
@@ -80,12 +80,6 @@ STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
 """
 
 
-@cache
-def _parser() -> Lark:
-    """Build the parser on first use, because that takes as long as a whole command."""
-    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
-
-
 @lru_cache(maxsize=512)
 def parse_expression(text: str) -> Expression:
     """Parse an expression.
@@ -94,7 +88,7 @@ def parse_expression(text: str) -> Expression:
         UsageError: ``text`` is outside the supported subset, or calls an unknown function.
     """
     try:
-        tree: Expression = _parser().parse(text)
+        tree: Expression = build_parser(_GRAMMAR).parse(text)
     except LarkError as error:
         raise UsageError(f"the expression {text!r} is invalid: {str(error).splitlines()[0]}") from error
     unknown = sorted(called_functions(tree) - FUNCTIONS.keys())

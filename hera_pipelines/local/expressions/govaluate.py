@@ -5,12 +5,11 @@ Argo substitutes the variables before it evaluates the condition, so
 Argo, a text with hyphens needs quotes.
 """
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
-from lark import Lark
 from lark.exceptions import LarkError
 
-from hera_pipelines.local.expressions.evaluate import EvaluationError, Expression, evaluate
+from hera_pipelines.local.expressions.evaluate import EvaluationError, Expression, build_parser, evaluate
 from tiphys.errors import UsageError
 
 _GRAMMAR = r"""
@@ -51,16 +50,10 @@ STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
 """
 
 
-@cache
-def _parser() -> Lark:
-    """Build the parser on first use, because that takes as long as a whole command."""
-    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
-
-
 @lru_cache(maxsize=512)
 def _parse_condition(text: str) -> Expression:
     try:
-        tree: Expression = _parser().parse(text)
+        tree: Expression = build_parser(_GRAMMAR).parse(text)
     except LarkError as error:
         raise UsageError(
             f"invalid 'when' expression {text!r}: {str(error).splitlines()[0]}; "

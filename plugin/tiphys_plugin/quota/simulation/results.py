@@ -26,7 +26,6 @@ class TimelineSpan:
     end: float
     held: Counter[tuple[str, str]]
     """GPUs by queue and pool."""
-    pending_gpus: Counter[str]
     pending_jobs: Counter[str]
 
     @property
@@ -47,15 +46,13 @@ class TimelineChange(NamedTuple):
 def build_timeline(replay: ReplayResult) -> Iterator[TimelineSpan]:
     """Spans from the first submission to the last end, without gaps and without empty spans."""
     held: Counter[tuple[str, str]] = Counter()
-    gpus: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
     before: float | None = None
     for seconds, together in groupby(sorted(list_changes(replay)), key=lambda one: one.seconds):
         if before is not None:
-            yield TimelineSpan(before, seconds, held.copy(), gpus.copy(), jobs.copy())
+            yield TimelineSpan(before, seconds, held.copy(), jobs.copy())
         for one in together:
             held[one.queue, one.pool] += one.held
-            gpus[one.queue] += one.pending
             jobs[one.queue] += (one.pending > 0) - (one.pending < 0)
         before = seconds
 
