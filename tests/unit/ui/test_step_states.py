@@ -51,3 +51,13 @@ def step(*outcomes: str) -> StepDetail:
 )
 def test_state(outcomes: tuple[str, ...], phase: RunPhase, word: str) -> None:
     assert find_step_state(step(*outcomes), phase) == word
+
+
+@pytest.mark.parametrize(
+    ("taken_over", "word"), [({"fit": "run other, attempt 1"}, "taken over"), ({}, "never started")]
+)
+def test_a_step_that_is_done_without_an_attempt_took_a_result_over_or_had_nothing_to_do(
+    taken_over: dict[str, str], word: str
+) -> None:
+    done = step().model_copy(update={"done": True, "taken_over": taken_over})
+    assert find_step_state(done, RunPhase.SUCCEEDED) == word
