@@ -120,16 +120,17 @@ def parse_held_leases(ledger: Mapping[str, Any] | None) -> list[HeldLease]:
     force_release_after = ((ledger or {}).get("spec") or {}).get("force_release_after_seconds")
     return [
         HeldLease(
-            one["namespace"],
-            one["run"],
-            one["step"],
-            one["attempt"],
-            one["uid"],
-            one["gpus"],
-            datetime.fromisoformat(one["grantedAt"]),
+            request["namespace"],
+            request["run"],
+            request["step"],
+            request["attempt"],
+            request["uid"],
+            request["gpus"],
+            datetime.fromisoformat(lease["grantedAt"]),
             force_release_after,
         )
-        for one in status.get("leases") or ()
+        for lease in status.get("leases") or ()
+        for request in (lease["request"],)
     ]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from tiphys_controller.doctor.check import Finding, UnknownValue, check, failed, not_checked, passed, warning
 from tiphys_controller.doctor.observed import is_kueue_ledger
 from tiphys_plugin.quota.kueue.backend import find_unsupported
-from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest, LedgerState, Rejected, StepAttempt
 from tiphys_plugin.quota.queues import QueueRules, Queues, format_gpus
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import PreflightSubject
@@ -44,23 +44,16 @@ def build_request(subject: PreflightSubject, step: StepSpec, queues: QueueRules 
     """
     queue = queues.find(step.gpu.queue) if isinstance(queues, Queues) and step.gpu else None
     allowed = queue.namespaces if queue else None
-    return LeaseRequest.from_gpu_request(
-        step.gpu or GpuRequest(gpus=1),
-        uid="preflight",
-        step=step.name,
-        node=f"preflight.{step.name}",
-        namespace=subject.namespace or (allowed[0] if allowed else _ANY_NAMESPACE),
-        workflow=subject.pipeline.name,
-        instance=f"preflight.{step.name}",
-        run=subject.pipeline.name,
-        attempt=1,
-    )
+    namespace, name = subject.namespace or (allowed[0] if allowed else _ANY_NAMESPACE), subject.pipeline.name
+    node = f"preflight.{step.name}"
+    attempt = StepAttempt("preflight", namespace, name, name, step.name, node, node, number=1)
+    return LeaseRequest.from_gpu_request(step.gpu or GpuRequest(gpus=1), attempt)
 
 
 def _decide(observed: PreflightObservation, request: LeaseRequest) -> Finding:
     assert not isinstance(observed.queues, UnknownValue)
     wanted = f"{format_gpus(request.gpus, request.type_text)} of queue {request.queue}"
-    admission = decide_admission(SchedulingState(observed.queues), request, arrival=1, now=utc_now())
+    admission = decide_admission(LedgerState(queues=observed.queues), request, arrival=1, now=utc_now())
     match admission:
         case Rejected():
             remedy = "change the request, or the queues with `tiphys queues apply`"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiphys_plugin.cluster.interface import Cluster, DirectoryCluster, PodStatus
     from tiphys_plugin.core import PluginCore
-    from tiphys_plugin.quota.lease import AdmissionBackend
+    from tiphys_plugin.quota.admission_backend import AdmissionBackend
     from tiphys_plugin.quota.ledger.backend import MemoryLedger
     from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
     from tiphys_plugin.quota.queues import Queues, load_queues
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "cluster.interface": ("Cluster", "DirectoryCluster", "PodStatus"),
     "core": ("PluginCore",),
-    "quota.lease": ("AdmissionBackend",),
+    "quota.admission_backend": ("AdmissionBackend",),
     "quota.ledger.backend": ("MemoryLedger",),
     "quota.ledger.sqlite_ledger": ("SqliteLedger",),
     "quota.queues": ("Queues", "load_queues"),

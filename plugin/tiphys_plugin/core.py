@@ -45,7 +45,7 @@ from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
 from tiphys_plugin.operations.lease_reclaim import recover_leases
 from tiphys_plugin.operations.reuse_gate import decide_reuse
-from tiphys_plugin.quota.lease import AdmissionBackend, LedgerLostError
+from tiphys_plugin.quota.admission_backend import AdmissionBackend, LedgerLostError
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.background import OutputHasher
 from tiphys_plugin.runtime.concurrency import KeyedLocks, LockTimeoutError, SingleFlight

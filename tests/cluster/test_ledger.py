@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from support.ledger import ask, queues, spec
+from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.flavors import Flavor
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerLostError, PendingRequest
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_state
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import load_queues, parse_queues

@@ -28,10 +28,9 @@ from support.argo_objects import NARRATED
 from support.ledger import ask as ask_for
 from support.task_sets import task_set
 from support.world import Flow, fit, gpus, workflow
-from tiphys_plugin.quota.lease import Admitted, Lease, PreemptionNotice
+from tiphys_plugin.quota.lease import Admitted, Lease, LedgerState, PreemptionNotice
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.errors import ConflictError

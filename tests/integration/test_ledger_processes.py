@@ -10,7 +10,8 @@ import pytest
 from support.forking import ForkedProcess, ForkingProcess
 from support.kube_server import serving
 from support.ledger import ask, queues, spec
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Admitted
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 

@@ -19,19 +19,19 @@ from support.ledger import LedgerApi, ledger_api
 from support.ledger_walk import MOST_OF_A_SHARE, PATIENCE, RULES, Walk
 from support.seeds import SEED
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, LeaseRequest
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Admitted, LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger import kubernetes_ledger, ledger_object, room, sqlite_ledger, transitions
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
-from tiphys_plugin.quota.ledger.entry_index import EntryIndex, lease_index, pending_index
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queue import Queue
-from tiphys_plugin.quota.scheduler import cycle, snapshot
+from tiphys_plugin.quota.scheduler import pending_queues
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import _SchedulingCycle
+from tiphys_plugin.quota.scheduler.entry_index import EntryIndex
 
 from tiphys.errors import StoreError
 from tiphys.kube import ledger_log
@@ -104,22 +104,12 @@ def records_and_snapshots_happen_in_every_walk(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(autouse=True)
-def no_later_test_knows_what_a_bug_has_worked_out() -> Iterator[None]:
-    forget()
+def rules_remember_no_bug() -> Iterator[None]:
+    """All walks have the same rules, and these keep what follows from them."""
     yield
-    forget()
-
-
-def forget() -> None:
-    for known in (
-        snapshot._latest_states.clear,
-        snapshot._latest_queues.clear,
-        cycle._run_cycle.cache_clear,
-        *(cache.clear for cache in RULES.pool_options_caches),
-        lease_index.__init__,  # type: ignore[misc]
-        pending_index.__init__,  # type: ignore[misc]
-    ):
-        known()
+    for cache in RULES.pool_options_caches:
+        cache.clear()
+    RULES.feasibility_cache.clear()
 
 
 def walk(opening: Opening, seed: int = PLANTED_SEED) -> None:
@@ -186,7 +176,7 @@ def the_highest_priority_is_not_read(plant):
 
 
 def the_share_of_the_ledger_is_not_read(plant):
-    plant(kubernetes_ledger, "find_share_objection", lambda rules, before, after, request: None)
+    plant(kubernetes_ledger, "find_share_objection", lambda before, after, request, cache: None)
 
 
 def all_namespaces_have_one_share(plant):
@@ -206,7 +196,7 @@ def what_is_kept_is_given_away(plant):
 
 
 def priority_is_not_read(plant):
-    plant(snapshot, "queue_position", lambda queue, one: (0, 0, math.inf, one.arrival))
+    plant(pending_queues, "queue_position", lambda queue, one: (0, 0, math.inf, one.arrival))
 
 
 def who_starts_takes_nothing(plant):
@@ -214,7 +204,7 @@ def who_starts_takes_nothing(plant):
 
 
 def a_repeated_request_gets_another_lease(plant):
-    plant(transitions, "_find_existing_lease", lambda book, request: None)
+    plant(transitions, "_find_existing_lease", lambda book, request, cache: None)
 
 
 def a_request_stands_behind_itself(plant):
@@ -224,8 +214,8 @@ def a_request_stands_behind_itself(plant):
 def who_waits_holds_already(plant):
     admit = transitions.admit_or_queue
 
-    def generous(book, rules, request, now, lease, forget_after):
-        after, answer = admit(book, rules, request, now, lease, forget_after)
+    def generous(book, request, now, lease, forget_after, cache):
+        after, answer = admit(book, request, now, lease, forget_after, cache)
         if isinstance(answer, Admitted):
             return after, answer
         return replace(after, leases=(*after.leases, transitions.Lease(lease, request, "A100", now, now))), answer
@@ -234,16 +224,16 @@ def who_waits_holds_already(plant):
 
 
 def a_release_frees_nothing(plant):
-    plant(LedgerState, "release", lambda self, lease, rules, now: self)
+    plant(transitions, "release", lambda state, lease, now, cache: state)
 
 
 def a_release_frees_more_than_its_own(plant):
-    plant(LedgerState, "release", lambda self, lease, rules, now: replace(self, leases=()))
+    plant(transitions, "release", lambda state, lease, now, cache: replace(state, leases=()))
 
 
 def gpus_come_back_when_they_are_looked_at(plant):
-    checked = LedgerState.record_check
-    plant(LedgerState, "record_check", lambda self, due, gone, at, rules, now: checked(self, due, due, at, rules, now))
+    check = transitions.record_check
+    plant(transitions, "record_check", lambda state, due, gone, at, now: check(state, due, due, at, now))
 
 
 def a_restart_forgets_the_line(plant):

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.ledger import ask, ledger_api
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, LeaseRequest
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.queues import Queues

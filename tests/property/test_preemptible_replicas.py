@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena
 from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.ledger.transitions import release, shrink, withdraw
 from tiphys_plugin.quota.preemption.victims import VictimSelection, is_member_id
 from tiphys_plugin.quota.queues import Queues
 
@@ -42,7 +43,7 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
     for number, (wanted, of, priority) in enumerate(given):
         arena.ask(ask(uid=f"u{number}", queue=of, priority=priority, **wanted))
     for pending in arena.book.pending:
-        arena.book = arena.book.withdraw(pending.request.uid)
+        arena.book = withdraw(arena.book, pending.request.uid)
     request = ask(uid="mine", queue=queue, priority=9, **shape)
     if isinstance(arena.ask(request), Admitted):
         return
@@ -57,10 +58,10 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
         leaving = one.preemption
         assert leaving is not None
         if leaving.keeps is None:
-            arena.book = arena.book.release(one.id, RULES, arena.now)
+            arena.book = release(arena.book, one.id, arena.now, arena.cache)
         else:
             assert leaving.keeps >= (one.request.min_members or 0)
-            arena.book = arena.book.shrink(one.id, leaving.keeps, (), RULES, arena.now)
+            arena.book = shrink(arena.book, one.id, leaving.keeps, (), arena.now, arena.cache)
     assert all(one.preemption is None for one in arena.book.leases)
     assert isinstance(arena.ask(request), Admitted), "they have gone for nothing"
     assert sum(one.request.gpus for one in arena.book.leases) <= QUOTA
@@ -68,5 +69,5 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
         arena.book = before
         for one in before.leases:
             if one.request.queue == queue and one.request.min_members:
-                arena.book = arena.book.shrink(one.id, one.request.min_members, (), RULES, arena.now)
+                arena.book = shrink(arena.book, one.id, one.request.min_members, (), arena.now, arena.cache)
         assert arena.book == before or not isinstance(arena.ask(request), Admitted), "members would have sufficed"

@@ -15,7 +15,7 @@
 The laws notice each of nine bugs that are planted into who is chosen and marked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from random import Random
@@ -34,7 +34,6 @@ from tiphys_plugin.quota.preemption import victims as choice
 from tiphys_plugin.quota.preemption.rights import PreemptionPolicy
 from tiphys_plugin.quota.preemption.victims import PreemptionCase
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler import snapshot
 from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 
 OFTEN = st.sampled_from([True, True, True, False])
@@ -88,7 +87,7 @@ def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
     for number, (count, of, priority) in enumerate(jobs):
         arena.ask(ask(count, f"u{number}", queue=of, priority=priority))
     for one in arena.book.pending:
-        arena.book = arena.book.withdraw(one.request.uid)
+        arena.book = transitions.withdraw(arena.book, one.request.uid)
     if isinstance(arena.ask(ask(gpus, "mine", queue=queue, priority=9)), Admitted) or not arena.book.pending:
         return
     arena.look()
@@ -123,7 +122,7 @@ def test_a_mark_is_made_on_the_newest_state_or_not_at_all(rules, jobs, losses, d
     plans = {uid: found.leases for uid, found in chosen.items() if hasattr(found, "leases")}
     for number in data.draw(st.lists(st.integers(0, 13), max_size=3, unique=True)):
         for one in arena.book.leases[number : number + 1]:
-            arena.book = arena.book.release(one.id, rules, arena.now)
+            arena.book = transitions.release(arena.book, one.id, arena.now, arena.cache)
     if data.draw(st.booleans()):
         arena.book = replace(arena.book, pending=arena.book.pending[1:])
     for uid, victims in plans.items():
@@ -265,20 +264,11 @@ CHOICE = [
 ]
 
 
-@pytest.fixture
-def nothing_worked_out() -> Iterator[None]:
-    """What a bug has worked out is no truth for the next."""
-    snapshot._latest_states.clear()
-    yield
-    snapshot._latest_states.clear()
-
-
 def search(test: Callable[..., None], *strategies: st.SearchStrategy[Any]) -> None:
     options = settings(max_examples=400, derandomize=True, phases=[Phase.generate])
     options(given(rules(), jobs, losses, *strategies)(test.hypothesis.inner_test))()  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("nothing_worked_out")
 @pytest.mark.parametrize("bug", CHOICE, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_the_choice_is_caught(bug, monkeypatch):
     bug(monkeypatch.setattr)
@@ -286,7 +276,6 @@ def test_a_planted_bug_of_the_choice_is_caught(bug, monkeypatch):
         search(test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles)
 
 
-@pytest.mark.usefixtures("nothing_worked_out")
 def test_a_planted_bug_of_the_mark_is_caught(monkeypatch):
     the_book_is_not_asked_again(monkeypatch.setattr)
     with pytest.raises(AssertionError):

@@ -30,17 +30,20 @@ from tiphys_plugin.quota.lease import (
     EndedUsage,
     Lease,
     LeaseRequest,
+    LedgerState,
     PendingRequest,
     declared_end,
 )
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import cycle, pools
 from tiphys_plugin.quota.scheduler.backfill import Reservation
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import _SchedulingCycle, select_admissible
+from tiphys_plugin.quota.scheduler.cycle import run_cycle
 from tiphys_plugin.quota.scheduler.cycle_result import CycleResult, PoolAssignment
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, decide_pending
-from tiphys_plugin.quota.scheduler.snapshot import DerivedState, PendingQueues
+from tiphys_plugin.quota.scheduler.decide import decide_admission, decide_pending, select_admissible
+from tiphys_plugin.quota.scheduler.derived_state import DerivedState
+from tiphys_plugin.quota.scheduler.pending_queues import PendingQueues
 
 OTHERS = {
     AdmissionReason.BEHIND_EARLIER_REQUEST,
@@ -111,33 +114,34 @@ def states(
     draw: st.DrawFn,
     lengths: Sequence[int | None] = (None, 300, 900, 3600),
     exists: st.SearchStrategy[Any] = ANYTHING,
-) -> SchedulingState:
+) -> LedgerState:
     """Queues that were filled by what they admit, and a line of requests that could be served one day."""
     found = draw(rules(exists))
     leases: list[Lease] = []
     for number in range(draw(st.integers(0, 6))):
         request = draw(requests(number, lengths))
-        answer = decide_admission(SchedulingState(found, tuple(leases)), request, 1, NOW)
+        answer = decide_admission(LedgerState(tuple(leases), queues=found), request, 1, NOW)
         if isinstance(answer, Admitted):
             leases.append(Lease(f"l{number}", request, answer.pool, NOW, NOW, answer.nodes))
     line = [draw(requests(number)) for number in range(10, 10 + draw(st.integers(1, 6)))]
-    possible = [one for one in line if isinstance(decide_admission(SchedulingState(found), one, 1, NOW), Admitted)]
+    possible = [one for one in line if isinstance(decide_admission(LedgerState(queues=found), one, 1, NOW), Admitted)]
     waiting = tuple(PendingRequest(one, arrival, NOW, NOW) for arrival, one in enumerate(possible, 1))
     history = draw(st.lists(st.sampled_from(NAMES), unique=True))
-    return SchedulingState(found, tuple(leases), waiting, tuple(EndedUsage(name, "A100", 4.0, NOW) for name in history))
+    return LedgerState(
+        tuple(leases), waiting, tuple(EndedUsage(name, "A100", 4.0, NOW) for name in history), queues=found
+    )
 
 
-def started(state: SchedulingState) -> list[PoolAssignment]:
-    return select_admissible(state.queues, state.leases, state.history, state.pending, LATER)
+def started(state: LedgerState) -> list[PoolAssignment]:
+    return select_admissible(state, LATER, SchedulerCache())
 
 
-def evaluated(state: SchedulingState) -> CycleResult:
+def evaluated(state: LedgerState) -> CycleResult:
     """The result of a cycle that no other has left anything for."""
-    derived = DerivedState(state.queues, state.leases, state.history)
-    return _SchedulingCycle(derived, LATER).run(PendingQueues(state.queues, state.pending))
+    return run_cycle(DerivedState(state.queues, state), PendingQueues(state.queues, state.pending), LATER)
 
 
-def decided(state: SchedulingState, one: PendingRequest):
+def decided(state: LedgerState, one: PendingRequest):
     others = tuple(other for other in state.pending if other is not one)
     return decide_pending(replace(state, pending=others), one, LATER)
 
@@ -249,7 +253,7 @@ class EagerReservation(Reservation):
         assert self.start is not None
 
 
-def busy_state(seed: int, backfills: Sequence[str]) -> SchedulingState:
+def busy_state(seed: int, backfills: Sequence[str]) -> LedgerState:
     """Little is free, most leases and requests have known ends, and some requests may start before others."""
     draw = random.Random(seed)
     queues = [
@@ -276,12 +280,12 @@ def busy_state(seed: int, backfills: Sequence[str]) -> SchedulingState:
     leases: list[Lease] = []
     for number in range(40):
         one = request(number)
-        answer = decide_admission(SchedulingState(found, tuple(leases)), one, 1, NOW)
+        answer = decide_admission(LedgerState(tuple(leases), queues=found), one, 1, NOW)
         if isinstance(answer, Admitted):
             leases.append(Lease(f"l{number}", one, answer.pool, NOW, NOW, answer.nodes))
     kept = tuple(one for one in leases if draw.random() < 0.8)
     waiting = tuple(PendingRequest(request(100 + number), number, NOW, NOW) for number in range(1, 41))
-    return SchedulingState(found, kept, waiting)
+    return LedgerState(kept, waiting, queues=found)
 
 
 @given(st.integers(0, 2**32).map(lambda seed: busy_state(seed, ["bounded", "strict", "preemptible"])))

@@ -11,6 +11,7 @@
 """
 
 import json
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -18,10 +19,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from support.ledger import LedgerApi, ask, lease, ledger_api
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.runtime.metrics import LedgerCollector
 
@@ -81,7 +81,7 @@ def test_a_namespace_that_has_used_its_share_waits_and_the_others_go_on(ledger, 
     assert "share of the GPU ledger" in refused.message
     pending = len(ledger.snapshot().pending)
     assert refused.position == pending + 1
-    assert sum(one["namespace"] == "vision" for one in kept(api)) == SHARE * room.ROOM_ENTRIES
+    assert sum(one["request"]["namespace"] == "vision" for one in kept(api)) == SHARE * room.ROOM_ENTRIES
     for number in range(10):
         answer = ledger.request(ask(1, f"ml-{number}"))
         assert isinstance(answer, Deferred)
@@ -120,8 +120,8 @@ def test_the_share_counts_over_all_services(api):
 @pytest.mark.parametrize("declared", [None, queues(ledger_share=0.25)])
 def test_a_quarter_is_the_default_also_without_queues(declared):
     book = LedgerState(tuple(lease(8, f"u{number:05}", namespace="vision") for number in range(400)))
-    part = room.measure_shares(None if declared is None else Queues(queues=declared.queues), book)["vision"]
-    assert part == pytest.approx(4 * room.measure_shares(queues(ledger_share=1), book)["vision"])
+    part = room.measure_shares(replace(book, queues=declared and Queues(queues=declared.queues)))["vision"]
+    assert part == pytest.approx(4 * room.measure_shares(replace(book, queues=queues(ledger_share=1)))["vision"])
 
 
 def test_one_namespace_alone_may_be_given_all_of_the_room():

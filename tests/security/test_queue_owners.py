@@ -18,9 +18,10 @@ import pytest
 from support.ledger import NOW, ask, deferral
 from support.preempting import Arena
 from support.world import Flow, World, fit, gpus, outputs, phase, said, world
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, LedgerState, Rejected
+from tiphys_plugin.quota.ledger.transitions import release
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 
 def queues(**research: Any) -> Queues:
@@ -75,7 +76,7 @@ def test_the_name_of_a_namespace_is_taken_literally(tmp_path):
 
 
 def decide(rules: Queues, **wish: Any) -> object:
-    return decide_admission(SchedulingState(rules), ask(4, **wish), 1, NOW)
+    return decide_admission(LedgerState(queues=rules), ask(4, **wish), 1, NOW)
 
 
 def test_only_queues_that_the_namespace_may_use_are_named():
@@ -85,7 +86,7 @@ def test_only_queues_that_the_namespace_may_use_are_named():
         AdmissionReason.QUEUE_UNKNOWN,
         "there is no queue 'reserch'; namespace vision may use: spare",
     )
-    too_large = decide_admission(SchedulingState(OWNED), ask(10, namespace="ml"), 1, NOW)
+    too_large = decide_admission(LedgerState(queues=OWNED), ask(10, namespace="ml"), 1, NOW)
     assert isinstance(too_large, Rejected)
     assert "speech" not in too_large.message
     nowhere = decide(Queues(queues=OWNED.queues[:2]), namespace="vision")
@@ -111,7 +112,7 @@ def test_a_request_that_may_no_longer_use_its_queue_delays_nobody():
     arena = Arena(queues())
     assert isinstance(arena.ask(ask(8, "u1")), Admitted)
     assert deferral(arena.ask(ask(8, "u2", namespace="vision", priority=9))) is AdmissionReason.WAITING_FOR_QUOTA
-    arena.book = arena.book.release(arena.book.leases[0].id, arena.rules, arena.now)
+    arena.book = release(arena.book, arena.book.leases[0].id, arena.now, arena.cache)
     arena.rules = OWNED
     assert isinstance(arena.ask(ask(8, "u3")), Admitted)
     assert isinstance(arena.ask(ask(8, "u2", namespace="vision", priority=9)), Rejected)

@@ -43,7 +43,7 @@ from support.lineage import RUN
 from support.sessions import open_session, state_at
 from tiphys_controller import describe_run
 from tiphys_controller.failure_cost import measure_time_usage
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import LedgerState
 
 from hera_pipelines.cli import main, screen
 from hera_pipelines.cli.app import COMMANDS

@@ -11,13 +11,14 @@ from tiphys_plugin.quota.lease import (
     Deferred,
     Lease,
     LeaseRequest,
+    LedgerState,
     PendingRequest,
     hash_node_name,
 )
 from tiphys_plugin.quota.ledger import status_codec
 from tiphys_plugin.quota.ledger.log_entry import encode_changes
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 from support.kube_store import Collection, ObjectStore, Place, RefusedError, Selector
 from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError, UsageError
@@ -87,8 +88,10 @@ def lease(gpus: int, uid: str = "holder", pool: str = "A100", **changes: Any) ->
 
 def ledger_status(state: LedgerState) -> dict[str, Any]:
     """The status of a `GPULedger` with a log of one entry, which holds all of ``state``."""
-    head = LogHead(id="5eed5eed", number=1, entries=({"n": 1, **encode_changes(LedgerState(), state)},))
-    return {"version": LOG_FORMAT, "summary": status_codec.encode_summary(state), "log": head.to_json()}
+    cache = SchedulerCache()
+    head = LogHead(id="5eed5eed", number=1, entries=({"n": 1, **encode_changes(LedgerState(), state, cache)},))
+    summary = status_codec.encode_summary(state, cache.sum_held_gpus(state))
+    return {"version": LOG_FORMAT, "summary": summary, "log": head.to_json()}
 
 
 def waiting(gpus: int, arrival: int, uid: str = "", **changes: Any) -> PendingRequest:

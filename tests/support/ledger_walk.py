@@ -22,14 +22,8 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
-from tiphys_plugin.quota.lease import (
-    AdmissionBackend,
-    AdmissionReason,
-    Admitted,
-    Deferred,
-    LeaseRequest,
-    Rejected,
-)
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.quota.queues import Queues
 
 from support.ledger import ask, strict

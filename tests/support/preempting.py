@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest, hash_node_name
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import admit_or_queue, find_preemptor, mark_victims
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, LedgerState, PendingRequest, hash_node_name
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue, find_preemptor, mark_victims, release
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 from support.ledger import NOW
 
@@ -35,17 +35,27 @@ class Arena:
     """``lost`` says what each attempt would lose, by uid; others lose one GPU-second for each GPU."""
 
     def __init__(self, rules: Queues, lost: Mapping[str, float] | None = None) -> None:
-        self.rules = rules
-        self.book = LedgerState()
+        self.book = LedgerState(queues=rules)
+        self.cache = SchedulerCache()
         self.now = NOW
         self.marks: list[Mark] = []
         self._lost = lost or {}
         self._names = (f"lease-{number}" for number in count())
 
+    @property
+    def rules(self) -> Queues:
+        """The rules that the book goes by; tests may change them."""
+        assert isinstance(self.book.queues, Queues)
+        return self.book.queues
+
+    @rules.setter
+    def rules(self, rules: Queues) -> None:
+        self.book = replace(self.book, queues=rules)
+
     def ask(self, request: LeaseRequest) -> object:
         """One that waits asks, or one that comes."""
         self.now += timedelta(seconds=1)
-        self.book, answer = admit_or_queue(self.book, self.rules, request, self.now, next(self._names), _PATIENCE)
+        self.book, answer = admit_or_queue(self.book, request, self.now, next(self._names), _PATIENCE, self.cache)
         return answer
 
     def all_ask(self) -> bool:
@@ -54,8 +64,8 @@ class Arena:
         return any(isinstance(answer, Admitted) for answer in answers)
 
     def choose(self, uid: str) -> VictimSelection | NoVictims | None:
-        found = find_preemptor(self.book, self.rules, (uid, "fit"), self.now, _PATIENCE)
-        return select_victims(*found, self.losses, self.now) if found is not None else None
+        found = find_preemptor(self.book, (uid, "fit"), self.now, _PATIENCE, self.cache)
+        return select_victims(*found, self.losses, self.now, cache=self.cache) if found is not None else None
 
     def losses(self, leases: Sequence[Lease]) -> dict[str, float]:
         return {one.id: self._lost.get(one.request.uid, float(one.request.gpus)) for one in leases}
@@ -72,7 +82,7 @@ class Arena:
     def mark(self, uid: str, victims: Sequence[Lease]) -> tuple[Lease, ...]:
         before = self.book
         graces = {one.id: GRACE_SECONDS for one in victims}
-        self.book, marked = mark_victims(before, self.rules, (uid, "fit"), graces, self.now, _PATIENCE)
+        self.book, marked = mark_victims(before, (uid, "fit"), graces, self.now, _PATIENCE, self.cache)
         if marked:
             mine = next(one for one in before.pending if one.request.uid == uid)
             self.marks.append(Mark(before, mine, tuple(victims), self.now))
@@ -84,7 +94,7 @@ class Arena:
         gone = [one for one in asked if only is None or one.id in only]
         self.now += timedelta(seconds=1)
         for one in gone:
-            self.book = self.book.release(one.id, self.rules, self.now)
+            self.book = release(self.book, one.id, self.now, self.cache)
         return [_next(one.request) for one in gone]
 
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from tiphys_plugin.quota.lease import Admitted, Lease, PendingRequest
+from tiphys_plugin.quota.lease import Admitted, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 from support.preempting import Arena, Mark
 
@@ -48,7 +48,7 @@ def soon(arena: Arena, mark: Mark) -> tuple[list[Lease], list[PendingRequest]]:
     waiting = [one for one in mark.before.pending if one is not mark.mine]
     promised = {(one.preemption.uid, one.preemption.step) for one in mark.before.leases if one.preemption is not None}
     for one in [one for one in waiting if (one.request.uid, one.request.step) in promised]:
-        state = SchedulingState(arena.rules, tuple(leases), (), mark.before.history)
+        state = LedgerState(tuple(leases), (), mark.before.history, queues=arena.rules)
         if isinstance(decide_admission(state, one.request, one.arrival, mark.now), Admitted):
             leases.append(Lease(f"of {one.request.uid}", one.request, "A100", mark.now, mark.now))
             waiting.remove(one)
@@ -59,7 +59,7 @@ def starts(arena: Arena, mark: Mark, gone: tuple[Lease, ...], *, alone: bool) ->
     """Whether the decision on GPUs lets it start when ``gone`` and all who leave already are gone."""
     leases, waiting = soon(arena, mark)
     left = tuple(one for one in leases if one.id not in {victim.id for victim in gone})
-    state = SchedulingState(arena.rules, left, () if alone else tuple(waiting), mark.before.history)
+    state = LedgerState(left, () if alone else tuple(waiting), mark.before.history, queues=arena.rules)
     return isinstance(decide_admission(state, mark.mine.request, mark.mine.arrival, mark.now), Admitted)
 
 

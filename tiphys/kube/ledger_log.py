@@ -32,7 +32,7 @@ from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, Stor
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGER_RECORDS, GPU_LEDGERS
 
-LOG_FORMAT = 6
+LOG_FORMAT = 7
 """``version`` of the status of a `GPULedger`. A status of another version is refused."""
 SEGMENT_BYTES = 4096
 """Size of the entries in the head from which the next writer moves them to a record."""

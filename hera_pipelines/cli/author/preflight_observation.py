@@ -258,9 +258,8 @@ def _read_queues(
     if ledger is None:
         return UnknownValue(f"there is no GPULedger {homes[0]}/{DEFAULT_LEDGER_NAME}")
     notes: list[str] = []
-    rules, ledger_state = parse_ledger(ledger)
-    rules = apply_cluster_nodes(api, rules, ledger_state.leases, notes.append)
-    return rules, "; ".join(notes)
+    state = apply_cluster_nodes(api, parse_ledger(ledger), notes.append)
+    return state.queues, "; ".join(notes)
 
 
 def _read_plugin_version(api: "KubeApi", namespace: str, cluster: ClusterObservation) -> str:

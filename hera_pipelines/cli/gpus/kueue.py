@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiphys_controller import API_VERSION
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import LedgerState
 
 from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import NotFoundError, StoreError
@@ -29,8 +29,7 @@ class KueueView(NamedTuple):
     @property
     def ledger_state(self) -> LedgerState:
         """Leases and pending requests."""
-        snapshot = self.admission.snapshot_of(self.workloads)
-        return LedgerState(snapshot.leases, snapshot.pending)
+        return self.admission.snapshot_of(self.workloads)
 
     def explain(self, pending: "PendingRequest") -> "Deferred":
         """Why Kueue has not admitted a pending request."""

@@ -6,6 +6,7 @@ them.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,7 @@ from tiphys_controller import API_VERSION
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth
 from tiphys_plugin.nodes.stragglers import Straggler, describe_straggler, evidence_by_node, find_slow_gangs
 from tiphys_plugin.quota.flavors import ClusterNodes, FlavorSet
-from tiphys_plugin.quota.lease import Lease
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import Lease, LedgerState
 from tiphys_plugin.quota.queues import QueueRules, Queues
 
 from hera_pipelines.cli.gpus.kueue import find_kueue
@@ -120,7 +120,8 @@ def nodes(
     # Where Kueue grants the GPUs, there is no ledger, or that of the time before Kueue is left.
     kueue = find_kueue(api, None)
     ledger = find_ledger(api, name) if kueue else existing_ledger(api, name)
-    rules, ledger_state = parse_ledger(ledger) if ledger else (None, LedgerState())
+    ledger_state = parse_ledger(ledger) if ledger else LedgerState()
+    rules = ledger_state.queues
     leases = (*ledger_state.leases, *(kueue.ledger_state.leases if kueue else ()))
     if not kueue and (not isinstance(rules, Queues) or rules.cluster_nodes is None):
         screen.note(
@@ -168,20 +169,17 @@ def uncordon(
     _set_unschedulable(command, node, context, kubeconfig, unschedulable=False)
 
 
-def apply_cluster_nodes(
-    api: "KubeApi", rules: QueueRules, leases: Sequence[Lease], note: Callable[[str], object]
-) -> QueueRules:
+def apply_cluster_nodes(api: "KubeApi", state: LedgerState, note: Callable[[str], object]) -> LedgerState:
     """Add the cluster's nodes to the queues, as a service does; without permission to read nodes, ``note`` says so."""
+    rules = state.queues
     if not isinstance(rules, Queues) or rules.cluster_nodes is None:
-        return rules
+        return state
     try:
-        return rules.with_nodes(
-            [observed.node for observed in observe_cluster_nodes(api, rules.cluster_nodes, rules.flavor_set, leases)],
-            are_current=True,
-        )
+        observed = observe_cluster_nodes(api, rules.cluster_nodes, rules.flavor_set, state.leases)
     except ForbiddenError as error:
         note(f"nodes are not considered, because this account may not read them: {error}")
-        return rules.without_nodes
+        return replace(state, queues=rules.without_nodes)
+    return replace(state, queues=rules.with_nodes([node.node for node in observed], are_current=True))
 
 
 def observe_cluster_nodes(

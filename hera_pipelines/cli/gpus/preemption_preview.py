@@ -8,12 +8,12 @@ from typing import Any
 from rich.text import Text
 from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.eviction.cost import CheckpointLossEstimator
-from tiphys_plugin.quota.lease import Lease, PendingRequest
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
 from tiphys_plugin.quota.preemption.victims import LossEstimator, NoVictims, VictimSelection, select_victims
-from tiphys_plugin.quota.queues import QueueRules, Queues, format_gpus
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, format_clock_time, format_step_name
+from tiphys_plugin.quota.queues import Queues, format_gpus
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.decide import format_clock_time, format_step_name
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 from tiphys_plugin.quota.scheduler.queue_order import movable_from
 from tiphys_plugin.runtime.context import SingleStore
@@ -37,16 +37,16 @@ def open_tenant_stores(url: str) -> NamespaceStores:
 
 
 def preview_preemption(
-    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, lost: LossEstimator, now: datetime
+    state: LedgerState, pending: PendingRequest, lost: LossEstimator, now: datetime, cache: SchedulerCache
 ) -> VictimSelection | NoVictims:
     """Select the victims that the service would evict now for ``pending``."""
     # The request counts as pending even if its last call is older than the service's own limit.
     forget_after = max(FORGET_AFTER, now - pending.seen_at)
-    preemptor = find_preemptor(ledger_state, rules, (pending.request.uid, pending.request.step), now, forget_after)
+    preemptor = find_preemptor(state, pending.request.workflow_step, now, forget_after, cache)
     if preemptor is None:
         return NoVictims("it is no longer pending")
-    selection = select_victims(*preemptor, lost, now)
-    if isinstance(selection, NoVictims) and (later := _find_later_moves(*preemptor, now)) is not None:
+    selection = select_victims(*preemptor, lost, now, cache=cache)
+    if isinstance(selection, NoVictims) and (later := _find_later_moves(*preemptor, now, cache)) is not None:
         moment, leases = later
         names = " and ".join(format_step_name(one.request) for one in leases)
         time = f"from {format_clock_time(moment)} on, once a checkpoint has just been saved"
@@ -56,7 +56,7 @@ def preview_preemption(
 
 
 def _find_later_moves(
-    state: SchedulingState, preemptor: PendingRequest, now: datetime
+    state: LedgerState, preemptor: PendingRequest, now: datetime, cache: SchedulerCache
 ) -> tuple[datetime, tuple[Lease, ...]] | None:
     """The trainings that would be moved if they have saved, and when, if nothing else changes until then."""
     queue = state.queues.find(preemptor.request.queue) if isinstance(state.queues, Queues) else None
@@ -64,7 +64,9 @@ def _find_later_moves(
         return None
     movable_at = {one.id: moment for one in state.leases if (moment := movable_from(queue, one, preemptor)) is not None}
     latest = max([now, *movable_at.values()])
-    selection = select_victims(state, preemptor, lambda leases: dict.fromkeys((one.id for one in leases), 0.0), latest)
+    selection = select_victims(
+        state, preemptor, lambda leases: dict.fromkeys((lease.id for lease in leases), 0.0), latest, cache=cache
+    )
     if isinstance(selection, NoVictims) or not selection.moved_leases:
         return None
     moved = tuple(one for one in selection.leases if one.id in selection.moved_leases)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +11,11 @@ import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
-from tiphys_plugin.quota.lease import LeaseRequest
+from tiphys_plugin.quota.lease import LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger import room
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
-from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, format_gpus
 
 from hera_pipelines.cli.gpus.kueue import find_kueue, show_kueue_queues
 from hera_pipelines.cli.screen import Format, ManifestFormat, Screen, format_local_time
@@ -105,12 +105,11 @@ def apply(
     api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
     ledger = find_ledger(api, name)
-    before, ledger_state = parse_ledger(ledger) if ledger else (Queues(queues=()), LedgerState())
-    screen.table(
-        ("QUEUE", "GPU TYPE", "QUOTA", "NEW QUOTA", "HELD", "WAITING"), _change_rows(before, declared, ledger_state)
-    )
-    _warn_exceeded(screen, compute_queue_usage(declared, ledger_state))
-    _warn_refused(screen, declared, ledger_state)
+    before = parse_ledger(ledger) if ledger else LedgerState(queues=Queues(queues=()))
+    after = replace(before, queues=declared)
+    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "NEW QUOTA", "HELD", "WAITING"), _change_rows(before, after))
+    _warn_exceeded(screen, compute_queue_usage(after))
+    _warn_refused(screen, declared, before)
     ledger_name = f"GPULedger {api.namespace}/{name}"
     if dry_run:
         screen.note(f"{ledger_name} is unchanged; without --dry-run it would be {'changed' if ledger else 'created'}")
@@ -140,13 +139,14 @@ def show(
     if (kueue := find_kueue(api, find_ledger(api, name))) is not None:
         show_kueue_queues(screen, kueue, output)
         return
-    rules, ledger_state = parse_ledger(existing_ledger(api, name))
+    ledger_state = parse_ledger(existing_ledger(api, name))
+    rules = ledger_state.queues
     if output is not Format.TABLE:
-        screen.document(_queues_document(api.namespace, name, rules, ledger_state), output)
+        screen.document(_queues_document(api.namespace, name, ledger_state), output)
         return
     screen.table(
         ("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""),
-        _queue_rows(rules, ledger_state),
+        _queue_rows(ledger_state),
         hide=("UP TO",),
     )
     if ledger_state.leases or ledger_state.pending:
@@ -156,7 +156,7 @@ def show(
             _request_rows(ledger_state),
             hide=("NAMESPACE", "ATTEMPT"),
         )
-    for note in describe_used_shares(rules, ledger_state):
+    for note in describe_used_shares(ledger_state):
         screen.note(note)
     if rules is None:
         screen.note("no queues are declared, so GPUs are not limited; declare some with `tiphys queues apply -f FILE`")
@@ -186,7 +186,7 @@ def existing_ledger(api: "KubeApi", name: str) -> "Object":
     return ledger
 
 
-def parse_ledger(ledger: "Object") -> tuple[QueueRules, LedgerState]:
+def parse_ledger(ledger: "Object") -> LedgerState:
     """Parse the queues of a `GPULedger` object, and its leases and pending requests.
 
     Raises:
@@ -202,12 +202,12 @@ def parse_ledger(ledger: "Object") -> tuple[QueueRules, LedgerState]:
         raise IntegrityError(
             f"the status of GPULedger {name} is damaged: {error}; repair it with `kubectl edit --subresource=status`"
         ) from error
-    return parse_ledger_queues(ledger), ledger_state
+    return replace(ledger_state, queues=parse_ledger_queues(ledger))
 
 
-def describe_used_shares(rules: QueueRules, ledger_state: LedgerState) -> Iterator[str]:
+def describe_used_shares(ledger_state: LedgerState) -> Iterator[str]:
     """A sentence for each namespace that has nearly used its share of the ledger."""
-    for namespace, used in room.measure_shares(rules, ledger_state).items():
+    for namespace, used in room.measure_shares(ledger_state).items():
         if used >= room.NEARLY_USED:
             yield (
                 f"namespace {namespace} has used {used:.0%} of its share of the ledger; at 100 % its new requests wait "
@@ -253,10 +253,10 @@ def _write_ledger(api: "KubeApi", name: str, declared: Queues, existing: "Object
         )
 
 
-def _change_rows(before: QueueRules, after: Queues, ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
-    old = {(usage.queue, usage.gpu_type): usage for usage in compute_queue_usage(before, ledger_state)}
-    new = {(usage.queue, usage.gpu_type): usage for usage in compute_queue_usage(after, ledger_state)}
-    unlimited = "unlimited" if before is None else _NONE
+def _change_rows(before: LedgerState, after: LedgerState) -> Iterator[Sequence[str | Text]]:
+    old = {(usage.queue, usage.gpu_type): usage for usage in compute_queue_usage(before)}
+    new = {(usage.queue, usage.gpu_type): usage for usage in compute_queue_usage(after)}
+    unlimited = "unlimited" if before.queues is None else _NONE
     for pool in [*new, *(pool for pool in old if pool not in new)]:
         old_quota = old[pool].quota if pool in old else None
         quota_text = unlimited if old_quota is None else str(old_quota)
@@ -296,11 +296,12 @@ def _warn_refused(screen: Screen, declared: Queues, ledger_state: LedgerState) -
         )
 
 
-def _queue_rows(rules: QueueRules, ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
+def _queue_rows(ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
+    rules = ledger_state.queues
     policies = (
         {queue.name: describe_queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
     )
-    for usage in compute_queue_usage(rules, ledger_state):
+    for usage in compute_queue_usage(ledger_state):
         held = Text(str(usage.held), style="bold red" if usage.quota is not None and usage.is_over_limit else "")
         quota, max_gpus = (_NONE if number is None else str(number) for number in (usage.quota, usage.max_gpus))
         yield usage.queue, usage.gpu_type, quota, max_gpus, held, str(usage.pending), policies.get(usage.queue, "")
@@ -339,9 +340,10 @@ def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, v
     return gpus, *location, format_local_time(since)
 
 
-def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state: LedgerState) -> dict[str, object]:
+def _queues_document(namespace: str, name: str, ledger_state: LedgerState) -> dict[str, object]:
     from tiphys_plugin.quota.ledger import status_codec
 
+    rules = ledger_state.queues
     encoded = status_codec.encode_state(ledger_state)
     rows = [
         {
@@ -354,7 +356,7 @@ def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state:
             "waiting": usage.pending,
             "stopped": usage.stopped,
         }
-        for usage in compute_queue_usage(rules, ledger_state)
+        for usage in compute_queue_usage(ledger_state)
     ]
     document: dict[str, object] = {
         "apiVersion": API_VERSION,
@@ -370,6 +372,6 @@ def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state:
         policies |= {"namespaces", "max_priority"}
         by_name = {queue.name: queue.model_dump(include=policies, exclude_defaults=True) for queue in rules.queues}
         rows = [{**row, **by_name.get(str(row["name"]), {})} for row in rows]
-    shares = {name: round(used, 4) for name, used in room.measure_shares(rules, ledger_state).items()}
+    shares = {name: round(used, 4) for name, used in room.measure_shares(ledger_state).items()}
     document |= {"limited": rules is not None, "queues": rows, "ledgerShares": shares}
     return {**document, "leases": encoded["leases"], "waiting": encoded["waiting"]}

@@ -1,16 +1,17 @@
 """Reads queues and nodes for the web pages, by what ``tiphys queues``, ``tiphys why`` and ``tiphys nodes`` use."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from tiphys_plugin import load_queues
-from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, PendingRequest, Rejected
+from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, LedgerState, PendingRequest, Rejected
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE
-from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, format_gpus
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 from hera_pipelines.cli.gpus.kueue import QUOTA_NOTE, KueueView, count_queue_gpus, find_kueue
 from hera_pipelines.cli.gpus.nodes import (
@@ -62,8 +63,8 @@ class LocalGpus:
     def read_queues(self) -> QueuesView:
         place, state = f"the engine on this machine, {self._ledger}", read_ledger_file(self._ledger)
         if self._queues is None:
-            return describe_queues(place, None, state, [_NO_QUEUES], explains=False)
-        return describe_queues(place, load_queues(self._queues), state, [])
+            return describe_queues(place, state, [_NO_QUEUES], explains=False)
+        return describe_queues(place, replace(state, queues=load_queues(self._queues)), [])
 
     def read_nodes(self) -> NodesView:
         raise NotFoundError("the engine on this machine runs programs on this machine alone; there are no nodes")
@@ -88,17 +89,18 @@ class ClusterGpus:
         api, notes = self._api, list[str]()
         if (kueue := find_kueue(api, find_ledger(api, self._ledger))) is not None:
             return _describe_kueue(kueue)
-        rules, state = parse_ledger(existing_ledger(api, self._ledger))
-        notes += describe_used_shares(rules, state)
-        if rules is None:
+        state = parse_ledger(existing_ledger(api, self._ledger))
+        notes += describe_used_shares(state)
+        if state.queues is None:
             notes.append("no queues are declared, so GPUs are not limited")
-        rules = apply_cluster_nodes(api, rules, state.leases, notes.append)
-        return describe_queues(f"GPULedger {api.namespace}/{self._ledger}", rules, state, notes)
+        state = apply_cluster_nodes(api, state, notes.append)
+        return describe_queues(f"GPULedger {api.namespace}/{self._ledger}", state, notes)
 
     def read_nodes(self) -> NodesView:
         api = self._api
         ledger = find_ledger(api, self._ledger)
-        rules, state = parse_ledger(ledger) if ledger else (None, LedgerState())
+        state = parse_ledger(ledger) if ledger else LedgerState()
+        rules = state.queues
         settings, flavors = read_node_settings(rules)
         held = count_held_gpus(state)
         nodes = [
@@ -126,25 +128,22 @@ class ClusterGpus:
         return self._connected
 
 
-def describe_queues(
-    place: str, rules: QueueRules, state: LedgerState, notes: Sequence[str], *, explains: bool = True
-) -> QueuesView:
+def describe_queues(place: str, state: LedgerState, notes: Sequence[str], *, explains: bool = True) -> QueuesView:
     """The page of a ledger.
 
     Args:
         place: Which ledger it is.
-        rules: Its queues; None: nothing is limited.
-        state: Leases and pending requests.
+        state: Its queues, leases and pending requests.
         notes: Sentences for the head of the page.
-        explains: Whether ``rules`` are those of the ledger, so that they say what each request waits for.
+        explains: Whether the queues are those of the ledger, so that they say what each request waits for.
     """
-    now = utc_now()
+    now, rules, cache = utc_now(), state.queues, SchedulerCache()
     if isinstance(rules, MisconfiguredQueues):
         notes = [*notes, f"no GPUs are granted: {rules.message}"]
     policies = {one.name: describe_queue_policies(one) for one in rules.queues} if isinstance(rules, Queues) else {}
     previews = _PREVIEWED_ENTRIES // max(1, len(state.leases) + len(state.pending))
     waiting = [
-        _explain_waiting(rules, state, pending, now, previews=number < previews)
+        _explain_waiting(state, pending, now, cache, previews=number < previews)
         if explains
         else _describe_waiting(pending, None, ())
         for number, pending in enumerate(state.pending[:MAX_REQUESTS])
@@ -163,7 +162,7 @@ def describe_queues(
                 is_over_limit=usage.quota is not None and usage.is_over_limit,
                 policies=policies.get(usage.queue, ""),
             )
-            for usage in compute_queue_usage(rules, state)
+            for usage in compute_queue_usage(state)
         ),
         holders=tuple(map(_describe_holder, state.leases[:MAX_REQUESTS])),
         waiting=tuple(waiting),
@@ -174,12 +173,12 @@ def describe_queues(
 
 
 def _explain_waiting(
-    rules: QueueRules, state: LedgerState, pending: PendingRequest, now: datetime, *, previews: bool
+    state: LedgerState, pending: PendingRequest, now: datetime, cache: SchedulerCache, *, previews: bool
 ) -> WaitingRow:
-    admission = decide_waiting_request(rules, state, pending, now)
-    if not previews or not isinstance(admission, Deferred) or not isinstance(rules, Queues):
+    admission = decide_waiting_request(state, pending, now, cache)
+    if not previews or not isinstance(admission, Deferred) or not isinstance(state.queues, Queues):
         return _describe_waiting(pending, admission, ())
-    selection = preview_preemption(rules, state, pending, build_loss_estimate(None, now), now)
+    selection = preview_preemption(state, pending, build_loss_estimate(None, now), now, cache)
     lines = describe_preemption(selection, is_exact=False)
     return _describe_waiting(pending, admission, tuple(line.plain.strip() for line in lines))
 

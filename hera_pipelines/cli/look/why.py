@@ -8,6 +8,7 @@ its cause, the rule that classified it, and what the next attempt received.
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
@@ -23,15 +24,16 @@ from tiphys_plugin.quota.lease import (
     Deferred,
     Lease,
     LeaseRequest,
+    LedgerState,
     PendingRequest,
     Rejected,
 )
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, select_active
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
 from tiphys_plugin.quota.queue import ANY_TYPE
-from tiphys_plugin.quota.queues import QueueRules, format_gpus
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_step_name
+from tiphys_plugin.quota.queues import format_gpus
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.decide import decide_pending, format_step_name
 
 from hera_pipelines.cli.gpus.kueue import find_kueue
 from hera_pipelines.cli.gpus.nodes import apply_cluster_nodes, describe_slow_ranks, observe_slow_gangs
@@ -189,12 +191,11 @@ def why(
         _show(screen, what, output, [], obstacles)
         return
     if (kueue := find_kueue(api, ledger)) is not None:
-        place, share_hints, rules, ledger_state = "Kueue", "", None, kueue.ledger_state
+        place, share_hints, ledger_state = "Kueue", "", kueue.ledger_state
     else:
         place = f"GPULedger {api.namespace}/{name}"
-        rules, ledger_state = parse_ledger(existing_ledger(api, name))
-        rules = apply_cluster_nodes(api, rules, ledger_state.leases, screen.note)
-        share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
+        ledger_state = apply_cluster_nodes(api, parse_ledger(existing_ledger(api, name)), screen.note)
+        share_hints = "".join(f"; {note}" for note in describe_used_shares(ledger_state))
     leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
     waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
     requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
@@ -213,12 +214,12 @@ def why(
     if kueue is not None:
         explanations = [_PendingExplanation(pending, kueue.explain(pending), None) for pending in waiting]
     else:
-        lost = build_loss_estimate(store, now)
+        lost, cache = build_loss_estimate(store, now), SchedulerCache()
         explanations = [
             _PendingExplanation(
                 pending,
-                decide_waiting_request(rules, ledger_state, pending, now),
-                preview_preemption(rules, ledger_state, pending, lost, now),
+                decide_waiting_request(ledger_state, pending, now, cache),
+                preview_preemption(ledger_state, pending, lost, now, cache),
             )
             for pending in waiting
         ]
@@ -310,13 +311,10 @@ def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
 
 
 def decide_waiting_request(
-    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime
+    state: LedgerState, pending: PendingRequest, now: datetime, cache: SchedulerCache
 ) -> Admission:
     """What the service would decide now on a pending request of the ledger."""
-    others = tuple(
-        other for other in select_active(rules, ledger_state.pending, now, FORGET_AFTER) if other is not pending
-    )
-    return decide_pending(SchedulingState(rules, ledger_state.leases, others, ledger_state.history), pending, now)
+    return decide_pending(replace(state, pending=cache.select_active(state, now, FORGET_AFTER)), pending, now, cache)
 
 
 def _describe_holder(lease: Lease) -> Text:

@@ -18,7 +18,8 @@ from tiphys.protocol.gang import GANG_LABEL, GangBackend, GangPhase, gang_name
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Lease
 
 DEFAULT_GRACE_SECONDS = 30.0
 """Default of Kubernetes, for attempts whose pods do not exist yet."""

@@ -20,7 +20,8 @@ from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import NamespaceStores, find_gang
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
 from tiphys_plugin.eviction.evict import can_lose_members, list_unfinished_pods
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS
 

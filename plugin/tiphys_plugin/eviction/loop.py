@@ -19,8 +19,8 @@ from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.cost import CheckpointLossEstimator
 from tiphys_plugin.eviction.evict import evict_lease, list_unfinished_pods, longest_grace_seconds, shrink_elastic_leases
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LedgerSnapshot, PendingRequest
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
 from tiphys_plugin.quota.preemption.victims import VictimSelection, is_expected_to_end, lease_id_of, select_victims
 from tiphys_plugin.quota.queue import Queue
@@ -67,55 +67,50 @@ class PreemptionLoop(PeriodicTask):
         Raises:
             StoreError: the ledger did not answer.
         """
-        snapshot = self._ledger.snapshot()
-        shrink_elastic_leases(self._ledger, self._cluster, self._stores, snapshot.leases)
-        for lease in snapshot.leases:
+        state = self._ledger.snapshot()
+        shrink_elastic_leases(self._ledger, self._cluster, self._stores, state.leases)
+        for lease in state.leases:
             if lease.preemption is not None:
                 self._evict(lease)
-        if isinstance(snapshot.queues, Queues):
-            for queue in filter(lambda one: one.preempts, snapshot.queues.queues):
+        if isinstance(state.queues, Queues):
+            for queue in filter(lambda one: one.preempts, state.queues.queues):
                 self._preempt_for_queue(queue)
 
     def _preempt_for_queue(self, queue: Queue) -> None:
         """Preempt for the first pending requests of a queue, until `_MAX_FAILED_REQUESTS` of them find no victims."""
-        snapshot, failed_requests = self._ledger.snapshot(), 0
+        state, failed_requests = self._ledger.snapshot(), 0
         now = self._clock()
         preemptors = {
             one.preemption.preemptor
-            for one in snapshot.leases
+            for one in state.leases
             if one.preemption is not None and is_expected_to_end(one, now)
         }
-        pending = [one for one in snapshot.pending if one.request.queue == queue.name]
+        pending = [one for one in state.pending if one.request.queue == queue.name]
         for preemptor in sorted(pending, key=lambda one: queue_position(queue, one)):
             if failed_requests == _MAX_FAILED_REQUESTS:
                 return
             if preemptor.request.workflow_step in preemptors:
                 continue
-            if self._preempt_for(preemptor, snapshot):
-                snapshot = self._ledger.snapshot()
+            if self._preempt_for(preemptor, state):
+                state = self._ledger.snapshot()
             else:
                 failed_requests += 1
 
-    def _preempt_for(self, preemptor: PendingRequest, snapshot: LedgerSnapshot) -> bool:
+    def _preempt_for(self, preemptor: PendingRequest, state: LedgerState) -> bool:
         """Select, mark and evict victims of a pending request; whether there are any."""
         now = self._clock()
-        preemptor_case = find_preemptor(
-            LedgerState(snapshot.leases, snapshot.pending, snapshot.history),
-            snapshot.queues,
-            preemptor.request.workflow_step,
-            now,
-            self._forget_after,
-        )
+        step, cache = preemptor.request.workflow_step, self._ledger.cache
+        preemptor_case = find_preemptor(state, step, now, self._forget_after, cache)
         if preemptor_case is None:
             return False
-        unreachable = {one.id for one in snapshot.leases if not self._stores.serves(one.request.namespace)}
-        selection = select_victims(*preemptor_case, self._estimate_losses, now, unreachable)
+        unreachable = {lease.id for lease in state.leases if not self._stores.serves(lease.request.namespace)}
+        selection = select_victims(*preemptor_case, self._estimate_losses, now, unreachable, cache)
         if not isinstance(selection, VictimSelection):
             return False
         grace_seconds = {
             one.id: longest_grace_seconds(list_unfinished_pods(self._cluster, one)) for one in selection.leases
         }
-        marked = self._ledger.mark_preempted(preemptor.request.workflow_step, grace_seconds)
+        marked = self._ledger.mark_preempted(step, grace_seconds)
         failpoint("preemption.after_mark")
         for lease in marked:
             _log_preemption(lease, preemptor, selection)

@@ -32,7 +32,8 @@ from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.evict import evict_from_nodes
 from tiphys_plugin.nodes.node import ObservedNode
 from tiphys_plugin.nodes.node_watch import ClusterInventory
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.runtime.background import PeriodicTask
 
 _EVERY_SECONDS = 5.0

@@ -12,7 +12,7 @@ from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.nodes.stragglers import evidence_by_node, find_slow_gangs
-from tiphys_plugin.quota.lease import AdmissionBackend
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.runtime.background import PeriodicTask
 
 _EVERY_SECONDS = 60.0

@@ -35,7 +35,7 @@ from tiphys_plugin.operations import (
     reuse,
     start_checkpoint,
 )
-from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, LeaseRequest, Rejected, StepAttempt
 from tiphys_plugin.runtime.context import StepCall
 from tiphys_plugin.runtime.settings import requeue_seconds
 
@@ -264,21 +264,14 @@ def _submit_lease_request(call: StepCall, request: LeaseRequest) -> Admission:
 def _build_lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Sequence[Attempt]) -> LeaseRequest:
     binding, escalation = call.binding, pod_patch.plan_escalation(call, attempts, "")
     attained, first_start = lease_reclaim.attained_service(gpu, attempts)
-    return LeaseRequest.from_gpu_request(
-        gpu,
-        uid=binding.uid,
-        step=call.step,
-        node=call.node,
-        namespace=binding.namespace,
-        workflow=binding.workflow,
-        instance=call.instance,
-        run=call.run,
-        attempt=number,
-        avoid_spot=gpu.spot != "no" and escalation is not None and escalation.on_demand,
-        attained=attained,
-        first_start=first_start,
-        avoided_nodes=escalation.avoided_nodes[:_MAX_AVOIDED_NODES] if escalation is not None else (),
-    )
+    workflow = (binding.uid, binding.namespace, binding.workflow)
+    attempt = StepAttempt(*workflow, call.run, call.step, call.instance, call.node, number)
+    request = replace(LeaseRequest.from_gpu_request(gpu, attempt), attained=attained, first_start=first_start)
+    if escalation is None:
+        return request
+    avoids_spot = gpu.spot != "no" and escalation.on_demand
+    avoided_nodes = escalation.avoided_nodes[:_MAX_AVOIDED_NODES]
+    return replace(request, spot="avoided" if avoids_spot else gpu.spot, avoided_nodes=avoided_nodes)
 
 
 def _reject_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], reason: str) -> ExecuteReply:

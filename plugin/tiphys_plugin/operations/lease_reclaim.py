@@ -40,7 +40,8 @@ from tiphys.store.runs import read_concurrently
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import is_attempt_over, is_lease_abandoned
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest, hash_node_name
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, StepAttempt, hash_node_name
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.runtime.context import PluginContext
 
@@ -214,23 +215,18 @@ def rebuild_lease_request(
     """
     claim, members = attempt.claim, len(attempt.pods)
     attained, first_start = attained_service(attempt.gpu, earlier)
-    recorded = LeaseRequest.from_gpu_request(
-        attempt.gpu,
-        uid=claim.uid,
-        step=claim.step,
-        node=claim.node,
-        namespace=attempt.pods[0].namespace,
-        workflow=bound.workflow_name,
-        instance=claim.instance,
-        run=claim.run,
-        attempt=claim.attempt,
-        members=claim.members,
+    workflow = (claim.uid, attempt.pods[0].namespace, bound.workflow_name)
+    claimed = StepAttempt(*workflow, claim.run, claim.step, claim.instance, claim.node, claim.attempt)
+    recorded = LeaseRequest.from_gpu_request(attempt.gpu, claimed, claim.members)
+    gpus_per_member = sum(pod.gpus for pod in attempt.pods) // members
+    return replace(
+        recorded,
+        members=members,
+        gpus=gpus_per_member * members,
+        tensor_parallel=recorded.tensor_parallel if members % recorded.tensor_parallel == 0 else 1,
         attained=attained,
         first_start=first_start,
     )
-    gpus_per_member = sum(pod.gpus for pod in attempt.pods) // members
-    tensor_parallel = recorded.tensor_parallel if members % recorded.tensor_parallel == 0 else 1
-    return replace(recorded, members=members, gpus=gpus_per_member * members, tensor_parallel=tensor_parallel)
 
 
 def _nodes_of_members(attempt: _LiveAttempt) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ import structlog
 from tiphys.errors import TiphysError
 from tiphys_plugin.attempts.liveness import NamespaceStores, is_lease_abandoned, is_workflow_stopping
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.runtime.background import PeriodicTask
 
 _EVERY_SECONDS = 5.0

@@ -1,32 +1,38 @@
-"""Lease requests, leases, pending requests and admission decisions.
+"""Lease requests, leases, pending requests, the state that they form, and admission decisions.
 
-The scheduler, the ledgers and the plugin share these records. `AdmissionBackend`
-is the only interface between the plugin and the authority that decides on GPUs,
-so another authority can replace the built-in ledger.
+The scheduler, the ledgers and the plugin share these records. Ledgers store them as they are
+(`tiphys_plugin.quota.ledger.status_codec`), so each field has the type that a stored one is checked against.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Annotated, Literal, NamedTuple
 
-from tiphys.errors import StoreError
+from pydantic import AwareDatetime, ConfigDict, Field, NonNegativeInt, PositiveInt, with_config
+from pydantic.alias_generators import to_camel
+
 from tiphys.protocol.fan_out import find_item, step_display_name
 from tiphys.protocol.step_spec import GpuRequest, Proximity, SpotUse
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
 
+_STORED = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
+_Gpus = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+
+@with_config(_STORED)
 @dataclass(frozen=True)
 class EndedUsage:
     """Decayed mean usage that ended leases left to a queue: GPUs of a pool, as of ``measured_at``."""
 
     queue: str
     pool: str
-    gpus: float
-    measured_at: datetime
+    gpus: _Gpus
+    measured_at: AwareDatetime
 
 
 class AdmissionReason(StrEnum):
@@ -70,6 +76,23 @@ def hash_node_name(node: str) -> str:
     return hashlib.sha256(node.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
+class StepAttempt(NamedTuple):
+    """The attempt of a step that asks for GPUs."""
+
+    uid: str
+    """UID of the Workflow."""
+    namespace: str
+    workflow: str
+    run: str
+    step: str
+    instance: str
+    """Node name of the step within the Workflow."""
+    node: str
+    """Name of the admit node."""
+    number: int
+
+
+@with_config(_STORED)
 @dataclass(frozen=True)
 class LeaseRequest:
     """GPUs for one attempt, all or nothing. ``uid``, ``step`` and ``node_hash`` are the replay key.
@@ -88,27 +111,27 @@ class LeaseRequest:
     run: str
     attempt: int
     queue: str
-    gpus: int
+    gpus: PositiveInt
     gpu_type: str | None = None
-    min_gpu_memory_mb: int | None = None
+    min_gpu_memory_mb: PositiveInt | None = None
     priority: int = 0
-    seconds: int | None = None
+    seconds: PositiveInt | None = None
     """Time limit of an attempt, after which it is ended; None: the author declared none."""
-    members: int = 1
+    members: PositiveInt = 1
     """Pods that share the ``gpus`` evenly: a gang, which starts as a whole or not at all."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """Size of the groups of consecutive members that stay within one NVLink domain."""
     spot: SpotUse | Literal["avoided"] = "no"
     """Whether the request may use flavors of spot nodes; ``avoided``: only if no other flavor could serve it."""
-    attained: float = 0.0
+    attained: _Seconds = 0.0
     """Attained service: GPU-seconds of earlier attempts of the step. 0 in queues without ``order: attained``."""
-    first_start: float | None = None
+    first_start: _Seconds | None = None
     """Start of the first of these attempts, in Unix seconds; None where ``attained`` is not counted."""
-    min_members: int | None = None
+    min_members: PositiveInt | None = None
     """Fewest members with which an elastic gang continues, and with which it queues. None: the gang is not elastic."""
-    max_members: int | None = None
+    max_members: PositiveInt | None = None
     """Members with which an elastic gang starts if they fit at its turn."""
-    item_index: int | None = None
+    item_index: NonNegativeInt | None = None
     """Index of the fan-out item that the step is; None for another step, or if it is unknown."""
     gpu_types: tuple[str, ...] = ()
     """Types of which each may serve the request, in the order in which they are tried. Empty for ``gpu_type``, or any
@@ -126,56 +149,24 @@ class LeaseRequest:
         return self.gpu_type or " or ".join(self.gpu_types) or None
 
     @classmethod
-    def from_gpu_request(
-        cls,
-        gpu: GpuRequest,
-        *,
-        uid: str,
-        step: str,
-        node: str,
-        namespace: str,
-        workflow: str,
-        instance: str,
-        run: str,
-        attempt: int,
-        members: int | None = None,
-        avoid_spot: bool = False,
-        attained: float = 0.0,
-        first_start: float | None = None,
-        avoided_nodes: tuple[str, ...] = (),
-    ) -> "LeaseRequest":
+    def from_gpu_request(cls, gpu: GpuRequest, attempt: StepAttempt, members: int | None = None) -> "LeaseRequest":
         """The request of one attempt for the GPUs that the author of the step asked for.
 
-        An elastic gang requests its fewest members, and names the most that it can use.
-
-        Args:
-            gpu: GPUs of the step.
-            uid: UID of the workflow.
-            step: Name of the step.
-            node: Name of the admit node.
-            namespace: Namespace of the workflow.
-            workflow: Name of the workflow.
-            instance: Node name of the step within the workflow.
-            run: Name of the run.
-            attempt: Number of the attempt.
-            members: Members that an elastic gang already has; None: its fewest. Other steps ignore it.
-            avoid_spot: Use flavors of spot nodes only where no others could serve the request.
-            attained: GPU-seconds that earlier attempts of the step held.
-            first_start: When the first of these attempts got its GPUs, in seconds of Unix time.
-            avoided_nodes: Nodes to use only if no others can serve the request.
+        An elastic gang requests the ``members`` that it already has (None: its fewest), and names the most that it can
+        use. Other steps ignore them.
         """
         is_elastic = gpu.min_members is not None
-        item = find_item(instance)
         requested_members = (members or gpu.min_members or gpu.members) if is_elastic else gpu.members
+        item = find_item(attempt.instance)
         return cls(
-            uid=uid,
-            step=step,
-            node_hash=hash_node_name(node),
-            namespace=namespace,
-            workflow=workflow,
-            instance_hash=hash_node_name(instance),
-            run=run,
-            attempt=attempt,
+            uid=attempt.uid,
+            step=attempt.step,
+            node_hash=hash_node_name(attempt.node),
+            namespace=attempt.namespace,
+            workflow=attempt.workflow,
+            instance_hash=hash_node_name(attempt.instance),
+            run=attempt.run,
+            attempt=attempt.number,
             queue=gpu.queue,
             gpus=gpu.gpus_for(requested_members),
             gpu_type=gpu.gpu_type,
@@ -186,10 +177,7 @@ class LeaseRequest:
             members=requested_members,
             tensor_parallel=gpu.tensor_parallel,
             within=gpu.within,
-            avoided_nodes=avoided_nodes,
-            spot="avoided" if avoid_spot else gpu.spot,
-            attained=attained,
-            first_start=first_start,
+            spot=gpu.spot,
             min_members=gpu.min_members,
             max_members=gpu.members if is_elastic else None,
             item_index=item.index if item else None,
@@ -236,6 +224,7 @@ def declared_end(request: LeaseRequest, started_at: datetime) -> datetime | None
     return started_at + timedelta(seconds=request.seconds) if request.seconds is not None else None
 
 
+@with_config(_STORED)
 @dataclass(frozen=True)
 class PreemptionNotice:
     """Mark of a victim: its attempt was asked to save and exit for the step ``step`` of the workflow ``uid``.
@@ -245,9 +234,9 @@ class PreemptionNotice:
 
     uid: str
     step: str
-    asked_at: datetime
-    deadline: datetime
-    keeps: int | None = None
+    asked_at: AwareDatetime
+    deadline: AwareDatetime
+    keeps: PositiveInt | None = None
     """Members with which an elastic gang continues; None: the whole attempt exits."""
     reason: str = ""
     """Why another authority took the GPUs back, in its words; empty if a preemptor needs them."""
@@ -264,6 +253,7 @@ class PreemptionNotice:
         return self.preemptor == request.workflow_step
 
 
+@with_config(_STORED)
 @dataclass(frozen=True)
 class Lease:
     """GPUs that an attempt holds. From ``check_at`` on, `AdmissionBackend.release_dead_leases` checks that it lives."""
@@ -272,8 +262,8 @@ class Lease:
     request: LeaseRequest
     pool: str
     """Granted flavor or GPU type; ``*``: from the quota for all types that the queue does not name."""
-    granted_at: datetime
-    check_at: datetime
+    granted_at: AwareDatetime
+    check_at: AwareDatetime
     nodes: tuple[str, ...] = ()
     """The node of each member; empty where no nodes are declared."""
     preemption: PreemptionNotice | None = None
@@ -281,15 +271,16 @@ class Lease:
     """The granted flavor, if its declaration is not among the queue rules of the ledger."""
 
 
+@with_config(_STORED)
 @dataclass(frozen=True)
 class PendingRequest:
     """A deferred request. It holds no GPUs, and keeps its place as long as the step repeats the request."""
 
     request: LeaseRequest
-    arrival: int
-    since: datetime
-    seen_at: datetime
-    promised_at: datetime | None = None
+    arrival: PositiveInt
+    since: AwareDatetime
+    seen_at: AwareDatetime
+    promised_at: AwareDatetime | None = None
     """When a victim of this request released its GPUs; they are kept until the request is repeated."""
 
 
@@ -343,77 +334,19 @@ Admission = Admitted | Deferred | Rejected
 
 
 @dataclass(frozen=True)
-class LedgerSnapshot:
-    """Leases, pending requests, queue rules and usage history at one instant."""
+class LedgerState:
+    """Leases, pending requests in order of arrival, decayed usage of ended leases, and the queue rules that apply.
 
-    leases: tuple[Lease, ...]
-    pending: tuple[PendingRequest, ...]
+    A replay key has at most one lease, and a step of a workflow at most one pending request. Two states are equal if
+    they have the same entries, whatever the rules: a ledger stores the entries only.
+    """
+
+    leases: tuple[Lease, ...] = ()
+    pending: tuple[PendingRequest, ...] = ()
+    history: tuple[EndedUsage, ...] = ()
     queues: QueueRules = field(default=None, compare=False)
-    history: "tuple[EndedUsage, ...]" = field(default=(), compare=False)
 
-
-class LedgerLostError(StoreError):
-    """The ledger was deleted or replaced, or is not there; nothing is granted until it is recovered."""
-
-
-class AdmissionBackend(Protocol):
-    """Decides on lease requests and records the decisions. Every method raises `StoreError` if it cannot answer."""
-
-    def request(self, request: LeaseRequest) -> Admission:
-        """Decide and record in one step. A repeated request gets the lease that it already holds."""
-
-    def restore(
-        self,
-        lease: str,
-        request: LeaseRequest,
-        gpu_type: str | None,
-        nodes: tuple[str, ...] = (),
-        running_members: int | None = None,
-    ) -> int:
-        """Record a lease that was granted before; no effect if the attempt has one. Returns the GPUs of its lease.
-
-        The first ``running_members`` members (None: all) hold their GPUs, which count even beyond a quota. The others
-        count only if the quota has room for the whole lease. A lease is never recorded in a queue that the namespace
-        may not use.
-
-        Args:
-            lease: Id of the lease.
-            request: What the lease was granted for.
-            gpu_type: The type that was chosen for a request without one.
-            nodes: The node of each member.
-            running_members: Members whose pods run.
-        """
-
-    def withdraw(self, uid: str) -> None:
-        """Drop the pending requests of a workflow that will not repeat them."""
-
-    def release(self, lease: str) -> None:
-        """Return the GPUs of a lease whose pods are gone. No error if they were returned before."""
-
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        """Return the GPUs of lost members of an elastic gang, of which ``members`` remain and the other pods are gone.
-
-        ``nodes`` are the nodes of the remaining members, where nodes are declared. No error if the lease is not
-        larger, has ended, or holds nothing on one of ``nodes``.
-        """
-
-    def release_workflow(self, uid: str) -> None:
-        """Withdraw the requests of a workflow, and make its leases due for the next `release_dead_leases`."""
-
-    def mark_preempted(self, preemptor: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
-        """Mark leases as victims of ``preemptor``, a pending `LeaseRequest.workflow_step`: all of them or none.
-
-        They are marked only if the newest ledger state keeps every rule of preemption. ``grace_seconds`` gives the
-        termination grace period by lease id. Returns the marked leases.
-        """
-
-    def release_dead_leases(
-        self, is_gone: Callable[[Lease], bool], leases: Sequence[Lease] | None = None
-    ) -> list[Lease]:
-        """Release and return those of ``leases`` for which ``is_gone`` is true; the others are kept.
-
-        None: those whose check is due.
-        """
-
-    def snapshot(self) -> LedgerSnapshot:
-        """Leases, pending requests, queue rules and usage history; changes nothing."""
+    @property
+    def next_arrival(self) -> int:
+        """Arrival number of the next pending request. The number of a request that left the end may be reused."""
+        return self.pending[-1].arrival + 1 if self.pending else 1

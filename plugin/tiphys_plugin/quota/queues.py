@@ -32,7 +32,7 @@ from tiphys.protocol.validation import describe_mistake, locate_mistake
 from tiphys.service.yaml_documents import UniqueKeyLoader, find_yaml_line, parse_yaml
 from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
-from tiphys_plugin.quota.placement.model import GpuNode
+from tiphys_plugin.quota.placement.model import GangRequest, GpuNode
 from tiphys_plugin.quota.placement.scoring import PlacementPolicy, TypicalGpus, build_placement_policy
 from tiphys_plugin.quota.queue import ANY_TYPE, Positive, Queue, StrictCount
 
@@ -239,8 +239,18 @@ class Queues(BaseModel):
 
     @cached_property
     def pool_options_caches(self) -> tuple[MutableMapping[tuple[object, ...], object], ...]:
-        """Results of `get_pool_options` in `tiphys_plugin.quota.scheduler.pools`: recent ones, and all in use."""
+        """Results of `tiphys_plugin.quota.scheduler.pool_options.get_pool_options`: recent ones, and all in use."""
         return {}, WeakValueDictionary()
+
+    @cached_property
+    def feasibility_cache(self) -> dict[object, bool]:
+        """Results of `is_feasible` in `tiphys_plugin.quota.scheduler.pool_options`, by pool options."""
+        return {}
+
+    @cached_property
+    def gang_requests_cache(self) -> dict[tuple[object, ...], GangRequest]:
+        """Results of `build_gang_request` in `tiphys_plugin.quota.scheduler.pools`."""
+        return {}
 
     @cached_property
     def empty_cluster_capacity(self) -> ClusterFreeCapacity | None:

@@ -14,7 +14,7 @@ from tiphys.recording import RunBinding, WorkflowRecorder
 from tiphys.store import RunLayout, Store
 from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.quota.lease import AdmissionBackend
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.runtime.background import OutputHasher
 from tiphys_plugin.runtime.concurrency import SingleFlight
 from tiphys_plugin.runtime.metrics import PluginMetrics

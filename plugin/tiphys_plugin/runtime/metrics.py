@@ -5,6 +5,7 @@ No label holds a run, workflow, step or user, because their number is unbounded.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -13,9 +14,8 @@ from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
 from tiphys.records import Preemption, utc_now
-from tiphys_plugin.quota.lease import LedgerSnapshot
+from tiphys_plugin.quota.lease import LedgerState
 from tiphys_plugin.quota.ledger import room
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues
 
@@ -133,7 +133,7 @@ class PluginMetrics:
         self.preemption_lost.inc(preempted.gpu_seconds_lost or 0.0)
         self.preemption_seconds.observe((preempted.gone_at - preempted.asked_at).total_seconds())
 
-    def register_ledger(self, snapshot: Callable[[], LedgerSnapshot]) -> None:
+    def register_ledger(self, snapshot: Callable[[], LedgerState]) -> None:
         """Add the metrics of the ledger, which are read at each scrape."""
         self.registry.register(LedgerCollector(snapshot))
 
@@ -173,7 +173,7 @@ class LedgerCollector(Collector):
 
     def __init__(
         self,
-        snapshot: Callable[[], LedgerSnapshot],
+        snapshot: Callable[[], LedgerState],
         *,
         measures_room: bool = False,
         clock: Callable[[], datetime] = utc_now,
@@ -200,20 +200,16 @@ class LedgerCollector(Collector):
             waiting.add_metric([name], len(times))
             oldest.add_metric([name], (self._clock() - min(times)).total_seconds())
         if isinstance(ledger.queues, Queues):
-            declared = [
-                usage
-                for usage in compute_queue_usage(ledger.queues, LedgerState(ledger.leases))
-                if usage.quota is not None
-            ]
+            held_only = replace(ledger, pending=())
+            declared = [usage for usage in compute_queue_usage(held_only) if usage.quota is not None]
             for name in ledger.queues.names:
                 rows = [usage for usage in declared if usage.queue == name]
                 quota.add_metric([name], sum(usage.quota or 0 for usage in rows))
                 borrowed.add_metric([name], sum(usage.borrowed for usage in rows))
         if self._measures_room:
-            ledger_state = LedgerState(ledger.leases, ledger.pending)
-            for tenant, used in room.measure_shares(ledger.queues, ledger_state).items():
+            for tenant, used in room.measure_shares(ledger).items():
                 share_used.add_metric([tenant], used)
-            room_used.add_metric([], room.count_entries(ledger_state).total() / room.ROOM_ENTRIES)
+            room_used.add_metric([], room.count_entries(ledger).total() / room.ROOM_ENTRIES)
         return [held, waiting, oldest, quota, borrowed, share_used, room_used]
 
     @staticmethod

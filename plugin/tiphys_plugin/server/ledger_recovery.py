@@ -12,7 +12,7 @@ ledger's log that were deleted or changed, and replaces such a log.
 import structlog
 
 from tiphys.errors import TiphysError
-from tiphys_plugin.quota.lease import LedgerLostError
+from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.background import PeriodicTask
 from tiphys_plugin.server.tenants import Tenants

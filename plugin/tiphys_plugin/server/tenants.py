@@ -31,8 +31,8 @@ from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.core import PluginCore
 from tiphys_plugin.operations import replies
 from tiphys_plugin.operations.lease_reclaim import find_unleased_pods
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
-from tiphys_plugin.quota.lease import AdmissionBackend
 from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.context import Tenant

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bench.quota.rules import RULES
 from support.ledger import ask
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, LedgerLostError, PendingRequest
+from tiphys_plugin.quota.admission_backend import LedgerLostError
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from urllib3 import PoolManager

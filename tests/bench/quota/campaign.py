@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from bench.progress import say
 from bench.quota.asker import AskedLedger, owner, recover
 from bench.quota.rules import RULES, within_limits
-from tiphys_plugin.quota.lease import LedgerLostError
+from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError

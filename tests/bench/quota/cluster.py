@@ -22,10 +22,9 @@ from typing import Any
 
 from bench.samples import interleaved, percentile, ratio, summary
 from support.ledger import ask, queues, spec
-from tiphys_plugin.quota.lease import Admitted, Lease, PendingRequest
+from tiphys_plugin.quota.lease import Admitted, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
-from tiphys_plugin.quota.ledger.state import LedgerState
 
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, connect_to_cluster

@@ -11,13 +11,14 @@ from statistics import mean
 from typing import Any
 
 from bench.samples import percentile, seconds, significant, summary
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, LedgerState, PendingRequest
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
 from tiphys_plugin.quota.placement.place import find_placement
 from tiphys_plugin.quota.placement.scoring import PlacementPolicy, best_fit
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COHORTS = 3
@@ -45,11 +46,12 @@ def decisions(nodes: int, waiting: int, samples: int, seed: int) -> dict[str, An
     """
     draw = random.Random(seed)
     state = _state(nodes, waiting, draw)
+    cache = SchedulerCache()
     times, scans, after_a_change = [], [], []
     for number, mine in enumerate(draw.choices(state.pending, k=samples)):
         if changed := number % CHANGE_EVERY == 0:
             state = replace(state, leases=(*state.leases[1:], replace(state.leases[0], id=f"next-{number}")))
-        times.append(_cpu_seconds(partial(decide_admission, state, mine.request, mine.arrival, NOW)))
+        times.append(_cpu_seconds(partial(decide_admission, state, mine.request, mine.arrival, NOW, cache)))
         scans.append(_cpu_seconds(partial(plain_scan, state)))
         after_a_change += times[-1:] if changed else []
     length = max(CHANGE_EVERY, samples // ROUNDS)
@@ -69,7 +71,7 @@ def decisions(nodes: int, waiting: int, samples: int, seed: int) -> dict[str, An
     }
 
 
-def plain_scan(state: SchedulingState) -> list[PendingRequest]:
+def plain_scan(state: LedgerState) -> list[PendingRequest]:
     """The least that a scheduler without memory does for one decision, a plain loop over the same requests.
 
     It adds up what is held by queue and type and by node, and puts the line into its order.
@@ -91,7 +93,7 @@ def _milliseconds(values: Sequence[float], percent: float) -> float:
     return significant(1000 * percentile(values, percent))
 
 
-def _state(nodes: int, waiting: int, draw: random.Random) -> SchedulingState:
+def _state(nodes: int, waiting: int, draw: random.Random) -> LedgerState:
     held = tuple(_leases(nodes, draw))
     quotas: Counter[tuple[str, str]] = Counter()
     for one in held:
@@ -107,7 +109,7 @@ def _state(nodes: int, waiting: int, draw: random.Random) -> SchedulingState:
     ]
     document = {"queues": queues, "nodes": [node.model_dump() for node in _fleet(nodes)]}
     line = tuple(PendingRequest(_request(len(held) + number, draw), number + 1, NOW, NOW) for number in range(waiting))
-    return SchedulingState(Queues.model_validate(document), held, line)
+    return LedgerState(held, line, queues=Queues.model_validate(document))
 
 
 def _fleet(nodes: int) -> list[GpuNode]:

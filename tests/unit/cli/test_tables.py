@@ -24,7 +24,7 @@ from support.hostile import Shown, on_pipe, on_terminal, write_full_run
 from support.kube_server import serving
 from support.ledger import lease, ledger_status, waiting
 from support.lineage import RUN
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import LedgerState
 
 from hera_pipelines.cli import main
 from hera_pipelines.cli.screen import Screen

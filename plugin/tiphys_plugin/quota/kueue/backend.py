@@ -34,6 +34,7 @@ from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.records import utc_now
+from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.kueue.positions import QueuePositions
 from tiphys_plugin.quota.kueue.status import (
     condition_is_true,
@@ -68,10 +69,10 @@ from tiphys_plugin.quota.lease import (
     Deferred,
     Lease,
     LeaseRequest,
-    LedgerLostError,
-    LedgerSnapshot,
+    LedgerState,
     Rejected,
 )
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 _MAX_TRIES = 8
 _CHECK_EVERY = timedelta(seconds=30)
@@ -99,6 +100,7 @@ class KueueAdmission:
     def __init__(
         self, api: KubeApi, namespaces: Collection[str] | None, clock: Callable[[], datetime] = utc_now
     ) -> None:
+        self.cache = SchedulerCache(threading.RLock())
         self._api = api
         self._namespaces = None if namespaces is None else tuple(namespaces)
         self._clock = clock
@@ -342,13 +344,13 @@ class KueueAdmission:
             self.release(lease.id)
         return gone
 
-    def snapshot(self) -> LedgerSnapshot:
+    def snapshot(self) -> LedgerState:
         return self.snapshot_of(self.workloads())
 
     @staticmethod
-    def snapshot_of(workloads: Sequence[KueueWorkload]) -> LedgerSnapshot:
+    def snapshot_of(workloads: Sequence[KueueWorkload]) -> LedgerState:
         """Leases and pending requests among ``workloads``."""
-        return LedgerSnapshot(tuple(find_leases(workloads)), tuple(find_pending(workloads)))
+        return LedgerState(tuple(find_leases(workloads)), tuple(find_pending(workloads)))
 
     def workloads(self) -> list[KueueWorkload]:
         """All Workloads of Tiphys.

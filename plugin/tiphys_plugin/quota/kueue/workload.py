@@ -194,12 +194,13 @@ def build_workload(request: LeaseRequest, spot_flavors: Sequence[Object] = (), *
     pod_set: Object = {"name": POD_SET, "count": request.members, "template": {"spec": pod_spec}}
     if request.max_members is not None and not is_running:
         pod_set.update(count=request.max_members, minCount=request.members)
+    stored = _REQUESTS.dump_json(request, by_alias=True, exclude_defaults=True)
     return {
         "metadata": {
             "name": workload_name(request),
             "namespace": request.namespace,
             "labels": _labels(request),
-            "annotations": {REQUEST_ANNOTATION: _REQUESTS.dump_json(request, exclude_defaults=True).decode()},
+            "annotations": {REQUEST_ANNOTATION: stored.decode()},
         },
         "spec": {"queueName": request.queue, "priority": request.priority, "podSets": [pod_set]},
     }

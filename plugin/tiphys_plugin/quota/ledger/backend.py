@@ -9,17 +9,19 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import Admission, Lease, LeaseRequest, LedgerSnapshot
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
+from tiphys_plugin.quota.lease import Admission, Lease, LeaseRequest, LedgerState
+from tiphys_plugin.quota.ledger import transitions
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.queues import QueueRules
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 _Answer = TypeVar("_Answer")
-Transition = Callable[[LedgerState, QueueRules], tuple[LedgerState, _Answer]]
+Transition = Callable[[LedgerState], tuple[LedgerState, _Answer]]
 CHECK_EVERY = timedelta(seconds=30)
 """Shortest time between two checks of one lease by `BaseLedger.release_dead_leases`."""
 
@@ -31,6 +33,9 @@ class BaseLedger(ABC):
     found it gone, and checks each lease at most once in ``check_every``. A pending
     request that was not repeated for ``forget_after`` delays no others; it keeps
     its place in case it comes back.
+
+    Attributes:
+        cache: What decisions on its states have in common. It lives and ends with the ledger.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class BaseLedger(ABC):
         check_every: timedelta = CHECK_EVERY,
         forget_after: timedelta = FORGET_AFTER,
     ) -> None:
+        self.cache = SchedulerCache(threading.RLock())
         self._clock = clock
         self._check_every = check_every
         self._forget_after = forget_after
@@ -51,13 +57,15 @@ class BaseLedger(ABC):
         """
 
     @abstractmethod
-    def _read(self) -> tuple[LedgerState, QueueRules]:
-        """The newest state, and the queues under which the scheduler decides."""
+    def snapshot(self) -> LedgerState:
+        """The newest state, with the queues under which the scheduler decides."""
 
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
         return self._transact(
-            lambda state, rules: admit_or_queue(state, rules, request, self._clock(), lease, self._forget_after)
+            lambda state: transitions.admit_or_queue(
+                state, request, self._clock(), lease, self._forget_after, self.cache
+            )
         )
 
     def restore(
@@ -70,24 +78,26 @@ class BaseLedger(ABC):
     ) -> int:
         running = request.members if running_members is None else running_members
         return self._transact(
-            lambda state, rules: state.restore(lease, request, gpu_type, nodes, running, rules, self._clock())
+            lambda state: transitions.restore(state, lease, request, gpu_type, nodes, running, self._clock())
         )
 
     def withdraw(self, uid: str) -> None:
-        self._update(lambda state, _: state.withdraw(uid))
+        self._update(lambda state: transitions.withdraw(state, uid))
 
     def release(self, lease: str) -> None:
-        self._update(lambda state, rules: state.release(lease, rules, self._clock()))
+        self._update(lambda state: transitions.release(state, lease, self._clock(), self.cache))
 
     def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        self._update(lambda state, rules: state.shrink(lease, members, nodes, rules, self._clock()))
+        self._update(lambda state: transitions.shrink(state, lease, members, nodes, self._clock(), self.cache))
 
     def release_workflow(self, uid: str) -> None:
-        self._update(lambda state, _: state.release_workflow(uid, self._clock()))
+        self._update(lambda state: transitions.release_workflow(state, uid, self._clock()))
 
     def mark_preempted(self, preemptor: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
         return self._transact(
-            lambda state, rules: mark_victims(state, rules, preemptor, grace_seconds, self._clock(), self._forget_after)
+            lambda state: transitions.mark_victims(
+                state, preemptor, grace_seconds, self._clock(), self._forget_after, self.cache
+            )
         )
 
     def release_dead_leases(
@@ -95,19 +105,16 @@ class BaseLedger(ABC):
     ) -> list[Lease]:
         # `is_gone` calls the cluster, so it runs between two transactions and not within one.
         now = self._clock()
-        due = self._read()[0].leases_due_for_check(now, self._check_every) if leases is None else leases
+        due = transitions.find_due_leases(self.snapshot(), now, self._check_every) if leases is None else leases
         gone = [lease for lease in due if is_gone(lease)]
         checked = due if leases is None else gone
         if checked:
-            self._update(lambda state, rules: state.record_check(checked, gone, now + self._check_every, rules, now))
+            next_check = now + self._check_every
+            self._update(lambda state: transitions.record_check(state, checked, gone, next_check, now))
         return gone
 
-    def snapshot(self) -> LedgerSnapshot:
-        state, rules = self._read()
-        return state.snapshot(rules)
-
-    def _update(self, transition: Callable[[LedgerState, QueueRules], LedgerState]) -> None:
-        self._transact(lambda state, rules: (transition(state, rules), None))
+    def _update(self, transition: Callable[[LedgerState], LedgerState]) -> None:
+        self._transact(lambda state: (transition(state), None))
 
 
 class MemoryLedger(BaseLedger):
@@ -131,8 +138,8 @@ class MemoryLedger(BaseLedger):
 
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
         with self._lock:
-            self.state, answer = transition(self.state, self._queues)
+            self.state, answer = transition(self.snapshot())
             return answer
 
-    def _read(self) -> tuple[LedgerState, QueueRules]:
-        return self.state, self._queues
+    def snapshot(self) -> LedgerState:
+        return replace(self.state, queues=self._queues)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
@@ -31,12 +32,12 @@ from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, Lease, LeaseRequest
+from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, Lease, LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject, LedgerVersion
+from tiphys_plugin.quota.ledger.log_entry import needs_write
 from tiphys_plugin.quota.ledger.room import find_room_objection, find_share_objection
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, record_repeats
 from tiphys_plugin.quota.queues import QueueRules
 
 
@@ -205,7 +206,7 @@ class KubernetesLedger(BaseLedger):
         run_in_background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         super().__init__(clock, check_every, forget_after)
-        self._ledger_object = LedgerObject(api, namespace, name, clock)
+        self._ledger_object = LedgerObject(api, namespace, name, clock, self.cache)
         self._run_in_background = run_in_background or _start_thread
         self._pause = pause
         self._backoff = WriteBackoff(pause)
@@ -221,16 +222,16 @@ class KubernetesLedger(BaseLedger):
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
 
-        def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
+        def decide(state: LedgerState) -> tuple[LedgerState, Admission]:
             if self._is_recovering:
                 message = "the leases of live pods are being recorded in the GPU ledger, which lacked them"
                 return state, Deferred(AdmissionReason.LEDGER_RECOVERING, message, position=len(state.pending) + 1)
             now = self._last_asked[request.key] = self._clock()
-            after, admission = admit_or_queue(state, rules, request, now, lease, self._forget_after)
+            after, admission = admit_or_queue(state, request, now, lease, self._forget_after, self.cache)
             position = len(state.pending) + 1
             if (objection := find_room_objection(state, after)) is not None:
                 return state, Deferred(AdmissionReason.LEDGER_FULL, objection, position)
-            if (objection := find_share_objection(rules, state, after, request)) is not None:
+            if (objection := find_share_objection(state, after, request, self.cache)) is not None:
                 return state, Deferred(AdmissionReason.LEDGER_SHARE_EXCEEDED, objection, position)
             return after, admission
 
@@ -242,9 +243,9 @@ class KubernetesLedger(BaseLedger):
         Raises:
             StoreError: the ledger cannot be read.
         """
-        state, rules = self._read()
+        state = self.snapshot()
         if state.pending:  # few leases need no preparation
-            admit_or_queue(state, rules, state.pending[0].request, self._clock(), "", self._forget_after)
+            admit_or_queue(state, state.pending[0].request, self._clock(), "", self._forget_after, self.cache)
 
     def hold_grants(self) -> None:
         """Grant nothing until `end_recovery`, or `LONGEST_HOLD` has passed: one namespace may not stop the others."""
@@ -275,20 +276,22 @@ class KubernetesLedger(BaseLedger):
         """
         if lost := self._ledger_object.find_lost_record():
             _log.warning("ledger.log_replaced", ledger=str(self._ledger_object), record=lost)
-            self._update(lambda state, _: state)
+            self._update(lambda state: state)
 
     def _transact(self, transition: Transition[_Answer]) -> _Answer:
         return self._write_batcher.submit(transition)
 
-    def _read(self) -> tuple[LedgerState, QueueRules]:
+    def snapshot(self) -> LedgerState:
         version = self._ledger_object.read()
         if version.needs_write:
-            self._update(lambda state, _: state)
+            self._update(lambda state: state)
             version = self._ledger_object.read()
-        return version.state, self._resolve_rules(version)
+        return self._resolve_rules(version)
 
-    def _resolve_rules(self, version: LedgerVersion) -> QueueRules:
-        return self._rules(version.rules, None if self._is_recovering else version.state.leases)
+    def _resolve_rules(self, version: LedgerVersion) -> LedgerState:
+        """The state with the queues under which the scheduler decides."""
+        state = version.state
+        return replace(state, queues=self._rules(version.rules, None if self._is_recovering else state.leases))
 
     @property
     def _is_recovering(self) -> bool:
@@ -325,13 +328,12 @@ class KubernetesLedger(BaseLedger):
         """The answers; None if another service has written meanwhile."""
         began = time.monotonic()
         version = self._ledger_object.read()
-        rules = self._resolve_rules(version)
-        after, answers = self._with_seen_at(version.state), []
+        after, answers = self._enter_repeats(self._resolve_rules(version)), []
         for write in writes:
-            after, answer = write.transition(after, rules)
+            after, answer = write.transition(after)
             answers.append(answer)
-        if not self._ledger_object.needs_write(version) and not after.needs_write(
-            version.state, self._forget_after / 3
+        if not self._ledger_object.needs_write(version) and not needs_write(
+            version.state, after, self._forget_after / 3, self.cache
         ):
             return answers
         if not self._write(version, after):
@@ -341,15 +343,15 @@ class KubernetesLedger(BaseLedger):
         self._last_entry = number + 1
         return answers
 
-    def _with_seen_at(self, state: LedgerState) -> LedgerState:
+    def _enter_repeats(self, state: LedgerState) -> LedgerState:
         """The state with the times at which requests were repeated here, which are entered from time to time."""
         now = self._clock()
         if abs(now - self._seen_at_entered) < self._forget_after / 12:
             return state
         self._seen_at_entered = now
-        pending_keys = {one.request.key for one in state.pending}
+        pending_keys = {pending.request.key for pending in state.pending}
         self._last_asked = {key: seen_at for key, seen_at in self._last_asked.items() if key in pending_keys}
-        return state.with_seen_at(self._last_asked)
+        return record_repeats(state, self._last_asked)
 
     def _write(self, version: LedgerVersion, after: LedgerState) -> bool:
         """Store ``after``; whether ``version`` was still the newest."""
@@ -367,7 +369,7 @@ class KubernetesLedger(BaseLedger):
         """Store a snapshot, and delete the records before it. After a failure, the next snapshot does it."""
         try:
             self._ledger_object.take_snapshot(version)
-            self._update(lambda state, _: state)
+            self._update(lambda state: state)
             self._ledger_object.delete_unused_records()
         except TiphysError as error:
             _log.warning("ledger.snapshot_failed", ledger=str(self._ledger_object), error=str(error))

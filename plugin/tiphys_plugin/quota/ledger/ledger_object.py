@@ -40,11 +40,12 @@ from tiphys.kube.ledger_log import (
 )
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import Lease, LedgerLostError, PendingRequest
+from tiphys_plugin.quota.admission_backend import LedgerLostError
+from tiphys_plugin.quota.lease import Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger import status_codec
 from tiphys_plugin.quota.ledger.log_entry import StateCodec, encode_changes
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, parse_queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 MAX_ENTRY_BYTES = 1_000_000
 """Largest entry. A larger change is stored as a snapshot; etcd takes 1.5 MiB for a whole object."""
@@ -89,10 +90,18 @@ class LedgerVersion:
 class LedgerObject:
     """The object ``name`` in ``namespace`` with its log, created empty if it does not exist. Thread-safe."""
 
-    def __init__(self, api: KubeApi, namespace: str, name: str, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        namespace: str,
+        name: str,
+        clock: Callable[[], datetime] = utc_now,
+        cache: SchedulerCache | None = None,
+    ) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
+        self._cache = cache or SchedulerCache()
         self._clock = clock
         self._lock = threading.RLock()
         self._records = LedgerRecords(api, namespace, name)
@@ -194,7 +203,7 @@ class LedgerObject:
 
     def _next_head(self, version: LedgerVersion, ledger_state: LedgerState) -> LogHead:
         head = version.head or LogHead(id=_draw_id())
-        changes = encode_changes(version.state, ledger_state)
+        changes = encode_changes(version.state, ledger_state, self._cache)
         if head.repair_asked_at is not None or head.id == self._lost_log or _size(changes) > MAX_ENTRY_BYTES:
             return self._begin_log(version, ledger_state, head.number + 1)
         if not changes:
@@ -219,7 +228,7 @@ class LedgerObject:
         return head.model_copy(update={**changes, "record_bytes": record_bytes})
 
     def _replace_status(self, version: LedgerVersion, ledger_state: LedgerState, head: LogHead) -> LedgerVersion:
-        summary = status_codec.encode_summary(ledger_state)
+        summary = status_codec.encode_summary(ledger_state, self._cache.sum_held_gpus(ledger_state))
         content = {"version": LOG_FORMAT, "summary": summary, "log": head.to_json()}
         metadata = {key: version.manifest["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         unchanged = {key: value for key, value in version.manifest.items() if key in ("apiVersion", "kind", "spec")}

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.ledger.entry_index import lease_index, pending_index
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, LedgerState, PendingRequest
 from tiphys_plugin.quota.queues import DEFAULT_LEDGER_SHARE, QueueRules, Queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 ROOM_ENTRIES = 100_000
 """Leases and pending requests that namespaces share."""
@@ -26,9 +25,10 @@ def count_entries(ledger_state: LedgerState) -> Counter[str]:
     return Counter(entry.request.namespace for entry in _entries(ledger_state))
 
 
-def measure_shares(rules: QueueRules, ledger_state: LedgerState) -> dict[str, float]:
+def measure_shares(ledger_state: LedgerState) -> dict[str, float]:
     """How much of its share each namespace has used, from 0; a restored lease may bring it above 1."""
-    return {name: count / _share_entries(rules) for name, count in sorted(count_entries(ledger_state).items())}
+    share = _share_entries(ledger_state.queues)
+    return {name: count / share for name, count in sorted(count_entries(ledger_state).items())}
 
 
 def find_room_objection(before: LedgerState, after: LedgerState) -> str | None:
@@ -42,18 +42,17 @@ def find_room_objection(before: LedgerState, after: LedgerState) -> str | None:
 
 
 def find_share_objection(
-    rules: QueueRules, before: LedgerState, after: LedgerState, request: LeaseRequest
+    before: LedgerState, after: LedgerState, request: LeaseRequest, cache: SchedulerCache
 ) -> str | None:
     """Why the namespace of ``request`` may not get the entry that ``after`` adds to ``before``; None if it may.
 
     A lease in the place of its pending request is no new entry. It is never refused: a request that has its turn and
     cannot start would hold up those behind it.
     """
-    share = _share_entries(rules)
+    share = _share_entries(after.queues)
     if not _adds_entry(before, after) or _count(after) <= share:
         return None
-    held = lease_index.count(after.leases, request.namespace)
-    if held + pending_index.count(after.pending, request.namespace) <= share:
+    if cache.count_entries(after, request.namespace) <= share:
         return None
     return (
         f"namespace {request.namespace} has used its share of the GPU ledger, {share} leases and waiting requests; "

@@ -4,9 +4,7 @@ With two transactions, two callers could both get the last GPUs, and a crash
 between them would leak a lease. ``BEGIN IMMEDIATE`` admits one writer at a time
 over all processes of a machine, and a killed process leaves a whole lease or none.
 
-Each decision loads the whole state and stores the changed rows. Parsed rows are
-cached: a known row yields the same object again, so the store finds the rows
-that a transition left unchanged by identity.
+Each decision loads the whole state and stores the changed rows.
 
 ``PRAGMA user_version`` is the format of the file. The tables are created in one
 transaction with it, so a crash repeats their creation as a whole.
@@ -17,42 +15,43 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import (
-    EndedUsage,
-    Lease,
-    LeaseRequest,
-    PendingRequest,
-    PreemptionNotice,
-)
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import decode_lease, decode_pending, encode_lease, encode_pending
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
-from tiphys_plugin.quota.queues import QueueRules, Queues
-
-_PARSE_CACHE_SIZE = 8192
+from tiphys_plugin.quota.queues import Queues
 
 
-def load_state(connection: sqlite3.Connection) -> LedgerState:
-    """Load the ledger state; must run within a transaction."""
-    leases = connection.execute(
-        "SELECT id, request, pool, granted_at, check_at, nodes, leaving FROM leases ORDER BY rowid"
-    )
-    waiting = connection.execute("SELECT request, arrival, since, seen_at, promised_at FROM waiting ORDER BY arrival")
-    history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
-    return LedgerState(
-        tuple(_parse_lease(*row) for row in leases),
-        tuple(_parse_pending(*row) for row in waiting),
-        tuple(EndedUsage(queue, pool, gpus, datetime.fromisoformat(at)) for queue, pool, gpus, at in history),
-    )
+class StateRows:
+    """The ledger state in the tables of a file.
+
+    A known row yields the same object again, so the rows that a transition left unchanged are found by identity.
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._pending: dict[str, PendingRequest] = {}
+
+    def load(self, connection: sqlite3.Connection) -> LedgerState:
+        """Load the ledger state; must run within a transaction."""
+        leases = [text for (text,) in connection.execute("SELECT lease FROM leases ORDER BY rowid")]
+        waiting = [text for (text,) in connection.execute("SELECT request FROM waiting ORDER BY arrival")]
+        history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
+        self._leases = {text: self._leases.get(text) or decode_lease(text) for text in leases}
+        self._pending = {text: self._pending.get(text) or decode_pending(text) for text in waiting}
+        return LedgerState(
+            tuple(self._leases.values()),
+            tuple(self._pending.values()),
+            tuple(EndedUsage(queue, pool, gpus, datetime.fromisoformat(at)) for queue, pool, gpus, at in history),
+        )
 
 
 def store_state(connection: sqlite3.Connection, before: LedgerState, after: LedgerState) -> None:
@@ -63,133 +62,55 @@ def store_state(connection: sqlite3.Connection, before: LedgerState, after: Ledg
         connection.execute("DELETE FROM history")
         connection.executemany(
             "INSERT INTO history (queue, pool, gpus, at) VALUES (?,?,?,?)",
-            [(one.queue, one.pool, one.gpus, one.measured_at.isoformat()) for one in after.history],
+            [(usage.queue, usage.pool, usage.gpus, usage.measured_at.isoformat()) for usage in after.history],
         )
 
 
 def _store_leases(connection: sqlite3.Connection, before: LedgerState, after: LedgerState) -> None:
-    stored, kept_ids = {one.id: one for one in before.leases}, {one.id for one in after.leases}
+    stored, kept_ids = {lease.id: lease for lease in before.leases}, {lease.id for lease in after.leases}
     connection.executemany("DELETE FROM leases WHERE id=?", [(lease_id,) for lease_id in stored.keys() - kept_ids])
     connection.executemany(
-        "INSERT INTO leases (id, uid, step, node, request, pool, granted_at, check_at, nodes, leaving)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET node=excluded.node, request=excluded.request,"
-        " check_at=excluded.check_at, nodes=excluded.nodes, leaving=excluded.leaving",
+        "INSERT INTO leases (id, uid, step, node, lease) VALUES (?,?,?,?,?)"
+        " ON CONFLICT (id) DO UPDATE SET node=excluded.node, lease=excluded.lease",
         [
-            (
-                one.id,
-                *one.request.key,
-                _request_to_json(one.request),
-                one.pool,
-                one.granted_at.isoformat(),
-                one.check_at.isoformat(),
-                json.dumps(one.nodes),
-                _preemption_to_json(one.preemption),
-            )
-            for one in after.leases
-            if stored.get(one.id) is not one
+            (lease.id, *lease.request.key, json.dumps(encode_lease(lease)))
+            for lease in after.leases
+            if stored.get(lease.id) is not lease
         ],
     )
 
 
 def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: LedgerState) -> None:
-    stored, kept_arrivals = {one.arrival: one for one in before.pending}, {one.arrival for one in after.pending}
+    stored = {pending.arrival: pending for pending in before.pending}
+    kept_arrivals = {pending.arrival for pending in after.pending}
     connection.executemany(
         "DELETE FROM waiting WHERE arrival=?", [(arrival,) for arrival in stored.keys() - kept_arrivals]
     )
     connection.executemany(
-        "INSERT INTO waiting (arrival, uid, step, node, request, since, seen_at, promised_at)"
-        " VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request,"
-        " seen_at=excluded.seen_at, promised_at=excluded.promised_at",
+        "INSERT INTO waiting (arrival, uid, step, node, request) VALUES (?,?,?,?,?)"
+        " ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request",
         [
-            (
-                one.arrival,
-                *one.request.key,
-                _request_to_json(one.request),
-                one.since.isoformat(),
-                one.seen_at.isoformat(),
-                one.promised_at.isoformat() if one.promised_at is not None else None,
-            )
-            for one in after.pending
-            if stored.get(one.arrival) is not one
+            (pending.arrival, *pending.request.key, json.dumps(encode_pending(pending)))
+            for pending in after.pending
+            if stored.get(pending.arrival) is not pending
         ],
     )
 
 
-def _request_to_json(request: LeaseRequest) -> str:
-    # Most requests have the defaults of these fields, so rows are shorter without them.
-    defaults: dict[str, object] = {"attained": 0.0, "first_start": None, "spot": "no", "gpu_types": ()}
-    defaults |= {"min_members": None, "max_members": None, "within": None, "avoided_nodes": (), "cohort": None}
-    return json.dumps({name: value for name, value in asdict(request).items() if defaults.get(name, ...) != value})
-
-
-def _preemption_to_json(notice: PreemptionNotice | None) -> str | None:
-    if notice is None:
-        return None
-    fields = {name: value for name, value in asdict(notice).items() if value is not None and value is not False}
-    return json.dumps(fields, default=datetime.isoformat)
-
-
-def _parse_preemption(text: str | None) -> PreemptionNotice | None:
-    if text is None:
-        return None
-    fields = json.loads(text)
-    times = {name: datetime.fromisoformat(fields[name]) for name in ("asked_at", "deadline")}
-    return PreemptionNotice(**{**fields, **times})
-
-
-@lru_cache(maxsize=_PARSE_CACHE_SIZE)
-def _parse_request(text: str) -> LeaseRequest:
-    values = json.loads(text)
-    return LeaseRequest(**values | {name: tuple(values.get(name, ())) for name in ("gpu_types", "avoided_nodes")})
-
-
-@lru_cache(maxsize=_PARSE_CACHE_SIZE)
-def _parse_lease(
-    identity: str, request: str, pool: str, granted_at: str, check_at: str, nodes: str, leaving: str | None
-) -> Lease:
-    return Lease(
-        id=identity,
-        request=_parse_request(request),
-        pool=pool,
-        granted_at=datetime.fromisoformat(granted_at),
-        check_at=datetime.fromisoformat(check_at),
-        nodes=tuple(json.loads(nodes)),
-        preemption=_parse_preemption(leaving),
-    )
-
-
-@lru_cache(maxsize=_PARSE_CACHE_SIZE)
-def _parse_pending(request: str, arrival: int, since: str, seen_at: str, promised_at: str | None) -> PendingRequest:
-    return PendingRequest(
-        request=_parse_request(request),
-        arrival=arrival,
-        since=datetime.fromisoformat(since),
-        seen_at=datetime.fromisoformat(seen_at),
-        promised_at=datetime.fromisoformat(promised_at) if promised_at is not None else None,
-    )
-
-
-_FORMAT = 5
+_FORMAT = 6
 _SCHEMA = (
-    # ``uid, step, node`` is the replay key; ``request`` is a LeaseRequest, and ``leaving`` a PreemptionNotice, as JSON.
+    # ``uid, step, node`` is the replay key. ``lease`` is a Lease, and ``request`` a PendingRequest, as `status_codec`
+    # encodes them.
     """CREATE TABLE leases (
         id TEXT PRIMARY KEY,
         uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
-        request TEXT NOT NULL,
-        pool TEXT NOT NULL,
-        granted_at TEXT NOT NULL,
-        check_at TEXT NOT NULL,
-        nodes TEXT NOT NULL,
-        leaving TEXT,
+        lease TEXT NOT NULL,
         UNIQUE (uid, step, node)
     ) STRICT""",
     """CREATE TABLE waiting (
         arrival INTEGER PRIMARY KEY AUTOINCREMENT,
         uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
         request TEXT NOT NULL,
-        since TEXT NOT NULL,
-        seen_at TEXT NOT NULL,
-        promised_at TEXT,
         UNIQUE (uid, step, node)
     ) STRICT""",
     """CREATE TABLE history (
@@ -246,7 +167,7 @@ def read_ledger_file(path: Path) -> LedgerState:
             if version != _FORMAT:
                 raise _format_error(path, version)
             connection.execute("BEGIN")  # one snapshot of all tables
-            return load_state(connection)
+            return StateRows().load(connection)
     except sqlite3.Error as error:
         raise StoreError(f"the GPU ledger {path} cannot be read: {error}") from error
 
@@ -277,6 +198,7 @@ class SqliteLedger(BaseLedger):
         super().__init__(clock, check_every, forget_after)
         self._path = path
         self._queues = queues
+        self._rows = StateRows()
         self._lock = threading.Lock()
         with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -291,8 +213,8 @@ class SqliteLedger(BaseLedger):
         with self._lock, self._translate_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                before = load_state(self._connection)
-                after, answer = transition(before, self._queues)
+                before = self._rows.load(self._connection)
+                after, answer = transition(replace(before, queues=self._queues))
                 store_state(self._connection, before, after)
                 failpoint("ledger.before_commit")
             except BaseException:
@@ -302,11 +224,11 @@ class SqliteLedger(BaseLedger):
         failpoint("ledger.after_commit")
         return answer
 
-    def _read(self) -> tuple[LedgerState, QueueRules]:
+    def snapshot(self) -> LedgerState:
         with self._lock, self._translate_errors():
             self._connection.execute("BEGIN")  # one snapshot of all tables
             try:
-                return load_state(self._connection), self._queues
+                return replace(self._rows.load(self._connection), queues=self._queues)
             finally:
                 self._connection.execute("COMMIT")
 

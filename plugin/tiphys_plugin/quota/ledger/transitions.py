@@ -1,21 +1,33 @@
-"""Transitions of the GPU ledger state that need a decision: admit a request, and mark victims.
+"""The transitions of a ledger state: every rule about leases except the scheduling decision.
 
-`admit_or_queue` finds an existing lease or queue place of a repeated request,
-lets `decide_pending` decide, and records the result. `mark_victims` records
-the choice of a preemption loop. Leases start and end between the choice and
-the mark, so `mark_victims` checks the rules of preemption again on the newest
-state.
+Each is a pure function from one state to the next. Callers pass in the time, new lease
+ids, and the `SchedulerCache` of their ledger where a decision is needed. A backend only
+loads the state, applies one transition, and stores the difference atomically; a
+transition without an effect returns an equal state.
+
+`admit_or_queue` finds an existing lease or queue place of a repeated request, lets
+`decide_pending` decide, and records the result. `mark_victims` records the choice of a
+preemption loop. Leases start and end between the choice and the mark, so `mark_victims`
+checks the rules of preemption again on the newest state.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import compress, count
+from operator import attrgetter, not_
 
-from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.ledger.entry_index import lease_index, pending_index, without_arrivals
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import (
+    Admission,
+    Admitted,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    LedgerState,
+    PendingRequest,
+)
 from tiphys_plugin.quota.preemption.victims import (
     NoVictims,
     check_victims,
@@ -24,21 +36,29 @@ from tiphys_plugin.quota.preemption.victims import (
     mark_lease_preempted,
     split_elastic_leases,
 )
-from tiphys_plugin.quota.queues import QueueRules, Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
-from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, request_of_lease
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.decide import decide_pending
+from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage, attained_gpu_seconds
+from tiphys_plugin.quota.scheduler.queue_order import drop_unused_attained, request_of_lease, with_cohort
 
 FORGET_AFTER = timedelta(minutes=2)
 """A pending request that was not repeated for this long no longer delays others."""
+_FEW = 16
+_lease_id = attrgetter("id")
+_granted_at = attrgetter("granted_at")
+_arrival = attrgetter("arrival")
 
 
 def admit_or_queue(
-    ledger_state: LedgerState,
-    rules: QueueRules,
+    state: LedgerState,
     request: LeaseRequest,
     now: datetime,
     lease_id: str,
     forget_after: timedelta,
+    cache: SchedulerCache,
 ) -> tuple[LedgerState, Admission]:
     """Decide on ``request`` and record the decision.
 
@@ -46,62 +66,66 @@ def admit_or_queue(
     comes back.
 
     Args:
-        ledger_state: State before the decision.
-        rules: Queues under which the scheduler decides.
+        state: State before the decision.
         request: A new or repeated request.
         now: Time of the decision.
         lease_id: Id of the lease if one is granted.
         forget_after: Age at which pending requests are ignored.
+        cache: The cache of the ledger.
     """
-    after, admission = _decide_and_record(ledger_state, rules, request, now, lease_id, forget_after)
-    if isinstance(admission, Admitted) and isinstance(rules, Queues):
-        admission = replace(admission, flavor=rules.flavor_set.by_name.get(admission.pool))
+    after, admission = _decide_and_record(state, request, now, lease_id, forget_after, cache)
+    if isinstance(admission, Admitted) and isinstance(state.queues, Queues):
+        admission = replace(admission, flavor=state.queues.flavor_set.by_name.get(admission.pool))
     return after, admission
 
 
 def _decide_and_record(
-    ledger_state: LedgerState,
-    rules: QueueRules,
+    state: LedgerState,
     request: LeaseRequest,
     now: datetime,
     lease_id: str,
     forget_after: timedelta,
+    cache: SchedulerCache,
 ) -> tuple[LedgerState, Admission]:
-    request = drop_unused_attained(rules, request)
-    if (existing := _find_existing_lease(ledger_state, request)) is not None:
-        return _transfer_lease(ledger_state, existing, request), _admitted_with_lease(existing)
-    pending = _find_or_create_pending(ledger_state, request, now)
-    others = without_arrivals(ledger_state.pending, (pending.arrival,))
-    active = select_active(rules, ledger_state.pending, now, forget_after)
-    sized_request, admission = _decide_largest_fit(
-        SchedulingState(rules, ledger_state.leases, active, ledger_state.history), pending, now
-    )
+    request = drop_unused_attained(state.queues, request)
+    if (existing := _find_existing_lease(state, request, cache)) is not None:
+        return _transfer_lease(state, existing, request), _admitted_with_lease(existing)
+    pending = _find_or_create_pending(state, request, now, cache)
+    active = replace(state, pending=cache.select_active(state, now, forget_after))
+    sized_request, admission = _decide_largest_fit(active, pending, now, cache)
     match admission:
         case Admitted():
-            granted = request_of_lease(rules, pending, sized_request)
+            granted = request_of_lease(state.queues, pending, sized_request)
             lease = Lease(lease_id, granted, admission.pool, granted_at=now, check_at=now, nodes=admission.nodes)
+            after = replace(state, leases=(*state.leases, lease), pending=_put_pending(state.pending, pending, ()))
             waited_seconds = (now - pending.since).total_seconds()
-            return replace(ledger_state, leases=(*ledger_state.leases, lease), pending=others), replace(
-                _admitted_with_lease(lease), waited_seconds=waited_seconds
-            )
+            return after, replace(_admitted_with_lease(lease), waited_seconds=waited_seconds)
         case Deferred():
-            index = bisect_left(others, pending.arrival, key=lambda one: one.arrival)
-            by_arrival = (*others[:index], pending, *others[index:])
-            return replace(ledger_state, pending=by_arrival), admission
-    return replace(ledger_state, pending=others), admission
+            return replace(state, pending=_put_pending(state.pending, pending, (pending,))), admission
+    return replace(state, pending=_put_pending(state.pending, pending, ())), admission
+
+
+def _put_pending(
+    pending: tuple[PendingRequest, ...], own: PendingRequest, kept: tuple[PendingRequest, ...]
+) -> tuple[PendingRequest, ...]:
+    """``pending`` with ``kept`` at the place of the request with the arrival number of ``own``."""
+    index = bisect_left(pending, own.arrival, key=_arrival)
+    is_pending = index < len(pending) and pending[index].arrival == own.arrival
+    # Concatenation copies tens of thousands of references at once; unpacking would go through a list.
+    return pending[:index] + kept + pending[index + is_pending :]
 
 
 def _decide_largest_fit(
-    state: SchedulingState, pending: PendingRequest, now: datetime
+    state: LedgerState, pending: PendingRequest, now: datetime, cache: SchedulerCache
 ) -> tuple[LeaseRequest, Admission]:
     """Decide on a request; an elastic gang that may start gets the most members that fit at once.
 
     An elastic gang queues with its fewest members, so there is no reservation and no victim for optional members.
     """
-    admission = decide_pending(state, pending, now)
+    admission = decide_pending(state, pending, now, cache)
     if isinstance(admission, Admitted):
         for larger in pending.request.larger_sizes:
-            larger_admission = decide_pending(state, replace(pending, request=larger), now)
+            larger_admission = decide_pending(state, replace(pending, request=larger), now, cache)
             if isinstance(larger_admission, Admitted):
                 return larger, larger_admission
     return pending.request, admission
@@ -112,78 +136,68 @@ def _admitted_with_lease(lease: Lease) -> Admitted:
     return Admitted(lease=lease.id, pool=lease.pool, nodes=lease.nodes, members=members)
 
 
-def select_active(
-    rules: QueueRules, pending: Iterable[PendingRequest], now: datetime, forget_after: timedelta
-) -> tuple[PendingRequest, ...]:
-    """The pending requests that were repeated within ``forget_after``, and that their queues still accept.
-
-    ``pending`` must be in order of arrival. If all are active, it is returned itself.
-    """
-    return pending_index.select_active(rules, tuple(pending), now, forget_after)
-
-
-def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Lease | None:
+def _find_existing_lease(state: LedgerState, request: LeaseRequest, cache: SchedulerCache) -> Lease | None:
     """The lease of this admit node, or the orphaned lease of another admit node of the same attempt.
 
     An admit node that dies between its lease and its claim leaves a lease without pods, which no check of pods
     finds. The retry requests GPUs for the same attempt, and would wait for this lease until its workflow ends.
     """
-    leases = lease_index.find(ledger_state.leases, request.workflow_step)
+    leases = cache.find_leases(state, request.workflow_step)
     same_node = [lease for lease in leases if lease.request.node_hash == request.node_hash]
     same_attempt = [lease for lease in leases if lease.request.attempt == request.attempt]
     return next(iter(same_node + same_attempt), None)
 
 
-def _transfer_lease(ledger_state: LedgerState, lease: Lease, request: LeaseRequest) -> LedgerState:
+def _transfer_lease(state: LedgerState, lease: Lease, request: LeaseRequest) -> LedgerState:
     """The state in which ``lease`` has the attempt and the node of ``request``, by which its pods are found."""
     current_request = replace(lease.request, node_hash=request.node_hash, attempt=request.attempt)
     if current_request == lease.request:
-        return ledger_state
+        return state
     transferred = replace(lease, request=current_request)
-    return replace(
-        ledger_state, leases=tuple(transferred if one.id == lease.id else one for one in ledger_state.leases)
-    )
+    return _replace_lease(state, transferred)
 
 
-def _find_or_create_pending(ledger_state: LedgerState, request: LeaseRequest, now: datetime) -> PendingRequest:
+def _find_or_create_pending(
+    state: LedgerState, request: LeaseRequest, now: datetime, cache: SchedulerCache
+) -> PendingRequest:
     """The pending request of the step; a retry keeps the arrival number of the attempt before it."""
-    before = next(iter(pending_index.find(ledger_state.pending, request.workflow_step)), None)
+    before = cache.find_pending(state, request.workflow_step)
     if before is None:
-        return PendingRequest(request, ledger_state.next_arrival, since=now, seen_at=now)
+        return PendingRequest(request, state.next_arrival, since=now, seen_at=now)
     # An equal request keeps its object: `PendingQueues` detects changes by identity.
     return replace(before, request=before.request if before.request == request else request, seen_at=now)
 
 
 def mark_victims(
-    ledger_state: LedgerState,
-    rules: QueueRules,
+    state: LedgerState,
     preemptor: tuple[str, str],
     grace_seconds: Mapping[str, float],
     now: datetime,
     forget_after: timedelta,
+    cache: SchedulerCache,
 ) -> tuple[LedgerState, tuple[Lease, ...]]:
     """Mark leases as victims of ``preemptor``: the new state and the marked leases, or the same state and no leases.
 
     Args:
-        ledger_state: State before the mark.
-        rules: Queues whose rules of preemption apply.
+        state: State before the mark.
         preemptor: `LeaseRequest.workflow_step` of the preemptor.
         grace_seconds: Termination grace period by id of a lease, or of a member that an elastic gang can spare.
         now: Time of the mark.
         forget_after: Age at which pending requests are ignored.
+        cache: The cache of the ledger.
     """
-    preemptor_case = find_preemptor(ledger_state, rules, preemptor, now, forget_after)
+    preemptor_case = find_preemptor(state, preemptor, now, forget_after, cache)
     if preemptor_case is None:
-        return ledger_state, ()
-    state, pending = preemptor_case
+        return state, ()
+    others, pending = preemptor_case
     if any(map(is_member_id, grace_seconds)):
-        state = split_elastic_leases(state)
-    victims = [one for one in state.leases if one.id in grace_seconds]
+        others = split_elastic_leases(others)
+    victims = [lease for lease in others.leases if lease.id in grace_seconds]
     if len(victims) < len(grace_seconds):
-        return ledger_state, ()
-    moved = check_victims(state, pending, victims, now)
+        return state, ()
+    moved = check_victims(others, pending, victims, now, cache)
     if isinstance(moved, NoVictims):
-        return ledger_state, ()
+        return state, ()
     victims_by_lease: defaultdict[str, list[Lease]] = defaultdict(list)
     for victim in victims:
         victims_by_lease[lease_id_of(victim.id)].append(victim)
@@ -195,21 +209,189 @@ def mark_victims(
         moves = lease.id in moved
         return mark_lease_preempted(lease, victims_by_lease[lease.id], preemptor, now, grace, moves=moves)
 
-    after = replace(ledger_state, leases=tuple(map(mark, ledger_state.leases)))
-    return after, tuple(one for one in after.leases if one.id in victims_by_lease)
+    after = replace(state, leases=tuple(map(mark, state.leases)))
+    return after, tuple(lease for lease in after.leases if lease.id in victims_by_lease)
 
 
 def find_preemptor(
-    ledger_state: LedgerState,
-    rules: QueueRules,
-    preemptor_step: tuple[str, str],
+    state: LedgerState,
+    workflow_step: tuple[str, str],
     now: datetime,
     forget_after: timedelta,
-) -> tuple[SchedulingState, PendingRequest] | None:
-    """The pending request of a step, and the scheduling state without it; None if it is not pending and active."""
-    active = select_active(rules, ledger_state.pending, now, forget_after)
-    preemptor = next((one for one in active if one.request.workflow_step == preemptor_step), None)
+    cache: SchedulerCache | None = None,
+) -> tuple[LedgerState, PendingRequest] | None:
+    """The pending request of a step, and the state without it; None if it is not pending and active."""
+    active = (cache or SchedulerCache()).select_active(state, now, forget_after)
+    preemptor = next((pending for pending in active if pending.request.workflow_step == workflow_step), None)
     if preemptor is None:
         return None
-    others = tuple(one for one in active if one is not preemptor)
-    return SchedulingState(rules, ledger_state.leases, others, ledger_state.history), preemptor
+    return replace(state, pending=tuple(pending for pending in active if pending is not preemptor)), preemptor
+
+
+def restore(
+    state: LedgerState,
+    lease_id: str,
+    request: LeaseRequest,
+    gpu_type: str | None,
+    nodes: tuple[str, ...],
+    running_members: int,
+    now: datetime,
+) -> tuple[LedgerState, int]:
+    """Record a lease that was granted before, see `AdmissionBackend.restore`; also the GPUs that it holds then."""
+    attempt = (request.workflow_step, request.attempt)
+    for recorded in state.leases:
+        if recorded.id == lease_id or attempt == (recorded.request.workflow_step, recorded.request.attempt):
+            return state, recorded.request.gpus
+    queue = state.queues.find(request.queue) if isinstance(state.queues, Queues) else None
+    if queue is not None and not queue.is_usable_by(request.namespace):
+        return state, 0
+    if queue is not None and queue.max_priority is not None:
+        request = replace(request, priority=min(request.priority, queue.max_priority))
+    request = with_cohort(state.queues, request)
+    pool = gpu_type or pools.find_pool_of_request(state.queues, request, None)
+    if running_members < request.members and not _has_quota(state, request, pool):
+        if running_members == 0:
+            return state, 0
+        request, nodes = request.with_members(running_members), nodes[:running_members]
+    restored = Lease(lease_id, request, pool, granted_at=now, check_at=now, nodes=nodes)
+    return replace(state, leases=(*state.leases, restored)), request.gpus
+
+
+def _has_quota(state: LedgerState, request: LeaseRequest, granted_pool: str) -> bool:
+    """Whether the queue may hold the GPUs of ``request`` beside what it holds."""
+    queues = state.queues
+    queue = queues.find(request.queue) if isinstance(queues, Queues) else None
+    if not isinstance(queues, Queues) or queue is None:
+        return False
+    pool = pools.find_pool_of_request(queues, request, granted_pool)
+    return pool in queue.gpus and Capacity(queues, state.leases).available_gpus(queue, pool) >= request.gpus
+
+
+def withdraw(state: LedgerState, uid: str) -> LedgerState:
+    """Drop the pending requests of a workflow."""
+    return replace(state, pending=tuple(pending for pending in state.pending if pending.request.uid != uid))
+
+
+def release(state: LedgerState, lease_id: str, now: datetime, cache: SchedulerCache) -> LedgerState:
+    """Release a lease; the same state if there is no such lease."""
+    lease = cache.find_lease(state, lease_id)
+    return state if lease is None else _without_leases(state, [lease], now)
+
+
+def shrink(
+    state: LedgerState, lease_id: str, members: int, nodes: tuple[str, ...], now: datetime, cache: SchedulerCache
+) -> LedgerState:
+    """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``."""
+    before = cache.find_lease(state, lease_id)
+    if before is None or not 0 < members < before.request.members:
+        return state
+    if before.nodes and (len(nodes) != members or Counter(nodes) - Counter(before.nodes)):
+        return state
+    notice = before.preemption
+    has_shrunk_enough = notice is not None and notice.keeps is not None and members <= notice.keeps
+    remaining = replace(
+        before,
+        request=before.request.with_members(members),
+        nodes=nodes if before.nodes else (),
+        preemption=None if has_shrunk_enough else notice,
+    )
+    released = replace(before, request=before.request.with_members(before.request.members - members))
+    after = replace(_promise_freed_gpus(state, [released], now), history=add_ended_usage(state, [released], now))
+    return _replace_lease(after, remaining)
+
+
+def release_workflow(state: LedgerState, uid: str, now: datetime) -> LedgerState:
+    """Drop the pending requests of a workflow, and make its leases due for a check."""
+    leases = tuple(replace(lease, check_at=now) if lease.request.uid == uid else lease for lease in state.leases)
+    return replace(withdraw(state, uid), leases=leases)
+
+
+def find_due_leases(state: LedgerState, now: datetime, check_every: timedelta) -> list[Lease]:
+    """Leases whose check is due. A check later than ``check_every`` ahead is due too: the clock was set back."""
+    return [lease for lease in state.leases if lease.check_at <= now or lease.check_at > now + check_every]
+
+
+def record_check(
+    state: LedgerState, checked: Collection[Lease], gone: Sequence[Lease], check_at: datetime, now: datetime
+) -> LedgerState:
+    """Release the leases ``gone``, and set the next check of the other ``checked`` leases to ``check_at``."""
+    checked_ids = {lease.id for lease in checked}
+    # A lease that was transferred to another attempt since the check is kept: its request differs.
+    gone_requests = {lease.id: lease.request for lease in gone}
+    ended = [lease for lease in state.leases if gone_requests.get(lease.id) == lease.request]
+    remaining = _without_leases(state, ended, now)
+    leases = (replace(lease, check_at=check_at) if lease.id in checked_ids else lease for lease in remaining.leases)
+    return replace(remaining, leases=tuple(leases))
+
+
+def record_repeats(state: LedgerState, seen_at: Mapping[tuple[str, str, str], datetime]) -> LedgerState:
+    """The state with later ``seen_at`` times of pending requests, by replay key."""
+
+    def update(pending: PendingRequest) -> PendingRequest:
+        latest = seen_at.get(pending.request.key, pending.seen_at)
+        return replace(pending, seen_at=latest) if latest > pending.seen_at else pending
+
+    return replace(state, pending=tuple(map(update, state.pending)))
+
+
+def _replace_lease(state: LedgerState, changed: Lease) -> LedgerState:
+    return replace(state, leases=tuple(changed if lease.id == changed.id else lease for lease in state.leases))
+
+
+def _without_leases(state: LedgerState, ended_leases: Sequence[Lease], now: datetime) -> LedgerState:
+    if not ended_leases:
+        return state
+    after = replace(
+        _promise_freed_gpus(state, ended_leases, now),
+        leases=_drop_leases(state.leases, ended_leases),
+        history=add_ended_usage(state, ended_leases, now),
+    )
+    for lease in ended_leases:
+        if lease.preemption is not None and lease.preemption.moves:
+            after = _promise_move(after, lease, now)
+    return after
+
+
+def _promise_move(state: LedgerState, moved: Lease, now: datetime) -> LedgerState:
+    """The state in which the next attempt of a lease that moves waits already, and GPUs are kept for it.
+
+    Its request comes some seconds later. Meanwhile others would take the room that it leaves its nodes for.
+    """
+    if any(pending.request.workflow_step == moved.request.workflow_step for pending in state.pending):
+        return state
+    next_attempt = replace(moved.request, attempt=moved.request.attempt + 1, attained=attained_gpu_seconds(moved, now))
+    request = drop_unused_attained(state.queues, next_attempt)
+    pending = PendingRequest(request, state.next_arrival, since=now, seen_at=now, promised_at=now)
+    return replace(state, pending=(*state.pending, pending))
+
+
+def _promise_freed_gpus(state: LedgerState, ended_leases: Sequence[Lease], now: datetime) -> LedgerState:
+    """Keep the GPUs of ended victims for their preemptors, which repeat their requests only every few seconds."""
+    preemptors = {lease.preemption.preemptor for lease in ended_leases if lease.preemption is not None}
+    if not preemptors:
+        return state
+
+    def promise(pending: PendingRequest) -> PendingRequest:
+        return replace(pending, promised_at=now) if pending.request.workflow_step in preemptors else pending
+
+    return replace(state, pending=tuple(map(promise, state.pending)))
+
+
+def _drop_leases(leases: tuple[Lease, ...], ended: Sequence[Lease]) -> tuple[Lease, ...]:
+    """``leases`` without those that have the ids of ``ended``."""
+    if len(ended) > _FEW:
+        ended_ids = {lease.id for lease in ended}
+        return tuple(compress(leases, map(not_, map(ended_ids.__contains__, map(_lease_id, leases)))))
+    for lease in ended:
+        if (index := _index_of(leases, lease)) is not None:
+            leases = leases[:index] + leases[index + 1 :]
+    return leases
+
+
+def _index_of(leases: tuple[Lease, ...], lease: Lease) -> int | None:
+    """The place of the lease with this id. Leases are in order of their grants unless clocks of services differ."""
+    first = bisect_left(leases, lease.granted_at, key=_granted_at)
+    for index in range(first, min(first + _FEW, len(leases))):
+        if leases[index].id == lease.id:
+            return index
+    return next(compress(count(), map(lease.id.__eq__, map(_lease_id, leases))), None)

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiphys_plugin.quota.lease import LeaseRequest
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import LeaseRequest, LedgerState
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 
@@ -38,14 +37,17 @@ class QueueUsage:
         return self.held > (self.max_gpus or 0)
 
 
-def compute_queue_usage(rules: QueueRules, ledger_state: LedgerState) -> list[QueueUsage]:
+def compute_queue_usage(ledger_state: LedgerState) -> list[QueueUsage]:
     """Usage of every declared quota in the order of the queue file, then of pools without a quota.
 
     `MisconfiguredQueues` count as no declared quotas.
     """
-    held, pending = _sum_held(rules, ledger_state), _sum_pending(rules, ledger_state)
+    rules = ledger_state.queues
+    held = _sum_gpus(rules, [(lease.request, lease.pool) for lease in ledger_state.leases])
+    requests = [pending.request for pending in ledger_state.pending]
+    pending = _sum_gpus(rules, [(request, _first_eligible_pool(rules, request)) for request in requests])
     declared = list(_declared_usage(rules, held, pending)) if isinstance(rules, Queues) else []
-    declared_pools = {(one.queue, one.gpu_type) for one in declared}
+    declared_pools = {(usage.queue, usage.gpu_type) for usage in declared}
     undeclared_pools = sorted((held.keys() | pending.keys()) - declared_pools)
     return [*declared, *(QueueUsage(*key, None, held[key], pending[key]) for key in undeclared_pools)]
 
@@ -56,14 +58,6 @@ def _declared_usage(rules: Queues, held: _GpuSums, pending: _GpuSums) -> Iterato
             key = (queue.name, pool)
             max_gpus = rules.max_gpus(queue, pool)
             yield QueueUsage(*key, quota, held[key], pending[key], max_gpus, queue.stopped)
-
-
-def _sum_held(rules: QueueRules, ledger_state: LedgerState) -> _GpuSums:
-    return _sum_gpus(rules, [(lease.request, lease.pool) for lease in ledger_state.leases])
-
-
-def _sum_pending(rules: QueueRules, ledger_state: LedgerState) -> _GpuSums:
-    return _sum_gpus(rules, [(one.request, _first_eligible_pool(rules, one.request)) for one in ledger_state.pending])
 
 
 def _first_eligible_pool(rules: QueueRules, request: LeaseRequest) -> str | None:

@@ -29,7 +29,7 @@ from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
-from tiphys_plugin.quota.scheduler.pools import PoolOptions
+from tiphys_plugin.quota.scheduler.pool_options import PoolOptions, get_pool_options
 from tiphys_plugin.quota.scheduler.queue_order import is_behind, is_movable
 
 
@@ -99,7 +99,7 @@ class PreemptionPolicy:
         fitting: dict[PoolOptions, bool] = {}
 
         def is_fitting(request: LeaseRequest) -> bool:
-            options = pools.get_pool_options(self._queues, self._queue, request)
+            options = get_pool_options(self._queues, self._queue, request)
             if options not in fitting:
                 fitting[options] = self._capacity.fits(self._queue, request)
             return fitting[options]

@@ -17,15 +17,23 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 from itertools import islice
 
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.lease import (
+    AdmissionReason,
+    Admitted,
+    Lease,
+    LeaseRequest,
+    LedgerState,
+    PendingRequest,
+    PreemptionNotice,
+)
 from tiphys_plugin.quota.preemption.consolidation import drop_needless, vacate_nodes
 from tiphys_plugin.quota.preemption.rights import PreemptionPolicy, VictimCandidates, protected_until
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending, format_clock_time, format_step_name
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.decide import decide_pending, format_clock_time, format_step_name
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
 _MEMBER_SEPARATOR = "/"
@@ -42,7 +50,7 @@ def lease_id_of(lease_id: str) -> str:
     return lease_id.partition(_MEMBER_SEPARATOR)[0]
 
 
-def split_elastic_leases(state: SchedulingState) -> SchedulingState:
+def split_elastic_leases(state: LedgerState) -> LedgerState:
     """``state`` with a separate lease for each optional member; the same object if there are no optional members."""
     if all(one.request.min_members is None for one in state.leases):
         return state
@@ -50,14 +58,13 @@ def split_elastic_leases(state: SchedulingState) -> SchedulingState:
     return state if len(leases) == len(state.leases) else replace(state, leases=leases)
 
 
-def exclude_whole_leases(state: SchedulingState, unreachable_leases: Container[str]) -> frozenset[str]:
+def exclude_whole_leases(state: LedgerState, unreachable_leases: Container[str]) -> frozenset[str]:
     """Ids that are no candidates where only optional members are: whole leases, and members of unreachable leases."""
     return frozenset(
-        one.id for one in state.leases if not is_member_id(one.id) or lease_id_of(one.id) in unreachable_leases
+        lease.id for lease in state.leases if not is_member_id(lease.id) or lease_id_of(lease.id) in unreachable_leases
     )
 
 
-@lru_cache(maxsize=4096)
 def split_lease(lease: Lease) -> tuple[Lease, ...]:
     """The lease of the fewest members of an elastic gang, and one lease for each optional member."""
     request = lease.request
@@ -148,11 +155,12 @@ class NoVictims:
 
 
 def select_victims(
-    state: SchedulingState,
+    state: LedgerState,
     preemptor: PendingRequest,
     estimate_losses: LossEstimator,
     now: datetime,
     unreachable_leases: Container[str] = (),
+    cache: SchedulerCache | None = None,
 ) -> VictimSelection | NoVictims:
     """Select the victims for ``preemptor``: optional members of elastic gangs if they suffice, else whole leases.
 
@@ -162,25 +170,23 @@ def select_victims(
         estimate_losses: Estimates the loss of candidates.
         now: Time of the selection.
         unreachable_leases: Ids of leases whose pods this service cannot evict.
+        cache: What earlier decisions on states of this ledger have left; None for a single selection.
     """
+    cache = cache or SchedulerCache()
+    # There are three types of victims, tried in this order: optional members of elastic gangs, which go on with fewer;
+    # whole leases that a rule lets the request preempt, which queue again; and smaller trainings that no rule touches,
+    # but that start again at once on other nodes. The request has no claim to the GPUs of these, only to their place.
     split_state = split_elastic_leases(state)
     if split_state is not state:
-        selection = _select_victims(
-            split_state, preemptor, estimate_losses, now, exclude_whole_leases(split_state, unreachable_leases)
-        )
+        whole_leases = exclude_whole_leases(split_state, unreachable_leases)
+        members = PreemptionCase.build(split_state, preemptor, now, cache, whole_leases)
+        selection = _select_victims(members, estimate_losses)
         if isinstance(selection, VictimSelection):
             return selection
-    return _select_victims(state, preemptor, estimate_losses, now, unreachable_leases)
+    return _select_victims(PreemptionCase.build(state, preemptor, now, cache, unreachable_leases), estimate_losses)
 
 
-def _select_victims(
-    state: SchedulingState,
-    preemptor: PendingRequest,
-    estimate_losses: LossEstimator,
-    now: datetime,
-    unreachable_leases: Container[str],
-) -> VictimSelection | NoVictims:
-    case = PreemptionCase.build(state, preemptor, now, unreachable_leases)
+def _select_victims(case: "PreemptionCase | NoVictims", estimate_losses: LossEstimator) -> VictimSelection | NoVictims:
     if isinstance(case, NoVictims):
         return case
     selection = _select_candidates(case, estimate_losses)
@@ -197,17 +203,17 @@ def _select_moves(case: "PreemptionCase", estimate_losses: LossEstimator) -> Vic
             continue
         losses = _weigh(victims, estimate_losses, case.now)
         if all(losses[one.id] <= _LARGEST_LOSS * held_gpu_seconds(one, case.now) for one in moved):
-            return VictimSelection(victims, losses, frozenset(one.id for one in moved))
+            return VictimSelection(victims, losses, frozenset(lease.id for lease in moved))
     return None
 
 
 def _select_candidates(case: "PreemptionCase", estimate_losses: LossEstimator) -> VictimSelection | NoVictims:
     if not case.candidates.leases:
         return case.explain_no_candidates()
-    now = case.now
-    weighed = sorted(case.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))
+    # A loss is read from a store, so only those that cannot lose much are weighed; twice the GPUs leave a choice.
+    weighed = sorted(case.candidates.leases, key=lambda one: (held_gpu_seconds(one, case.now), one.id))
     weighed = weighed[: max(_MAX_WEIGHED_CANDIDATES, 2 * case.preemptor.request.gpus)]
-    costs = _weigh(weighed, estimate_losses, now)
+    costs = _weigh(weighed, estimate_losses, case.now)
     victims = case.select_cheapest(weighed, lambda one: costs[one.id])
     if victims is None:
         return case.explain_useless_candidates()
@@ -221,20 +227,20 @@ def _weigh(leases: Sequence[Lease], estimate_losses: LossEstimator, now: datetim
 
 
 def check_victims(
-    state: SchedulingState, preemptor: PendingRequest, victims: Sequence[Lease], now: datetime
+    state: LedgerState, preemptor: PendingRequest, victims: Sequence[Lease], now: datetime, cache: SchedulerCache
 ) -> frozenset[str] | NoVictims:
     """The ids of those of the ``victims`` that move to other nodes; or why they must not be preempted."""
-    case = PreemptionCase.build(state, preemptor, now)
+    case = PreemptionCase.build(state, preemptor, now, cache)
     if isinstance(case, NoVictims):
         return case
     moved = case.find_moved(victims)
     objection = _find_objection(case, victims, moved)
-    return frozenset(one.id for one in moved) if objection is None else NoVictims(objection)
+    return frozenset(lease.id for lease in moved) if objection is None else NoVictims(objection)
 
 
 def _find_objection(case: "PreemptionCase", victims: Sequence[Lease], moved: Sequence[Lease]) -> str | None:
-    candidate_ids = {one.id for one in (*case.candidates.leases, *case.movable)}
-    if forbidden := [one for one in victims if one.id not in candidate_ids]:
+    candidate_ids = {lease.id for lease in (*case.candidates.leases, *case.movable)}
+    if forbidden := [lease for lease in victims if lease.id not in candidate_ids]:
         return f"no rule allows the preemption of {format_step_name(forbidden[0].request)}"
     if not victims or not case.starts_without(tuple(victims)):
         return "the request would not start without the victims"
@@ -249,7 +255,7 @@ def _find_objection(case: "PreemptionCase", victims: Sequence[Lease], moved: Seq
 class PreemptionCase:
     """A pending request, and the leases that it may preempt."""
 
-    state: SchedulingState
+    state: LedgerState
     """The state after the end of all present victims; see `apply_pending_preemptions`."""
     preemptor: PendingRequest
     now: datetime
@@ -257,10 +263,16 @@ class PreemptionCase:
     queues: Queues
     rights: PreemptionPolicy
     candidates: VictimCandidates
+    cache: SchedulerCache
 
     @classmethod
     def build(
-        cls, state: SchedulingState, preemptor: PendingRequest, now: datetime, unreachable_leases: Container[str] = ()
+        cls,
+        state: LedgerState,
+        preemptor: PendingRequest,
+        now: datetime,
+        cache: SchedulerCache,
+        unreachable_leases: Container[str] = (),
     ) -> "PreemptionCase | NoVictims":
         """The case of a request that may preempt; `NoVictims` if no rule applies or no more victims are needed."""
         queues, request = state.queues, preemptor.request
@@ -274,20 +286,22 @@ class PreemptionCase:
             )
         if any(is_expected_to_end(one, now) and _is_preempted_for(one, request) for one in state.leases):
             return NoVictims(f"others were asked to leave for {format_step_name(request)} already")
-        later = apply_pending_preemptions(state, now)
-        if isinstance(decide_pending(later, preemptor, now), Admitted):
+        later = apply_pending_preemptions(state, now, cache)
+        if isinstance(decide_pending(later, preemptor, now, cache), Admitted):
             return NoVictims(
                 f"enough GPUs are free for {format_step_name(request)}, or will be after the preemptions under way"
             )
         rights = PreemptionPolicy(queues, queue, later.leases, preemptor)
-        reachable_ids = {one.id for one in state.leases if one.id not in unreachable_leases}
-        return cls(later, preemptor, now, queue, queues, rights, rights.candidates(reachable_ids, now))
+        reachable_ids = {lease.id for lease in state.leases if lease.id not in unreachable_leases}
+        return cls(later, preemptor, now, queue, queues, rights, rights.candidates(reachable_ids, now), cache)
 
     def starts_without(self, victims: Sequence[Lease]) -> bool:
         """Whether the rules allow these victims, and the request starts without them before other pending requests."""
-        victim_ids = {one.id for one in victims}
-        remaining = replace(self.state, leases=tuple(one for one in self.state.leases if one.id not in victim_ids))
-        admission = decide_pending(remaining, self.preemptor, self.now)
+        victim_ids = {lease.id for lease in victims}
+        remaining = replace(
+            self.state, leases=tuple(lease for lease in self.state.leases if lease.id not in victim_ids)
+        )
+        admission = decide_pending(remaining, self.preemptor, self.now, self.cache)
         return isinstance(admission, Admitted) and self.rights.allows(victims, admission.pool)
 
     def fits_without(self, victims: Sequence[Lease]) -> bool:
@@ -303,13 +317,17 @@ class PreemptionCase:
 
         None if the request does not start even without all ``leases``.
         """
+        own_leases = [lease for lease in leases if lease.request.queue == self.queue.name]
         if not self.starts_without(leases):
-            return None
+            # A preemptor that would exceed its own quota reclaims nothing, but may still preempt in its own queue.
+            return self.select_cheapest(own_leases, cost) if 0 < len(own_leases) < len(leases) else None
+        # The first minimal set by rising cost is the cheapest. Kueue tries no sets: it adds candidates until the
+        # request fits, and drops needless ones afterwards, as `_select_greedily` does where there are too many sets.
         missing_gpus = self.rights.missing_gpus()
         sets = (
             victims
             for victims in _iterate_by_cost(leases, cost)
-            if sum(one.request.gpus for one in victims) >= missing_gpus
+            if sum(lease.request.gpus for lease in victims) >= missing_gpus
         )
         for victims in islice(sets, _MAX_TRIED_SETS):
             if self._is_minimal(victims):
@@ -319,7 +337,7 @@ class PreemptionCase:
     @property
     def movable(self) -> tuple[Lease, ...]:
         """The trainings that may move to other nodes. One member of an elastic gang does not."""
-        return tuple(one for one in self.candidates.movable if not is_member_id(one.id))
+        return tuple(lease for lease in self.candidates.movable if not is_member_id(lease.id))
 
     def iterate_moves(self) -> Iterator[tuple[Lease, ...]]:
         """Sets of victims that would leave their nodes to the request, those with the fewest GPUs first.
@@ -328,7 +346,7 @@ class PreemptionCase:
         """
         candidates, protected = self.candidates.leases, self.candidates.protected
         movable = self.rights.select_fitting(self.movable)
-        if not movable or self.rights.missing_gpus() > sum(one.request.gpus for one in candidates):
+        if not movable or self.rights.missing_gpus() > sum(lease.request.gpus for lease in candidates):
             return iter(())
         if protected and self.fits_without((*candidates, *protected)):
             return iter(())
@@ -339,10 +357,11 @@ class PreemptionCase:
 
         Together those that move have fewer GPUs than the request.
         """
-        if sum(one.request.gpus for one in moved) >= self.preemptor.request.gpus:
+        if sum(lease.request.gpus for lease in moved) >= self.preemptor.request.gpus:
             return False
-        victim_ids = {one.id for one in victims}
-        remaining = tuple(one for one in self.state.leases if one.id not in victim_ids)
+        victim_ids = {lease.id for lease in victims}
+        remaining = tuple(lease for lease in self.state.leases if lease.id not in victim_ids)
+        # All of them are promised GPUs, as after the mark, so no other request takes the room of one that moves.
         mine = replace(self.preemptor, promised_at=self.now)
         last = max(one.arrival for one in (*self.state.pending, mine))
         moves = [
@@ -351,14 +370,14 @@ class PreemptionCase:
         ]
         pending = tuple(sorted((*self.state.pending, mine, *moves), key=lambda one: one.arrival))
         state = replace(self.state, leases=remaining, pending=pending)
-        admissions = [decide_pending(state, one, self.now) for one in (mine, *moves)]
+        admissions = [decide_pending(state, one, self.now, self.cache) for one in (mine, *moves)]
         pools = [one.pool for one in admissions if isinstance(one, Admitted)]
         return len(pools) == len(admissions) and self.rights.stays_within_quota(pools[0])
 
     def find_moved(self, victims: Sequence[Lease]) -> list[Lease]:
         """Those of the victims that may only be moved."""
-        movable_ids = {one.id for one in self.movable}
-        return [one for one in victims if one.id in movable_ids]
+        movable_ids = {lease.id for lease in self.movable}
+        return [lease for lease in victims if lease.id in movable_ids]
 
     def explain_no_candidates(self) -> NoVictims:
         """Why there are no candidates."""
@@ -378,12 +397,9 @@ class PreemptionCase:
         if self.candidates.protected:
             return self._explain_protection(self.candidates.protected)
         count = len(self.candidates.leases)
-        candidates = (
-            f"the {count} trainings that it may preempt" if count > 1 else "the one training that it may preempt"
-        )
-        return NoVictims(
-            f"it would not start without {candidates}: other requests go first, or other trainings hold the GPUs"
-        )
+        candidates = f"the {count} trainings that" if count > 1 else "the one training that"
+        reason = "other requests go first, or other trainings hold the GPUs"
+        return NoVictims(f"it would not start without {candidates} it may preempt: {reason}")
 
     def _is_minimal(self, victims: Sequence[Lease]) -> bool:
         """Whether the request starts without these victims, and does not fit without a smaller set of them."""
@@ -406,29 +422,28 @@ class PreemptionCase:
         return tuple(sorted(needed, key=cost)) if self.starts_without(needed) else None
 
     def _explain_protection(self, protected: Sequence[Lease]) -> NoVictims:
-        until, lease = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])
+        lease = min(protected, key=lambda candidate: protected_until(self.queues, candidate))
         more = f", and {len(protected) - 1} more" if len(protected) > 1 else ""
         return NoVictims(
             f"{format_step_name(lease.request)}{more} may only be preempted after min_runtime_seconds of queue "
-            f"{lease.request.queue}, at {format_clock_time(until)}",
+            f"{lease.request.queue}, at {format_clock_time(protected_until(self.queues, lease))}",
             AdmissionReason.MIN_RUNTIME_PROTECTED,
         )
 
 
-def apply_pending_preemptions(state: SchedulingState, now: datetime) -> SchedulingState:
-    """The state after the end of all victims: their preemptors hold leases and are no longer pending.
-
-    Those that move hold GPUs again.
+def apply_pending_preemptions(state: LedgerState, now: datetime, cache: SchedulerCache) -> LedgerState:
+    """The state after the end of all victims: their preemptors hold leases, and those that move hold GPUs again.
 
     Victims that are overdue (see `OVERDUE_AFTER`) keep their leases.
     """
     leases = [remaining for one in state.leases if (remaining := _apply_preemption(one, now)) is not None]
     pending = list(state.pending)
+    # Each is decided as if nothing else were pending: GPUs of its victims are promised to it, so no other goes first.
     for preemptor in state.pending:
         request = preemptor.request
         if any(is_expected_to_end(lease, now) and _is_preempted_for(lease, request) for lease in state.leases):
             alone = replace(state, leases=tuple(leases), pending=())
-            admission = decide_pending(alone, preemptor, now)
+            admission = decide_pending(alone, preemptor, now, cache)
             if isinstance(admission, Admitted):
                 lease_id = f"promised-{preemptor.arrival}"
                 leases.append(Lease(lease_id, request, admission.pool, now, now, admission.nodes))
@@ -436,7 +451,7 @@ def apply_pending_preemptions(state: SchedulingState, now: datetime) -> Scheduli
     for moving in state.leases:
         if moving.preemption is not None and moving.preemption.moves and is_expected_to_end(moving, now):
             alone = replace(state, leases=tuple(leases), pending=())
-            admission = decide_pending(alone, PendingRequest(moving.request, 1, now, now), now)
+            admission = decide_pending(alone, PendingRequest(moving.request, 1, now, now), now, cache)
             if isinstance(admission, Admitted):
                 leases.append(replace(moving, pool=admission.pool, nodes=admission.nodes))
     return replace(state, leases=tuple(leases), pending=tuple(pending))
@@ -469,6 +484,7 @@ def _iterate_by_cost(leases: Sequence[Lease], cost: Callable[[Lease], float]) ->
         request = lease.request
         shape = (request.queue, request.gpu_type, lease.pool, request.gpus, request.members, lease.nodes)
         leases_by_shape[shape].append(lease)
+    # A set is extended only at its last group or a later one, so it is reached by one path and yielded once.
     groups = list(leases_by_shape.values())
     heap: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, (0,) * len(groups))]
     for _ in range(_MAX_SETS):

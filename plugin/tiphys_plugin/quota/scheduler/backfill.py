@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
 from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
-from tiphys_plugin.quota.scheduler.pools import ResourceLimit
+from tiphys_plugin.quota.scheduler.pool_options import ResourceLimit
 
 LeaseEnd = tuple[datetime, HeldGpus]
 """End of a lease, and the GPUs that it releases."""

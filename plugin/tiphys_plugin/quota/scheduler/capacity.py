@@ -26,7 +26,7 @@ from tiphys_plugin.quota.placement.place import (
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.pools import PoolOption, ResourceLimit, build_gang_request, get_pool_options
+from tiphys_plugin.quota.scheduler.pool_options import PoolOption, ResourceLimit, get_pool_options
 
 
 class HeldGpus(NamedTuple):
@@ -76,7 +76,7 @@ class Capacity:
             self.add(self._build_held_gpus(gpus, *key))
         if self._free_capacity is not None:
             for lease in leases:
-                self._free_capacity.allocate(_placement_of_lease(lease))
+                self._free_capacity.allocate(self._placement_of_lease(lease))
 
     def copy(self) -> "Capacity":
         """An independent copy."""
@@ -98,7 +98,9 @@ class Capacity:
     def held_gpus_of_lease(self, lease: Lease) -> HeldGpus:
         """The GPUs of a lease, with their placement."""
         held_gpus = self.held_gpus_of_request(lease.request, lease.pool)
-        return held_gpus if self._free_capacity is None else held_gpus._replace(placement=_placement_of_lease(lease))
+        return (
+            held_gpus if self._free_capacity is None else held_gpus._replace(placement=self._placement_of_lease(lease))
+        )
 
     def held_gpus_if_placed(self, request: LeaseRequest, pool: str) -> HeldGpus:
         """The GPUs that the request would hold if it started now in ``pool``, one of `find_fitting_pools`."""
@@ -109,7 +111,7 @@ class Capacity:
         """The nodes for the request in ``pool``, or why there are none; None where no nodes are declared."""
         if self._free_capacity is None:
             return None
-        gang, policy = build_gang_request(request, pool), self.queues.placement_policy
+        gang, policy = pools.build_gang_request(self.queues, request, pool), self.queues.placement_policy
         if gang.pod.gpu_types:
             return find_placement_by_preference(self._free_capacity, gang, policy)
         return find_placement(self._free_capacity, gang, policy)
@@ -294,7 +296,6 @@ class Capacity:
             borrowed = max(0, before + gpus - own_quota) - max(0, before - own_quota)
             self._borrowed[lender] = self._borrowed.get(lender, 0) + borrowed
 
-
-def _placement_of_lease(lease: Lease) -> Placement:
-    """The nodes of a lease; none for a lease that was granted before nodes were declared."""
-    return Placement(build_gang_request(lease.request, lease.pool), lease.nodes)
+    def _placement_of_lease(self, lease: Lease) -> Placement:
+        """The nodes of a lease; none for a lease that was granted before nodes were declared."""
+        return Placement(pools.build_gang_request(self.queues, lease.request, lease.pool), lease.nodes)

@@ -2,9 +2,9 @@
 
 A decision changes a few of tens of thousands of leases and pending requests. The
 interpreter compares the parts that did not change, object by object by identity.
-Several indexes follow each change, so the newest answers are kept.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import compress, count
 from operator import is_not, not_
@@ -16,8 +16,25 @@ _STRIDE = 512
 _MOST_SKIPPED = 8
 """Objects removed or added side by side, after which the search for the next same object compares all of them."""
 _KEPT_ANSWERS = 8
-_answers: tuple[tuple[object, object, Any], ...] = ()
-"""The newest answers, with the two tuples that each compares. Threads replace it whole: a lost one is found again."""
+_Changes = tuple[Sequence[Any], Sequence[Any]]
+
+
+class RecentChanges:
+    """Finds changes, and keeps the newest answers: several indexes follow each change of a ledger state."""
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[object, object, _Changes]] = deque(maxlen=_KEPT_ANSWERS)
+
+    def find(self, before: tuple[_Item, ...], after: tuple[_Item, ...]) -> tuple[Sequence[_Item], Sequence[_Item]]:
+        """As `find_changes`."""
+        if before is after:
+            return (), ()
+        for earlier, later, answer in self._answers:
+            if earlier is before and later is after:
+                return answer
+        answer = find_changes(before, after)
+        self._answers.appendleft((before, after, answer))
+        return answer
 
 
 def find_changes(before: tuple[_Item, ...], after: tuple[_Item, ...]) -> tuple[Sequence[_Item], Sequence[_Item]]:
@@ -25,19 +42,6 @@ def find_changes(before: tuple[_Item, ...], after: tuple[_Item, ...]) -> tuple[S
 
     An object that equals another at the same place may count as the same one.
     """
-    global _answers
-    if before is after:
-        return (), ()
-    answers = _answers
-    for earlier, later, answer in answers:
-        if earlier is before and later is after:
-            return answer  # type: ignore[no-any-return]
-    answer = _compare(before, after)
-    _answers = ((before, after, answer), *answers[: _KEPT_ANSWERS - 1])
-    return answer
-
-
-def _compare(before: tuple[_Item, ...], after: tuple[_Item, ...]) -> tuple[Sequence[_Item], Sequence[_Item]]:
     removed: list[_Item] = []
     added: list[_Item] = []
     old = new = 0

@@ -22,24 +22,23 @@ So the wait of a request is bounded by the running leases, by the requests befor
 by ``backfill_hours``, or with preemptible backfill by one ``min_runtime_seconds`` and one
 save.
 
-Thousands of pending requests are repeated every few seconds. Between two changes
-of the ledger state one cycle answers all of them, so `CycleResult` is cached as a
-whole, and `CycleResult.outcome_of` computes the answer for one request on demand.
+Between two changes of the ledger state one cycle answers all requests, so `CycleResult`
+is kept as a whole, and `CycleResult.outcome_of` computes the answer for one request.
 """
 
 import heapq
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
-from math import ceil, inf
+from datetime import datetime, timedelta
+from functools import partial
+from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, declared_end
+from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest, declared_end
 from tiphys_plugin.quota.queue import Queue
-from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import (
     LeaseEnd,
@@ -55,24 +54,16 @@ from tiphys_plugin.quota.scheduler.cycle_result import (
     CycleResult,
     EvaluatedRequest,
     LineOrder,
-    PoolAssignment,
     RankedRequest,
-    RequestOutcome,
     SchedulingKey,
     SchedulingVerdict,
     WaitingGroup,
 )
+from tiphys_plugin.quota.scheduler.derived_state import DerivedState
 from tiphys_plugin.quota.scheduler.fair_share import FairShares
-from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
+from tiphys_plugin.quota.scheduler.pending_queues import GroupKey, PendingEntry, PendingQueues
+from tiphys_plugin.quota.scheduler.pool_options import PoolOptions, ResourceLimit
 from tiphys_plugin.quota.scheduler.queue_order import could_start_without_those_behind, find_first_since, has_seniority
-from tiphys_plugin.quota.scheduler.snapshot import (
-    DerivedState,
-    GroupKey,
-    PendingEntry,
-    PendingQueues,
-    derive_state,
-    get_pending_queues,
-)
 
 PROMISE_DURATION = timedelta(minutes=2)
 """Freed GPUs of victims are kept this long for their preemptor, which repeats its request every few seconds."""
@@ -80,47 +71,9 @@ _HIGHEST_KEY: SchedulingKey = (False, False, -sys.maxsize, 0.0, 0)
 _NO_VERDICT: tuple[float, SchedulingVerdict | None] = (inf, None)
 
 
-def evaluate_request(
-    queues: Queues,
-    leases: Sequence[Lease],
-    history: Sequence[EndedUsage],
-    pending: tuple[PendingRequest, ...],
-    own: PendingRequest,
-    now: datetime,
-) -> RequestOutcome:
-    """Evaluate the request ``own``; its queue must exist and be able to serve it one day.
-
-    ``pending`` has the other requests, and may have an earlier version of it, in order of arrival.
-
-    All requests within one second are evaluated as of the end of that second, so one cycle answers all of them. The
-    result is never too optimistic: a lease that should end until then counts as one without a known end, and starts
-    count from then on.
-    """
-    derived, pending_queues = derive_state(queues, leases, history), get_pending_queues(queues, pending, own)
-    return _run_cycle(derived, pending_queues, ceil(now.timestamp())).outcome_of(own.arrival)
-
-
-def select_admissible(
-    queues: Queues,
-    leases: Sequence[Lease],
-    history: Sequence[EndedUsage],
-    pending: Iterable[PendingRequest],
-    now: datetime,
-) -> list[PoolAssignment]:
-    """The requests that may start now, in scheduling order.
-
-    ``pending`` must not contain requests that their queue could never serve.
-    """
-    return list(
-        _SchedulingCycle(derive_state(queues, leases, history), now)
-        .run(PendingQueues(queues, list(pending)))
-        .assignments
-    )
-
-
-@lru_cache(maxsize=4)
-def _run_cycle(derived: DerivedState, pending_queues: PendingQueues, second: int) -> CycleResult:
-    return _SchedulingCycle(derived, datetime.fromtimestamp(second, UTC)).run(pending_queues)
+def run_cycle(derived: DerivedState, pending_queues: PendingQueues, now: datetime) -> CycleResult:
+    """Decide which pending requests may start now."""
+    return _SchedulingCycle(derived, now).run(pending_queues)
 
 
 class _SchedulingCycle:
@@ -151,67 +104,64 @@ class _SchedulingCycle:
         """Arrival numbers of the requests that go first; see `_find_promised_arrivals`."""
 
     def run(self, pending_queues: PendingQueues) -> CycleResult:
-        evaluated: list[EvaluatedRequest] = []
-        waiting: list[WaitingGroup] = []
-        for key, queue, entry in self._iterate_by_key(pending_queues, waiting):
-            ranked = RankedRequest(key, entry.pending, self._evaluate(queue, entry))
-            evaluated.append(EvaluatedRequest(ranked, queue, self._order_of(entry)))
+        lines = self._build_lines(pending_queues)
+        evaluated = [
+            EvaluatedRequest(RankedRequest(key, entry.pending, verdict), queue, self._order_of(entry))
+            for key, queue, entry, verdict in self._evaluate_in_order(lines)
+        ]
+        waiting = [group for line in lines for group in line.waiting]
         return CycleResult(evaluated, waiting, pending_queues, self._derived.capacity, self._scheduling_key)
 
-    def _iterate_by_key(
-        self, pending_queues: PendingQueues, waiting: list[WaitingGroup]
-    ) -> Iterator[tuple[SchedulingKey, Queue, PendingEntry]]:
-        """Requests without a verdict, by scheduling key; each start of the cycle updates the keys that follow.
+    def _evaluate_in_order(
+        self, lines: Sequence["_QueueLine"]
+    ) -> Iterator[tuple[SchedulingKey, Queue, PendingEntry, SchedulingVerdict]]:
+        """Evaluate the requests on which there is no verdict yet, by scheduling key.
 
-        Groups of requests that get the verdict on another request are appended to ``waiting``.
+        Only the first request of each queue has a key at any time, because each start of the cycle changes the keys of
+        those that follow: of its own queue, which may borrow from then on, and has a larger share.
         """
-        heads: list[tuple[SchedulingKey, str, Queue, _Line, PendingEntry, list[WaitingGroup]]] = []
-
-        def push(queue: Queue, line: _Line, own_waiting: list[WaitingGroup], before: SchedulingKey) -> None:
-            while line:
-                order, entries, index = line[0]
-                one = entries[index]
-                longer_than, verdict = self._known_verdicts.get(one.pool_options, _NO_VERDICT)
-                if verdict is None or one.max_seconds <= longer_than:
-                    _advance(line)
-                    key = max(before, self._key_in_line(queue, one, order, own_waiting))
-                    heapq.heappush(heads, (key, queue.name, queue, line, one, own_waiting))
-                    return
-                heapq.heappop(line)
-                # Shorter ones may still start, because they end before the reserved GPUs are needed.
-                rest = entries[index:] if longer_than > -inf else []
-                if shorter := [other for other in rest if other.max_seconds <= longer_than]:
-                    heapq.heappush(line, (self._order_of(shorter[0]), shorter, 0))
-                    entries, index = [other for other in rest if other.max_seconds > longer_than], 0
-                group = WaitingGroup(queue, entries, index, verdict, is_promised=not order[0])
-                own_waiting.append(group)
-                waiting.append(group)
-
-        has_promises = self._derived.has_promises or pending_queues.has_promises
-        for queue, groups in pending_queues:
-            push(queue, self._build_line(queue, groups, has_promises=has_promises), [], _HIGHEST_KEY)
+        heads: list[_LineHead] = []
+        for line in lines:
+            self._push_next(heads, line, _HIGHEST_KEY)
         while heads:
-            key, _, queue, line, entry, own_waiting = heapq.heappop(heads)
-            yield key, queue, entry
-            push(queue, line, own_waiting, key)
+            head = heapq.heappop(heads)
+            yield head.key, head.line.queue, head.entry, self._evaluate(head.line.queue, head.entry)
+            self._push_next(heads, head.line, head.key)
+
+    def _push_next(self, heads: list["_LineHead"], line: "_QueueLine", before: SchedulingKey) -> None:
+        """Push the next request of ``line`` without a verdict; requests that a verdict already covers are passed."""
+        while line.groups:
+            group = line.groups[0]
+            entry = group.entries[group.first]
+            longer_than, verdict = self._known_verdicts.get(entry.pool_options, _NO_VERDICT)
+            if verdict is None or entry.max_seconds <= longer_than:
+                line.advance()
+                # Within a queue a later request never goes first, even if it would borrow nothing.
+                key = max(before, self._key_in_line(line, entry, group.order))
+                heapq.heappush(heads, _LineHead(key, line.queue.name, line, entry))
+                return
+            line.pass_group(longer_than, verdict, self._order_of)
+
+    def _build_lines(self, pending_queues: PendingQueues) -> list["_QueueLine"]:
+        has_promises = self._derived.has_promises or pending_queues.has_promises
+        return [self._build_line(queue, groups, has_promises=has_promises) for queue, groups in pending_queues]
 
     def _build_line(
         self, queue: Queue, groups: Mapping[GroupKey, Sequence[PendingEntry]], *, has_promises: bool
-    ) -> "_Line":
+    ) -> "_QueueLine":
         """The groups of a queue by their first requests. Promised requests stand first, each in a group of its own."""
         first: set[int] = set()
         if has_promises:
             first = self._find_promised_arrivals(queue, list(heapq.merge(*groups.values(), key=attrgetter("position"))))
             self._promised_arrivals |= first
-        line: _Line = []
+        line = _QueueLine(queue)
         for entries in groups.values():
-            rest = [one for one in entries if one.pending.arrival not in first] if first else entries
+            rest = [entry for entry in entries if entry.pending.arrival not in first] if first else entries
             if rest:
-                line.append((self._order_of(rest[0]), rest, 0))
+                line.add_group(self._order_of(rest[0]), rest)
             if len(rest) < len(entries):
-                promised = (one for one in entries if one.pending.arrival in first)
-                line += [(self._order_of(one), [one], 0) for one in promised]
-        heapq.heapify(line)
+                for promised in (entry for entry in entries if entry.pending.arrival in first):
+                    line.add_group(self._order_of(promised), [promised])
         return line
 
     def _order_of(self, entry: PendingEntry) -> LineOrder:
@@ -222,16 +172,17 @@ class _SchedulingCycle:
 
         Victims of a request before a preemptor may have ended a moment ago; its GPUs must not go to the preemptor.
         """
-        promised = [one for one in entries if self._is_promised(one.pending)]
+        promised = [entry for entry in entries if self._is_promised(entry.pending)]
         preemptors = promised if queue.preempts else []
         earlier = [
-            one
-            for one in entries
+            entry
+            for entry in entries
             if any(
-                one.position < other.position and one.pending.arrival < other.pending.arrival for other in preemptors
+                entry.position < preemptor.position and entry.pending.arrival < preemptor.pending.arrival
+                for preemptor in preemptors
             )
         ]
-        return {one.pending.arrival for one in (*promised, *earlier)}
+        return {entry.pending.arrival for entry in (*promised, *earlier)}
 
     def _is_promised(self, pending: PendingRequest) -> bool:
         """Whether the request has victims that have not ended yet, or ended within `PROMISE_DURATION`."""
@@ -239,19 +190,17 @@ class _SchedulingCycle:
             return True
         return pending.promised_at is not None and abs(self._now - pending.promised_at) <= PROMISE_DURATION
 
-    def _key_in_line(
-        self, queue: Queue, one: PendingEntry, order: LineOrder, own_waiting: Sequence[WaitingGroup]
-    ) -> SchedulingKey:
+    def _key_in_line(self, line: "_QueueLine", entry: PendingEntry, order: LineOrder) -> SchedulingKey:
         """The scheduling key of a request, which never goes before one with a better position in its own queue."""
-        key = self._scheduling_key(queue, one)
+        key = self._scheduling_key(line.queue, entry)
         _, borrows, *_ = key
-        if borrows and not has_seniority(queue):
+        if borrows and not has_seniority(line.queue):
             return key  # those before it have a higher priority, or the same and an earlier arrival
-        passed = [group.entries[end - 1] for group in own_waiting if (end := group.index_of(order))]
-        return max([key, *(self._scheduling_key(queue, entry) for entry in passed)])
+        passed = [group.entries[end - 1] for group in line.waiting if (end := group.index_of(order))]
+        return max([key, *(self._scheduling_key(line.queue, last) for last in passed)])
 
-    def _scheduling_key(self, queue: Queue, one: PendingEntry) -> SchedulingKey:
-        request, options, borrows_by_options = one.pending.request, one.pool_options, self._must_borrow[queue.name]
+    def _scheduling_key(self, queue: Queue, entry: PendingEntry) -> SchedulingKey:
+        request, options, borrows_by_options = entry.pending.request, entry.pool_options, self._must_borrow[queue.name]
         if (borrows := borrows_by_options.get(options)) is None:
             exceeds_quota = all(
                 self._capacity.remaining_quota(queue, option.pool) < request.gpus for option in options.options
@@ -260,21 +209,21 @@ class _SchedulingCycle:
         if (share := self._share_by_queue.get(queue.name)) is None:
             share = self._share_by_queue[queue.name] = self._shares.share_of(queue, self._capacity)
         return (
-            one.pending.arrival not in self._promised_arrivals,
+            entry.pending.arrival not in self._promised_arrivals,
             borrows,
             -request.priority,
             share,
-            one.pending.arrival,
+            entry.pending.arrival,
         )
 
-    def _evaluate(self, queue: Queue, one: PendingEntry) -> SchedulingVerdict:
-        request = one.pending.request
+    def _evaluate(self, queue: Queue, entry: PendingEntry) -> SchedulingVerdict:
+        request = entry.pending.request
         missing_limits = self._capacity.find_missing_limits(queue, request)
         fitting = [] if missing_limits else self._capacity.find_fitting_pools(queue, request)
         if not fitting:
-            return self._record_shortage(queue, one, missing_limits)
+            return self._record_shortage(queue, entry, missing_limits)
         delayed_reservations: list[Reservation] = []
-        is_promised = one.pending.arrival in self._promised_arrivals
+        is_promised = entry.pending.arrival in self._promised_arrivals
         end = declared_end(request, self._now)
         for pool in fitting:
             held_gpus = self._capacity.held_gpus_if_placed(request, pool)
@@ -285,8 +234,8 @@ class _SchedulingCycle:
                 nodes = held_gpus.placement.nodes if held_gpus.placement is not None else ()
                 return SchedulingVerdict(limits, pool, nodes)
             delayed_reservations.append(delayed)
-        verdict = SchedulingVerdict(one.pool_options.limits, reservation=delayed_reservations[0])
-        self._known_verdicts[one.pool_options] = max(map(self._seconds_until_start, delayed_reservations)), verdict
+        verdict = SchedulingVerdict(entry.pool_options.limits, reservation=delayed_reservations[0])
+        self._known_verdicts[entry.pool_options] = max(map(self._seconds_until_start, delayed_reservations)), verdict
         return verdict
 
     def _find_delayed(
@@ -299,22 +248,24 @@ class _SchedulingCycle:
         is_promised: bool,
     ) -> Reservation | None:
         """The first reservation that a lease until ``end`` would delay, by expected start; see `is_delayed_by`."""
-        relevant = [one for one in self._reservations if one.may_be_delayed_by(held_gpus, limits)]
+        relevant = [
+            reservation for reservation in self._reservations if reservation.may_be_delayed_by(held_gpus, limits)
+        ]
         return next(
             (
-                one
-                for one in sorted(relevant, key=self._seconds_until_start)
-                if one.is_delayed_by(request, held_gpus, limits, end, is_promised=is_promised)
+                reservation
+                for reservation in sorted(relevant, key=self._seconds_until_start)
+                if reservation.is_delayed_by(request, held_gpus, limits, end, is_promised=is_promised)
             ),
             None,
         )
 
     def _record_shortage(
-        self, queue: Queue, one: PendingEntry, missing_limits: frozenset[ResourceLimit]
+        self, queue: Queue, entry: PendingEntry, missing_limits: frozenset[ResourceLimit]
     ) -> SchedulingVerdict:
-        verdict = SchedulingVerdict(missing_limits or one.pool_options.limits)
-        self._known_verdicts[one.pool_options] = -inf, verdict
-        own = self._reserve(queue, one.pending, missing_limits) if missing_limits else None
+        verdict = SchedulingVerdict(missing_limits or entry.pool_options.limits)
+        self._known_verdicts[entry.pool_options] = -inf, verdict
+        own = self._reserve(queue, entry.pending, missing_limits) if missing_limits else None
         return verdict if own is None else replace(verdict, own_reservation=own)
 
     def _seconds_until_start(self, reservation: Reservation) -> float:
@@ -330,7 +281,7 @@ class _SchedulingCycle:
         self._share_by_queue.pop(request.queue, None)
 
     def _reserve(
-        self, queue: Queue, one: PendingRequest, missing_limits: frozenset[ResourceLimit]
+        self, queue: Queue, pending: PendingRequest, missing_limits: frozenset[ResourceLimit]
     ) -> Reservation | None:
         """Reserve the missing limits, unless its queue has a reservation of them already."""
         if not self._reserved_limits[queue.name].isdisjoint(missing_limits):
@@ -339,19 +290,19 @@ class _SchedulingCycle:
         if self._snapshot is None:
             self._snapshot = self._capacity.copy()
         reservation = Reservation(
-            one,
+            pending,
             queue,
             missing_limits,
-            self._scope(queue, one.request),
+            self._scope(queue, pending.request),
             self._starts,
             partial(
                 _find_start,
                 self._derived,
                 self._now,
                 self._snapshot,
-                may_be_overtaken=not self._is_promised(one),
+                may_be_overtaken=not self._is_promised(pending),
             ),
-            is_promised=one.arrival in self._promised_arrivals,
+            is_promised=pending.arrival in self._promised_arrivals,
         )
         self._reservations.append(reservation)
         return reservation
@@ -382,17 +333,17 @@ def _find_start(
 
     ``capacity`` has the held GPUs after the ``starts``.
     """
-    queue, one, capacity_at_start = reservation.queue, reservation.pending, capacity.copy()
+    queue, pending, capacity_at_start = reservation.queue, reservation.pending, capacity.copy()
     ends = _relevant_ends(derived, reservation.scope, starts, now)
-    if (expected_start := find_first_fit(capacity_at_start, ends, queue, one.request)) is not None:
+    if (expected_start := find_first_fit(capacity_at_start, ends, queue, pending.request)) is not None:
         return ReservedStart(expected_start, capacity_at_start)
     leases = derived.leases_of(queue.name)
     if may_be_overtaken and queue.is_backfill_preemptible:
-        has_turn = could_start_without_those_behind(queue, one, leases, capacity, now)
+        has_turn = could_start_without_those_behind(queue, pending, leases, capacity, now)
         return ReservedStart(is_open=not has_turn)
     if may_be_overtaken and queue.is_backfill_bounded:
         has_started = any(started.held_gpus.queue == queue.name for started in starts)
-        first_since = now if has_started else find_first_since(queue, one, leases)
+        first_since = now if has_started else find_first_since(queue, pending, leases)
         closes_at = first_since + timedelta(hours=queue.backfill_hours)
         return ReservedStart(is_open=now < closes_at, closes_at=closes_at)
     return ReservedStart()
@@ -407,14 +358,60 @@ def _relevant_ends(
     return (end for end in heapq.merge(*lease_ends, started_ends, key=end_time) if scope.includes(end[1]))
 
 
-_Line = list[tuple[LineOrder, Sequence[PendingEntry], int]]
-"""Heap of the groups of a queue: order of the next request, the group, and the index of the request in it."""
+class _LineGroup(NamedTuple):
+    """Requests of one queue with the same `PoolOptions`, from ``first`` on; ``order`` is that of the next one."""
+
+    order: LineOrder
+    entries: Sequence[PendingEntry]
+    first: int
 
 
-def _advance(line: _Line) -> None:
-    """Go on to the next request of the first group."""
-    _, entries, index = line[0]
-    if index + 1 == len(entries):
-        heapq.heappop(line)
-        return
-    heapq.heapreplace(line, ((True, entries[index + 1].position), entries, index + 1))
+class _LineHead(NamedTuple):
+    """The next request of a queue. ``queue_name`` decides between equal keys, so that lines are never compared."""
+
+    key: SchedulingKey
+    queue_name: str
+    line: "_QueueLine"
+    entry: PendingEntry
+
+
+class _QueueLine:
+    """The requests of one queue in their order, as a heap of groups.
+
+    Attributes:
+        queue: The queue.
+        groups: Heap of the groups that have requests without a verdict.
+        waiting: The groups that got the verdict on a request before them.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.groups: list[_LineGroup] = []
+        self.waiting: list[WaitingGroup] = []
+
+    def add_group(self, order: LineOrder, entries: Sequence[PendingEntry]) -> None:
+        """Add requests that are sorted by position; ``order`` is that of the first."""
+        heapq.heappush(self.groups, _LineGroup(order, entries, 0))
+
+    def advance(self) -> None:
+        """Go on to the next request of the first group."""
+        _, entries, index = self.groups[0]
+        if index + 1 == len(entries):
+            heapq.heappop(self.groups)
+        else:
+            # Promised requests are groups of one, so those that follow in a group are not promised.
+            heapq.heapreplace(self.groups, _LineGroup((True, entries[index + 1].position), entries, index + 1))
+
+    def pass_group(
+        self, longer_than: float, verdict: SchedulingVerdict, order_of: Callable[[PendingEntry], LineOrder]
+    ) -> None:
+        """Let the rest of the first group wait by ``verdict``, except for requests of at most ``longer_than`` seconds.
+
+        These may still start, because they end before the reserved GPUs are needed.
+        """
+        order, entries, index = heapq.heappop(self.groups)
+        rest = entries[index:] if longer_than > -inf else []
+        if shorter := [entry for entry in rest if entry.max_seconds <= longer_than]:
+            self.add_group(order_of(shorter[0]), shorter)
+            entries, index = [entry for entry in rest if entry.max_seconds > longer_than], 0
+        self.waiting.append(WaitingGroup(self.queue, entries, index, verdict, is_promised=not order[0]))

@@ -17,9 +17,9 @@ from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit
+from tiphys_plugin.quota.scheduler.pending_queues import PendingEntry, PendingQueues
+from tiphys_plugin.quota.scheduler.pool_options import PoolOptions, ResourceLimit
 from tiphys_plugin.quota.scheduler.queue_order import QueuePosition
-from tiphys_plugin.quota.scheduler.snapshot import PendingEntry, PendingQueues
 
 SchedulingKey = tuple[bool, bool, int, float, int]
 """Not promised, borrows, negated priority, fair share of the queue, arrival; the smallest key is served first.

@@ -1,7 +1,7 @@
 """Admits, defers or rejects one request, and explains the decision.
 
-The decision is a pure function of a `SchedulingState`, so property tests can
-search for counterexamples to its laws. A request that the queues can never serve
+The decision is a pure function of a `LedgerState`, whatever the cache has seen before,
+so property tests can search for counterexamples to its laws. A request that the queues can never serve
 is rejected at once. For other requests the scheduling cycle decides
 (`tiphys_plugin.quota.scheduler.cycle`), and this module explains its outcome.
 
@@ -12,10 +12,8 @@ A request without a GPU type may use any pool. Existing GPUs are a second limit,
 across queues, where an inventory is declared.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import (
     Admission,
@@ -23,25 +21,26 @@ from tiphys_plugin.quota.lease import (
     Admitted,
     DeferralReason,
     Deferred,
-    EndedUsage,
     Lease,
     LeaseRequest,
+    LedgerState,
     PendingRequest,
     Rejected,
 )
-from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement
+from tiphys_plugin.quota.placement.place import PlacementFailure
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
-from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
+from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, format_gpus
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import Reservation
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.changes import find_changes
-from tiphys_plugin.quota.scheduler.cycle import evaluate_request
-from tiphys_plugin.quota.scheduler.cycle_result import RankedRequest, RequestOutcome
+from tiphys_plugin.quota.scheduler.cycle import run_cycle
+from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment, RankedRequest, RequestOutcome
 from tiphys_plugin.quota.scheduler.fair_share import attained_level
-from tiphys_plugin.quota.scheduler.pools import RequestShape, build_gang_request, request_shape
+from tiphys_plugin.quota.scheduler.pending_queues import PendingQueues
+from tiphys_plugin.quota.scheduler.pool_options import is_feasible
 from tiphys_plugin.quota.scheduler.queue_order import queue_position
-from tiphys_plugin.quota.scheduler.snapshot import RecentResults
+from tiphys_plugin.quota.scheduler.rejection import find_rejection, format_requested_gpus
 
 
 def explain_pending_preemptions(preempted: Sequence[Lease]) -> DeferralReason:
@@ -72,37 +71,36 @@ def format_clock_time(moment: datetime) -> str:
     return f"{moment:%H:%M:%S}"
 
 
-@dataclass(frozen=True)
-class SchedulingState:
-    """Input of a decision.
-
-    ``leases`` do not contain the request itself. ``pending``, in order of arrival, may have an earlier version of it.
-    """
-
-    queues: QueueRules
-    leases: tuple[Lease, ...] = ()
-    pending: tuple[PendingRequest, ...] = ()
-    history: tuple[EndedUsage, ...] = ()
+def select_admissible(state: LedgerState, now: datetime, cache: SchedulerCache) -> list[PoolAssignment]:
+    """The requests that may start now, in scheduling order."""
+    assert isinstance(state.queues, Queues)
+    pending_queues = PendingQueues(state.queues, state.pending)
+    return list(run_cycle(cache.derive(state.queues, state), pending_queues, now).assignments)
 
 
-def decide_admission(state: SchedulingState, request: LeaseRequest, arrival: int, now: datetime) -> Admission:
+def decide_admission(
+    state: LedgerState, request: LeaseRequest, arrival: int, now: datetime, cache: SchedulerCache | None = None
+) -> Admission:
     """Admit, defer or reject a new request with this arrival number; see `decide_pending`."""
-    return decide_pending(state, PendingRequest(request, arrival, since=now, seen_at=now), now)
+    return decide_pending(state, PendingRequest(request, arrival, since=now, seen_at=now), now, cache)
 
 
-def decide_pending(state: SchedulingState, own: PendingRequest, now: datetime) -> Admission:
+def decide_pending(
+    state: LedgerState, own: PendingRequest, now: datetime, cache: SchedulerCache | None = None
+) -> Admission:
     """Admit, defer or reject a pending request. `Admitted.lease` is left empty.
 
     Args:
-        state: State without the request, or with an earlier version of it.
+        state: State without the request, or with an earlier version of it among its pending requests.
         own: The request.
         now: Time of the decision.
+        cache: What earlier decisions on states of this ledger have left; None for a single decision.
     """
     request = own.request
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
     if isinstance(state.queues, MisconfiguredQueues):
-        return _defer(state.pending, own, AdmissionReason.MISCONFIGURED, state.queues.message)
+        return _defer(state, own, AdmissionReason.MISCONFIGURED, state.queues.message)
     queue = state.queues.find(request.queue)
     if queue is None:
         usable = state.queues.list_usable_by(request.namespace)
@@ -110,87 +108,42 @@ def decide_pending(state: SchedulingState, own: PendingRequest, now: datetime) -
         return Rejected(AdmissionReason.QUEUE_UNKNOWN, message)
     if not queue.accepts(request.namespace, request.priority):
         return _reject_by_owner(state.queues, queue, request)
-    if (rejection := _find_rejection(state.queues, queue, request)) is not None:
-        permanent: Rejected | None = rejection
-        if state.queues.has_current_nodes:
-            permanent = _find_rejection(state.queues.without_nodes, queue, request)
-        # Nodes may be added to a cluster, so a rejection that depends on its present nodes is only a deferral.
-        return permanent or _defer(state.pending, own, rejection.reason, f"for now, {rejection.message}", queue)
+    if not is_feasible(state.queues, queue, request):
+        return _reject_or_defer(state, state.queues, queue, own)
     if queue.stopped:
         explanation = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
-        return _defer(state.pending, own, AdmissionReason.QUEUE_STOPPED, explanation, queue)
-    feasible = _find_feasible(state.queues, state.pending)
-    outcome = evaluate_request(state.queues, state.leases, state.history, feasible, own, now)
+        return _defer(state, own, AdmissionReason.QUEUE_STOPPED, explanation, queue)
+    outcome = (cache or SchedulerCache()).evaluate(state.queues, state, own, now)
     if outcome.pool is not None:
         return Admitted(lease="", pool=outcome.pool, nodes=outcome.nodes)
     reasons = tuple(_explain_deferral(queue, own, outcome))
     if outcome.is_promised:
-        victims = [one for one in state.leases if one.preemption is not None and one.preemption.is_for(request)]
+        victims = [lease for lease in state.leases if lease.preemption is not None and lease.preemption.is_for(request)]
         reasons = (*([explain_pending_preemptions(victims)] if victims else []), *reasons)
     message = f"{reasons[0].message}; position {outcome.position}{_expected_start_text(outcome.expected_start)}"
     return Deferred(reasons[0].reason, message, outcome.position, reasons, outcome.expected_start)
 
 
+def _reject_or_defer(state: LedgerState, queues: Queues, queue: Queue, own: PendingRequest) -> Admission:
+    """Reject a request that the queues cannot serve; defer it if only the present nodes of a cluster cannot."""
+    rejection = find_rejection(queues, queue, own.request)
+    assert rejection is not None
+    # Nodes may be added to a cluster, so a rejection that depends on its present nodes is only a deferral.
+    permanent = find_rejection(queues.without_nodes, queue, own.request) if queues.has_current_nodes else rejection
+    return permanent or _defer(state, own, rejection.reason, f"for now, {rejection.message}", queue)
+
+
 def _defer(
-    pending: tuple[PendingRequest, ...],
-    own: PendingRequest,
-    reason: AdmissionReason,
-    message: str,
-    queue: Queue | None = None,
+    state: LedgerState, own: PendingRequest, reason: AdmissionReason, message: str, queue: Queue | None = None
 ) -> Deferred:
     """A deferral without a scheduling cycle; the position counts the requests of the same queue."""
     position = queue_position(queue, own)
-    same_queue = [one for one in pending if one.request.queue == own.request.queue and one.arrival != own.arrival]
-    ahead = [one for one in same_queue if queue_position(queue, one) < position]
-    return Deferred(reason, message, len(ahead) + 1, (DeferralReason(reason, message),))
-
-
-def _find_feasible(queues: Queues, pending: tuple[PendingRequest, ...]) -> tuple[PendingRequest, ...]:
-    """The requests that the present nodes could serve; a request that waits for new nodes must not delay others."""
-    if not queues.has_current_nodes:
-        return pending
-    cached = _recent_feasible.find(lambda one: one.queues is queues and one.pending is pending)
-    if cached is None:
-        cached = _recent_feasible.remember(_drop_infeasible(queues, pending, _recent_feasible.newest))
-    return cached.feasible
-
-
-class _FeasibleRequests(NamedTuple):
-    """The requests of ``pending`` that fit at least on all present nodes without any leases."""
-
-    queues: Queues
-    pending: tuple[PendingRequest, ...]
-    infeasible: frozenset[int]
-    """Arrival numbers of the others."""
-    feasible: tuple[PendingRequest, ...]
-
-
-_recent_feasible: RecentResults[_FeasibleRequests] = RecentResults(2)
-
-
-def _drop_infeasible(
-    queues: Queues, pending: tuple[PendingRequest, ...], before: _FeasibleRequests | None
-) -> _FeasibleRequests:
-    """Look only at what is new since ``before``, if that was under the same queues."""
-    if before is None or before.queues is not queues:
-        before = _FeasibleRequests(queues, (), frozenset(), ())
-    removed, added = find_changes(before.pending, pending)
-    infeasible = before.infeasible - {one.arrival for one in removed} | _find_infeasible(queues, added)
-    feasible = tuple(one for one in pending if one.arrival not in infeasible) if infeasible else pending
-    return _FeasibleRequests(queues, pending, infeasible, feasible)
-
-
-def _find_infeasible(queues: Queues, pending: Iterable[PendingRequest]) -> frozenset[int]:
-    infeasible_shapes: dict[RequestShape, bool] = {}
-
-    def is_infeasible(request: LeaseRequest) -> bool:
-        shape = request_shape(request)
-        if shape not in infeasible_shapes:
-            queue = queues.find(request.queue)
-            infeasible_shapes[shape] = queue is not None and _find_rejection(queues, queue, request) is not None
-        return infeasible_shapes[shape]
-
-    return frozenset(one.arrival for one in pending if is_infeasible(one.request))
+    ahead = sum(
+        queue_position(queue, pending) < position
+        for pending in state.pending
+        if pending.request.queue == own.request.queue and pending.arrival != own.arrival
+    )
+    return Deferred(reason, message, ahead + 1, (DeferralReason(reason, message),))
 
 
 def _reject_by_owner(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected:
@@ -204,139 +157,6 @@ def _reject_by_owner(queues: Queues, queue: Queue, request: LeaseRequest) -> Rej
         f"queue {queue.name} takes priorities up to {queue.max_priority}, and the step has {request.priority}; "
         "lower the priority of the step",
     )
-
-
-def _find_rejection(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
-    """Why the request can never be served under these queues; None if it can."""
-    inventory = queues.gpu_inventory
-    wanted = {request.gpu_type} if request.gpu_type else set(request.gpu_types)
-    if inventory is not None and wanted and not wanted & queues.gpu_types:
-        gpu_types = ", ".join(sorted(queues.gpu_types)) or "none"
-        return Rejected(
-            AdmissionReason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.type_text}; it has: {gpu_types}"
-        )
-    if inventory is not None and not pools.find_suitable_kinds(queues, request):
-        return _reject_by_kind(queues, inventory, request)
-    eligible_pools = pools.find_eligible_pools(queues, queue, request)
-    if not eligible_pools:
-        declared = ", ".join(sorted(queue.gpus)) or "none"
-        missing = request.type_text or "GPU that fits"
-        message = f"queue {queue.name} has no {missing}; it has: {declared}"
-        return Rejected(
-            AdmissionReason.NO_MATCHING_GPU_TYPE, f"{message}{_untyped_request_hint(queues, queue, request)}"
-        )
-    return _reject_by_size(queues, queue, request, eligible_pools)
-
-
-def _reject_by_kind(queues: Queues, gpu_kinds: Iterable[str], request: LeaseRequest) -> Rejected:
-    """Rejects a request whose GPU type exists, but of which no GPU kind is suitable."""
-    any_memory = replace(request, min_gpu_memory_mb=None)
-    if not queues.flavors or any(pools.is_kind_suitable(queues, kind, any_memory) for kind in gpu_kinds):
-        return Rejected(
-            AdmissionReason.GPU_MEMORY_TOO_SMALL,
-            f"no GPU of the wanted type has {request.min_gpu_memory_mb} MB; ask for less memory or another type",
-        )
-    message = f"no flavor of {request.type_text or 'any type'} is for this step{_spot_hint(queues, request)}"
-    return Rejected(AdmissionReason.NO_MATCHING_GPU_TYPE, message)
-
-
-def _untyped_request_hint(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
-    """Hint for a step without a GPU type in a queue whose only quota is ``*``; else the `_spot_hint`."""
-    if queues.flavors and request.gpu_type is None and ANY_TYPE in queue.gpus:
-        return (
-            f"; beside flavors, {ANY_TYPE} is only for steps that name a type which has none: name one (gpu_type), or "
-            "give the queue a quota of a flavor"
-        )
-    return _spot_hint(queues, request)
-
-
-def _spot_hint(queues: Queues, request: LeaseRequest) -> str:
-    """Hint that ``spot`` of the request may exclude flavors."""
-    if not any(one.spot for one in queues.flavors) or request.spot == "allowed":
-        return ""
-    if request.spot == "only":
-        return "; the step requests spot nodes only"
-    return "; flavors of spot nodes are for steps with spot=True"
-
-
-def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, eligible_pools: list[str]) -> Rejected | None:
-    largest = max(queues.max_gpus(queue, pool) for pool in eligible_pools)
-    if request.gpus > largest:
-        borrowed = ", borrowed ones included" if largest > max(queue.gpus[pool] for pool in eligible_pools) else ""
-        return Rejected(
-            AdmissionReason.EXCEEDS_MAX_QUOTA,
-            f"{_format_requested_gpus(request)} can never be had: queue {queue.name} may hold at most "
-            f"{largest}{borrowed}; "
-            f"{_too_large_hint(queues, queue, request)}",
-        )
-    existing = {pool: pools.count_existing_gpus(queues, request, pool) for pool in eligible_pools}
-    if request.gpus > max(existing.values()):
-        return Rejected(
-            _inventory_reason(queues),
-            f"{_format_refused_gpus(queues, request)}: the cluster has {max(existing.values()):g}; ask for fewer",
-        )
-    largest_in_one_pool = max(min(queues.max_gpus(queue, pool), existing[pool]) for pool in eligible_pools)
-    if request.gpus > largest_in_one_pool:
-        return Rejected(
-            _inventory_reason(queues),
-            f"{_format_refused_gpus(queues, request)}: no single GPU type is in both the cluster and the "
-            f"quota of queue {queue.name} in this number; ask for at most {largest_in_one_pool:g}",
-        )
-    return _reject_by_placement(queues, request, eligible_pools)
-
-
-def _reject_by_placement(queues: Queues, request: LeaseRequest, eligible_pools: list[str]) -> Rejected | None:
-    """Rejects a request that not even an empty cluster could place; None if it could."""
-    if queues.empty_cluster_capacity is None:
-        return _reject_without_nodes(request)
-    placements = [
-        find_placement(queues.empty_cluster_capacity, build_gang_request(request, pool), queues.placement_policy)
-        for pool in eligible_pools
-    ]
-    failures = [one for one in placements if isinstance(one, PlacementFailure)]
-    if len(failures) < len(placements):
-        return None
-    nearest = max(failures, key=lambda one: (one.placeable_members, one.largest_node_gpus))
-    return Rejected(
-        AdmissionReason(nearest.reason.value),
-        f"{_format_refused_gpus(queues, request)}: {nearest.message} even if nothing else ran; "
-        f"ask for at most {nearest.largest_node_gpus} on one node, or for several nodes",
-    )
-
-
-def _reject_without_nodes(request: LeaseRequest) -> Rejected | None:
-    """Rejects a gang whose pods must share a domain of the topology, where the service knows no nodes."""
-    if request.members == 1 or (request.within is None and request.tensor_parallel == 1):
-        return None
-    return Rejected(
-        AdmissionReason.TOPOLOGY_PLACEMENT_FAILED,
-        "the pods of the step must be near each other (within, tensor_parallel), and the queues know no nodes; declare "
-        "nodes in the queue file, or read those of the cluster (cluster_nodes), or drop the condition",
-    )
-
-
-def _inventory_reason(queues: Queues) -> AdmissionReason:
-    """Reason of a request for more GPUs than exist. Nodes of a cluster may be added, a declared inventory is final."""
-    return AdmissionReason.WAITING_FOR_INVENTORY if queues.has_current_nodes else AdmissionReason.EXCEEDS_MAX_QUOTA
-
-
-def _format_refused_gpus(queues: Queues, request: LeaseRequest) -> str:
-    return f"{_format_requested_gpus(request)} {'cannot' if queues.has_current_nodes else 'can never'} be had"
-
-
-def _too_large_hint(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
-    """Hint for a request that is too large for its queue."""
-    ceilings = {
-        q.name: max((queues.max_gpus(q, p) for p in pools.find_eligible_pools(queues, q, request)), default=0)
-        for q in queues.queues
-        if q.accepts(request.namespace, request.priority)
-    }
-    name = max(sorted(ceilings), key=lambda n: ceilings[n])
-    if ceilings[name] >= request.gpus:
-        return f"queue {name} may hold {ceilings[name]}"
-    if ceilings[name] > ceilings[queue.name]:
-        return f"ask for fewer; the largest quota is {ceilings[name]}, of queue {name}"
-    return "ask for fewer"
 
 
 def _explain_deferral(queue: Queue, pending: PendingRequest, outcome: RequestOutcome) -> Iterator[DeferralReason]:
@@ -378,14 +198,14 @@ def _explain_quota(
     if queue.cohort is not None:
         available = max(max(0, capacity.available_gpus(queue, pool)) for pool in eligible_pools)
         message += f" and may take {available} more now, what cohort {queue.cohort} lends included"
-    return DeferralReason(reason, f"{message}; {_format_requested_gpus(request)} asked")
+    return DeferralReason(reason, f"{message}; {format_requested_gpus(request)} asked")
 
 
 def _inventory_message(capacity: Capacity, request: LeaseRequest, pool: str) -> str:
     existing = pools.count_existing_gpus(capacity.queues, request, pool)
     in_use = existing - capacity.free_inventory(request, pool)
     total = format_gpus(int(existing), pools.gpu_kind_in_pool(request, pool))
-    return f"{in_use:g} of {total} of the cluster are in use; {_format_requested_gpus(request)} asked"
+    return f"{in_use:g} of {total} of the cluster are in use; {format_requested_gpus(request)} asked"
 
 
 def _explain_placement(capacity: Capacity, request: LeaseRequest, eligible_pools: list[str]) -> DeferralReason | None:
@@ -396,7 +216,7 @@ def _explain_placement(capacity: Capacity, request: LeaseRequest, eligible_pools
         return None
     nearest = max(failures, key=lambda one: (one.placeable_members, one.free_gpus))
     return DeferralReason(
-        AdmissionReason(nearest.reason.value), f"{nearest.message}; {_format_requested_gpus(request)} asked"
+        AdmissionReason(nearest.reason.value), f"{nearest.message}; {format_requested_gpus(request)} asked"
     )
 
 
@@ -404,9 +224,9 @@ def _explain_reservation(pending: PendingRequest, reservation: Reservation) -> D
     first = reservation.pending.request
     return DeferralReason(
         AdmissionReason.RESERVED,
-        f"{_format_requested_gpus(pending.request)} would be free, and "
+        f"{format_requested_gpus(pending.request)} would be free, and "
         f"{'are' if pending.request.gpus > 1 else 'is'} kept for {format_step_name(first)} "
-        f"({_format_requested_gpus(first)}){_expected_start_text(reservation.start.expected_start)}",
+        f"({format_requested_gpus(first)}){_expected_start_text(reservation.start.expected_start)}",
     )
 
 
@@ -421,8 +241,8 @@ def _explain_closed_line(pending: PendingRequest, reservation: Reservation) -> D
     first = reservation.pending.request
     return DeferralReason(
         AdmissionReason.LINE_CLOSED,
-        f"{_format_requested_gpus(pending.request)} asked; nothing starts before {format_step_name(first)} "
-        f"({_format_requested_gpus(first)}), which has been the first of the queue for "
+        f"{format_requested_gpus(pending.request)} asked; nothing starts before {format_step_name(first)} "
+        f"({format_requested_gpus(first)}), which has been the first of the queue for "
         f"{reservation.queue.backfill_hours:g} hours",
     )
 
@@ -448,8 +268,8 @@ def _explain_backfill(own: Reservation) -> Iterator[DeferralReason]:
 def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) -> DeferralReason:
     first = ahead.pending
     behind = (
-        f"{_format_requested_gpus(pending.request)} asked; behind {format_step_name(first.request)} "
-        f"({_format_requested_gpus(first.request)}"
+        f"{format_requested_gpus(pending.request)} asked; behind {format_step_name(first.request)} "
+        f"({format_requested_gpus(first.request)}"
     )
     if ahead.is_promised:
         return DeferralReason(AdmissionReason.RESERVED, f"{behind}, for which GPUs are kept)")
@@ -471,10 +291,6 @@ def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) 
         AdmissionReason.BEHIND_SMALLER_SHARE,
         f"{behind}, of queue {first.request.queue}, which uses a smaller share of its quota)",
     )
-
-
-def _format_requested_gpus(request: LeaseRequest) -> str:
-    return format_gpus(request.gpus, request.type_text)
 
 
 def _expected_start_text(start: datetime | None) -> str:

@@ -21,9 +21,9 @@ from copy import copy
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from tiphys_plugin.quota.lease import EndedUsage, Lease
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState
 from tiphys_plugin.quota.queue import Queue
-from tiphys_plugin.quota.queues import QueueRules, Queues
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 
@@ -31,13 +31,11 @@ _NEGLIGIBLE_GPUS = 0.01
 """Mean GPUs below which the usage of a queue is dropped from the history."""
 
 
-def add_ended_usage(
-    history: Sequence[EndedUsage], leases: Sequence[Lease], rules: QueueRules, now: datetime
-) -> tuple[EndedUsage, ...]:
-    """The usage history after the end of ``leases``."""
-    if not isinstance(rules, Queues):
-        return tuple(history)
-    means = DecayedUsage(rules, leases, history).usage_at(now)
+def add_ended_usage(state: LedgerState, leases: Sequence[Lease], now: datetime) -> tuple[EndedUsage, ...]:
+    """The usage history of ``state`` after the end of ``leases``."""
+    if not isinstance(state.queues, Queues):
+        return state.history
+    means = DecayedUsage(state.queues, leases, state.history).usage_at(now)
     return tuple(
         EndedUsage(queue, pool, round(gpus, 4), now)
         for (queue, pool), gpus in sorted(means.items())

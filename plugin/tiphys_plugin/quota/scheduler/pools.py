@@ -3,26 +3,18 @@
 A queue has its quotas by pool: a flavor, a GPU type without flavors, or ``*`` for
 all such types that the queue does not name. The GPU kind of a lease is the flavor
 or the type of its GPUs, as far as it is known.
-
-A scheduling cycle needs the pool options of thousands of requests, of which few
-differ in the fields that decide whether they fit (`RequestShape`). So the options
-are computed once for each shape under the same queues, and requests of one shape
-share one `PoolOptions` object.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import replace
 
-from tiphys.protocol.step_spec import Proximity
 from tiphys_plugin.quota.lease import LeaseRequest
 from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
 from tiphys_plugin.quota.queues import QueueRules, Queues
 
-_ELIGIBLE_POOLS_CACHE_SIZE = 4096
+MAX_CACHED_SHAPES = 4096
 """Most request shapes in a cache of the same queues; a bound, because shapes come from user input."""
 
 
@@ -32,7 +24,7 @@ def find_eligible_pools(queues: Queues, queue: Queue, request: LeaseRequest) -> 
         size = request.gpus if request.spot == "avoided" else 0
         key = (queue.name, request.gpu_type, request.gpu_types, request.min_gpu_memory_mb, request.spot, size)
         if (cached := queues.eligible_pools_cache.get(key)) is None:
-            if len(queues.eligible_pools_cache) >= _ELIGIBLE_POOLS_CACHE_SIZE:
+            if len(queues.eligible_pools_cache) >= MAX_CACHED_SHAPES:
                 queues.eligible_pools_cache.clear()
             cached = queues.eligible_pools_cache[key] = _find_eligible_flavors(queues, queue, request)
         return cached
@@ -163,110 +155,16 @@ def count_existing_gpus(queues: Queues, request: LeaseRequest, pool: str) -> flo
     return sum(queues.gpu_inventory[kind].count for kind in kinds if kind in queues.gpu_inventory)
 
 
-RequestShape = tuple[str, str | None, tuple[str, ...], int, int, int, int | None, str, str | None, tuple[str, ...]]
-"""All fields of a request that decide whether it fits."""
-
-
-class ResourceLimit(NamedTuple):
-    """A limited resource: the quota of a queue, the lendable GPUs of a cohort, or the existing GPUs of a kind."""
-
-    kind: str
-    name: str
-    pool: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class PoolOption:
-    """A pool that may serve requests of one shape."""
-
-    pool: str
-    gpu_kind: str | None
-    """Kind of the GPUs in the pool; None: any kind."""
-    existing_gpus: float
-    inventory_limits: frozenset[ResourceLimit]
-    """Limits of existing GPUs; empty without an inventory."""
-    own_limits: frozenset[ResourceLimit]
-    """Limits that a lease uses up if its queue does not borrow."""
-    borrowing_limits: frozenset[ResourceLimit]
-    """Limits that a lease uses up if its queue borrows; also all limits that a request can lack."""
-    gang: GangRequest
-
-
-@dataclass(frozen=True, eq=False)
-class PoolOptions:
-    """Options in the order in which the scheduler tries them, and all limits that requests of the shape could lack."""
-
-    options: tuple[PoolOption, ...]
-    limits: frozenset[ResourceLimit]
-
-
-def request_shape(request: LeaseRequest) -> RequestShape:
-    """Key of the fields that decide whether a request fits. Requests of one shape fit in the same states."""
-    size = (request.gpus, request.members, request.tensor_parallel)
-    kind, place = (request.min_gpu_memory_mb, request.spot), (request.within, request.avoided_nodes)
-    return request.queue, request.gpu_type, request.gpu_types, *size, *kind, *place
-
-
-def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
-    """The pool options of ``request`` in its queue ``queue``; the same object for all requests of one shape.
-
-    It is the same for as long as anything refers to it, because pending requests are grouped by it.
-    """
-    shape, (recent, in_use) = request_shape(request), queues.pool_options_caches
-    if (cached := recent.get(shape)) is None:
-        if len(recent) >= _ELIGIBLE_POOLS_CACHE_SIZE:
-            recent.clear()
-        cached = recent[shape] = in_use.setdefault(shape, _build_pool_options(queues, queue, request))
-    assert isinstance(cached, PoolOptions)
-    return cached
-
-
-def build_gang_request(request: LeaseRequest, pool: str) -> GangRequest:
-    """The placement request for GPUs of ``pool``."""
-    kind = gpu_kind_in_pool(request, pool)
+def build_gang_request(queues: Queues, request: LeaseRequest, pool: str) -> GangRequest:
+    """The placement request for GPUs of ``pool``; the same object for equal ones, because every lease has one."""
+    kind, members = gpu_kind_in_pool(request, pool), request.members
     types = request.gpu_types if kind is None else ()
-    pod = _cached_pod_request(request.gpus_per_member, kind, request.min_gpu_memory_mb, types)
-    return _cached_gang_request(pod, request.members, request.tensor_parallel, request.within, request.avoided_nodes)
-
-
-@lru_cache(maxsize=4096)
-def _cached_pod_request(
-    gpus: int, gpu_type: str | None, memory_mb: int | None, gpu_types: tuple[str, ...]
-) -> PodRequest:
-    return PodRequest(gpus, gpu_type, memory_mb, gpu_types=gpu_types)
-
-
-@lru_cache(maxsize=4096)
-def _cached_gang_request(
-    pod: PodRequest, members: int, tensor_parallel: int, within: Proximity | None, avoided_nodes: tuple[str, ...]
-) -> GangRequest:
-    return GangRequest(pod, members, tensor_parallel, within, avoided_nodes)
-
-
-def _build_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
-    options = tuple(
-        _build_pool_option(queues, queue, request, pool) for pool in find_eligible_pools(queues, queue, request)
-    )
-    return PoolOptions(options, frozenset(limit for option in options for limit in option.borrowing_limits))
-
-
-def _build_pool_option(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> PoolOption:
-    inventory_limits = _find_inventory_limits(queues, request, pool)
-    own_limits = {ResourceLimit("queue", queue.name, pool)} | inventory_limits
-    cohort_limits = {ResourceLimit("cohort", queue.cohort, pool)} if queue.cohort is not None else set()
-    return PoolOption(
-        pool,
-        gpu_kind_in_pool(request, pool),
-        count_existing_gpus(queues, request, pool),
-        frozenset(inventory_limits),
-        frozenset(own_limits),
-        frozenset(own_limits | cohort_limits),
-        build_gang_request(request, pool),
-    )
-
-
-def _find_inventory_limits(queues: Queues, request: LeaseRequest, pool: str) -> set[ResourceLimit]:
-    if queues.gpu_inventory is None:
-        return set()
-    kind = gpu_kind_in_pool(request, pool)
-    return {ResourceLimit("type", name) for name in ([kind] if kind else find_suitable_kinds(queues, request))}
+    place = (request.tensor_parallel, request.within, request.avoided_nodes)
+    key = (request.gpus, members, kind, request.min_gpu_memory_mb, types, place)
+    cache = queues.gang_requests_cache
+    if (cached := cache.get(key)) is None:
+        if len(cache) >= MAX_CACHED_SHAPES:
+            cache.clear()
+        pod = PodRequest(request.gpus_per_member, kind, request.min_gpu_memory_mb, gpu_types=types)
+        cached = cache[key] = GangRequest(pod, members, *place)
+    return cached

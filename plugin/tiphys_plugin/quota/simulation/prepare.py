@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tiphys.errors import UsageError
-from tiphys_plugin.quota.lease import AdmissionReason, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, LedgerState, Rejected
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 from tiphys_plugin.quota.simulation.jobs import TRACE_EPOCH, TraceJob, build_lease_request
 
 
@@ -24,7 +24,7 @@ def find_permanent_rejection(queues: Queues, job: TraceJob) -> AdmissionReason |
     queue = queues.find(job.queue or "")
     if job.namespace is None and queue is not None and queue.namespaces is not None:
         job = replace(job, namespace=queue.namespaces[0])
-    answer = decide_admission(SchedulingState(queues), build_lease_request(job, 0), 1, TRACE_EPOCH)
+    answer = decide_admission(LedgerState(queues=queues), build_lease_request(job, 0), 1, TRACE_EPOCH)
     return answer.reason if isinstance(answer, Rejected) else None
 
 

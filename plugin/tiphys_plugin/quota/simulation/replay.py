@@ -12,46 +12,34 @@ the same quotas; they differ in order and in reservations.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
-from tiphys_plugin.quota.lease import AdmissionReason, EndedUsage, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import AdmissionReason, LeaseRequest, LedgerState, PendingRequest
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import select_admissible
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
+from tiphys_plugin.quota.scheduler.decide import select_admissible
 from tiphys_plugin.quota.scheduler.queue_order import queue_position
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob, next_tick, to_datetime
 from tiphys_plugin.quota.simulation.prepare import find_permanent_rejection
 from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, PositionKey, SimulatedCluster
 from tiphys_plugin.quota.simulation.simulated_preemption import SimulatedPreemptionLoop
 
-SchedulingPolicy = Callable[
-    [Queues, Sequence[Lease], Sequence[EndedUsage], Iterable[PendingRequest], datetime], list[PoolAssignment]
-]
-"""Maps queues, leases, usage history, pending requests and time to the requests that may start, in order."""
+SchedulingPolicy = Callable[[LedgerState, datetime, SchedulerCache], list[PoolAssignment]]
+"""Maps a ledger state and a time to the requests that may start, in order."""
 
 
-def select_fifo(
-    queues: Queues,
-    leases: Sequence[Lease],
-    _history: Sequence[EndedUsage],
-    waiting: Iterable[PendingRequest],
-    _now: datetime,
-) -> list[PoolAssignment]:
+def select_fifo(state: LedgerState, _now: datetime, _cache: SchedulerCache) -> list[PoolAssignment]:
     """Baseline policy: strict order of arrival over all queues. A request that does not fit blocks all later ones."""
-    return list(_select_by_arrival(queues, leases, waiting, skips_blocked=False))
+    return list(_select_by_arrival(state, skips_blocked=False))
 
 
-def select_skipping_blocked(
-    queues: Queues,
-    leases: Sequence[Lease],
-    _history: Sequence[EndedUsage],
-    waiting: Iterable[PendingRequest],
-    _now: datetime,
-) -> list[PoolAssignment]:
+def select_skipping_blocked(state: LedgerState, _now: datetime, _cache: SchedulerCache) -> list[PoolAssignment]:
     """Baseline policy: order of arrival, skips requests that do not fit, without reservations."""
-    return list(_select_by_arrival(queues, leases, waiting, skips_blocked=True))
+    return list(_select_by_arrival(state, skips_blocked=True))
 
 
 POLICIES: Mapping[str, SchedulingPolicy] = {
@@ -61,12 +49,12 @@ POLICIES: Mapping[str, SchedulingPolicy] = {
 }
 
 
-def _select_by_arrival(
-    queues: Queues, leases: Sequence[Lease], waiting: Iterable[PendingRequest], *, skips_blocked: bool
-) -> Iterator[PoolAssignment]:
-    capacity = Capacity(queues, tuple(leases))
+def _select_by_arrival(state: LedgerState, *, skips_blocked: bool) -> Iterator[PoolAssignment]:
+    queues = state.queues
+    assert isinstance(queues, Queues)
+    capacity = Capacity(queues, state.leases)
     blocked_shapes: set[tuple[str, str | None, int | None, int, str]] = set()
-    for queue, pending in _pending_by_arrival(queues, waiting):
+    for queue, pending in _pending_by_arrival(queues, state.pending):
         request = pending.request
         shape = (queue.name, request.type_text, request.min_gpu_memory_mb, request.gpus, request.spot)
         fitting = capacity.find_fitting_pools(queue, request) if shape not in blocked_shapes else []
@@ -83,10 +71,10 @@ def _select_by_arrival(
 
 def _pending_by_arrival(queues: Queues, waiting: Iterable[PendingRequest]) -> Iterator[tuple[Queue, PendingRequest]]:
     """Pending requests of queues that exist and are not stopped, by arrival."""
-    for one in sorted(waiting, key=lambda one: one.arrival):
-        queue = queues.find(one.request.queue)
+    for pending in sorted(waiting, key=lambda pending: pending.arrival):
+        queue = queues.find(pending.request.queue)
         if queue is not None and not queue.stopped:
-            yield queue, one
+            yield queue, pending
 
 
 def replay_jobs(
@@ -182,8 +170,8 @@ class _Simulation:
         promised = tuple(self._cluster.promised.values())
         relevant = (*self._pending.select_relevant(free_gpus, promised), *promised)
         by_arrival = {one.arrival: one for one in relevant}
-        pending = [by_arrival[arrival] for arrival in sorted(by_arrival)]
-        assignments = self._policy(self._queues, state.leases, state.history, pending, now)
+        pending = tuple(by_arrival[arrival] for arrival in sorted(by_arrival))
+        assignments = self._policy(replace(state, pending=pending), now, self._cluster.cache)
         for assignment in assignments:
             self._pending.remove(assignment.pending)
         self._advance(sum([self._cluster.start(assignment, now) for assignment in assignments]))

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain, count, islice, takewhile
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, PreemptionNotice
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, LedgerState, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.ledger.transitions import release
 from tiphys_plugin.quota.preemption.victims import VictimSelection
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 from tiphys_plugin.quota.scheduler.cycle_result import PoolAssignment
@@ -78,7 +79,8 @@ class SimulatedCluster:
     def __init__(self, queues: Queues, costs: PreemptionCosts) -> None:
         self._queues = queues
         self._costs = costs
-        self.ledger_state = LedgerState()
+        self.ledger_state = LedgerState(queues=queues)
+        self.cache = SchedulerCache()
         self.capacity = Capacity(queues)
         self.runs: list[SimulatedRun] = []
         self.promised: dict[str, PendingRequest] = {}
@@ -171,7 +173,7 @@ class SimulatedCluster:
             return None
         del self._running[ended.lease.id]
         # What waits is kept by `PendingJobs`.
-        self.ledger_state = replace(self.ledger_state.release(ended.lease.id, self._queues, now), pending=())
+        self.ledger_state = replace(release(self.ledger_state, ended.lease.id, now, self.cache), pending=())
         self.capacity.remove(self.capacity.held_gpus_of_lease(ended.lease))
         return ended
 

@@ -1,13 +1,12 @@
 """The preemption loop of a simulation: as `tiphys_plugin.eviction.loop`, in virtual time and without pods."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.preemption.victims import VictimSelection, select_victims
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState
 from tiphys_plugin.quota.scheduler.fair_share import attained_level
 from tiphys_plugin.quota.scheduler.queue_order import is_behind, is_movable
 from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, SimulatedCluster
@@ -61,8 +60,13 @@ class SimulatedPreemptionLoop:
         free = self.total_gpus - sum(one.request.gpus for one in ledger.leases)
         if not usable or usable + free < preemptor.request.gpus:
             return None
-        state = SchedulingState(self.queues, ledger.leases, self._select_others(queue, preemptor), ledger.history)
-        selection = select_victims(state, preemptor, lambda leases: self.cluster.lost_gpu_seconds(leases, now), now)
+        selection = select_victims(
+            replace(ledger, pending=self._select_others(queue, preemptor)),
+            preemptor,
+            lambda leases: self.cluster.lost_gpu_seconds(leases, now),
+            now,
+            cache=self.cluster.cache,
+        )
         return selection if isinstance(selection, VictimSelection) else None
 
     def _select_others(self, queue: Queue, preemptor: PendingRequest) -> tuple[PendingRequest, ...]:

@@ -8,7 +8,7 @@ from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, n
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import lease, ledger_status, waiting
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import LedgerState
 
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
 from tiphys.records import utc_now

@@ -193,7 +193,7 @@ def test_show_as_a_document(desk):
     row["stopped"] = False
     assert (document["queues"][0], document["limited"]) == (row, True)
     assert document["inventory"] == {"A100": {"count": 16}}
-    assert [lease["run"] for lease in document["leases"]] == ["run-u1"]
+    assert [lease["request"]["run"] for lease in document["leases"]] == ["run-u1"]
 
 
 def test_show_without_a_ledger_says_where_to_look(desk):
@@ -214,10 +214,13 @@ def test_show_of_queues_that_cannot_be_read_says_that_nothing_is_granted(desk):
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        ({"version": 5}, "it has format 5, and this Tiphys reads 6; repair it with `kubectl edit"),
-        ({"version": 7}, "it has format 7, and this Tiphys reads 6; upgrade Tiphys"),
-        ({"version": 6}, "log: KeyError"),
-        ({"version": 6, "log": {"id": "a", "number": 1, "entries": [{"n": 1, "leases": [{"id": "a"}]}]}}, "lease.uid:"),
+        ({"version": 6}, "it has format 6, and this Tiphys reads 7; repair it with `kubectl edit"),
+        ({"version": 8}, "it has format 8, and this Tiphys reads 7; upgrade Tiphys"),
+        ({"version": 7}, "log: KeyError"),
+        (
+            {"version": 7, "log": {"id": "a", "number": 1, "entries": [{"n": 1, "leases": [{"id": "a"}]}]}},
+            "lease.request: Field",
+        ),
     ],
 )
 def test_damaged_book_is_an_error_of_its_own(desk, status, says):

@@ -11,9 +11,8 @@ from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import ask, lease, ledger_status, waiting
 from tiphys_plugin import SqliteLedger, load_queues
-from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.lease import Admitted, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import parse_queues
 
 from hera_pipelines.cli.look import page_gpus
@@ -141,10 +140,11 @@ def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
 
 def test_preemptions_are_previewed_in_a_small_ledger_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = parse_queues(yaml.safe_load(QUEUES), "test")
-    state = LedgerState((lease(12),), tuple(waiting(4, number, uid=f"u{number}") for number in range(1, 4)))
+    line = tuple(waiting(4, number, uid=f"u{number}") for number in range(1, 4))
+    state = LedgerState((lease(12),), line, queues=rules)
 
     def previewed() -> list[bool]:
-        return [bool(one.preemption) for one in describe_queues("here", rules, state, []).waiting]
+        return [bool(one.preemption) for one in describe_queues("here", state, []).waiting]
 
     assert previewed() == [True, True, True]
     monkeypatch.setattr(page_gpus, "_PREVIEWED_ENTRIES", 4)

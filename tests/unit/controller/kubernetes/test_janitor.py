@@ -27,8 +27,7 @@ from tiphys_controller.auto_resume.state import AutomationMode
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.watch_cache import WatchCache
-from tiphys_plugin.quota.lease import Lease
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import Lease, LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_state
 
 from tiphys.kube import ListSnapshot

@@ -31,12 +31,12 @@ from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node import observe_nodes
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.quota.flavors import ClusterNodes
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState, Rejected
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.placement.model import GpuNode
 from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, parse_queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import StoreError, UsageError
@@ -219,7 +219,7 @@ def test_metrics_count_verdicts_and_gpus_and_nothing_where_nobody_goes_by_nodes(
 
 
 def decided(rules: Queues, request, *leases, waiting=()):
-    return decide_admission(SchedulingState(rules, leases, waiting), request, 100, NOW)
+    return decide_admission(LedgerState(leases, waiting, queues=rules), request, 100, NOW)
 
 
 def today(*gpus: int, foreign: int = 0) -> Queues:

@@ -22,7 +22,7 @@ from tiphys_plugin.nodes.health import NodeHealth, judge_node_health
 from tiphys_plugin.nodes.straggler_watch import StragglerDetection
 from tiphys_plugin.nodes.stragglers import evidence_by_node, find_slow_gangs
 from tiphys_plugin.quota.flavors import ClusterNodes
-from tiphys_plugin.quota.lease import Lease, LedgerSnapshot
+from tiphys_plugin.quota.lease import Lease, LedgerState
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import StoreError
@@ -129,8 +129,8 @@ class Heard:
     def set_external_evidence(self, found) -> None:
         self.heard.append(dict(found))
 
-    def snapshot(self) -> LedgerSnapshot:
-        return LedgerSnapshot(self.leases, ())
+    def snapshot(self) -> LedgerState:
+        return LedgerState(self.leases, ())
 
     def attempt_pods(self) -> list[PodStatus]:
         self.listed += 1

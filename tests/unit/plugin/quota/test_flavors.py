@@ -14,12 +14,11 @@ from dataclasses import replace
 
 import pytest
 from support.ledger import NOW, ask, deferral, lease, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState, Rejected
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues, parse_queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 from tiphys.errors import UsageError
 
@@ -44,7 +43,7 @@ def queue(name: str = "research", **fields) -> dict:
 
 
 def given(declared: Queues, request, *leases, line=()):
-    return decide_admission(SchedulingState(declared, tuple(leases), tuple(line)), request, 10, NOW)
+    return decide_admission(LedgerState(tuple(leases), tuple(line), queues=declared), request, 10, NOW)
 
 
 def pool(answer) -> str:
@@ -170,7 +169,7 @@ def test_who_names_no_type_does_not_get_gpus_of_which_nobody_knows_the_nodes():
 def test_leases_from_before_there_were_flavors_count_in_all_of_their_type(declared):
     now = rules({"name": "research", "gpus": {"own": 8, "spot": 8}}, flavors=(OWN, SPOT), **declared)
     before = lease(6, "a", "A100")
-    assert compute_queue_usage(now, LedgerState((before,)))[0].held == 6
+    assert compute_queue_usage(LedgerState((before,), queues=now))[0].held == 6
     answer = given(now, ask(4, spot="allowed", gpu_type="A100"), before, lease(6, "b", "spot"))
     assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA
     if declared:
@@ -196,10 +195,9 @@ def test_a_flavor_that_the_queue_no_longer_names_counts_in_another_of_the_type()
 
 
 def test_usage_is_by_flavor():
-    book = LedgerState(
-        (lease(3, "a", "spot"), lease(1, "b", "*", gpu_type="L4")), (waiting(4, 1), waiting(2, 2, spot="only"))
-    )
-    rows = {one.gpu_type: (one.held, one.pending) for one in compute_queue_usage(rules(queue()), book)}
+    held, line = (lease(3, "a", "spot"), lease(1, "b", "*", gpu_type="L4")), (waiting(4, 1), waiting(2, 2, spot="only"))
+    book = LedgerState(held, line, queues=rules(queue()))
+    rows = {one.gpu_type: (one.held, one.pending) for one in compute_queue_usage(book)}
     assert rows == {"own": (0, 4), "spot": (3, 2), "T4": (0, 0), "*": (1, 0)}
 
 

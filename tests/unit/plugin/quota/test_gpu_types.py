@@ -16,18 +16,27 @@ from dataclasses import replace
 import pytest
 from support.ledger import NOW, ask, lease, ledger_api, queues, waiting
 from tiphys_plugin.quota.kueue.workload import build_workload
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LeaseRequest, Rejected
+from tiphys_plugin.quota.lease import (
+    AdmissionReason,
+    Admitted,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    LedgerState,
+    Rejected,
+    StepAttempt,
+)
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
 from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 from tiphys_plugin.quota.simulation.jobs import TraceJob, build_lease_request
 
 from tiphys.protocol.step_spec import GpuRequest
 
+ATTEMPT = StepAttempt("u", "ml", "w", "r", "fit", "i", "n", 1)
 BOTH = queues(research={"A100": 8, "H100": 8, "T4": 8})
 
 
@@ -36,7 +45,7 @@ def either(gpus: int, *types: str, uid: str = "u1") -> LeaseRequest:
 
 
 def decided(rules: Queues, request: LeaseRequest, *leases, pending=()):
-    return decide_admission(SchedulingState(rules, leases, pending), request, 100, NOW)
+    return decide_admission(LedgerState(leases, pending, queues=rules), request, 100, NOW)
 
 
 def test_the_preferred_type_is_taken_and_then_the_next():
@@ -57,13 +66,12 @@ def test_the_preferred_type_is_taken_and_then_the_next():
 )
 def test_of_the_types_with_room_the_fastest_is_taken(speed, taken):
     gpu = GpuRequest(gpus=8, gpu_types=("A100", "H100", "T4"), speed=speed, queue="research")
-    step = {"step": "fit", "node": "n", "namespace": "ml", "workflow": "w", "instance": "i", "run": "r", "attempt": 1}
     held: tuple[Lease, ...] = ()
     for kind in taken.split():
-        answer = decided(BOTH, LeaseRequest.from_gpu_request(gpu, uid="u", **step), *held)
+        answer = decided(BOTH, LeaseRequest.from_gpu_request(gpu, ATTEMPT), *held)
         assert answer == Admitted("", kind)
         held = (*held, lease(8, kind, kind, gpu_type=kind))
-    answer = decided(BOTH, LeaseRequest.from_gpu_request(gpu, uid="u", **step), *held)
+    answer = decided(BOTH, LeaseRequest.from_gpu_request(gpu, ATTEMPT), *held)
     assert isinstance(answer, Deferred)
     assert taken.replace(" ", " or ") in answer.message
 
@@ -72,8 +80,7 @@ def test_the_quota_of_the_queue_comes_before_the_faster_type_of_another():
     lab = [{"name": "research", "gpus": {"A100": 8, "H100": 0}}, {"name": "other", "gpus": {"H100": 8}}]
     rules = Queues.model_validate({"queues": [{**one, "cohort": "lab"} for one in lab]})
     gpu = GpuRequest(gpus=8, gpu_types=("A100", "H100"), speed={"H100": 3}, queue="research")
-    step = {"step": "fit", "node": "n", "namespace": "ml", "workflow": "w", "instance": "i", "run": "r", "attempt": 1}
-    request = LeaseRequest.from_gpu_request(gpu, uid="u", **step)
+    request = LeaseRequest.from_gpu_request(gpu, ATTEMPT)
     assert decided(rules, request) == Admitted("", "A100")
     assert decided(rules, request, lease(8, "a", "A100")) == Admitted("", "H100")
 
@@ -151,7 +158,7 @@ def test_the_stored_form_of_other_requests_is_as_it_was():
     state = LedgerState((lease(1),), (waiting(1, 1, gpu_type=None, gpu_types=("H100", "A100")),))
     stored = encode_state(state)
     assert "gpuTypes" not in json.dumps(stored["leases"])
-    assert stored["waiting"][0]["gpuTypes"] == ("H100", "A100")
+    assert stored["waiting"][0]["request"]["gpuTypes"] == ["H100", "A100"]
     assert decode_state(json.loads(json.dumps(stored))) == state
 
 

@@ -22,7 +22,7 @@ from support.irregular import Irregular
 from support.polling import until
 from support.world import fit, gpus, outputs, phase, prep, said
 from tiphys_plugin.operations.pending_sweep import StoppedLeaseSweep
-from tiphys_plugin.quota.lease import LedgerLostError
+from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.ledger import kubernetes_ledger
 from tiphys_plugin.runtime.metrics import TenantsCollector
 from tiphys_plugin.server import wiring
@@ -82,7 +82,7 @@ def test_index_that_no_item_has_reaches_no_ledger(here, index):
     document["template"]["plugin"]["tiphys"]["node"] = f"{flow.name}.fit({index}:x)(0).admit"
     assert phase(here.tenants.execute("ml", document)) == "Succeeded"
     [lease] = WholeLedgerReader(here.api, RELEASE, "default").read()["status"]["leases"]
-    assert "itemIndex" not in lease
+    assert "itemIndex" not in lease["request"]
 
 
 @pytest.mark.parametrize("workflow", [None, {}, {"metadata": {}}, {"metadata": {"namespace": 7}}])

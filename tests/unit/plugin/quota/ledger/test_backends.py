@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 from support.ledger import ask, deferral, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.quota.lease import (
-    AdmissionBackend,
-    AdmissionReason,
-    Admitted,
-    PreemptionNotice,
-    Rejected,
-    hash_node_name,
-)
+from tiphys_plugin.quota.admission_backend import AdmissionBackend
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, PreemptionNotice, Rejected, hash_node_name
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger

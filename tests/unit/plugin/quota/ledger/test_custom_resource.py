@@ -8,8 +8,8 @@ import yaml
 from pydantic import ValidationError
 from support.ledger import lease, ledger_status
 from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, Toleration
+from tiphys_plugin.quota.lease import LedgerState
 from tiphys_plugin.quota.ledger.ledger_object import MAX_ENTRY_BYTES
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.queues import InventoryEntry, Queues
 

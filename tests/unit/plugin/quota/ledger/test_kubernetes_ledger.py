@@ -20,21 +20,21 @@ from support.kube_server import serving
 from support.kube_store import Collection, Place
 from support.ledger import LedgerApi, ask, deferral, ledger_api, ledger_status, queues, spec
 from support.world import Clock
+from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
     Admitted,
     Deferred,
     Lease,
-    LedgerLostError,
+    LedgerState,
     PendingRequest,
     PreemptionNotice,
     Rejected,
 )
 from tiphys_plugin.quota.ledger import ledger_object, room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
-from tiphys_plugin.quota.scheduler.snapshot import PendingQueues
+from tiphys_plugin.quota.scheduler.pending_queues import PendingQueues
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import GPU_LEDGERS
@@ -272,14 +272,14 @@ def test_a_removed_status_is_not_an_empty_state(api, ledger):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ({}, "it has format None, and this Tiphys reads 6"),
-        ({"leases": [], "waiting": []}, "it has format None, and this Tiphys reads 6"),
-        ({"version": "6", "log": {"id": "a"}}, "it has format '6', and this Tiphys reads 6"),
-        ({"version": 5, "leases": [], "waiting": [], "history": []}, "it has format 5, and this Tiphys reads 6"),
-        ({"version": 7, "log": {"id": "a"}}, "it has format 7, and this Tiphys reads 6; upgrade Tiphys"),
-        ({"version": 6, "leases": [], "waiting": []}, "log: KeyError"),
-        ({"version": 6, "log": None}, "log: TypeError"),
-        ({"version": 6, "log": {}}, "log: Field required"),
+        ({}, "it has format None, and this Tiphys reads 7"),
+        ({"leases": [], "waiting": []}, "it has format None, and this Tiphys reads 7"),
+        ({"version": "7", "log": {"id": "a"}}, "it has format '7', and this Tiphys reads 7"),
+        ({"version": 6, "leases": [], "waiting": [], "history": []}, "it has format 6, and this Tiphys reads 7"),
+        ({"version": 8, "log": {"id": "a"}}, "it has format 8, and this Tiphys reads 7; upgrade Tiphys"),
+        ({"version": 7, "leases": [], "waiting": []}, "log: KeyError"),
+        ({"version": 7, "log": None}, "log: TypeError"),
+        ({"version": 7, "log": {}}, "log: Field required"),
     ],
 )
 def test_damaged_status_is_refused_in_words(api, clock, damage, says):
@@ -306,16 +306,19 @@ def test_a_status_of_another_format_is_refused_by_a_service_that_knew_the_leases
 
 def with_lease(**changes) -> dict:
     status = ledger_status(LedgerState((Lease("one", ask(8), "A100", Clock().now, Clock().now),)))
-    status["log"]["entries"][0]["leases"][0] |= changes
+    lease = status["log"]["entries"][0]["leases"][0]
+    lease |= {**changes, "request": {**lease["request"], **changes.get("request", {})}}
     return status
 
 
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        (with_lease(gpus="8"), r"lease\.gpus"),
-        (with_lease(gpus=-8), r"lease\.gpus"),
-        (with_lease(fence=3), r"lease\.fence: Extra inputs"),
+        (with_lease(request={"gpus": "8"}), r"lease\.request\.gpus"),
+        (with_lease(request={"gpus": -8}), r"lease\.request\.gpus"),
+        (with_lease(request={"firstStart": float("nan")}), r"lease\.request\.firstStart"),
+        (with_lease(grantedAt="2026-01-01T00:00:00"), r"lease\.grantedAt: .*timezone"),
+        (with_lease(fence=3), r"lease\.fence: Unexpected keyword"),
         (with_lease(grantedAt="yesterday"), r"lease\.grantedAt"),
     ],
 )
@@ -386,8 +389,8 @@ def test_status_has_a_stable_form_and_a_summary_for_people():
     assert decode_state(stored) == book
     assert ledger_status(book)["summary"] == {"leases": 1, "gpus": 8, "held": "research 8", "waiting": 1}
     assert stored["leases"][0]["grantedAt"] == "2026-01-01T00:00:00Z"
-    assert (stored["leases"][0]["gpuType"], stored["leases"][0]["priority"]) == ("A100", 3)
-    assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(stored["waiting"][0])
+    assert tuple(stored["leases"][0]["request"][key] for key in ("gpuType", "priority")) == ("A100", 3)
+    assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(stored["waiting"][0]["request"])
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,14 @@ import pytest
 from support.kube_store import Collection, Place
 from support.ledger import NOW, LedgerApi, ask, deferral, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LedgerLostError, PendingRequest
-from tiphys_plugin.quota.ledger import ledger_object
+from tiphys_plugin.quota.admission_backend import LedgerLostError
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LedgerState, PendingRequest
+from tiphys_plugin.quota.ledger import ledger_object, transitions
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import REPAIR_SECONDS, LedgerObject
 from tiphys_plugin.quota.ledger.log_entry import StateCodec, encode_changes
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 
 from tiphys.errors import StoreError
 from tiphys.kube import ledger_log
@@ -183,7 +184,7 @@ def test_a_snapshot_ends_the_records_before_it_and_a_slow_reader_loads_it(api, c
     expected = [f"u{number}" for number in range(12)]
     for reader in (slow, reader_of_the_middle, Service(api, clock), ledger):
         assert uids(reader) == expected
-    assert [one["uid"] for one in whole.read()["status"]["leases"]] == expected
+    assert [one["request"]["uid"] for one in whole.read()["status"]["leases"]] == expected
 
 
 def test_a_snapshot_that_fails_is_taken_later(api, clock, small_parts, monkeypatch):
@@ -409,25 +410,24 @@ def test_a_change_that_is_too_large_for_an_entry_is_kept(api, clock, monkeypatch
 
 def test_changes_lead_from_one_state_to_the_next(clock):
     draw = random.Random(SEED)
-    before = LedgerState()
+    before, cache = LedgerState(queues=queues(research={"A100": 8})), SchedulerCache()
     book: LedgerBook[Lease, PendingRequest] = LedgerBook()
-    rules = queues(research={"A100": 8})
     for number in range(300):
         clock.advance(draw.choice([1, 60]))
         uid = f"u{draw.randrange(30)}"
         match draw.randrange(6):
             case 0 if before.leases:
-                after = before.release(draw.choice(before.leases).id, rules, clock.now)
+                after = transitions.release(before, draw.choice(before.leases).id, clock.now, cache)
             case 1:
-                after = before.withdraw(uid)
+                after = transitions.withdraw(before, uid)
             case 2:
-                after = before.record_check(before.leases, (), clock.now, rules, clock.now)
+                after = transitions.record_check(before, before.leases, (), clock.now, clock.now)
             case 3:
-                after = before.with_seen_at({one.request.key: clock.now for one in before.pending})
+                after = transitions.record_repeats(before, {one.request.key: clock.now for one in before.pending})
             case _:
                 asked = ask(draw.choice([1, 4, 8]), uid, priority=draw.choice([0, 1]))
-                after, _ = admit_or_queue(before, rules, asked, clock.now, f"l{number}", FORGET_AFTER)
-        entry = json.loads(json.dumps(encode_changes(before, after)))
+                after, _ = transitions.admit_or_queue(before, asked, clock.now, f"l{number}", FORGET_AFTER, cache)
+        entry = json.loads(json.dumps(encode_changes(before, after, cache)))
         book = apply_entries(book, [entry], StateCodec())
         assert LedgerState(*book) == after
         before = after

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.ledger import ask, deferral, queues
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerSnapshot
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
@@ -92,7 +92,7 @@ def test_crash_before_the_commit_leaves_nothing(ledger, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(InjectedFaultError):
         patched.setattr("tiphys_plugin.quota.ledger.sqlite_ledger.failpoint", crash)
         ledger.request(ask(8, "u1"))
-    assert ledger.snapshot() == LedgerSnapshot((), ())
+    assert ledger.snapshot() == LedgerState((), ())
     assert isinstance(ledger.request(ask(8, "u2")), Admitted)
 
 

@@ -25,14 +25,14 @@ from support.preemption_oracle import come_to_rest
 from support.world import commit, fit, gpus, outputs, phase, said, world
 from tiphys_plugin.eviction.cost import CACHE_DURATION
 from tiphys_plugin.eviction.loop import PreemptionLoop
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PreemptionNotice
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PreemptionNotice
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims, release
 from tiphys_plugin.quota.preemption import victims as choice
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, check_victims, select_victims
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
+from tiphys_plugin.quota.scheduler.decide import decide_pending
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
 from tiphys_plugin.runtime.context import SingleStore
@@ -59,7 +59,7 @@ def waits(gpus: int, since: timedelta = ENOUGH, **changes):
 
 
 def select(queues: Queues, leases, mine):
-    state = SchedulingState(queues, tuple(leases))
+    state = LedgerState(tuple(leases), queues=queues)
     return select_victims(state, mine, lambda some: {one.id: 1.0 for one in some}, NOW)
 
 
@@ -72,7 +72,7 @@ def test_the_smaller_one_of_two_nodes_moves_to_the_other():
     leases = [on("n0", 3, "three"), on("n1", 2, "two")]
     mine = waits(8)
     assert moved(rules(), leases, mine) == ["two"]
-    after = decide_pending(SchedulingState(rules(), (leases[0],)), mine, NOW)
+    after = decide_pending(LedgerState((leases[0],), queues=rules()), mine, NOW)
     assert isinstance(after, Admitted)
     assert after.nodes == ("n1",)
 
@@ -147,7 +147,7 @@ def test_a_gang_gets_several_nodes():
     chosen = moved(rules(4), leases, gang)
     assert len(chosen) == 2
     kept = tuple(one for one in leases if one.request.uid not in chosen)
-    assert isinstance(decide_pending(SchedulingState(rules(4), kept), gang, NOW), Admitted)
+    assert isinstance(decide_pending(LedgerState(kept, queues=rules(4)), gang, NOW), Admitted)
 
 
 def test_one_that_the_rules_ask_to_yield_needs_no_room_elsewhere():
@@ -158,7 +158,12 @@ def test_one_that_the_rules_ask_to_yield_needs_no_room_elsewhere():
     assert sorted(moved(rules(), leases, mine)) == ["behind", "moves"]
     graces = {one.id: 30.0 for one in leases[:2]}
     _, marked = mark_victims(
-        LedgerState(tuple(leases), (mine,)), rules(), mine.request.workflow_step, graces, NOW, FORGET_AFTER
+        LedgerState(tuple(leases), (mine,), queues=rules()),
+        mine.request.workflow_step,
+        graces,
+        NOW,
+        FORGET_AFTER,
+        SchedulerCache(),
     )
     assert {one.request.uid: one.preemption and one.preemption.moves for one in marked} == {
         "behind": False,
@@ -181,7 +186,7 @@ def test_a_training_that_would_lose_much_stays_and_another_moves():
 
     def chosen(lost_of_two: float) -> list[str]:
         losses = {"lease-three": 3.0, "lease-two": lost_of_two}
-        found = select_victims(SchedulingState(rules(), tuple(leases)), mine, lambda _: losses, NOW)
+        found = select_victims(LedgerState(tuple(leases), queues=rules()), mine, lambda _: losses, NOW)
         return [one.request.uid for one in found.leases] if isinstance(found, VictimSelection) else []
 
     assert chosen(0.1 * 2 * held) == ["two"]
@@ -192,7 +197,7 @@ def test_a_request_that_goes_first_takes_the_room_and_nothing_moves():
     """It has not asked since GPUs became idle, and would leave the one that moved without any."""
     leases, mine = [on("n0", 3, "three"), on("n1", 2, "two")], waits(8)
     other = replace(waiting(5, 1, "other"), since=NOW - HOUR)
-    state = SchedulingState(rules(), tuple(leases), (other,))
+    state = LedgerState(tuple(leases), (other,), queues=rules())
     assert isinstance(select_victims(state, mine, lambda some: {one.id: 1.0 for one in some}, NOW), NoVictims)
 
 
@@ -211,26 +216,26 @@ def test_two_large_requests_are_not_promised_the_same_room():
     """24 GPUs: 2 on n0, 2 on n1 and 6 on n2, which has room for one of the small ones only."""
     leases = (on("n0", 2, "v0"), on("n1", 2, "v1"), on("n2", 6, "v2"))
     first, second = (replace(waits(8), arrival=number, request=ask(8, f"large-{number}")) for number in (7, 8))
-    state, marked = mark(LedgerState(leases, (first, second)), rules(3), first)
+    state, marked = mark(LedgerState(leases, (first, second), queues=rules(3)), first)
     assert [one.request.uid for one in marked] == ["v0"]
-    again, none = mark(state, rules(3), second)
+    again, none = mark(state, second)
     assert (again, none) == (state, ())
 
 
-def mark(book: LedgerState, queues: Queues, mine):
-    others = tuple(one for one in book.pending if one is not mine)
-    state = SchedulingState(queues, book.leases, others)
+def mark(book: LedgerState, mine):
+    state = replace(book, pending=tuple(one for one in book.pending if one is not mine))
     found = select_victims(state, mine, lambda some: {one.id: 1.0 for one in some}, NOW)
     stale = tuple(one for one in book.leases if one.id == "lease-v1")
     chosen = found.leases if isinstance(found, VictimSelection) else stale
-    return mark_victims(book, queues, mine.request.workflow_step, {one.id: 30.0 for one in chosen}, NOW, FORGET_AFTER)
+    graces = {one.id: 30.0 for one in chosen}
+    return mark_victims(book, mine.request.workflow_step, graces, NOW, FORGET_AFTER, SchedulerCache())
 
 
 def test_room_is_kept_for_a_training_that_moves_until_it_asks():
     """A newcomer asks while it saves, and again between its end and its next attempt."""
     queues = rules()
     arena = Arena(queues)
-    arena.book = LedgerState((on("n0", 3, "stays"), on("n1", 2, "moves")))
+    arena.book = LedgerState((on("n0", 3, "stays"), on("n1", 2, "moves")), queues=queues)
     arena.ask(ask(8, "large"))
     arena.now += ENOUGH
     arena.ask(ask(8, "large"))
@@ -238,7 +243,7 @@ def test_room_is_kept_for_a_training_that_moves_until_it_asks():
     assert [one.request.uid for one in found.leases] == ["moves"]
     arena.mark("large", found.leases)
     assert isinstance(arena.ask(ask(5, "newcomer")), Deferred)
-    arena.book = arena.book.release("lease-moves", queues, arena.now)
+    arena.book = release(arena.book, "lease-moves", arena.now, arena.cache)
     assert isinstance(arena.ask(ask(5, "newcomer")), Deferred)
     assert isinstance(arena.ask(ask(8, "large")), Admitted)
     assert isinstance(arena.ask(ask(5, "newcomer")), Deferred), "the room of the one that moves is gone"
@@ -248,14 +253,13 @@ def test_room_is_kept_for_a_training_that_moves_until_it_asks():
 
 
 def test_room_is_not_kept_for_ever_for_a_training_that_does_not_come_back():
-    queues = rules()
     moving = on("n1", 2, "moves")
     notice = PreemptionNotice("large", "fit", NOW, NOW, moves=True)
-    book = LedgerState((replace(moving, preemption=notice),)).release(moving.id, queues, NOW)
+    book = release(LedgerState((replace(moving, preemption=notice),), queues=rules()), moving.id, NOW, SchedulerCache())
     [kept] = book.pending
     assert (kept.request.attempt, kept.promised_at) == (2, NOW)
     later = NOW + FORGET_AFTER + timedelta(seconds=1)
-    _, answer = admit_or_queue(book, queues, ask(16, "all", members=2), later, "lease", FORGET_AFTER)
+    _, answer = admit_or_queue(book, ask(16, "all", members=2), later, "lease", FORGET_AFTER, SchedulerCache())
     assert isinstance(answer, Admitted)
 
 
@@ -264,14 +268,14 @@ def test_a_mark_is_refused_once_the_room_elsewhere_has_gone():
     chosen = select(rules(), leases, mine).leases
     graces = {one.id: 30.0 for one in chosen}
     step = mine.request.workflow_step
-    before = LedgerState(tuple(leases), (mine,))
-    after, marked = mark_victims(before, rules(), step, graces, NOW, FORGET_AFTER)
+    before, cache = LedgerState(tuple(leases), (mine,), queues=rules()), SchedulerCache()
+    after, marked = mark_victims(before, step, graces, NOW, FORGET_AFTER, cache)
     assert [one.request.uid for one in marked] == ["two"]
     assert [one.preemption is not None and one.preemption.moves for one in after.leases] == [False, True]
 
-    full = LedgerState((*leases, on("n0", 4, "came", timedelta(seconds=1))), (mine,))
-    assert mark_victims(full, rules(), step, graces, NOW, FORGET_AFTER) == (full, ())
-    said = check_victims(SchedulingState(rules(), full.leases), mine, chosen, NOW)
+    full = replace(before, leases=(*leases, on("n0", 4, "came", timedelta(seconds=1))))
+    assert mark_victims(full, step, graces, NOW, FORGET_AFTER, cache) == (full, ())
+    said = check_victims(replace(full, pending=()), mine, chosen, NOW, cache)
     assert said == NoVictims("a training that would move finds no room on other nodes")
 
 
@@ -305,7 +309,7 @@ def search() -> int:
         assert all(NOW - one.granted_at >= HOUR and one.request.priority == 0 for one in found.leases), seed
         assert sum(one.request.gpus for one in found.leases) < mine.request.gpus, seed
         kept = [one for one in leases if one.id not in chosen]
-        started = decide_pending(SchedulingState(queues, tuple(kept)), mine, NOW)
+        started = decide_pending(LedgerState(tuple(kept), queues=queues), mine, NOW)
         assert isinstance(started, Admitted), seed
         capacity = Capacity(queues, (*kept, replace(on("", mine.request.gpus, "large"), nodes=started.nodes)))
         for one in sorted(found.leases, key=lambda one: -one.request.gpus):
@@ -337,7 +341,7 @@ def play_moves(seed: int) -> bool:
     for number in range(12):
         arena.ask(ask(source.choice([1, 1, 2, 4]), f"u{number}"))
     for one in source.sample(arena.book.leases, len(arena.book.leases) // 2):
-        arena.book = arena.book.release(one.id, arena.rules, arena.now)
+        arena.book = release(arena.book, one.id, arena.now, arena.cache)
     before = {one.request.uid for one in arena.book.leases}
     arena.now += 2 * HOUR
     arena.ask(ask(8, "large"))

@@ -20,13 +20,13 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PendingRequest
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.decide import decide_pending
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
@@ -51,14 +51,14 @@ def waits(seconds: float, gpus: int, arrival: int, **changes) -> PendingRequest:
 
 
 def answer(queues: Queues, leases: tuple[Lease, ...], blocked: PendingRequest, later: PendingRequest):
-    return decide_pending(SchedulingState(queues, leases, (blocked,)), later, NOW)
+    return decide_pending(LedgerState(leases, (blocked,), queues=queues), later, NOW)
 
 
 def victims(queues: Queues, leases: tuple[Lease, ...], mine: PendingRequest) -> list[str]:
     def lost(some):
         return {one.id: held_gpu_seconds(one, NOW) for one in some}
 
-    found = select_victims(SchedulingState(queues, leases), mine, lost, NOW)
+    found = select_victims(LedgerState(leases, queues=queues), mine, lost, NOW)
     return [one.request.uid for one in found.leases] if isinstance(found, VictimSelection) else []
 
 
@@ -89,12 +89,12 @@ def test_the_line_closes_once_only_trainings_behind_the_request_are_in_its_way()
 def test_gpus_of_victims_are_not_used_for_backfill():
     queues, blocked = rules(), waits(1000, 8, 1)
     state, marked = mark_victims(
-        LedgerState((ran(700, "young"),), (blocked,)),
-        queues,
+        LedgerState((ran(700, "young"),), (blocked,), queues=queues),
         blocked.request.workflow_step,
         {"lease-young": 30.0},
         NOW,
         FORGET_AFTER,
+        SchedulerCache(),
     )
     assert len(marked) == 1
     assert isinstance(answer(queues, state.leases, blocked, waits(10, 4, 2)), Deferred)
@@ -120,19 +120,20 @@ def test_a_plain_queue_gives_back_its_place_to_a_recalled_training():
     """It asked before the others that wait, although its new request came last."""
     queues = rules()
     recalled = ask(8, "recalled", attempt=2, first_start=(NOW - timedelta(hours=1)).timestamp(), attained=5.0)
-    state = LedgerState(pending=(waits(100, 8, 1, uid="other"),))
-    after, admission = admit_or_queue(state, queues, recalled, NOW, "lease", FORGET_AFTER)
+    state = LedgerState(pending=(waits(100, 8, 1, uid="other"),), queues=queues)
+    after, admission = admit_or_queue(state, recalled, NOW, "lease", FORGET_AFTER, SchedulerCache())
     assert isinstance(admission, Admitted)
     [held] = after.leases
     assert held.request.attained == 0.0, "not counted in a queue that goes by arrival"
 
 
 def test_a_lease_remembers_when_its_step_asked():
-    queues, first = rules(), ask(8, "first")
-    state = LedgerState(pending=(replace(waiting(8, 1, "first"), since=NOW - timedelta(hours=2)),))
-    after, _ = admit_or_queue(state, queues, first, NOW, "lease", FORGET_AFTER)
+    first, cache = ask(8, "first"), SchedulerCache()
+    state = LedgerState(pending=(replace(waiting(8, 1, "first"), since=NOW - timedelta(hours=2)),), queues=rules())
+    after, _ = admit_or_queue(state, first, NOW, "lease", FORGET_AFTER, cache)
     assert after.leases[0].request.first_start == (NOW - timedelta(hours=2)).timestamp()
-    plain, _ = admit_or_queue(state, rules(backfill="strict"), first, NOW, "lease", FORGET_AFTER)
+    strict = replace(state, queues=rules(backfill="strict"))
+    plain, _ = admit_or_queue(strict, first, NOW, "lease", FORGET_AFTER, cache)
     assert plain.leases[0].request.first_start is None
 
 
@@ -140,12 +141,12 @@ def test_within_a_level_the_request_for_fewer_gpus_goes_first_for_a_bounded_time
     """A tenth of the hour at which the level ends, for each GPU more: 7 GPUs make 42 minutes."""
     queues, gang = rules(**ATTAINED), waits(41 * 60, 8, 1)
     small = waits(0, 1, 2)
-    assert isinstance(decide_pending(SchedulingState(queues, (), (gang,)), small, NOW), Admitted)
-    assert isinstance(decide_pending(SchedulingState(queues, (), (small,)), gang, NOW), Deferred)
+    assert isinstance(decide_pending(LedgerState((), (gang,), queues=queues), small, NOW), Admitted)
+    assert isinstance(decide_pending(LedgerState((), (small,), queues=queues), gang, NOW), Deferred)
     older = replace(gang, since=NOW - timedelta(minutes=43))
-    assert isinstance(decide_pending(SchedulingState(queues, (), (small,)), older, NOW), Admitted)
+    assert isinstance(decide_pending(LedgerState((), (small,), queues=queues), older, NOW), Admitted)
     later_level = replace(small, request=replace(small.request, attained=2 * HOUR))
-    assert isinstance(decide_pending(SchedulingState(queues, (), (later_level,)), gang, NOW), Admitted)
+    assert isinstance(decide_pending(LedgerState((), (later_level,), queues=queues), gang, NOW), Admitted)
 
 
 COSTS = PreemptionCosts(save_seconds=30.0, restart_seconds=300.0)
@@ -201,5 +202,5 @@ def test_who_is_asked_to_go_has_run_for_its_protected_time(queue):
 
 def test_nothing_is_asked_to_go_where_backfill_is_not_preemptible():
     assert sum(run.preemptions for run in endless(4, {"backfill": None}).runs) == 0
-    found = select_victims(SchedulingState(rules(backfill=None)), waits(0, 8, 1), lambda _: {}, NOW)
+    found = select_victims(LedgerState(queues=rules(backfill=None)), waits(0, 8, 1), lambda _: {}, NOW)
     assert isinstance(found, NoVictims)

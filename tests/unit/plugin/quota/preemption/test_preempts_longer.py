@@ -14,11 +14,10 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, lease, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Lease, PendingRequest
+from tiphys_plugin.quota.lease import AdmissionReason, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState
 from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
 HOUR = 3600.0
@@ -33,7 +32,7 @@ def rules(**changes) -> Queues:
 def chosen(
     queues: Queues, leases: tuple[Lease, ...], mine: PendingRequest = NEW, others: tuple[PendingRequest, ...] = ()
 ):
-    return select_victims(SchedulingState(queues, leases, others), mine, lost, NOW)
+    return select_victims(LedgerState(leases, others, queues=queues), mine, lost, NOW)
 
 
 def lost(leases) -> dict[str, float]:

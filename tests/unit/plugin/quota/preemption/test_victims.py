@@ -16,11 +16,10 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, cohort, lease, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Lease, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.lease import AdmissionReason, Lease, LedgerState, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.preemption import victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState
 
 HOUR = timedelta(hours=1)
 LATER = NOW + HOUR
@@ -31,7 +30,7 @@ def one_queue(count: int = 8, **fields) -> Queues:
     return Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": count}, **fields}]})
 
 
-def chosen(state: SchedulingState, mine: PendingRequest, lost=None, now=LATER) -> VictimSelection | NoVictims:
+def chosen(state: LedgerState, mine: PendingRequest, lost=None, now=LATER) -> VictimSelection | NoVictims:
     weighed = lost or {}
     return select_victims(
         state, mine, lambda leases: {one.id: weighed.get(one.request.uid, 1.0) for one in leases}, now
@@ -57,7 +56,7 @@ FOUR = (lease(2, "a"), lease(2, "b"), lease(2, "c"), lease(2, "d"))
 
 
 def test_those_go_that_lose_least_and_only_as_many_as_it_takes():
-    found = chosen(SchedulingState(one_queue(**OWN), FOUR), HIGH, {"a": 50.0, "b": 3.0, "c": 40.0, "d": 2.0})
+    found = chosen(LedgerState(FOUR, queues=one_queue(**OWN)), HIGH, {"a": 50.0, "b": 3.0, "c": 40.0, "d": 2.0})
     assert names(found) == ["b", "d"]
     assert isinstance(found, VictimSelection)
     assert (found.gpu_seconds_by_lease, found.gpu_seconds_lost) == ({"lease-b": 3.0, "lease-d": 2.0}, 5.0)
@@ -65,24 +64,27 @@ def test_those_go_that_lose_least_and_only_as_many_as_it_takes():
 
 def test_one_that_loses_more_goes_if_it_makes_two_needless():
     held = (lease(4, "big"), lease(2, "a"), lease(2, "b"))
-    assert names(chosen(SchedulingState(one_queue(**OWN), held), HIGH, {"big": 9.0, "a": 5.0, "b": 5.0})) == ["big"]
-    assert names(chosen(SchedulingState(one_queue(**OWN), held), HIGH, {"big": 11.0, "a": 5.0, "b": 5.0})) == ["a", "b"]
+    assert names(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH, {"big": 9.0, "a": 5.0, "b": 5.0})) == ["big"]
+    assert names(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH, {"big": 11.0, "a": 5.0, "b": 5.0})) == [
+        "a",
+        "b",
+    ]
 
 
 def test_a_queue_that_says_nothing_has_nobody_go():
     assert "it sets none of preempts_lower_priority, reclaims, preempts_longer and backfill: preemptible" in why(
-        chosen(SchedulingState(one_queue(), FOUR), HIGH)
+        chosen(LedgerState(FOUR, queues=one_queue()), HIGH)
     )
 
 
 @pytest.mark.parametrize("priority", [5, 6])
 def test_nobody_goes_for_one_of_the_same_priority_or_a_lower_one(priority):
-    state = SchedulingState(one_queue(4, **OWN), (lease(4, "a", priority=priority),))
+    state = LedgerState((lease(4, "a", priority=priority),), queues=one_queue(4, **OWN))
     assert why(chosen(state, HIGH)) == "no training has a lower priority in its own queue"
 
 
 def test_who_has_only_just_started_is_left_alone_and_it_is_said_until_when():
-    state = SchedulingState(one_queue(4, min_runtime_seconds=7200, **OWN), (lease(4, "a"),))
+    state = LedgerState((lease(4, "a"),), queues=one_queue(4, min_runtime_seconds=7200, **OWN))
     found = chosen(state, HIGH)
     assert isinstance(found, NoVictims)
     assert found.reason is AdmissionReason.MIN_RUNTIME_PROTECTED
@@ -92,48 +94,48 @@ def test_who_has_only_just_started_is_left_alone_and_it_is_said_until_when():
 
 def test_what_is_free_is_used_before_anybody_goes():
     held = (lease(2, "a"), lease(4, "b"))
-    assert names(chosen(SchedulingState(one_queue(8, **OWN), held), HIGH, {"a": 1.0, "b": 2.0})) == ["a"]
-    assert "enough GPUs are free" in why(chosen(SchedulingState(one_queue(10, **OWN), held), HIGH))
+    assert names(chosen(LedgerState(held, queues=one_queue(8, **OWN)), HIGH, {"a": 1.0, "b": 2.0})) == ["a"]
+    assert "enough GPUs are free" in why(chosen(LedgerState(held, queues=one_queue(10, **OWN)), HIGH))
 
 
 def test_nobody_more_goes_while_somebody_leaves_for_it():
     held = (leaving(FOUR[0], "high"), *FOUR[1:])
     assert (
-        why(chosen(SchedulingState(one_queue(**OWN), held), HIGH))
+        why(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH))
         == "others were asked to leave for run-high/fit already"
     )
 
 
 def test_nobody_goes_while_those_who_leave_for_others_make_room_enough():
     held = tuple(leaving(one, "gone") for one in FOUR[:2]) + FOUR[2:]
-    assert "after the preemptions under way" in why(chosen(SchedulingState(one_queue(**OWN), held), HIGH))
+    assert "after the preemptions under way" in why(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH))
 
 
 def test_two_that_wait_have_different_ones_go():
     other = waiting(4, 8, "other", priority=5)
     held = tuple(leaving(one, "other") for one in FOUR[:2]) + FOUR[2:]
-    assert names(chosen(SchedulingState(one_queue(**OWN), held, (other,)), HIGH)) == ["c", "d"]
+    assert names(chosen(LedgerState(held, (other,), queues=one_queue(**OWN)), HIGH)) == ["c", "d"]
 
 
 def test_who_does_not_go_in_time_is_not_waited_for():
     overdue = timedelta(seconds=-1) - victims.OVERDUE_AFTER
     held = tuple(leaving(one, "high", overdue) for one in FOUR[:2]) + FOUR[2:]
-    assert names(chosen(SchedulingState(one_queue(**OWN), held), HIGH)) == ["c", "d"]
+    assert names(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH)) == ["c", "d"]
 
 
 def test_nobody_goes_for_one_that_would_not_start():
-    state = SchedulingState(one_queue(4, **OWN), (lease(2, "a"), lease(2, "b", priority=5)))
+    state = LedgerState((lease(2, "a"), lease(2, "b", priority=5)), queues=one_queue(4, **OWN))
     assert "it would not start without the one training that it may preempt" in why(chosen(state, HIGH))
     first = waiting(4, 1, "first", priority=7)
-    assert isinstance(chosen(SchedulingState(one_queue(4, **OWN), (lease(4, "a"),), (first,)), HIGH), NoVictims)
+    assert isinstance(chosen(LedgerState((lease(4, "a"),), (first,), queues=one_queue(4, **OWN)), HIGH), NoVictims)
 
 
 LENT = {"gpus": {"A100": 4}}
 LAB = cohort(research={**LENT, "reclaims": True}, b=LENT, c=LENT)
 
 
-def borrowed(*leases: Lease) -> SchedulingState:
-    return SchedulingState(LAB, leases)
+def borrowed(*leases: Lease) -> LedgerState:
+    return LedgerState(leases, queues=LAB)
 
 
 def test_what_was_lent_comes_back_from_who_borrows():
@@ -162,21 +164,28 @@ def test_who_borrows_takes_nothing_back():
 
 def test_a_queue_that_does_not_reclaim_has_nobody_go_of_another():
     lab = cohort(research={**LENT, **OWN}, b=LENT)
-    state = SchedulingState(lab, (lease(8, "b", queue="b"),))
+    state = LedgerState((lease(8, "b", queue="b"),), queues=lab)
     assert why(chosen(state, waiting(4, 9, "mine", priority=9))) == "no training has a lower priority in its own queue"
 
 
 def test_another_cohort_is_out_of_reach():
     document = {"queues": [{"name": "research", **LENT, "cohort": "lab", "reclaims": True}, {"name": "b", **LENT}]}
     stock = {"inventory": {"A100": {"count": 4}}}
-    state = SchedulingState(Queues.model_validate({**document, **stock}), (lease(4, "b", queue="b"),))
+    state = LedgerState((lease(4, "b", queue="b"),), queues=Queues.model_validate({**document, **stock}))
     assert isinstance(chosen(state, waiting(4, 9, "mine")), NoVictims)
 
 
 def test_own_ones_of_lower_priority_go_before_it_takes_back_more_than_its_quota():
     lab = cohort(research={**LENT, **OWN, "reclaims": True}, b={"gpus": {"A100": 2}}, c={"gpus": {"A100": 1}})
-    state = SchedulingState(lab, (lease(2, "own"), lease(5, "b", queue="b")))
+    state = LedgerState((lease(2, "own"), lease(5, "b", queue="b")), queues=lab)
     assert names(chosen(state, waiting(3, 9, "mine", priority=9))) == ["b", "own"]
+
+
+def test_a_request_beyond_its_own_quota_preempts_in_its_own_queue_although_others_borrow():
+    """It may reclaim nothing, since it would borrow itself."""
+    lab = cohort(research={"gpus": {"A100": 1}, **OWN, "reclaims": True}, b={"gpus": {"A100": 1}}, c=LENT)
+    state = LedgerState((lease(1, "own"), lease(2, "other"), lease(2, "b", queue="b")), queues=lab)
+    assert names(chosen(state, waiting(2, 9, "mine", priority=9), {"b": 0.0, "other": 9.0})) == ["own"]
 
 
 def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_vain(monkeypatch):
@@ -184,7 +193,7 @@ def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_
     held = tuple(lease(1 + number % 3, f"u{number}", seconds=None) for number in range(12))
     total = sum(one.request.gpus for one in held)
     mine = waiting(total - 2, 99, "mine", priority=5)
-    found = chosen(SchedulingState(one_queue(total, **OWN), held), mine, {f"u{n}": float(n) for n in range(12)})
+    found = chosen(LedgerState(held, queues=one_queue(total, **OWN)), mine, {f"u{n}": float(n) for n in range(12)})
     assert isinstance(found, VictimSelection)
     gone = sum(one.request.gpus for one in found.leases)
     assert gone >= total - 2
@@ -192,15 +201,15 @@ def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_
 
 
 def test_what_is_not_known_counts_as_all_that_it_has_held():
-    state = SchedulingState(one_queue(4, **OWN), (lease(4, "a"),))
+    state = LedgerState((lease(4, "a"),), queues=one_queue(4, **OWN))
     found = select_victims(state, HIGH, lambda _: {}, LATER)
     assert isinstance(found, VictimSelection)
     assert found.gpu_seconds_lost == 4 * 3600
 
 
 def test_without_queues_nobody_goes():
-    assert why(chosen(SchedulingState(None, FOUR), HIGH)) == "there are no queues to go by"
-    assert why(chosen(SchedulingState(one_queue(**OWN), FOUR), replace(HIGH, request=ask(4, queue="none")))) == (
+    assert why(chosen(LedgerState(FOUR, queues=None), HIGH)) == "there are no queues to go by"
+    assert why(chosen(LedgerState(FOUR, queues=one_queue(**OWN)), replace(HIGH, request=ask(4, queue="none")))) == (
         "there are no queues to go by"
     )
 
@@ -214,8 +223,8 @@ def test_those_go_who_make_room_on_one_node_although_others_would_lose_less():
         replace(lease(4, name), nodes=(node,)) for name, node in (("a", "n1"), ("b", "n1"), ("c", "n2"), ("d", "n2"))
     )
     mine = waiting(8, 9, "mine", priority=5)
-    assert names(chosen(SchedulingState(rules, held), mine, {"a": 1.0, "b": 9.0, "c": 2.0, "d": 7.0})) == ["c", "d"]
-    assert names(chosen(SchedulingState(rules, held), mine, {"a": 1.0, "b": 5.0, "c": 2.0, "d": 7.0})) == ["a", "b"]
+    assert names(chosen(LedgerState(held, queues=rules), mine, {"a": 1.0, "b": 9.0, "c": 2.0, "d": 7.0})) == ["c", "d"]
+    assert names(chosen(LedgerState(held, queues=rules), mine, {"a": 1.0, "b": 5.0, "c": 2.0, "d": 7.0})) == ["a", "b"]
 
 
 def test_only_those_of_the_wanted_type_go():
@@ -223,15 +232,15 @@ def test_only_those_of_the_wanted_type_go():
         {"queues": [{"name": "research", "gpus": {"A100": 4, "T4": 4}, "preempts_lower_priority": True}]}
     )
     held = (lease(4, "a"), lease(4, "t", gpu_type="T4", pool="T4"))
-    assert names(chosen(SchedulingState(rules, held), HIGH, {"a": 9.0, "t": 0.0})) == ["a"]
+    assert names(chosen(LedgerState(held, queues=rules), HIGH, {"a": 9.0, "t": 0.0})) == ["a"]
     untyped = waiting(4, 9, "any", priority=5, gpu_type=None)
-    assert names(chosen(SchedulingState(rules, held), untyped, {"a": 9.0, "t": 0.0})) == ["t"]
+    assert names(chosen(LedgerState(held, queues=rules), untyped, {"a": 9.0, "t": 0.0})) == ["t"]
 
 
 def test_a_gang_larger_than_what_is_usually_weighed_has_as_many_go_as_it_takes():
     count = victims._MAX_WEIGHED_CANDIDATES + 40
     held = tuple(lease(1, f"u{number:03}") for number in range(count + 8))
     mine = waiting(count, 999, "mine", priority=5)
-    found = chosen(SchedulingState(one_queue(count + 8, **OWN), held), mine)
+    found = chosen(LedgerState(held, queues=one_queue(count + 8, **OWN)), mine)
     assert isinstance(found, VictimSelection)
     assert len(found.leases) == count

@@ -16,12 +16,11 @@ from datetime import timedelta
 import pytest
 from support.ledger import NOW, ask, lease, queues, waiting
 from support.world import Clock, fit, gpus, records, world
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
-from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds, attained_level_of
 
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause
@@ -40,7 +39,7 @@ RULES = by_gpu_time()
 
 def first(rules: Queues, *line) -> str:
     """Who of those that each want all GPUs would get them."""
-    state = SchedulingState(rules)
+    state = LedgerState(queues=rules)
     answers = {
         one.request.uid: decide_admission(
             replace(state, pending=tuple(other for other in line if other is not one)), one.request, one.arrival, NOW
@@ -71,7 +70,7 @@ def test_a_lower_level_goes_before_an_earlier_arrival_and_behind_a_higher_priori
 
 
 def test_who_is_behind_less_gpu_time_is_told_so():
-    state = SchedulingState(RULES, pending=(waiting(8, 2, "new", attained=0.5 * HOUR),))
+    state = LedgerState(pending=(waiting(8, 2, "new", attained=0.5 * HOUR),), queues=RULES)
     answer = decide_admission(state, ask(8, "long", attained=20 * HOUR), 1, NOW)
     assert isinstance(answer, Deferred)
     assert (answer.reason, answer.position) == (AdmissionReason.BEHIND_LESS_ATTAINED, 2)
@@ -81,7 +80,7 @@ def test_who_is_behind_less_gpu_time_is_told_so():
 
 
 def test_who_is_behind_one_that_began_earlier_is_told_so():
-    state = SchedulingState(RULES, pending=(waiting(8, 2, "old", attained=HOUR, first_start=100.0),))
+    state = LedgerState(pending=(waiting(8, 2, "old", attained=HOUR, first_start=100.0),), queues=RULES)
     answer = decide_admission(state, ask(8, "young", attained=HOUR, first_start=200.0), 1, NOW)
     assert isinstance(answer, Deferred)
     assert answer.reason is AdmissionReason.BEHIND_EARLIER_REQUEST
@@ -89,8 +88,8 @@ def test_who_is_behind_one_that_began_earlier_is_told_so():
 
 
 def test_positions_in_a_stopped_queue_go_by_the_same_order():
-    state = SchedulingState(
-        by_gpu_time(stopped=True), pending=(waiting(1, 1, "long", attained=9 * HOUR), waiting(1, 2, "new"))
+    state = LedgerState(
+        pending=(waiting(1, 1, "long", attained=9 * HOUR), waiting(1, 2, "new")), queues=by_gpu_time(stopped=True)
     )
     answer = decide_admission(state, ask(1, "mine", attained=2 * HOUR), 3, NOW)
     assert isinstance(answer, Deferred)
@@ -147,5 +146,5 @@ def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path)
 def test_the_stored_ledger_says_it_only_where_there_is_some():
     for one, is_written in ((lease(8, attained=1.5, first_start=9.25), True), (lease(8), False)):
         stored = json.loads(json.dumps(encode_state(LedgerState((one,)))))
-        assert ("attained" in stored["leases"][0]) == is_written
+        assert ("attained" in stored["leases"][0]["request"]) == is_written
         assert decode_state(stored) == LedgerState((one,))

@@ -16,12 +16,12 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, lease, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, PendingRequest
-from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
 from tiphys_plugin.quota.queue import DEFAULT_BACKFILL_HOURS
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_pending
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.decide import decide_pending
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
 
@@ -43,7 +43,7 @@ def asked(hours_ago: float, gpus: int, arrival: int, **changes) -> PendingReques
 
 
 def answer(queues: Queues, leases: tuple[Lease, ...], first: PendingRequest, later: PendingRequest):
-    return decide_pending(SchedulingState(queues, leases, (first,)), later, NOW)
+    return decide_pending(LedgerState(leases, (first,), queues=queues), later, NOW)
 
 
 LATER = asked(0, 2, 9)
@@ -102,7 +102,7 @@ def reasons(admission) -> dict[AdmissionReason, str]:
 
 def test_the_reasons_name_the_bound_and_its_end():
     held, first = (started(5, 5),), asked(1, 8, 1)
-    state = SchedulingState(rules(), held, (LATER,))
+    state = LedgerState(held, (LATER,), queues=rules())
     own = reasons(decide_pending(state, first, NOW))
     assert "until 2026-01-01 01:00:00 UTC (backfill_hours 2)" in own[AdmissionReason.FIRST_IN_LINE]
     closed = reasons(decide_pending(state, asked(3, 8, 1), NOW))
@@ -113,13 +113,13 @@ def test_the_reasons_name_the_bound_and_its_end():
     told = reasons(answer(strict, held, asked(3, 8, 1), LATER))
     assert AdmissionReason.LINE_CLOSED not in told
     preemptible = rules(backfill="preemptible", backfill_hours=DEFAULT_BACKFILL_HOURS)
-    own = reasons(decide_pending(SchedulingState(preemptible, held, ()), first, NOW))
+    own = reasons(decide_pending(LedgerState(held, (), queues=preemptible), first, NOW))
     assert "it may preempt them once they have run for 1200 s" in own[AdmissionReason.FIRST_IN_LINE]
 
 
 def test_a_lease_remembers_when_it_was_asked_for():
-    state = LedgerState(pending=(asked(2, 8, 1, uid="first"),))
-    after, _ = admit_or_queue(state, rules(), state.pending[0].request, NOW, "lease", FORGET_AFTER)
+    state = LedgerState(pending=(asked(2, 8, 1, uid="first"),), queues=rules())
+    after, _ = admit_or_queue(state, state.pending[0].request, NOW, "lease", FORGET_AFTER, SchedulerCache())
     assert after.leases[0].request.first_start == (NOW - timedelta(hours=2)).timestamp()
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from tiphys_plugin.quota.scheduler.changes import find_changes
+from tiphys_plugin.quota.scheduler.changes import RecentChanges, find_changes
 
 SEED = 20_261_123
 
@@ -63,9 +63,11 @@ def test_a_pair_that_was_compared_before_has_the_same_changes():
     before = (Item(), Item())
     after = (before[0], Item(), Item())
     others = [(Item(),) for _ in range(20)]
-    expected = find_changes(before, after)
-    assert find_changes(before, after) == expected == ((before[1],), after[1:])
-    assert find_changes(after, before) == (after[1:], (before[1],))
+    changes = RecentChanges()
+    expected = changes.find(before, after)
+    assert changes.find(before, after) is expected
+    assert expected == ((before[1],), after[1:])
+    assert changes.find(after, before) == (after[1:], (before[1],))
     for other in others:
-        assert find_changes(other, after) == (other, after)
-    assert find_changes(before, after) == expected
+        assert changes.find(other, after) == (other, after)
+    assert changes.find(before, after) == expected

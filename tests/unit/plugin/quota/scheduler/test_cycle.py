@@ -15,10 +15,18 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, cohort, deferral, lease, queues, strict, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, PreemptionNotice, Rejected
+from tiphys_plugin.quota.lease import (
+    AdmissionReason,
+    Admitted,
+    Deferred,
+    EndedUsage,
+    LedgerState,
+    PreemptionNotice,
+    Rejected,
+)
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, decide_pending
+from tiphys_plugin.quota.scheduler.decide import decide_admission, decide_pending
 
 EIGHT = queues(research={"A100": 8})
 PAIR = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}})
@@ -26,28 +34,28 @@ STRICT = strict(EIGHT)
 HOUR = 3600
 
 
-def decided(state: SchedulingState, request, arrival: int = 100):
+def decided(state: LedgerState, request, arrival: int = 100):
     return decide_admission(state, request, arrival, NOW)
 
 
-def admits(state: SchedulingState, request, arrival: int = 100) -> bool:
+def admits(state: LedgerState, request, arrival: int = 100) -> bool:
     return isinstance(decided(state, request, arrival), Admitted)
 
 
 def test_a_queue_takes_what_its_cohort_does_not_use():
-    assert admits(SchedulingState(PAIR, (lease(8),)), ask(8))
-    assert not admits(SchedulingState(PAIR, (lease(8), lease(1, "b", queue="nightly"))), ask(8))
+    assert admits(LedgerState((lease(8),), queues=PAIR), ask(8))
+    assert not admits(LedgerState((lease(8), lease(1, "b", queue="nightly")), queues=PAIR), ask(8))
 
 
 def test_a_queue_without_a_cohort_borrows_nothing():
     alone = queues(research={"A100": 8}, nightly={"A100": 8})
-    assert not admits(SchedulingState(alone, (lease(8),)), ask(1))
+    assert not admits(LedgerState((lease(8),), queues=alone), ask(1))
 
 
 @pytest.mark.parametrize(("asked", "admitted"), [(4, True), (5, False)])
 def test_no_more_is_borrowed_than_the_borrowing_limit(asked, admitted):
     rules = cohort(research={"gpus": {"A100": 8}, "borrowing_limit": {"A100": 4}}, nightly={"gpus": {"A100": 8}})
-    answer = decided(SchedulingState(rules, (lease(8),)), ask(asked))
+    answer = decided(LedgerState((lease(8),), queues=rules), ask(asked))
     assert isinstance(answer, Admitted) is admitted
     if not admitted:
         assert answer.reason is AdmissionReason.BORROWING_LIMIT_REACHED
@@ -56,7 +64,7 @@ def test_no_more_is_borrowed_than_the_borrowing_limit(asked, admitted):
 @pytest.mark.parametrize(("asked", "admitted"), [(3, True), (4, False)])
 def test_no_more_is_lent_than_the_lending_limit(asked, admitted):
     rules = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}, "lending_limit": {"A100": 3}})
-    answer = decided(SchedulingState(rules, (lease(8),)), ask(asked))
+    answer = decided(LedgerState((lease(8),), queues=rules), ask(asked))
     assert isinstance(answer, Admitted) is admitted
     if not admitted:
         assert answer.reason is AdmissionReason.WAITING_FOR_QUOTA
@@ -67,71 +75,71 @@ def test_no_more_is_lent_than_the_lending_limit(asked, admitted):
 
 def test_what_a_queue_keeps_for_itself_is_there_whatever_the_others_hold():
     rules = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}, "lending_limit": {"A100": 3}})
-    greedy = SchedulingState(rules, (lease(11),), (waiting(4, 1, priority=99),))
+    greedy = LedgerState((lease(11),), (waiting(4, 1, priority=99),), queues=rules)
     assert admits(greedy, ask(5, queue="nightly"))
     assert not admits(greedy, ask(6, queue="nightly"))
 
 
 def test_what_even_the_whole_cohort_cannot_lend_is_rejected():
-    answer = decided(SchedulingState(PAIR), ask(17))
+    answer = decided(LedgerState(queues=PAIR), ask(17))
     assert isinstance(answer, Rejected)
     assert "queue research may hold at most 16, borrowed ones included" in answer.message
 
 
 def test_a_stopped_queue_admits_nobody_and_lends_what_it_has():
     rules = cohort(research={"gpus": {"A100": 8}, "stopped": True}, nightly={"gpus": {"A100": 8}})
-    answer = decided(SchedulingState(rules, (), (waiting(1, 1),)), ask(1))
+    answer = decided(LedgerState((), (waiting(1, 1),), queues=rules), ask(1))
     assert isinstance(answer, Deferred)
     assert (answer.reason, answer.position) == (AdmissionReason.QUEUE_STOPPED, 2)
-    assert admits(SchedulingState(rules, (), (waiting(16, 1, priority=9),)), ask(16, queue="nightly"))
+    assert admits(LedgerState((), (waiting(16, 1, priority=9),), queues=rules), ask(16, queue="nightly"))
 
 
 def test_who_stays_within_its_quota_goes_before_who_borrows():
     borrower = waiting(16, 1, queue="nightly", priority=50)
-    assert admits(SchedulingState(PAIR, (), (borrower,)), ask(8), arrival=2)
-    answer = decided(SchedulingState(PAIR, (), (waiting(8, 2),)), ask(16, queue="nightly", priority=50), arrival=1)
+    assert admits(LedgerState((), (borrower,), queues=PAIR), ask(8), arrival=2)
+    answer = decided(LedgerState((), (waiting(8, 2),), queues=PAIR), ask(16, queue="nightly", priority=50), arrival=1)
     assert deferral(answer) is AdmissionReason.BEHIND_SMALLER_SHARE
 
 
 def test_of_two_that_borrow_the_queue_that_uses_less_goes_first():
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     held = (lease(4, queue="a"),)
-    assert not admits(SchedulingState(rules, held, (waiting(4, 9, queue="b"),)), ask(4, queue="a"), arrival=1)
-    answer = decided(SchedulingState(rules, held, (waiting(4, 9, queue="b"),)), ask(4, queue="a"), arrival=1)
+    assert not admits(LedgerState(held, (waiting(4, 9, queue="b"),), queues=rules), ask(4, queue="a"), arrival=1)
+    answer = decided(LedgerState(held, (waiting(4, 9, queue="b"),), queues=rules), ask(4, queue="a"), arrival=1)
     assert answer.reason is AdmissionReason.BEHIND_SMALLER_SHARE
-    assert admits(SchedulingState(rules, held, (waiting(4, 1, queue="a"),)), ask(4, queue="b"), arrival=9)
+    assert admits(LedgerState(held, (waiting(4, 1, queue="a"),), queues=rules), ask(4, queue="b"), arrival=9)
 
 
 def test_weight_is_how_much_more_a_queue_may_use():
     rules = cohort(a={"gpus": {"A100": 0}, "weight": 4}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 16}})
     held = (lease(6, "a", queue="a"), lease(2, "b", queue="b"))
-    assert admits(SchedulingState(rules, held, (waiting(8, 1, queue="b"),)), ask(8, queue="a"), arrival=9)
+    assert admits(LedgerState(held, (waiting(8, 1, queue="b"),), queues=rules), ask(8, queue="a"), arrival=9)
 
 
 def test_what_was_used_lately_counts_and_is_forgotten():
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     rival = (waiting(8, 9, queue="b"),)
     recent = (EndedUsage("a", "A100", 8.0, NOW - timedelta(hours=1)),)
-    assert not admits(SchedulingState(rules, (), rival, recent), ask(8, queue="a"), arrival=1)
+    assert not admits(LedgerState((), rival, recent, queues=rules), ask(8, queue="a"), arrival=1)
     both = (*recent, EndedUsage("b", "A100", 8.0, NOW - timedelta(minutes=1)))
-    assert admits(SchedulingState(rules, (), rival, both), ask(8, queue="a"), arrival=1)
+    assert admits(LedgerState((), rival, both, queues=rules), ask(8, queue="a"), arrival=1)
 
 
 def test_a_burst_is_not_let_in_before_its_use_is_counted():
     """Everybody of queue a asks at once; b, which asks last, is served before the second of a."""
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     burst = tuple(waiting(4, arrival, queue="a") for arrival in range(1, 6))
-    assert admits(SchedulingState(rules, (), burst), ask(4, queue="b"), arrival=9)
+    assert admits(LedgerState((), burst, queues=rules), ask(4, queue="b"), arrival=9)
     late = (*burst[1:], waiting(4, 9, queue="b"))
-    assert admits(SchedulingState(rules, (), late), burst[0].request, arrival=1)
+    assert admits(LedgerState((), late, queues=rules), burst[0].request, arrival=1)
     assert not admits(
-        SchedulingState(rules, (), (burst[0], *burst[2:], waiting(4, 9, queue="b"))), burst[1].request, arrival=2
+        LedgerState((), (burst[0], *burst[2:], waiting(4, 9, queue="b")), queues=rules), burst[1].request, arrival=2
     )
 
 
 def test_a_short_one_starts_before_the_one_that_cannot_start_yet():
     running = (lease(6, seconds=2 * HOUR),)
-    state = SchedulingState(EIGHT, running, (waiting(8, 1),))
+    state = LedgerState(running, (waiting(8, 1),), queues=EIGHT)
     assert admits(state, ask(2, seconds=HOUR))
     answer = decided(state, ask(2, seconds=3 * HOUR))
     assert isinstance(answer, Deferred)
@@ -145,26 +153,26 @@ def test_a_short_one_starts_before_the_one_that_cannot_start_yet():
 
 def test_a_long_one_starts_before_it_if_enough_will_be_left():
     running = (lease(4, seconds=HOUR), lease(2, "b", seconds=HOUR))
-    state = SchedulingState(EIGHT, running, (waiting(6, 1),))
+    state = LedgerState(running, (waiting(6, 1),), queues=EIGHT)
     assert admits(state, ask(2)), "8 will be free, and 6 are enough"
-    assert not admits(SchedulingState(EIGHT, running, (waiting(7, 1),)), ask(2))
+    assert not admits(LedgerState(running, (waiting(7, 1),), queues=EIGHT), ask(2))
 
 
 def test_two_that_start_before_it_do_not_delay_it_together():
     running = (lease(4, seconds=HOUR),)
-    state = SchedulingState(EIGHT, running, (waiting(6, 1), waiting(2, 2)))
+    state = LedgerState(running, (waiting(6, 1), waiting(2, 2)), queues=EIGHT)
     answer = decided(state, ask(2), arrival=3)
     assert deferral(answer) is AdmissionReason.RESERVED, "the second has taken the two that the first leaves over"
 
 
 def test_without_a_known_end_nobody_starts_before_it():
-    state = SchedulingState(STRICT, (lease(6),), (waiting(8, 1),))
+    state = LedgerState((lease(6),), (waiting(8, 1),), queues=STRICT)
     assert not admits(state, ask(1, seconds=60))
 
 
 def test_an_end_that_has_passed_is_not_known():
     overrun = lease(6, seconds=60)
-    state = SchedulingState(STRICT, (overrun,), (waiting(8, 1),))
+    state = LedgerState((overrun,), (waiting(8, 1),), queues=STRICT)
     assert isinstance(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=30)), Admitted)
     assert (
         deferral(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=90)))
@@ -173,17 +181,17 @@ def test_an_end_that_has_passed_is_not_known():
 
 
 def test_the_one_that_waits_is_told_when_it_will_start():
-    answer = decided(SchedulingState(EIGHT, (lease(6, seconds=HOUR),)), ask(8))
+    answer = decided(LedgerState((lease(6, seconds=HOUR),), queues=EIGHT), ask(8))
     assert isinstance(answer, Deferred)
     assert answer.expected_start == NOW + timedelta(hours=1)
     assert answer.message.endswith("position 1, expected to start by 2026-01-01 01:00:00 UTC")
-    assert decided(SchedulingState(EIGHT, (lease(6),)), ask(8)).expected_start is None
+    assert decided(LedgerState((lease(6),), queues=EIGHT), ask(8)).expected_start is None
 
 
 def test_all_reasons_are_given_and_the_heaviest_first():
     stocked = queues({"A100": {"count": 8}}, research={"A100": 8}, nightly={"A100": 8})
     held = (lease(8, queue="research"),)
-    answer = decided(SchedulingState(stocked, held, (waiting(2, 1),)), ask(4))
+    answer = decided(LedgerState(held, (waiting(2, 1),), queues=stocked), ask(4))
     assert [one.reason for one in answer.reasons] == [
         AdmissionReason.WAITING_FOR_QUOTA,
         AdmissionReason.WAITING_FOR_INVENTORY,
@@ -194,7 +202,7 @@ def test_all_reasons_are_given_and_the_heaviest_first():
 
 def test_one_that_waits_for_its_own_quota_keeps_nothing_from_other_queues():
     stocked = queues({"A100": {"count": 16}}, research={"A100": 8}, nightly={"A100": 8})
-    state = SchedulingState(stocked, (lease(8),), (waiting(8, 1, priority=99),))
+    state = LedgerState((lease(8),), (waiting(8, 1, priority=99),), queues=stocked)
     assert admits(state, ask(8, queue="nightly"))
 
 
@@ -204,7 +212,7 @@ def leaving(gpus: int, uid: str, whom: str, **changes):
 
 
 def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
-    state = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(4, 1, "other", priority=9),))
+    state = LedgerState((leaving(8, "victim", whom="first"),), (waiting(4, 1, "other", priority=9),), queues=EIGHT)
     answer = decided(state, ask(8, "first"), arrival=2)
     assert isinstance(answer, Deferred), "nothing is free before it is gone"
     assert (answer.position, answer.expected_start) == (1, NOW + timedelta(minutes=2))
@@ -215,20 +223,20 @@ def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
 @pytest.mark.parametrize(("gpus", "subject"), [((4, 4), " and 1 other were"), ((4, 2, 2), " and 2 others were")])
 def test_the_message_counts_the_trainings_that_were_asked_to_go(gpus, subject):
     victims = tuple(leaving(count, f"victim-{number}", whom="first") for number, count in enumerate(gpus))
-    answer = decided(SchedulingState(EIGHT, victims), ask(8, "first"))
+    answer = decided(LedgerState(victims, queues=EIGHT), ask(8, "first"))
     assert answer.message.startswith(f"run-victim-0/fit{subject} asked to save and go at 00:00:00")
 
 
 def test_the_cache_of_request_shapes_is_bounded_and_changes_no_decision(monkeypatch):
-    monkeypatch.setattr(pools, "_ELIGIBLE_POOLS_CACHE_SIZE", 2)
+    monkeypatch.setattr(pools, "MAX_CACHED_SHAPES", 2)
     rules = queues(research={"A100": 8})
-    admitted = [admits(SchedulingState(rules, ()), ask(count)) for count in range(1, 13)]
+    admitted = [admits(LedgerState((), queues=rules), ask(count)) for count in range(1, 13)]
     assert admitted == [True] * 8 + [False] * 4
     assert len(rules.pool_options_caches[0]) <= 2
 
 
 def test_nobody_takes_what_has_come_free_for_another():
-    state = SchedulingState(EIGHT, (leaving(4, "victim", whom="first"),), (waiting(8, 2, "first"),))
+    state = LedgerState((leaving(4, "victim", whom="first"),), (waiting(8, 2, "first"),), queues=EIGHT)
     answer = decided(state, ask(2, "quick", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
     assert answer.reason is AdmissionReason.RESERVED
@@ -239,7 +247,7 @@ def test_nobody_takes_what_has_come_free_for_another():
 
 
 def test_who_has_to_wait_as_well_is_told_why_another_goes_first():
-    state = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),))
+    state = LedgerState((leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),), queues=EIGHT)
     answer = decided(state, ask(8, "other", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
     assert "behind run-first/fit (8 A100, for which GPUs are kept)" in answer.reasons[1].message
@@ -249,7 +257,7 @@ def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves(
     """The four free ones are those that left for ``first``; nothing says so any more, but that it came before."""
     queue = {"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}
     rules = Queues.model_validate({"queues": [queue]})
-    state = SchedulingState(rules, (leaving(4, "victim", whom="second"),), (waiting(4, 2, "second", priority=9),))
+    state = LedgerState((leaving(4, "victim", whom="second"),), (waiting(4, 2, "second", priority=9),), queues=rules)
     assert admits(state, ask(4, "first", priority=9), arrival=1)
     assert not admits(state, ask(4, "late", priority=99), arrival=3), "who came later takes nothing from the second"
     assert not admits(state, ask(4, "low"), arrival=1), "nor does one that was behind it"
@@ -259,7 +267,7 @@ def test_of_two_that_are_promised_gpus_the_higher_priority_goes_first_and_the_ot
     stocked = queues({"A100": {"count": 8}}, a={"A100": 8}, b={"A100": 8})
     low = replace(waiting(8, 1, "low", queue="a", priority=5), promised_at=NOW)
     high = replace(waiting(8, 2, "high", queue="b", priority=9), promised_at=NOW)
-    state = SchedulingState(stocked, (), (low, high))
+    state = LedgerState((), (low, high), queues=stocked)
     assert isinstance(decide_pending(state, high, NOW), Admitted)
     answer = decide_pending(state, low, NOW)
     assert isinstance(answer, Deferred)
@@ -267,7 +275,7 @@ def test_of_two_that_are_promised_gpus_the_higher_priority_goes_first_and_the_ot
 
 
 def test_who_should_be_gone_and_is_not_holds_on():
-    late = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),))
+    late = LedgerState((leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),), queues=EIGHT)
     answer = decide_admission(late, ask(1, "other"), 2, NOW + timedelta(minutes=3))
     assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA
     assert answer.expected_start is None

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, cohort, lease
-from tiphys_plugin.quota.lease import EndedUsage
+from tiphys_plugin.quota.lease import EndedUsage, LedgerState
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, FairShares, add_ended_usage
 
@@ -45,7 +45,7 @@ def test_what_is_over_is_forgotten_by_half_in_each_half_life():
 def test_the_end_of_a_lease_takes_away_what_it_held_and_nothing_of_what_it_has_used():
     held = lease(8, queue="a")
     then = NOW + DAY
-    past = add_ended_usage((), [held], RULES, then)
+    past = add_ended_usage(LedgerState(queues=RULES), [held], then)
     assert past == (EndedUsage("a", "A100", 4.0, then),)
     assert share(A, (), past, then) == pytest.approx(share(A, (held,), (), then) - 8 / 16)
 
@@ -53,8 +53,10 @@ def test_the_end_of_a_lease_takes_away_what_it_held_and_nothing_of_what_it_has_u
 def test_ends_add_up_however_they_are_told():
     first, second = lease(2, "x", queue="a"), lease(4, "y", queue="a")
     later = NOW + timedelta(hours=7)
-    together = add_ended_usage((), [first, second], RULES, later)
-    one_by_one = add_ended_usage(add_ended_usage((), [first], RULES, later), [second], RULES, later)
+    state = LedgerState(queues=RULES)
+    together = add_ended_usage(state, [first, second], later)
+    state = replace(state, history=add_ended_usage(state, [first], later))
+    one_by_one = add_ended_usage(state, [second], later)
     assert [one.gpus for one in together] == pytest.approx([one.gpus for one in one_by_one], abs=1e-3)
 
 
@@ -68,8 +70,9 @@ def test_usage_that_is_carried_on_is_that_which_would_be_counted_anew():
 
 
 def test_what_is_nearly_forgotten_takes_no_room():
-    assert add_ended_usage((EndedUsage("a", "A100", 8.0, NOW),), [], RULES, NOW + 20 * DAY) == ()
+    state = LedgerState(history=(EndedUsage("a", "A100", 8.0, NOW),), queues=RULES)
+    assert add_ended_usage(state, [], NOW + 20 * DAY) == ()
 
 
 def test_without_queues_nothing_is_compared():
-    assert add_ended_usage((), [lease(8)], None, NOW + DAY) == ()
+    assert add_ended_usage(LedgerState(), [lease(8)], NOW + DAY) == ()

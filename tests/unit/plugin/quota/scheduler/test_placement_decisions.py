@@ -16,9 +16,9 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 from support.ledger import NOW, ask, deferral, lease, waiting
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LedgerState, Rejected
 from tiphys_plugin.quota.queues import Queues, parse_queues
-from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 from tiphys.errors import UsageError
 
@@ -38,19 +38,19 @@ def on(node: str, gpus: int, uid: str, **changes) -> Lease:
     return Lease(uid, ask(gpus, uid, **changes), "A100", NOW, NOW, (node,))
 
 
-def decided(state: SchedulingState, request, arrival: int = 100):
+def decided(state: LedgerState, request, arrival: int = 100):
     return decide_admission(state, request, arrival, NOW)
 
 
 def test_a_pod_takes_the_node_with_the_smallest_free_capacity_that_fits():
-    state = SchedulingState(cluster(8, 8, 8), (on("n1", 4, "a"), on("n2", 6, "b")))
+    state = LedgerState((on("n1", 4, "a"), on("n2", 6, "b")), queues=cluster(8, 8, 8))
     assert decided(state, ask(2)) == Admitted("", "A100", nodes=("n2",))
     assert decided(state, ask(4)) == Admitted("", "A100", nodes=("n1",))
     assert decided(state, ask(5)) == Admitted("", "A100", nodes=("n3",))
 
 
 def test_scattered_gpus_are_told_from_missing_ones():
-    state = SchedulingState(cluster(8, 8), (on("n1", 4, "a"), on("n2", 5, "b")))
+    state = LedgerState((on("n1", 4, "a"), on("n2", 5, "b")), queues=cluster(8, 8))
     answer = decided(state, ask(6))
     assert isinstance(answer, Deferred)
     assert answer.reason is AdmissionReason.GANG_FRAGMENTED
@@ -58,9 +58,9 @@ def test_scattered_gpus_are_told_from_missing_ones():
 
 
 def test_a_gang_gets_a_node_for_each_member_or_nothing():
-    state = SchedulingState(cluster(8, 8, 8), (on("n1", 1, "a"),))
+    state = LedgerState((on("n1", 1, "a"),), queues=cluster(8, 8, 8))
     assert decided(state, ask(16, members=2)) == Admitted("", "A100", nodes=("n2", "n3"))
-    answer = decided(SchedulingState(cluster(8, 8, 8), (on("n1", 1, "a"), on("n2", 1, "b"))), ask(16, members=2))
+    answer = decided(LedgerState((on("n1", 1, "a"), on("n2", 1, "b")), queues=cluster(8, 8, 8)), ask(16, members=2))
     assert isinstance(answer, Deferred)
     assert "1 of 2 pods find room" in answer.message
 
@@ -69,15 +69,15 @@ def test_a_tensor_parallel_group_stays_in_its_nvlink_domain():
     rules = cluster(8, 8, 8, 8, nvlink_domain=["d1", "d1", "d2", "d2"])
     group = {"members": 2, "tensor_parallel": 2}
     one_each = (on("n1", 8, "a"), on("n3", 8, "b"))
-    answer = decided(SchedulingState(rules, one_each), ask(16, **group))
+    answer = decided(LedgerState(one_each, queues=rules), ask(16, **group))
     assert isinstance(answer, Deferred)
     assert answer.reason is AdmissionReason.TOPOLOGY_PLACEMENT_FAILED
-    assert decided(SchedulingState(rules, one_each), ask(16, members=2)).nodes == ("n2", "n4")
-    assert set(decided(SchedulingState(rules, one_each[:1]), ask(16, **group)).nodes) == {"n3", "n4"}
+    assert decided(LedgerState(one_each, queues=rules), ask(16, members=2)).nodes == ("n2", "n4")
+    assert set(decided(LedgerState(one_each[:1], queues=rules), ask(16, **group)).nodes) == {"n3", "n4"}
 
 
 def test_what_no_node_can_hold_is_rejected_with_what_one_can():
-    answer = decided(SchedulingState(cluster(8, 4)), ask(12))
+    answer = decided(LedgerState(queues=cluster(8, 4)), ask(12))
     assert isinstance(answer, Rejected)
     assert "12 A100 can never be had" in answer.message
     assert "ask for at most 8 on one node, or for several nodes" in answer.message
@@ -85,9 +85,9 @@ def test_what_no_node_can_hold_is_rejected_with_what_one_can():
 
 def test_a_cordoned_node_gives_nothing_new_and_may_come_back():
     rules = cluster(8, 8)
-    assert isinstance(decided(SchedulingState(rules, (on("n2", 4, "a"),)), ask(8)), Admitted)
+    assert isinstance(decided(LedgerState((on("n2", 4, "a"),), queues=rules), ask(8)), Admitted)
     nodes = [node.model_copy(update={"cordoned": node.name == "n1"}) for node in rules.nodes or ()]
-    state = SchedulingState(rules.with_nodes(nodes), (on("n2", 4, "a"),))
+    state = LedgerState((on("n2", 4, "a"),), queues=rules.with_nodes(nodes))
     answer = decided(state, ask(8))
     assert isinstance(answer, Deferred), "it is not impossible for ever"
     assert "8 more are free on cordoned nodes" in answer.message
@@ -95,14 +95,14 @@ def test_a_cordoned_node_gives_nothing_new_and_may_come_back():
 
 def test_a_start_is_expected_when_a_node_comes_free_and_not_when_enough_do():
     ends = (on("n1", 4, "a", seconds=60), on("n2", 4, "b", seconds=600), on("n1", 4, "c", seconds=1200))
-    answer = decided(SchedulingState(cluster(8, 8), ends), ask(8))
+    answer = decided(LedgerState(ends, queues=cluster(8, 8)), ask(8))
     assert answer.expected_start == NOW + timedelta(seconds=600)
 
 
 def test_who_would_take_the_node_that_is_kept_has_to_wait():
-    state = SchedulingState(cluster(8, 8), (on("n1", 8, "a", seconds=600), on("n2", 4, "b")), (waiting(8, 1),))
+    state = LedgerState((on("n1", 8, "a", seconds=600), on("n2", 4, "b")), (waiting(8, 1),), queues=cluster(8, 8))
     assert isinstance(decided(state, ask(4, seconds=3600)), Admitted), "n2 is of no use to the one that waits"
-    state = SchedulingState(cluster(8, 8), (on("n1", 4, "a", seconds=600), on("n2", 8, "b")), (waiting(8, 1),))
+    state = LedgerState((on("n1", 4, "a", seconds=600), on("n2", 8, "b")), (waiting(8, 1),), queues=cluster(8, 8))
     answer = decided(state, ask(4, seconds=3600))
     assert isinstance(answer, Deferred)
     assert answer.reason is AdmissionReason.RESERVED
@@ -111,8 +111,8 @@ def test_who_would_take_the_node_that_is_kept_has_to_wait():
 
 def test_fragmentation_keeps_whole_what_is_usually_asked_for():
     rules = cluster(8, 3, placement="fragmentation", typical_gpus={3: 1.0})
-    assert decided(SchedulingState(rules), ask(2)).nodes == ("n1",), "of n2 nothing would be left that is of use"
-    assert decided(SchedulingState(cluster(8, 3)), ask(2)).nodes == ("n2",)
+    assert decided(LedgerState(queues=rules), ask(2)).nodes == ("n1",), "of n2 nothing would be left that is of use"
+    assert decided(LedgerState(queues=cluster(8, 3)), ask(2)).nodes == ("n2",)
 
 
 @pytest.mark.parametrize("placement", ["best-fit", "fragmentation"])
@@ -122,7 +122,7 @@ def test_a_request_without_a_type_leaves_the_type_that_is_usually_asked_for(plac
     for wanted, taken in (("A100", "H100"), ("H100|B200", "A100")):
         rules = {"queues": [queue], "nodes": nodes, "placement": placement, "typical_gpus": {1: 9, f"1 {wanted}": 1}}
         for stored in (rules, json.loads(Queues.model_validate(rules).model_dump_json())):
-            assert decided(SchedulingState(Queues.model_validate(stored)), ask(1, gpu_type=None)).nodes == (taken,)
+            assert decided(LedgerState(queues=Queues.model_validate(stored)), ask(1, gpu_type=None)).nodes == (taken,)
 
 
 def test_a_typical_request_for_a_type_is_one_for_its_flavors():
@@ -132,7 +132,7 @@ def test_a_typical_request_for_a_type_is_one_for_its_flavors():
     rules = {"queues": [{"name": "research", "gpus": {"h-rent": 9}}], "flavors": flavors, "nodes": nodes}
     for typical, taken in (({"4 H100": 1}, "n5"), ({"4 A100": 1}, "n4")):
         chosen = Queues.model_validate({**rules, "placement": "fragmentation", "typical_gpus": typical})
-        assert decided(SchedulingState(chosen), ask(1, gpu_type="H100")).nodes == (taken,)
+        assert decided(LedgerState(queues=chosen), ask(1, gpu_type="H100")).nodes == (taken,)
 
 
 def test_typical_requests_for_the_same_types_are_added():
@@ -140,7 +140,7 @@ def test_typical_requests_for_the_same_types_are_added():
     rules = {"queues": [{"name": "research", "gpus": {"*": 24}}], "nodes": nodes}
     typical = {"1 T4|A100": 2, "1 A100|T4": 2, "1 H100": 1.5}
     chosen = Queues.model_validate({**rules, "typical_gpus": typical})
-    assert decided(SchedulingState(chosen), ask(1, gpu_type=None)).nodes == ("H100",)
+    assert decided(LedgerState(queues=chosen), ask(1, gpu_type=None)).nodes == ("H100",)
 
 
 @pytest.mark.parametrize("key", ["A100", "0 A100", "8 A100|", "8  A100", "-1", "1.5", "99999 A100"])
@@ -150,7 +150,7 @@ def test_a_typical_request_that_is_none_is_refused_by_name(key):
 
 
 def test_a_lease_of_a_time_without_nodes_counts_among_all():
-    state = SchedulingState(cluster(8), (lease(4),))
+    state = LedgerState((lease(4),), queues=cluster(8))
     assert isinstance(decided(state, ask(4)), Admitted)
     assert deferral(decided(state, ask(5))) is AdmissionReason.WAITING_FOR_INVENTORY
 

@@ -9,7 +9,8 @@ from support.ledger import NOW, waiting
 from tiphys_plugin.quota.lease import PendingRequest
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.snapshot import PendingQueues, get_pending_queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.pending_queues import PendingQueues
 
 RULES = Queues.model_validate(
     {
@@ -57,8 +58,8 @@ def changed(source: random.Random, one: PendingRequest) -> PendingRequest:
 
 @pytest.mark.parametrize("cached_shapes", [4096, 2])
 def test_pending_queues_are_updated_by_added_removed_and_changed_requests(monkeypatch, cached_shapes):
-    monkeypatch.setattr(pools, "_ELIGIBLE_POOLS_CACHE_SIZE", cached_shapes)
-    rules = Queues.model_validate(RULES.model_dump(exclude_unset=True))
+    monkeypatch.setattr(pools, "MAX_CACHED_SHAPES", cached_shapes)
+    rules, cache = Queues.model_validate(RULES.model_dump(exclude_unset=True)), SchedulerCache()
     source, number = random.Random(20_261_122), 60
     line = [newcomer(source, number) for number in range(1, 61)]
     for _ in range(300):
@@ -68,27 +69,27 @@ def test_pending_queues_are_updated_by_added_removed_and_changed_requests(monkey
         for _ in range(min(len(line), source.choice([0, 1, 2, 4]))):
             line.pop(source.randrange(len(line)))
         line = [changed(source, one) if source.random() < 0.02 else one for one in line]
-        kept = get_pending_queues(rules, tuple(line))
+        kept = cache.sort_pending(rules, tuple(line))
         assert shown(kept) == shown(PendingQueues(rules, line))
         assert kept.has_promises == any(one.promised_at for one in line)
 
 
 def test_a_later_seen_at_changes_no_pending_queue():
-    line = tuple(waiting(1, number, queue="a") for number in range(1, 6))
+    line, cache = tuple(waiting(1, number, queue="a") for number in range(1, 6)), SchedulerCache()
     later = tuple(replace(one, seen_at=one.seen_at + timedelta(seconds=5)) for one in line)
-    kept = get_pending_queues(RULES, line)
-    assert get_pending_queues(RULES, later) is kept
-    assert get_pending_queues(RULES, line, later[2]) is kept
+    kept = cache.sort_pending(RULES, line)
+    assert cache.sort_pending(RULES, later) is kept
+    assert cache.sort_pending(RULES, line, later[2]) is kept
 
 
 def test_the_request_itself_is_added_or_takes_the_place_of_its_earlier_version():
-    source = random.Random(20_261_123)
+    source, cache = random.Random(20_261_123), SchedulerCache()
     line = tuple(newcomer(source, number) for number in range(1, 41))
     for own in source.sample(line, 20):
         others = tuple(one for one in line if one is not own)
         again = changed(source, own)
         now = tuple(again if one is own else one for one in line)
         for pending in (line, others):
-            assert shown(get_pending_queues(RULES, pending, again)) == shown(PendingQueues(RULES, now))
-        known = get_pending_queues(RULES, others, again)
-        assert get_pending_queues(RULES, others, again) is known
+            assert shown(cache.sort_pending(RULES, pending, again)) == shown(PendingQueues(RULES, now))
+        known = cache.sort_pending(RULES, others, again)
+        assert cache.sort_pending(RULES, others, again) is known

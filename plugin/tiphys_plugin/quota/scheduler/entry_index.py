@@ -6,7 +6,6 @@ right too; it only takes longer.
 """
 
 import heapq
-import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from typing import Generic, TypeVar
 
 from tiphys_plugin.quota.lease import Lease, PendingRequest
 from tiphys_plugin.quota.queues import QueueRules, Queues
-from tiphys_plugin.quota.scheduler.changes import find_changes
+from tiphys_plugin.quota.scheduler.changes import RecentChanges
 
 _Entry = TypeVar("_Entry", Lease, PendingRequest)
 _arrival = attrgetter("arrival")
@@ -26,10 +25,10 @@ _SPARE_TIMES = 10_000
 
 
 class EntryIndex(Generic[_Entry]):
-    """Entries by step, and their number by namespace. Thread-safe."""
+    """Entries by step, and their number by namespace. ``changes`` finds what differs between two states."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, changes: RecentChanges) -> None:
+        self._changes = changes
         self._entries: tuple[_Entry, ...] = ()
         self._by_step: dict[tuple[str, str], list[_Entry]] = {}
         self._namespaces: Counter[str] = Counter()
@@ -37,69 +36,65 @@ class EntryIndex(Generic[_Entry]):
 
     def find(self, entries: tuple[_Entry, ...], workflow_step: tuple[str, str]) -> list[_Entry]:
         """The entries of a step."""
-        with self._lock:
-            self._follow(entries)
-            return list(self._by_step.get(workflow_step, ()))
+        self._follow(entries)
+        return list(self._by_step.get(workflow_step, ()))
 
     def count(self, entries: tuple[_Entry, ...], namespace: str) -> int:
         """Number of the entries of a namespace."""
-        with self._lock:
-            self._follow(entries)
-            return self._namespaces[namespace]
+        self._follow(entries)
+        return self._namespaces[namespace]
 
     def sum_gpus(self, entries: tuple[_Entry, ...]) -> Counter[str]:
         """GPUs of the entries of each queue that has any."""
-        with self._lock:
-            self._follow(entries)
-            return +self._gpus
+        self._follow(entries)
+        return +self._gpus
 
     def _follow(self, entries: tuple[_Entry, ...]) -> None:
-        removed, added = find_changes(self._entries, entries)
+        removed, added = self._changes.find(self._entries, entries)
         self._entries = entries
-        for one in removed:
-            self._remove(one)
-        for one in added:
-            self._add(one)
+        for entry in removed:
+            self._remove(entry)
+        for entry in added:
+            self._add(entry)
 
-    def _add(self, one: _Entry) -> None:
-        self._by_step.setdefault(one.request.workflow_step, []).append(one)
-        self._namespaces[one.request.namespace] += 1
-        self._gpus[one.request.queue] += one.request.gpus
+    def _add(self, entry: _Entry) -> None:
+        self._by_step.setdefault(entry.request.workflow_step, []).append(entry)
+        self._namespaces[entry.request.namespace] += 1
+        self._gpus[entry.request.queue] += entry.request.gpus
 
-    def _remove(self, one: _Entry) -> None:
-        step = one.request.workflow_step
-        if of_step := [other for other in self._by_step.pop(step, ()) if other != one]:
+    def _remove(self, entry: _Entry) -> None:
+        step = entry.request.workflow_step
+        if of_step := [other for other in self._by_step.pop(step, ()) if other != entry]:
             self._by_step[step] = of_step
-        self._namespaces[one.request.namespace] -= 1
-        self._gpus[one.request.queue] -= one.request.gpus
+        self._namespaces[entry.request.namespace] -= 1
+        self._gpus[entry.request.queue] -= entry.request.gpus
 
 
 class LeaseIndex(EntryIndex[Lease]):
     """Also finds a lease by its id."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, changes: RecentChanges) -> None:
+        super().__init__(changes)
         self._by_id: dict[str, Lease] = {}
 
     def find_by_id(self, leases: tuple[Lease, ...], lease_id: str) -> Lease | None:
-        with self._lock:
-            self._follow(leases)
-            return self._by_id.get(lease_id)
+        self._follow(leases)
+        return self._by_id.get(lease_id)
 
-    def _add(self, one: Lease) -> None:
-        super()._add(one)
-        self._by_id[one.id] = one
+    def _add(self, entry: Lease) -> None:
+        super()._add(entry)
+        self._by_id[entry.id] = entry
 
-    def _remove(self, one: Lease) -> None:
-        super()._remove(one)
-        del self._by_id[one.id]
+    def _remove(self, entry: Lease) -> None:
+        super()._remove(entry)
+        del self._by_id[entry.id]
 
 
 class PendingIndex(EntryIndex[PendingRequest]):
     """Also knows the pending requests that delay no others."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, changes: RecentChanges) -> None:
+        super().__init__(changes)
         self._active: tuple[PendingRequest, ...] = ()
         self._selected_from: tuple[tuple[PendingRequest, ...], Collection[int]] = ((), ())
         """The pending requests, and the arrival numbers of the inactive ones, of which ``_active`` are the rest."""
@@ -119,20 +114,19 @@ class PendingIndex(EntryIndex[PendingRequest]):
 
         As long as these are the same, the tuple is the same object.
         """
-        with self._lock:
-            if rules is not self._rules:
-                self._rules = rules
-                self._refused = {one.arrival for one in self._entries if _is_refused(rules, one)}
-            self._follow(pending)
-            self._forget(now - forget_after)
-            selected_from, inactive = self._selected_from, self._forgotten | self._refused
-            if pending is not selected_from[0] or inactive != selected_from[1]:
-                self._selected_from, self._active = (pending, inactive), without_arrivals(pending, inactive)
-            return self._active
+        if rules is not self._rules:
+            self._rules = rules
+            self._refused = {entry.arrival for entry in self._entries if _is_refused(rules, entry)}
+        self._follow(pending)
+        self._forget(now - forget_after)
+        selected_from, inactive = self._selected_from, self._forgotten | self._refused
+        if pending is not selected_from[0] or inactive != selected_from[1]:
+            self._selected_from, self._active = (pending, inactive), without_arrivals(pending, inactive)
+        return self._active
 
     def _forget(self, before: datetime) -> None:
         if before < self._forgotten_before or len(self._times) > 2 * len(self._entries) + _SPARE_TIMES:
-            self._times = [(one.seen_at, one.arrival) for one in self._entries]
+            self._times = [(entry.seen_at, entry.arrival) for entry in self._entries]
             heapq.heapify(self._times)
             self._forgotten.clear()
         self._forgotten_before = before
@@ -142,26 +136,22 @@ class PendingIndex(EntryIndex[PendingRequest]):
             if index < len(self._entries) and self._entries[index].seen_at == seen_at:
                 self._forgotten |= {arrival} & {self._entries[index].arrival}
 
-    def _add(self, one: PendingRequest) -> None:
-        super()._add(one)
-        heapq.heappush(self._times, (one.seen_at, one.arrival))
-        if _is_refused(self._rules, one):
-            self._refused.add(one.arrival)
+    def _add(self, entry: PendingRequest) -> None:
+        super()._add(entry)
+        heapq.heappush(self._times, (entry.seen_at, entry.arrival))
+        if _is_refused(self._rules, entry):
+            self._refused.add(entry.arrival)
 
-    def _remove(self, one: PendingRequest) -> None:
-        super()._remove(one)
-        self._forgotten.discard(one.arrival)
-        self._refused.discard(one.arrival)
-
-
-lease_index = LeaseIndex()
-pending_index = PendingIndex()
+    def _remove(self, entry: PendingRequest) -> None:
+        super()._remove(entry)
+        self._forgotten.discard(entry.arrival)
+        self._refused.discard(entry.arrival)
 
 
 def without_arrivals(pending: tuple[PendingRequest, ...], arrivals: Collection[int]) -> tuple[PendingRequest, ...]:
     """``pending``, which must be in order of arrival, without the requests with these arrival numbers."""
     if len(arrivals) > _FEW:
-        return tuple(one for one in pending if one.arrival not in arrivals)
+        return tuple(entry for entry in pending if entry.arrival not in arrivals)
     for arrival in arrivals:
         index = bisect_left(pending, arrival, key=_arrival)
         if index < len(pending) and pending[index].arrival == arrival:
@@ -169,8 +159,8 @@ def without_arrivals(pending: tuple[PendingRequest, ...], arrivals: Collection[i
     return pending
 
 
-def _is_refused(rules: QueueRules, one: PendingRequest) -> bool:
+def _is_refused(rules: QueueRules, pending: PendingRequest) -> bool:
     if not isinstance(rules, Queues) or not rules.restricts_use:
         return False
-    queue = rules.find(one.request.queue)
-    return queue is None or not queue.accepts(one.request.namespace, one.request.priority)
+    queue = rules.find(pending.request.queue)
+    return queue is None or not queue.accepts(pending.request.namespace, pending.request.priority)

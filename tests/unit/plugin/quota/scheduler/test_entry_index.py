@@ -5,11 +5,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
-from tiphys_plugin.quota.ledger.entry_index import EntryIndex, PendingIndex, without_arrivals
-from tiphys_plugin.quota.ledger.state import LedgerState
-from tiphys_plugin.quota.ledger.transitions import admit_or_queue
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, LedgerState, PendingRequest
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue, release, shrink
 from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cache import SchedulerCache
+from tiphys_plugin.quota.scheduler.changes import RecentChanges
+from tiphys_plugin.quota.scheduler.entry_index import EntryIndex, PendingIndex, without_arrivals
 
 SEED = 20_261_123
 PATIENCE = timedelta(minutes=2)
@@ -18,7 +19,7 @@ OPEN = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8
 
 
 def test_leases_of_a_step_and_of_a_namespace_are_found():
-    draw, index = random.Random(SEED), EntryIndex[Lease]()
+    draw, index = random.Random(SEED), EntryIndex[Lease](RecentChanges())
     leases: tuple[Lease, ...] = ()
     for number in range(400):
         if leases and draw.random() < 0.4:
@@ -34,7 +35,7 @@ def test_leases_of_a_step_and_of_a_namespace_are_found():
 
 
 def test_requests_that_delay_no_others_are_found_also_after_the_clock_was_put_back():
-    draw, index, now = random.Random(SEED), PendingIndex(), NOW
+    draw, index, now = random.Random(SEED), PendingIndex(RecentChanges()), NOW
     pending: tuple[PendingRequest, ...] = ()
     for number in range(1, 600):
         now += timedelta(seconds=draw.choice([1, 30, 30, -600 if number % 50 == 0 else 1]))
@@ -65,26 +66,26 @@ def test_requests_are_left_out_by_their_arrival_numbers():
 
 def read_anew(state: LedgerState) -> LedgerState:
     """The same state as a service has it after it has loaded a snapshot: other objects."""
-    return LedgerState(tuple(replace(one) for one in state.leases), tuple(replace(one) for one in state.pending))
+    return replace(state, leases=tuple(map(replace, state.leases)), pending=tuple(map(replace, state.pending)))
 
 
 def test_a_state_that_was_read_anew_changes_like_the_one_before():
     rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 800}}]})
     leases = tuple(replace(lease(2, f"u{number}", members=2), id=f"lease-{number}") for number in range(600))
-    state = LedgerState(leases)
+    state, cache = LedgerState(leases, queues=rules), SchedulerCache()
 
     def decide(one: LedgerState, request: LeaseRequest) -> LedgerState:
-        return admit_or_queue(one, rules, request, NOW, "another", PATIENCE)[0]
+        return admit_or_queue(one, request, NOW, "another", PATIENCE, cache)[0]
 
     decide(state, ask(1, "first"))
     again = read_anew(state)
     with_one_more = decide(again, ask(1, "second"))
     decide(with_one_more, ask(1, "third"))
-    shorter = with_one_more.release("lease-7", rules, NOW)
+    shorter = release(with_one_more, "lease-7", NOW, cache)
     decide(shorter, ask(1, "fourth"))
     assert [one.id for one in shorter.leases] == [one.id for one in with_one_more.leases if one.id != "lease-7"]
     retry = replace(leases[9].request, node_hash="0" * 10)
     moved = decide(again, retry)
     assert next(one for one in moved.leases if one.id == "lease-9").request.node_hash == retry.node_hash
-    smaller = again.shrink("lease-11", 1, (), rules, NOW)
+    smaller = shrink(again, "lease-11", 1, (), NOW, cache)
     assert next(one for one in smaller.leases if one.id == "lease-11").request.members == 1
