@@ -130,8 +130,8 @@ golden: setup  ## write the output of compile to the golden files, and draw the 
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_argo_versions.py -k guide
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/telemetry/test_metrics.py -k page
-	@PYTHONPATH=tests $(RUN) python -m support.storeys
-	@PYTHONPATH=tests $(RUN) python -m support.pictures
+	@PYTHONPATH=tests $(RUN) python -m support.checks.storeys
+	@PYTHONPATH=tests $(RUN) python -m support.checks.pictures
 	@git --no-pager diff --stat -- examples templates charts docs
 
 ##@ Supply chain

@@ -11,9 +11,9 @@ import pytest
 import structlog
 from hera.shared import global_config
 from hypothesis import HealthCheck, settings
-from support.emulators import azure_container, azure_endpoint, gcs_bucket, gcs_endpoint, own_cloud_settings
-from support.s3 import bucket, own_aws_settings, s3_endpoint
-from support.world import close_worlds
+from support.servers.emulators import azure_container, azure_endpoint, gcs_bucket, gcs_endpoint, own_cloud_settings
+from support.servers.s3 import bucket, own_aws_settings, s3_endpoint
+from support.stories.plugin import close_worlds
 
 from tiphys import faults
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support.argo_versions import ModeOutcome, add_outcomes, read_versions, write_versions
+from support.checks.argo_versions import ModeOutcome, add_outcomes, read_versions, write_versions
 from tiphys_controller.doctor import observe_cluster
 from tiphys_controller.doctor.checks_argo import is_supported
 from tiphys_controller.doctor.observed import ArgoVersion, PluginMode, read_argo_version

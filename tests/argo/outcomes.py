@@ -1,7 +1,7 @@
 """What has to be on record after a Workflow that succeeded, whatever was taken away meanwhile."""
 
-from support.story.pipelines import expected_version
-from support.story.scenarios import check_starts, ended, version
+from support.stories.interrupted_training.pipelines import expected_version
+from support.stories.interrupted_training.scenarios import check_starts, ended, version
 
 from tiphys.records import AttemptEndOutcome
 from tiphys.store import read_submissions

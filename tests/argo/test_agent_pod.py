@@ -1,7 +1,7 @@
 """Sidecar mode has one agent pod for each Workflow; Argo neither deletes nor replaces one that failed."""
 
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import version
 
 from tiphys.kube.resources import PODS
 

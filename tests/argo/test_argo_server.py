@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.story.pipelines import expected_version
-from support.story.scenarios import check_starts, model
+from support.stories.interrupted_training.pipelines import expected_version
+from support.stories.interrupted_training.scenarios import check_starts, model
 
 from tiphys.kube import identify_cluster
 from tiphys.kube.resources import WORKFLOWS
@@ -27,7 +27,7 @@ from .world import Workflow, World
 STEPS = 120
 TESTS = Path(__file__).parents[1]
 PIPELINE = """
-from support.story.pipelines import Place, pair
+from support.stories.interrupted_training.pipelines import Place, pair
 pipeline = pair(Place({image!r}, {store!r}, {options!r}, {workflow!r}), steps={steps}, pause=0.5)
 """
 

@@ -13,8 +13,8 @@ import shutil
 from typing import Any
 
 import pytest
-from support.story.pipelines import expected_version, pair, story
-from support.story.scenarios import check_starts, model, version
+from support.stories.interrupted_training.pipelines import expected_version, pair, story
+from support.stories.interrupted_training.scenarios import check_starts, model, version
 
 from hera_pipelines import AutoResume, Pipeline, Retries
 from tiphys.kube.resources import PODS, WORKFLOWS
@@ -68,7 +68,7 @@ def alert(workflow: Workflow, fingerprint: str) -> dict[str, Any]:
     return {"status": "firing", "labels": labels, "startsAt": "2026-03-01T12:00:00Z", "fingerprint": fingerprint}
 
 
-def test_a_deleted_workflow_is_followed_by_another_that_nobody_asked_for(world: World) -> None:
+def test_a_deleted_workflow_is_followed_by_the_next_one_unasked(world: World) -> None:
     first = world.submit(asking(pair(world.place, steps=STEPS, pause=0.5)).compile())
     first.trains()
     run = first.run
@@ -102,17 +102,17 @@ def test_an_alert_has_a_run_resumed_once_however_often_it_comes(world: World) ->
     second = next_of(world, first.run)
     second.wait()
     assert deliver(world, one) == "202"
-    assert first.told("AlertHandled")
+    assert first.event_message("AlertHandled")
     assert version(world.store, first.run) == expected_version(STEPS)
     assert [one.claim.submission for one in read_submissions(world.store, first.run)] == [1, 2]
 
 
-def test_what_a_person_stopped_stays_stopped(world: World) -> None:
+def test_a_workflow_that_a_person_stopped_is_not_resumed(world: World) -> None:
     first = world.submit(asking(pair(world.place, steps=STEPS, pause=0.5)).compile())
     first.trains()
     world.argo("stop", first.name)
     first.wait("Failed")
-    first.told("AutoResumeEndedByPerson")
+    first.event_message("AutoResumeEndedByPerson")
     assert len(read_submissions(world.store, first.run)) == 1
     ends = [attempt.end for attempt in first.attempts("train")]
     assert all(end is None or end.outcome is not AttemptEndOutcome.DONE for end in ends)

@@ -9,8 +9,8 @@
 """
 
 import pytest
-from support.story.pipelines import story
-from support.story.scenarios import ended
+from support.stories.interrupted_training.pipelines import story
+from support.stories.interrupted_training.scenarios import ended
 
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.records import AttemptEndOutcome
@@ -48,7 +48,7 @@ def test_stop_lets_the_program_save_and_seals_the_run(world_in_each_mode: World)
     [submission] = read_submissions(world.store, workflow.run)
     assert submission.end is not None
     assert submission.end.status == "Failed"
-    assert f"go on with `tiphys resume {workflow.run} " in workflow.told("WorkflowStopped")
+    assert f"go on with `tiphys resume {workflow.run} " in workflow.event_message("WorkflowStopped")
     check_gpus_are_free(world)
 
 
@@ -60,10 +60,10 @@ def test_a_workflow_that_is_cut_off_gives_its_gpus_back(world_in_each_mode: Worl
     if how == "terminate":
         world.argo("terminate", workflow.name)
         workflow.wait("Failed")
-        assert f"go on with `tiphys resume {run} " in workflow.told("WorkflowStopped")
+        assert f"go on with `tiphys resume {run} " in workflow.event_message("WorkflowStopped")
     else:
         world.api.delete(WORKFLOWS, world.settings.namespace, workflow.name)
-        assert f"go on with `tiphys resume {run} " in workflow.told("WorkflowDeleted")
+        assert f"go on with `tiphys resume {run} " in workflow.event_message("WorkflowDeleted")
     check_gpus_are_free(world)
     [submission] = read_submissions(world.store, run)
     assert submission.end is None

@@ -7,7 +7,7 @@ the other: an answer that was given and not seen, a claim without its Workflow.
 from itertools import combinations
 
 import pytest
-from support.story.pipelines import story
+from support.stories.interrupted_training.pipelines import story
 
 from .outcomes import check_nothing_lost_or_twice
 from .world import World
@@ -35,7 +35,7 @@ def test_a_part_that_dies_while_steps_are_admitted_is_not_noticed(world: World, 
 
 
 @pytest.mark.parametrize("parts", list(combinations(PARTS, 2)), ids=lambda two: "+".join(two).lower())
-def test_two_parts_that_die_together_are_not_noticed_in_the_result(world: World, parts: tuple[str, str]) -> None:
+def test_parts_that_die_together_leave_the_result_unchanged(world: World, parts: tuple[str, str]) -> None:
     workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
     workflow.trains()
     world.crash_together(*parts)

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import check_starts, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import check_starts, version
 
 from hera_pipelines.pipelines.resume_on_alert import CONTROL_SECRET, RESUME_OBJECT_NAME
 from tiphys.kube.resources import PODS, WORKFLOWS

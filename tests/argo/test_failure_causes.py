@@ -2,7 +2,7 @@
 
 | what happens | cause | what follows |
 |---|---|---|
-| the rows of `support.story.scenarios` | as there | as there |
+| the rows of `support.stories.interrupted_training.scenarios` | as there | as there |
 | `kubectl delete pod` | preemption | the program saves, the next attempt goes on there |
 | eviction by the API, as a drain does | preemption | likewise |
 | `kubectl delete pod --force` | preemption, infrastructure, or the same attempt goes on | resumed from what was saved |
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import FATES, Fate, check_starts, ended, only, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import FATES, Fate, check_starts, ended, only, version
 
 from tiphys.kube.resources import PODS
 from tiphys.records import AttemptEndOutcome, Cause
@@ -24,7 +24,7 @@ STEPS = 60
 
 
 @pytest.mark.parametrize("fate", FATES, ids=lambda fate: fate.name)
-def test_what_a_training_meets_is_named_and_survived(world: World, fate: Fate) -> None:
+def test_a_failure_of_the_training_gets_its_cause_and_the_run_survives_it(world: World, fate: Fate) -> None:
     workflow = world.submit(story(world.place, **fate.arguments).compile())
     workflow.wait(fate.phase)
     fate.check(world.store, workflow.run)

@@ -13,8 +13,8 @@
 
 import pytest
 from hera.workflows.models import Affinity, Toleration
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import check_starts, ended, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import check_starts, ended, version
 
 from tiphys.kube import Object
 from tiphys.kube.gang_workloads import GangPhase, gang_phase
@@ -88,7 +88,7 @@ def test_a_rank_that_is_deleted_has_all_save_and_go_on_from_there(world: World) 
     assert workflow.messages("train-conclude")[0].endswith(f"attempt 2 resumes from step {start.global_step}")
 
 
-def test_a_rank_that_is_killed_is_the_cause_and_not_those_that_were_told(world: World) -> None:
+def test_a_killed_rank_is_the_cause_and_not_the_ranks_stopped_after_it(world: World) -> None:
     workflow = distributed(world)
     has_saved(workflow)
     pod = members(workflow)[1]["metadata"]["name"]
@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_those_that_were_told(world: 
     assert first.message.startswith(f"rank 1 of {RANKS}: ")
 
 
-def test_a_training_that_nobody_watches_goes_on_or_is_ended_before_the_next_attempt(world: World) -> None:
+def test_a_training_without_a_watcher_goes_on_or_is_ended_before_the_next_attempt(world: World) -> None:
     """Argo makes a pod again that is gone and never told its end, and that finds the Job; or it gives the node up."""
     workflow = distributed(world)
     has_saved(workflow)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from hera.workflows.models import Affinity, Toleration
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import check_starts, ended, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import check_starts, ended, version
 
 from hera_pipelines import Pipeline
 from tiphys.kube.resources import NODES, PODS
@@ -115,7 +115,7 @@ def test_an_agent_pod_that_a_lost_node_never_ends_is_replaced(world_in_sidecar_m
     # Kubernetes asks for the end of all pods after some minutes, and waits for the node to confirm it.
     world.api.delete(PODS, world.settings.namespace, workflow.agent_pod()["metadata"]["name"])
     world.api.delete(PODS, world.settings.namespace, pod, grace_seconds=0)
-    assert "its node has not ended it" in workflow.told("AgentPodDeleted")
+    assert "its node has not ended it" in workflow.event_message("AgentPodDeleted")
     check_moved(workflow, node)
     check_given_up_at_most_once(workflow)
 

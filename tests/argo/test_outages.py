@@ -1,8 +1,8 @@
 """Outages of storage, the service and the API server, of 1 s to 10 min, while Workflows run: none of them fails.
 
 Workflows are in flight all the time; a new one is submitted for each that ends. One part after another goes away, at
-moments and for times that `support.seeds` draws. A Workflow that was in flight during an outage is a try. Each must
-succeed with the result of an undisturbed run, by one submission, with one finished attempt of each step.
+moments and for times that `support.builders.seeds` draws. A Workflow that was in flight during an outage is a try.
+Each must succeed with the result of an undisturbed run, by one submission, with one finished attempt of each step.
 
 The ledger lives in the API server, so it is away with it. Without `TIPHYS_ARGO_OUTAGES` there are three short outages.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 import pytest
-from support.seeds import SEED
-from support.story.pipelines import pair, story
+from support.builders.seeds import SEED
+from support.stories.interrupted_training.pipelines import pair, story
 
 from tiphys.errors import StoreError
 from tiphys.protocol.compiled_workflow import Manifest

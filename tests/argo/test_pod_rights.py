@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 from hera.workflows import DAG, Parameter
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import version
 
 from hera_pipelines import Pipeline, Step
 from tiphys.kube import Object

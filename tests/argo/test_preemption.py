@@ -6,9 +6,9 @@ time to see what both are told, on a machine of any speed.
 
 import re
 
-from support.story.pipelines import expected_version, story
-from support.story.programs import MAY_GO
-from support.story.scenarios import check_starts, ended, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.programs import MAY_GO
+from support.stories.interrupted_training.scenarios import check_starts, ended, version
 
 from hera_pipelines import Retries
 from tiphys.records import AttemptEndOutcome, Cause

@@ -6,8 +6,8 @@ included: what the ledger believes is not evidence.
 
 from datetime import datetime
 
-from support.story.pipelines import Place, story
-from support.story.scenarios import ended
+from support.stories.interrupted_training.pipelines import Place, story
+from support.stories.interrupted_training.scenarios import ended
 
 from tiphys.kube import Object
 from tiphys.kube.resources import PODS

@@ -11,8 +11,8 @@
 from itertools import pairwise
 
 from hera.workflows import Resources
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import ended, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import ended, version
 
 from hera_pipelines import Retries
 from tiphys.kube import Object
@@ -62,7 +62,7 @@ def hungry(world: World, nodes: int = 1, **story_options: object) -> Workflow:
     return world.submit(made.compile())
 
 
-def test_who_ran_out_of_memory_gets_more_of_it(world: World) -> None:
+def test_an_attempt_after_out_of_memory_gets_a_higher_memory_limit(world: World) -> None:
     workflow = hungry(world)
     workflow.wait()
     *short, last = workflow.attempts("train")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.story.pipelines import expected_version, pair, story
-from support.story.scenarios import check_starts, ended, model, version
+from support.stories.interrupted_training.pipelines import expected_version, pair, story
+from support.stories.interrupted_training.scenarios import check_starts, ended, model, version
 from tiphys_controller import start_run
 
 from hera_pipelines.local.run_session import LocalSession
@@ -66,9 +66,7 @@ def be_over_its_time(world: World, workflow: Workflow) -> None:
 
 
 @pytest.mark.parametrize("end", [stop, terminate, be_over_its_time])
-def test_what_is_behind_a_step_that_always_runs_is_taken_over(
-    world: World, end: Callable[[World, Workflow], None]
-) -> None:
+def test_a_step_behind_one_that_always_runs_is_reused(world: World, end: Callable[[World, Workflow], None]) -> None:
     """validate looks at the outside world, so it is asked again; preprocess stands while the answer stays the same."""
     first = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
     first.trains()

@@ -6,8 +6,8 @@ from typing import Any
 
 from hera.workflows import DAG, Artifact, Parameter
 from hera.workflows.models import ValueFrom
-from support.story.pipelines import Place, story
-from support.story.scenarios import ended
+from support.stories.interrupted_training.pipelines import Place, story
+from support.stories.interrupted_training.scenarios import ended
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.compile import cron_workflow, workflow_template
@@ -58,7 +58,7 @@ def test_the_same_name_after_a_deletion_is_a_new_run(world: World) -> None:
     assert len(second.attempts("train")) == 1
 
 
-def test_each_submission_from_a_template_is_a_run(world: World) -> None:
+def test_a_submission_from_a_template_is_a_run_of_its_own(world: World) -> None:
     template = workflow_template(compiled(world), f"story-{uuid.uuid4().hex[:6]}")
     name = template["metadata"]["name"]
     world.api.create(WORKFLOW_TEMPLATES, world.settings.namespace, template)
@@ -68,7 +68,7 @@ def test_each_submission_from_a_template_is_a_run(world: World) -> None:
         world.api.delete(WORKFLOW_TEMPLATES, world.settings.namespace, name)
 
 
-def test_each_firing_of_a_schedule_is_a_run(world: World) -> None:
+def test_a_firing_of_a_schedule_is_a_run_of_its_own(world: World) -> None:
     cron = cron_workflow(compiled(world), f"story-{uuid.uuid4().hex[:6]}", {"schedules": ["* * * * *"]})
     name = cron["metadata"]["name"]
     world.api.create(CRON_WORKFLOWS, world.settings.namespace, cron)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import check_starts, ended, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import check_starts, ended, version
 
 from tiphys.kube import connect_to_cluster, identify_cluster
 from tiphys.records import AttemptEndOutcome
@@ -59,14 +59,14 @@ def check_moved(first: Workflow, second: Workflow) -> None:
     assert places == [identify_cluster(first.world.api), identify_cluster(second.world.api)]
 
 
-def test_what_was_stopped_in_one_cluster_goes_on_in_another(world: World, other: World) -> None:
+def test_a_run_stopped_in_one_cluster_resumes_in_another(world: World, other: World) -> None:
     first = begun(other)
     other.argo("stop", first.name)
     first.wait("Failed")
     check_moved(first, resume(world, first.run, *here(world)))
 
 
-def test_what_runs_in_a_cluster_that_cannot_be_asked_is_taken_from_it_by_force(world: World, other: World) -> None:
+def test_a_run_in_an_unreachable_cluster_is_taken_over_by_force_only(world: World, other: World) -> None:
     first = begun(other)
     line = [sys.executable, "-m", "hera_pipelines.cli", "resume", first.run, "--store", world.settings.store]
     refused = subprocess.run([*line, *here(world)], capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """validate → preprocess → train → register by `argo submit`, and the words that a person meets on the way."""
 
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import ended, version
+from support.stories.interrupted_training.pipelines import expected_version, story
+from support.stories.interrupted_training.scenarios import ended, version
 
 from tiphys.records import AttemptEndOutcome
 from tiphys.store import read_submissions
@@ -24,7 +24,7 @@ def test_the_whole_story_is_green(world_in_each_mode: World) -> None:
     assert submission.end.status == "Succeeded"
 
 
-def test_each_node_says_what_it_did(world_in_each_mode: World) -> None:
+def test_nodes_show_what_they_did(world_in_each_mode: World) -> None:
     world = world_in_each_mode
     workflow = world.submit(story(world.place, steps=STEPS).compile())
     workflow.wait()

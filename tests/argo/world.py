@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import pytest
-from support.story.pipelines import Place
+from support.stories.interrupted_training.pipelines import Place
 
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
@@ -183,7 +183,7 @@ class World:
         return name, int(quota)
 
     def until(
-        self, what: str, happened: Callable[[], T], told: Callable[[], str] = lambda: "", patience: float = 1
+        self, what: str, happened: Callable[[], T], describe: Callable[[], str] = lambda: "", patience: float = 1
     ) -> T:
         """Wait until ``happened`` answers something true; fails with ``what`` and what ``told`` knows.
 
@@ -198,7 +198,7 @@ class World:
             except StoreError as error:
                 last = str(error)
             if time.monotonic() > deadline:
-                pytest.fail(f"never happened: {what}\n{last}\n{_attempted(told)}")
+                pytest.fail(f"never happened: {what}\n{last}\n{_attempted(describe)}")
             time.sleep(_POLL_SECONDS)
 
 
@@ -263,7 +263,7 @@ class Workflow:
             one["message"] for one in self.world.api.list(EVENTS, self.world.settings.namespace, fields=fields).items
         ]
 
-    def told(self, reason: str) -> str:
+    def event_message(self, reason: str) -> str:
         """Wait for an Event with this reason; what it says."""
         return self.wait_for(f"an Event says {reason}", lambda: self.events(reason))[0]
 
@@ -329,8 +329,8 @@ def _is_ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def _attempted(told: Callable[[], str]) -> str:
+def _attempted(describe: Callable[[], str]) -> str:
     try:
-        return told()
+        return describe()
     except TiphysError as error:
         return str(error)

@@ -20,7 +20,7 @@ from typing import Any
 from bench.aims import Aim, number_line, verdicts
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.samples import interleaved, ratio, summary
-from support import tiny
+from support.stories import small_pipeline
 
 REPORT = Path(__file__).parent / "reports" / "cli.json"
 ROUNDS, QUICK_ROUNDS = 15, 5
@@ -72,7 +72,7 @@ def main() -> int:
 def _measurements(folder: Path) -> dict[str, Callable[[], float]]:
     """By name, a call that returns the CPU seconds of one process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
-    file = tiny.write(folder)
+    file = small_pipeline.write(folder)
     started = [*TIPHYS, "run", str(file), "--run", RUN]
     subprocess.run(started, cwd=folder, env=environment, check=True, capture_output=True)
     lines = {

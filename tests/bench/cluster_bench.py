@@ -24,8 +24,8 @@ from bench.progress import say
 from bench.requests import counted
 from bench.samples import percentile, ratio, seconds, summary
 from bench.sidecar_mode import installed, sidecar_mode
-from support.agent_process import AgentProcess
-from support.polling import until
+from support.processes.agent import AgentProcess
+from support.processes.polling import until
 
 from tiphys.kube.resources import CONFIG_MAPS
 

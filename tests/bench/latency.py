@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.place import Place
-from support.admissions import live_workflow, open_task_set
-from support.polling import until
+from support.builders.admissions import live_workflow, open_task_set
+from support.processes.polling import until
 
 from tiphys.kube import ListSnapshot, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS

@@ -14,9 +14,9 @@ from bench.latency import Answers
 from bench.place import Place
 from bench.progress import say
 from bench.samples import percentile
-from support.admissions import live_workflow, open_task_set
-from support.chart import CHART, helm
-from support.polling import until
+from support.builders.admissions import live_workflow, open_task_set
+from support.checks.chart import CHART, helm
+from support.processes.polling import until
 
 from tiphys.kube import Object
 from tiphys.kube.resources import CONFIG_MAPS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS

@@ -19,7 +19,7 @@ from bench.aims import Aim, number_line, verdicts
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
 from bench.samples import interleaved, ratio, seconds, summary
-from support.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.builders.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.run_index import RunIndex

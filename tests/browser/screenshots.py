@@ -15,8 +15,8 @@ from pathlib import Path
 from browser.conftest import ARGUMENTS, CHROMIUM
 from playwright.sync_api import sync_playwright
 from starlette.applications import Starlette
-from support.ledger import ask
-from support.lineage import claim_of, end_of, write_claim, write_end, write_run
+from support.builders.ledger import ask
+from support.builders.lineage import claim_of, end_of, write_claim, write_end, write_run
 from tiphys_plugin import SqliteLedger, load_queues
 
 from hera_pipelines.cli.look.page_gpus import LocalGpus

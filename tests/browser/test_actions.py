@@ -14,9 +14,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from support.compiled import History, gated, pipeline_of
-from support.pages import ControllerActions
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
+from support.stories.pages import ControllerActions
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.action_routes import ActionRoutes
@@ -119,7 +119,7 @@ def test_a_run_is_forked_with_another_parameter(context: Any, site: Site) -> Non
     assert "lr=0.3" in page.inner_text("main")
 
 
-def test_two_tabs_that_press_resume_have_one_effect(context: Any, site: Site) -> None:
+def test_a_resume_pressed_in_two_tabs_has_one_effect(context: Any, site: Site) -> None:
     site.begin_failed("digits-1")
     tabs = [context.new_page(), context.new_page()]
     sign_in(tabs[0], site, "digits-1")

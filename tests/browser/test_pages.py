@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.gpu_pages import SINCE, FakeGpus, view_of, waiting
-from support.hostile import write_full_run
-from support.lineage import RUN, STEP
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.hostile_text import write_full_run
+from support.builders.lineage import RUN, STEP
+from support.fakes.gpu_pages import SINCE, FakeGpus, view_of, waiting
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app

@@ -18,7 +18,7 @@ import pytest
 from cluster import argo_kinds
 from cluster.client import AuditLog, Cluster, Json, Store
 from cluster.harness.settings import Settings
-from support.chart import CHART
+from support.checks.chart import CHART
 
 from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.store import Store as RunStore

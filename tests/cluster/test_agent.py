@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from cluster.client import Cluster, Store
-from support.admissions import live_workflow, open_task_set
-from support.agent_process import AgentProcess
-from support.task_sets import Controller, task
+from support.builders.admissions import live_workflow, open_task_set
+from support.fakes.task_sets import Controller, task
+from support.processes.agent import AgentProcess
 from tiphys_plugin.agent.patch import PatchOutcome, patch_task_set
 from tiphys_plugin.agent.task_sets import TaskSet, parse_task_set
 
@@ -68,7 +68,7 @@ def holder(api: KubeApi) -> str:
     return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
 
-def test_a_patch_is_refused_once_somebody_has_written_since(api: KubeApi) -> None:
+def test_a_patch_is_refused_after_another_write(api: KubeApi) -> None:
     opened(api, {"n1": task(), "n2": task("fit")})
     before = stored(api)
     assert patch_task_set(api, before, {"n1": DONE}, lambda: True).task_set == stored(api)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 from hera.workflows import DAG
-from support.argo_stand_in import ArgoStandIn
-from support.chart import CI_VALUES, named, render
-from support.controller_process import ControllerProcess, kubeconfig
-from support.kube_server import serving
-from support.polling import until
+from support.checks.chart import CI_VALUES, named, render
+from support.fakes.argo_controller import ArgoStandIn
+from support.processes.controller import ControllerProcess, kubeconfig
+from support.processes.polling import until
+from support.servers.kube_server import serving
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 

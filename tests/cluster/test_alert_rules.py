@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from support.chart import CI_VALUES, dashboard_expressions, find_helm, named, render
+from support.checks.chart import CI_VALUES, dashboard_expressions, find_helm, named, render
 
 TENANTS = next(file for file in CI_VALUES if file.stem == "tenants-values")
 HERE = 'namespace="system", service="ours-pods"'

@@ -25,8 +25,8 @@ import httpx
 import pytest
 import yaml
 from cluster.client import Cluster, Store
-from support.chart import CHART, ROOT, find_helm, helm
-from support.triggers import template
+from support.checks.chart import CHART, ROOT, find_helm, helm
+from support.stories.triggers import template
 
 from tiphys.protocol.step_spec import STORE_ANNOTATION
 from tiphys.records.trigger import TRIGGER_LABEL, TRIGGER_LABEL_VALUE

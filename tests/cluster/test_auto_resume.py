@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from cluster.client import Cluster, Store
 from cluster.rights import new_account
-from support.compiled import History, gated, pipeline_of
-from support.controller_process import ControllerProcess
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.processes.controller import ControllerProcess
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 

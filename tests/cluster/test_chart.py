@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.chart import (
+from support.checks.chart import (
     CHART,
     CI_VALUES,
     MINIMAL,
@@ -31,7 +31,7 @@ from support.chart import (
     pod_specs,
     render,
 )
-from support.chart_rights import GUIDE, rights, with_table
+from support.checks.chart_rights import GUIDE, rights, with_table
 
 from hera_pipelines.compile.container import METRICS_PORT
 from hera_pipelines.compile.executor_plugins import parse_executor_plugin
@@ -337,7 +337,7 @@ def test_the_services_cannot_have_the_secret_of_training_programs() -> None:
         render(*MINIMAL, f"store.controlSecret={STORE_SECRET}")
 
 
-def test_what_the_values_say_of_pods_is_done() -> None:
+def test_pod_settings_of_the_values_reach_the_deployment() -> None:
     template = named(render(file=TENANTS), "Deployment", "ours-plugin")["spec"]["template"]
     spec, wanted = template["spec"], yaml.safe_load(TENANTS.read_text())["plugin"]
     for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
@@ -442,7 +442,7 @@ def test_senders_of_storage_events_have_a_token_of_their_own(api: tuple[str, ...
     assert not [one for one in without if "storage-events" in one]
 
 
-def test_network_policies_let_in_only_who_has_business_with_a_component() -> None:
+def test_network_policies_admit_only_the_callers_of_a_component() -> None:
     objects = render(file=TENANTS)
     plugin, controller = (named(objects, "NetworkPolicy", f"ours-{name}")["spec"] for name in ("plugin", "controller"))
     test, agents, scrapers = plugin["ingress"][0]["from"]
@@ -482,7 +482,7 @@ def test_pods_of_a_gang_are_reached_by_each_other_only() -> None:
     assert len(of_kind(without, "NetworkPolicy")) == 2
 
 
-def test_everything_optional_can_be_left_out() -> None:
+def test_optional_objects_of_the_chart_can_be_left_out() -> None:
     kinds = {
         one["kind"] for one in render(*MINIMAL, "networkPolicy.enabled=false", "podDisruptionBudget.enabled=false")
     }
@@ -593,7 +593,7 @@ def test_kueue_takes_the_place_of_the_ledger_in_arguments_and_rights() -> None:
     assert not [right for right in rights(kueue) if right.account == "plugin" and "gpuledgers" in right.resource]
 
 
-def test_each_namespace_has_pages_of_its_own_store_that_only_read() -> None:
+def test_the_pages_of_a_namespace_only_read_its_own_store() -> None:
     objects = render(file=TENANTS)
     for namespace in ("team-a", "team-b"):
         name = f"ours-ui-{namespace}"
@@ -627,7 +627,7 @@ def test_pages_answer_to_the_names_that_the_chart_knows_and_probes_use_one_of_th
         assert container[probe]["httpGet"]["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
 
 
-def test_nobody_reaches_the_pages_but_the_proxy_that_is_named() -> None:
+def test_pages_are_reachable_from_the_named_proxy_only() -> None:
     given = named(render(file=TENANTS), "NetworkPolicy", "ours-ui")["spec"]
     proxy = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "oauth2-proxy"}}}
     assert [rule["from"] for rule in given["ingress"]] == [[proxy]]
@@ -673,7 +673,7 @@ def test_values_of_an_earlier_version_still_install(file: Path) -> None:
     assert of_kind(render(file=file), "Deployment")
 
 
-def test_there_are_values_of_this_version() -> None:
+def test_the_chart_has_stored_values_of_its_own_version() -> None:
     """Whoever raises the version leaves the values of the one before."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
     assert f"values-{version}" in {file.stem for file in EARLIER_VALUES}

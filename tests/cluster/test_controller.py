@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from cluster.client import Cluster, Store
 from cluster.rights import grant, new_account
-from support.argo_objects import NARRATED
-from support.compiled import History
-from support.controller_process import ControllerProcess
+from support.builders.argo_objects import NARRATED
+from support.builders.compiled_workflows import History
+from support.processes.controller import ControllerProcess
 from tiphys_controller.doctor import CheckStatus, Finding, check_cluster, observe_cluster
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
@@ -97,7 +97,7 @@ def failed_agent(api: KubeApi, owner: Object) -> None:
     api.patch(PODS, api.namespace, f"{RUN}-agent", status, subresource="status")
 
 
-def told(api: KubeApi, owner: Object) -> list[str]:
+def posted_events(api: KubeApi, owner: Object) -> list[str]:
     """Reasons of the Events of one Workflow."""
     uid = owner["metadata"]["uid"]
     return sorted(one["reason"] for one in api.list(EVENTS, api.namespace, fields=f"involvedObject.uid={uid}").items)
@@ -119,7 +119,7 @@ def test_a_controller_heals_and_tells_and_the_next_one_goes_on(
         cluster.wait("the pod is gone", lambda: api.get(PODS, api.namespace, f"{RUN}-agent") is None)
         history.failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
         api.patch(WORKFLOWS, api.namespace, RUN, {"status": {"progress": "1/2"}})
-        cluster.wait("both are told", lambda: told(api, owner) == ["AgentPodDeleted", "AttemptFailed"])
+        cluster.wait("both are told", lambda: posted_events(api, owner) == ["AgentPodDeleted", "AttemptFailed"])
         cluster.wait("the title follows", lambda: annotation(api, "title") == RUN)
         first.send(signal.SIGKILL)
         first.ended()
@@ -127,7 +127,7 @@ def test_a_controller_heals_and_tells_and_the_next_one_goes_on(
     api.patch(WORKFLOWS, api.namespace, RUN, {"spec": {"shutdown": "Stop"}, "status": {"phase": "Failed"}})
     with controller() as second:
         expected = ["AgentPodDeleted", "AttemptFailed", "AttemptStarted", "RunFailed", "WorkflowStopped"]
-        cluster.wait("the next one tells the rest, and nothing twice", lambda: told(api, owner) == expected)
+        cluster.wait("the next one tells the rest, and nothing twice", lambda: posted_events(api, owner) == expected)
         cluster.wait("it says how to go on", lambda: f"tiphys resume {RUN}" in annotation(api, "description"))
         second.send(signal.SIGTERM)
         assert second.ended() == 0

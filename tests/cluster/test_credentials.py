@@ -146,7 +146,7 @@ def findings(
     return examine
 
 
-def test_doctor_tells_the_keys_apart_and_leaves_nothing(
+def test_doctor_distinguishes_the_keys_and_leaves_no_objects(
     run_store: RunStore,
     cluster_store: Store,
     program_store: Store,

@@ -53,7 +53,7 @@ def test_the_scheduler_finds_the_one_that_a_pod_selects_and_the_pod_goes_when_it
     cluster.wait("the next has its place", lambda: status(cluster, "no-room", namespace).get("phase") == "Running")
 
 
-def test_nothing_is_left_of_a_group_that_is_taken_away(
+def test_a_removed_group_of_fake_nodes_leaves_no_nodes_and_no_pods(
     cluster: Cluster, namespace: str, request: pytest.FixtureRequest
 ) -> None:
     if not cluster.own:

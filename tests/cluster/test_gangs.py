@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 from cluster.client import Cluster, Json, Store
 from hera.workflows import DAG, Artifact
-from support.argo_objects import NARRATED
-from support.gangs import filled_in
-from support.ledger import ask
-from support.world import QUICK, Flow, outputs, phase, said
+from support.builders.argo_objects import NARRATED
+from support.builders.ledger import ask
+from support.fakes.resource_templates import filled_in
+from support.stories.plugin import QUICK, Flow, outputs, phase, said
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.pod_cleanup import GangCleaner
 from tiphys_controller.kubernetes.watch_cache import WatchCache
@@ -260,7 +260,7 @@ def test_ranks_save_together_when_one_has_to_go_and_go_on_from_there(training: T
     training.end_try("Succeeded", retry=1, expected="Succeeded")
 
 
-def test_the_rank_that_failed_is_the_cause_and_not_those_that_were_told(training: Training) -> None:
+def test_the_failed_rank_is_the_cause_and_not_the_ranks_stopped_after_it(training: Training) -> None:
     training.begin()
     training.exit(3, 1)
     training.watched("failed")
@@ -315,7 +315,7 @@ def test_an_elastic_one_ends_when_more_are_lost_than_it_can_spare(training: Trai
     assert "attempt 2 starts from the beginning" in message
 
 
-def test_what_nobody_watches_any_more_is_ended(training: Training) -> None:
+def test_a_gang_without_a_watcher_is_ended(training: Training) -> None:
     training.begin()
     message = training.end_try("Error")
     assert "Attempt 1 ended by infrastructure" in message, message
@@ -353,7 +353,7 @@ def test_a_deleted_workflow_takes_its_gang_along(cluster: Cluster, training: Tra
     assert training.api.get(JOBS, training.api.namespace, training.job) is None
 
 
-def test_the_members_are_told_who_they_are(training: Training) -> None:
+def test_members_get_their_rank_and_address(training: Training) -> None:
     training.begin()
     ranks = {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod for pod in training.pods()}
     command = ["--", "python", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]

@@ -59,7 +59,7 @@ def first_node(cluster: Cluster) -> str:
 
 @pytest.mark.parametrize("image", ["tiphys", "tiphys-trainer"])
 @pytest.mark.parametrize("user", [8737, 65532, 1234567])
-def test_an_image_runs_as_any_user_on_a_root_that_nobody_can_write(
+def test_an_image_runs_as_any_user_on_a_read_only_root(
     cluster: Cluster, namespace: str, images: dict[str, str], image: str, user: int
 ) -> None:
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -174,7 +174,7 @@ def test_a_second_node_runs_pods_and_its_loss_is_noticed(
     cluster.kubectl(*lost)
 
 
-def test_what_was_stored_is_there_after_the_api_server_was_killed(cluster: Cluster, namespace: str) -> None:
+def test_a_stored_object_survives_a_kill_of_the_api_server(cluster: Cluster, namespace: str) -> None:
     if not cluster.own:
         pytest.skip("only the API server of `make cluster` can be killed")
     cluster.kubectl("create", "configmap", "kept", "--namespace", namespace)

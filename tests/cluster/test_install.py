@@ -21,7 +21,7 @@ import yaml
 from cluster import argo_kinds
 from cluster.client import AuditLog, Cluster, Store
 from cluster.fixtures import StoreUser
-from support.chart import CHART, ROOT, Refused, find_helm, helm, render
+from support.checks.chart import CHART, ROOT, Refused, find_helm, helm, render
 
 from tiphys.store.credentials import CredentialsHolder
 
@@ -136,7 +136,7 @@ def release(
 
 
 @pytest.mark.parametrize("mode", ["sidecar", "agent"])
-def test_from_nothing_to_ready_and_gone_again(release: Release, mode: str) -> None:
+def test_an_installation_becomes_ready_and_is_removed_again(release: Release, mode: str) -> None:
     began = release.cluster.audit_log.stat().st_size if release.cluster.audit_log else 0
     notes = release.apply("install", f"mode={mode}")
     assert "DEFAULT_REQUEUE_TIME" in notes

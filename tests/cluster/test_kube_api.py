@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from cluster.client import Cluster
-from support import kube_server
+from support.servers import kube_server
 
 from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, StoreError, UsageError
 from tiphys.kube import (
@@ -142,7 +142,7 @@ def test_an_object_is_created_read_and_deleted(api: KubeApi, name: str) -> None:
         api.replace(CONFIG_MAPS, api.namespace, made)
 
 
-def test_of_a_secret_that_exists_nothing_is_read_but_its_metadata(api: KubeApi, name: str) -> None:
+def test_only_the_metadata_of_an_existing_secret_is_read(api: KubeApi, name: str) -> None:
     assert not api.exists(SECRETS, api.namespace, name)
     create(api, name, SECRETS, stringData={"password": "hidden"})
     assert api.exists(SECRETS, api.namespace, name)
@@ -230,7 +230,7 @@ def test_a_write_that_changes_nothing_makes_no_version(api: KubeApi, name: str) 
     assert _version(api.patch(CONFIG_MAPS, api.namespace, name, {"data": {"a": "1"}})) == _version(made)
 
 
-def test_what_the_server_owns_stays(api: KubeApi, name: str) -> None:
+def test_a_field_that_the_server_owns_cannot_be_changed(api: KubeApi, name: str) -> None:
     made = create(api, name)
     changed = {"creationTimestamp": "2001-01-01T00:00:00Z", "labels": {"a": "b"}}
     patched = api.patch(CONFIG_MAPS, api.namespace, name, {"metadata": changed})
@@ -318,18 +318,18 @@ def test_a_watch_tells_every_change_that_its_selector_lets_through(api: KubeApi,
     back = api.patch(CONFIG_MAPS, api.namespace, name, {"metadata": {"labels": seen}})
     api.delete(CONFIG_MAPS, api.namespace, name)
     with closing(api.watch(CONFIG_MAPS, api.namespace, version, labels=f"test={name},app=seen")) as events:
-        told = list(itertools.islice((one for one in events if one["type"] != "BOOKMARK"), 5))
-    assert [one["type"] for one in told] == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
-    versions = [int(_version(one["object"])) for one in told]
+        changes = list(itertools.islice((one for one in events if one["type"] != "BOOKMARK"), 5))
+    assert [one["type"] for one in changes] == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
+    versions = [int(_version(one["object"])) for one in changes]
     assert versions == sorted(set(versions))
     assert versions[3] == int(_version(back))
-    assert {one["object"]["kind"] for one in told} == {"ConfigMap"}
+    assert {one["object"]["kind"] for one in changes} == {"ConfigMap"}
 
 
 def test_a_watch_ends_when_its_time_is_over(api: KubeApi) -> None:
     version = api.list(CONFIG_MAPS, api.namespace).resource_version
-    told = list(api.watch(CONFIG_MAPS, api.namespace, version, fields="metadata.name=none", timeout_seconds=1))
-    assert {one["type"] for one in told} <= {"BOOKMARK"}
+    changes = list(api.watch(CONFIG_MAPS, api.namespace, version, fields="metadata.name=none", timeout_seconds=1))
+    assert {one["type"] for one in changes} <= {"BOOKMARK"}
 
 
 def test_a_version_that_is_forgotten_has_expired(server: Server) -> None:
@@ -361,7 +361,7 @@ def test_a_token_is_reviewed(server: Server) -> None:
     assert wrong["error"]
 
 
-def test_who_has_no_rights_is_told_so_and_can_ask(server: Server) -> None:
+def test_an_account_without_rights_is_forbidden_and_can_review_its_access(server: Server) -> None:
     nobody = server.as_account(server.token())
     with pytest.raises(ForbiddenError, match='cannot list resource "configmaps"'):
         nobody.list(CONFIG_MAPS, nobody.namespace)

@@ -1,7 +1,7 @@
 """What Tiphys writes for Kueue, on a real API server: conditional writes and deletions, the status, and the rights.
 
 The kinds are minimal definitions of our own with the names of Kueue's, and the
-small Kueue of `support.kueue` admits and evicts. A cluster that has Kueue itself is
+small Kueue of `support.fakes.kueue` admits and evicts. A cluster that has Kueue itself is
 for `make test-kueue`.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from cluster.client import Cluster
 from cluster.rights import new_account
-from support.chart import MINIMAL, find_helm, named, render
-from support.kueue import FakeKueue
-from support.ledger import ask
+from support.builders.ledger import ask
+from support.checks.chart import MINIMAL, find_helm, named, render
+from support.fakes.kueue import FakeKueue
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest
 

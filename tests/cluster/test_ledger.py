@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.ledger import ask, queues, spec
+from support.builders.ledger import ask, queues, spec
 from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PendingRequest
@@ -176,7 +176,7 @@ def test_wrong_queues_are_refused_by_the_server(api, queues, says):
         api.create(GPU_LEDGERS, api.namespace, body)
 
 
-def test_all_that_a_queue_file_may_say_is_kept(api, cluster, tmp_path):
+def test_every_field_of_a_queue_file_is_kept(api, cluster, tmp_path):
     """A field that the kind does not declare would be dropped in silence."""
     text = (DOCS / "queues.md").read_text()
     file = tmp_path / "queues.yaml"
@@ -237,7 +237,7 @@ def test_queues_are_applied_and_shown_from_a_desk(api, cluster, tmp_path, capsys
     assert ["research", "A100", "4", "4", "8", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_the_service_writes_is_what_the_server_keeps(api, ledger):
+def test_the_stored_ledger_equals_the_state_of_the_service(api, ledger):
     ledger.request(ask(8))
     whole = WholeLedgerReader(api, api.namespace, "default").read()
     assert whole is not None

@@ -20,11 +20,11 @@ from cluster.client import Cluster, Json
 from cluster.fixtures import FAKE, FakeNodes
 from hera.workflows import DAG
 from hera.workflows.models import Toleration
-from support.argo_objects import NARRATED
-from support.gangs import filled_in
-from support.ledger import ask
-from support.memory import MemoryStore
-from support.world import QUICK, Flow, outputs, phase, said
+from support.builders.argo_objects import NARRATED
+from support.builders.ledger import ask
+from support.fakes.memory_store import MemoryStore
+from support.fakes.resource_templates import filled_in
+from support.stories.plugin import QUICK, Flow, outputs, phase, said
 from tiphys_plugin import PluginCore
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.nodes.evacuate import NodeEvacuation
@@ -86,8 +86,8 @@ def foreign_pod(node: str) -> Json:
 def break_node(api: KubeApi, node: str) -> None:
     """Have a monitor say that its memory is broken."""
     known = (api.get(NODES, None, node) or {})["status"]["conditions"]
-    told = {"type": "GpuMemWatch", "status": "True", "reason": "Ecc", "message": "said by the test"}
-    api.patch(NODES, None, node, {"status": {"conditions": [*known, told]}}, subresource="status")
+    reported = {"type": "GpuMemWatch", "status": "True", "reason": "Ecc", "message": "said by the test"}
+    api.patch(NODES, None, node, {"status": {"conditions": [*known, reported]}}, subresource="status")
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def run_pods(cluster: Cluster, api: KubeApi, manifest: Json, answers: dict[str, 
     return placed()
 
 
-def test_what_runs_on_a_node_that_will_go_is_told_to_end(
+def test_a_training_on_a_node_that_will_go_is_evacuated(
     cluster: Cluster,
     api: KubeApi,
     namespace: str,
@@ -224,7 +224,7 @@ def running(cluster: Cluster, namespace: str) -> list[str]:
     return sorted(one["metadata"]["name"] for one in pods if one["status"].get("phase") == "Running")
 
 
-def test_what_a_queue_file_says_of_nodes_is_kept(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
+def test_every_node_field_of_a_queue_file_is_kept(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     sign = {"kind": "taint", "name": "example.com/maintenance", "values": ["soon"], "means": "notice"}
     labels = {f"{what}_label": f"example.com/{what}" for what in ("memory", "block", "rack", "nvlink")}
     read = {**labels, "selector": {"pool": "training"}, "signs": [sign], "suspect_hours": 1.5}
@@ -246,7 +246,7 @@ def test_what_a_queue_file_says_of_nodes_is_kept(cluster: Cluster, api: KubeApi,
         ({"cluster_nodes": {"suspect_hours": 0}}, "should be greater than 0"),
     ],
 )
-def test_what_is_wrong_about_nodes_is_refused_by_the_server(api: KubeApi, spec: Json, says: str) -> None:
+def test_an_invalid_node_setting_is_refused_by_the_server(api: KubeApi, spec: Json, says: str) -> None:
     body = {"metadata": {"name": "default"}, "spec": {"queues": [], **spec}}
     with pytest.raises(UsageError, match=says):
         api.create(GPU_LEDGERS, api.namespace, body)

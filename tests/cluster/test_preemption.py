@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from cluster.client import Cluster, Json
 from cluster.test_gangs import RANKS, TRAINER, Training, training
-from support.argo_objects import NARRATED
-from support.ledger import spec
-from support.world import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
+from support.builders.argo_objects import NARRATED
+from support.builders.ledger import spec
+from support.stories.plugin import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
 from tiphys_plugin import PluginCore, Queues
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.eviction.evict import evict_lease
@@ -132,7 +132,7 @@ def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place
 
 
 @pytest.mark.parametrize("training", [TRAINER], indirect=True, ids=["trainer"])
-def test_all_ranks_of_a_gang_are_asked_save_together_and_go_on_from_there(training: Training) -> None:
+def test_ranks_of_a_preempted_gang_save_together_and_continue_from_there(training: Training) -> None:
     training.begin()
     [lease] = training.ledger.snapshot().leases
     assert evict_lease(KubernetesCluster(training.api, None, "kubernetes:test"), lease) == RANKS

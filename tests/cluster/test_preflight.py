@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from cluster.client import Cluster
 from cluster.rights import grant, new_account
-from support.authored import plain, step, task
-from support.preflights import states, subject_of
+from support.builders.authored_workflows import plain, step, task
+from support.builders.preflights import states, subject_of
 from tiphys_controller.doctor import Finding
 
 from hera_pipelines.cli.author.preflight_observation import BoundedReads, observe_cluster_for_preflight
@@ -54,7 +54,7 @@ def claim(api: KubeApi, mode: str) -> None:
     api.create(PERSISTENT_VOLUME_CLAIMS, api.namespace, {"metadata": {"name": "corpus"}, "spec": spec})
 
 
-def test_claims_secrets_and_rights_are_told_as_they_are(
+def test_claims_secrets_and_rights_are_reported_as_they_are(
     cluster: Cluster, api: KubeApi, subject: PreflightSubject, tmp_path: Path
 ) -> None:
     grant(cluster, api.namespace, "own", [])

@@ -24,10 +24,10 @@ from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
 from cluster.fixtures import FakeNodes
 from cluster.rights import Right, as_account, granted, refused, unused, used
 from cluster.test_install import Release, release
-from support.argo_objects import NARRATED
-from support.ledger import ask as ask_for
-from support.task_sets import task_set
-from support.world import Flow, fit, gpus, workflow
+from support.builders.argo_objects import NARRATED
+from support.builders.ledger import ask as ask_for
+from support.fakes.task_sets import task_set
+from support.stories.plugin import Flow, fit, gpus, workflow
 from tiphys_plugin.quota.lease import Admitted, Lease, LedgerState, PreemptionNotice
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
@@ -118,8 +118,8 @@ class Tenant:
         store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
         # Whatever its step fails by, so that the controller has something to do.
         asked = AutoResumePolicy(causes=tuple(Cause)).model_dump_json()
-        told = {**NARRATED, STORE_ANNOTATION: store, AUTO_RESUME_ANNOTATION: asked}
-        annotations = {**body["metadata"]["annotations"], **told}
+        added = {**NARRATED, STORE_ANNOTATION: store, AUTO_RESUME_ANNOTATION: asked}
+        annotations = {**body["metadata"]["annotations"], **added}
         metadata = {"name": name, "labels": {PIPELINE_ANNOTATION: "digits"}, "annotations": annotations}
         self.uid: str = api.create(WORKFLOWS, namespace, {**body, "metadata": metadata})["metadata"]["uid"]
         self._flow = Flow(None, name, self.uid)  # type: ignore[arg-type]  # only its words are needed

@@ -25,9 +25,9 @@ import pytest
 from cluster.client import Cluster
 from cluster.harness.settings import Settings
 from cluster.rights import new_account
-from support.controller_process import ControllerProcess
-from support.polling import until
-from support.triggers import template
+from support.processes.controller import ControllerProcess
+from support.processes.polling import until
+from support.stories.triggers import template
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import EVENTS, WORKFLOW_TEMPLATES, WORKFLOWS

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from support.emulators import ACCOUNT
-from support.memory import MemoryStore
+from support.fakes.memory_store import MemoryStore
+from support.servers.emulators import ACCOUNT
 
 from tiphys.store import AzureStore, DirectoryStore, GcsStore, S3Store, Store
 

@@ -25,11 +25,11 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobServiceClient
-from support import s3_proxy as faults
-from support.emulators import ACCOUNT, connection_string
-from support.lineage import LINEAGE, RUN, ref
-from support.s3_proxy import Reply, Request, S3Proxy, Times
-from support.sessions import admitted, open_session, state_at, train
+from support.builders.lineage import LINEAGE, RUN, ref
+from support.servers import s3_proxy as faults
+from support.servers.emulators import ACCOUNT, connection_string
+from support.servers.s3_proxy import Reply, Request, S3Proxy, Times
+from support.stories.sessions import admitted, open_session, state_at, train
 from tiphys_controller.doctor import failed_checks
 from tiphys_controller.doctor.store_probe import probe_store
 
@@ -192,7 +192,7 @@ class TestWriting:
         with pytest.raises(ObjectExistsError, match="already has an object shard"):
             store.create_from_file("shard", big_file)
 
-    def test_one_of_many_writers_in_parts_wins_and_its_bytes_are_kept(self, store: BucketStore) -> None:
+    def test_a_single_writer_in_parts_wins_and_its_bytes_are_kept(self, store: BucketStore) -> None:
         def write(writer: int) -> bytes | None:
             data = bytes([writer]) * (2 * MIB + writer)
             try:
@@ -232,7 +232,7 @@ class TestWriting:
         assert once.happened == 1
         assert keys(store) == []
 
-    def test_an_upload_that_nobody_finished_is_left_to_the_service(self, store: BucketStore) -> None:
+    def test_an_unfinished_upload_is_left_to_the_service(self, store: BucketStore) -> None:
         """Both drop it after a week, and show it in no listing."""
         assert list(find_abandoned_uploads(store, timedelta(0))) == []
 
@@ -305,7 +305,9 @@ class TestErrors:
 
         assert not isinstance(caught.value, ForbiddenError)
 
-    def test_what_a_retention_policy_keeps_is_named(self, cloud: Cloud, store: BucketStore) -> None:
+    def test_an_object_under_a_retention_policy_is_named_when_its_deletion_fails(
+        self, cloud: Cloud, store: BucketStore
+    ) -> None:
         store.create("a", b"1")
         cloud.proxy.behaviour = cloud.refuses_deletion()
 

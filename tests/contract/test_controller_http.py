@@ -25,9 +25,9 @@ import httpx
 import pytest
 import structlog
 import yaml
-from support.compiled import History, gated, pipeline_of
-from support.submitter import FakeSubmitter
-from support.triggers import TriggerWorld, template, version
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
+from support.stories.triggers import TriggerWorld, template, version
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import MAX_BODY_BYTES, AccessControl
 from tiphys_controller.server.app import create_controller_app
@@ -129,7 +129,7 @@ def test_alertmanagers_two_ways_to_send_a_token_are_both_let_in(place: Place) ->
     assert place.counted == [("alerts", 202)] * 2
 
 
-def test_a_token_that_was_exchanged_holds_at_once_and_one_that_is_gone_lets_nobody_in(place: Place) -> None:
+def test_a_changed_token_holds_at_once_and_a_removed_one_admits_no_caller(place: Place) -> None:
     place.token.write_text("another")
     assert place.post("/v1/alerts", DELIVERY).status_code == 401
     assert place.post("/v1/alerts", DELIVERY, "another").status_code == 202
@@ -154,7 +154,7 @@ def test_a_token_that_was_exchanged_holds_at_once_and_one_that_is_gone_lets_nobo
         ("/v1/runs/nobody/resume", {"forse": True}, 400, "force and dryRun"),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_sentence(
+def test_an_invalid_request_is_refused_with_a_sentence(
     place: Place, path: str, body: Any, status: int, sentence: str
 ) -> None:
     answer = place.post(path, body, Idempotency_Key="k")
@@ -251,7 +251,7 @@ def test_yaml_that_grows_in_memory_is_refused(place: Place) -> None:
     assert (answer.status_code, "alias" in answer.text) == (400, True)
 
 
-def test_a_run_is_planned_resumed_and_told(place: Place) -> None:
+def test_a_run_is_planned_resumed_and_described(place: Place) -> None:
     run = place.post("/v1/runs", MANIFEST, Idempotency_Key="k").json()["run"]
     History(place.store, run).done("prep")
     assert place.post(f"/v1/runs/{run}/resume").status_code == 409, "it runs"
@@ -268,7 +268,7 @@ def test_a_run_is_planned_resumed_and_told(place: Place) -> None:
     assert place.get("/v1/runs/nobody/plan").status_code == 404
 
 
-def test_where_several_namespaces_are_served_one_has_to_be_named(tmp_path: Path) -> None:
+def test_a_namespace_is_required_where_several_are_served(tmp_path: Path) -> None:
     place = Place(tmp_path, ("ml", "nlp"))
     with place.server:
         answer = place.get("/v1/runs/digits-1/plan")
@@ -276,7 +276,7 @@ def test_where_several_namespaces_are_served_one_has_to_be_named(tmp_path: Path)
         assert place.get("/v1/runs/digits-1/plan?namespace=nlp").status_code == 404
 
 
-def test_health_and_metrics_need_no_token_and_calls_of_nobody_are_told_what_there_is(place: Place) -> None:
+def test_health_and_metrics_need_no_token_and_unknown_paths_list_the_calls(place: Place) -> None:
     assert httpx.get(f"{place.server.url}/healthz", timeout=60).text == "ok\n"
     assert httpx.get(f"{place.server.url}/metrics", timeout=60).content == b"metrics"
     answer = httpx.get(f"{place.server.url}/nothing", timeout=60)

@@ -18,10 +18,10 @@ import threading
 import httpx
 import pytest
 import structlog
-from support import http
-from support.agent import Agent
-from support.ledger import queues
-from support.world import World, fit, gpus, prep, world
+from support.builders.ledger import queues
+from support.fakes.argo_agent import Agent
+from support.servers import http
+from support.stories.plugin import World, fit, gpus, prep, world
 from tiphys_plugin import PluginServer
 
 from tiphys.errors import ConflictError, StoreError, UsageError
@@ -112,7 +112,7 @@ def test_wrong_token_is_refused_and_never_logged(server, token):
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"", "not JSON"), (b"{", "not JSON"), (b"[1]", "not a JSON object")])
-def test_what_no_agent_sends_is_a_bad_request(server, content, says):
+def test_a_body_that_no_agent_sends_is_a_bad_request(server, content, says):
     response = post(server, content)
     assert response.status_code == 400
     assert says in response.json()["error"]

@@ -1,10 +1,10 @@
 """The plugin over a bucket: keys are answered as Argo sees them in the bucket, and understood when they come back."""
 
 import pytest
-from support.emulators import ACCOUNT
-from support.recorded import ArgoWorkflow, ungated
-from support.recorded_flow import RecordedFlow
-from support.world import World, artifacts, commit, fit, outputs, phase, prep, records, said, world
+from support.fakes.argo_workflow import ArgoWorkflow, ungated
+from support.servers.emulators import ACCOUNT
+from support.stories.plugin import World, artifacts, commit, fit, outputs, phase, prep, records, said, world
+from support.stories.recorded_flow import RecordedFlow
 
 from tiphys.store import open_store
 
@@ -59,7 +59,7 @@ def test_outputs_of_a_step_without_a_gate_are_found_below_the_prefix_of_the_stor
     assert said(second.admit("train", made_again)) == "Adopted from attempt 1"
 
 
-def test_two_plugins_on_one_bucket_open_one_attempt(here):
+def test_plugins_on_one_bucket_open_a_single_attempt(here):
     flow = here.submit(prep())
     first = flow.admit("prep")
     here.core = here.restart()

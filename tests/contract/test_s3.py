@@ -18,8 +18,8 @@ from pathlib import Path
 import boto3
 import httpx
 import pytest
-from support import s3_proxy as faults
-from support.s3_proxy import S3Proxy, Times
+from support.servers import s3_proxy as faults
+from support.servers.s3_proxy import S3Proxy, Times
 
 from tiphys.errors import (
     ForbiddenError,
@@ -86,7 +86,7 @@ class TestWriting:
         assert outcome == (mine, True)
         assert [r.method for r in proxy.requests] == ["PUT", "PUT", "GET"]
 
-    def test_a_claim_that_somebody_else_holds_is_not_ours(self, store: S3Store) -> None:
+    def test_a_claim_held_by_another_writer_is_not_ours(self, store: S3Store) -> None:
         first = claim_record(store, "end.json", seal())
         second = claim_record(store, "end.json", seal())
 
@@ -180,7 +180,7 @@ class TestWritingInParts:
         with pytest.raises(StoreError, match="InvalidPart"):
             store.create_from_file("shard", big_file)
 
-    def test_nothing_is_published_before_the_completion(
+    def test_an_upload_is_not_visible_before_its_completion(
         self, store: S3Store, bucket: str, big_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TIPHYS_FAILPOINTS", "store.before_publish=raise@1")
@@ -206,7 +206,9 @@ class TestWritingInParts:
 
         assert b"".join(store.chunks("shard")) == big_file.read_bytes()
 
-    def test_an_upload_that_somebody_removed_is_no_object(self, store: S3Store, proxy: S3Proxy, big_file: Path) -> None:
+    def test_an_upload_removed_by_another_process_is_no_object(
+        self, store: S3Store, proxy: S3Proxy, big_file: Path
+    ) -> None:
         proxy.behaviour = Times(1, faults.is_completion, faults.refuses(404, "NoSuchUpload"))
 
         with pytest.raises(StoreError, match="NoSuchUpload"):
@@ -269,7 +271,7 @@ class TestReading:
 
         assert len(proxy.requests) == 5
 
-    def test_does_not_mix_the_beginning_into_the_rest(self, store: S3Store, proxy: S3Proxy) -> None:
+    def test_a_broken_read_does_not_mix_the_beginning_into_the_rest(self, store: S3Store, proxy: S3Proxy) -> None:
         def ignores_range(request: faults.Request, forward: faults.Forward) -> faults.Reply:
             reply = forward(request.without("range"))
             return reply if "range" in request.headers else reply._replace(sent_bytes=2)
@@ -453,7 +455,7 @@ class TestKeys:
         assert store.from_artifact_key("team/tiphysx/runs/a") is None
         assert store.from_artifact_key("team/tiphys/") is None
 
-    def test_are_found_again_through_the_url(self, store: S3Store) -> None:
+    def test_an_object_is_found_again_through_the_url_of_the_store(self, store: S3Store) -> None:
         store.create("a", b"1")
 
         again = open_store(store.url, must_exist=True)
@@ -467,7 +469,7 @@ class TestKeys:
         assert store.url == f"s3://{bucket}"
         assert store.artifact_key("runs/a") == store.from_artifact_key("runs/a") == "runs/a"
 
-    def test_are_bounded_with_their_prefix(self, bucket: str) -> None:
+    def test_keys_are_bounded_with_their_prefix(self, bucket: str) -> None:
         with pytest.raises(UsageError, match="1025 bytes; storage takes at most 1024"):
             S3Store(bucket, "p").create("x" * 1023, b"")
 
@@ -478,7 +480,7 @@ def test_a_store_leaves_no_connection_open_once_it_is_gone(bucket: str) -> None:
     gc.collect()  # an unclosed socket is a warning, and a warning is an error
 
 
-def test_uploads_that_nobody_finished_are_found_by_their_age_and_removed(bucket: str, s3_endpoint: str) -> None:
+def test_unfinished_uploads_are_found_by_their_age_and_removed(bucket: str, s3_endpoint: str) -> None:
     store = S3Store(bucket, "p")
     for key in ("p/old", "elsewhere/old"):
         store.client.create_multipart_upload(Bucket=bucket, Key=key)

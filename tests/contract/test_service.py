@@ -19,11 +19,11 @@ import httpx
 import prometheus_client
 import pytest
 import yaml
-from support import http, kube_server
-from support.agent import Agent
-from support.installation import RELEASE, Site
-from support.processes import Process
-from support.world import fit, gpus, prep
+from support.fakes.argo_agent import Agent
+from support.processes.process import Process
+from support.servers import http, kube_server
+from support.stories.plugin import fit, gpus, prep
+from support.stories.plugin_installation import RELEASE, Site
 from tiphys_plugin.__main__ import main
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
@@ -112,7 +112,7 @@ def test_account_that_speaks_for_another_namespace_is_refused_and_logged(running
 
 
 @pytest.mark.parametrize("token", ["", "nobody", "token-of-foreign", "token-of-default"])
-def test_anybody_else_is_refused(running, token):
+def test_a_caller_without_permission_is_refused(running, token):
     flow = running.here.submit("ml", prep(), name=f"refused-{token or 'none'}")
     assert running.post(flow.document("admit", "prep"), token).status_code == 403
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support import http
-from support.agent import Agent
-from support.sidecar_pod import ACCOUNT, OURS, TOKEN, SidecarPod, post, sidecar_url
-from support.upstream import upstream
+from support.fakes.argo_agent import Agent
+from support.processes.sidecar import ACCOUNT, OURS, TOKEN, SidecarPod, post, sidecar_url
+from support.servers import http
+from support.servers.plugin_upstream import upstream
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.sidecar import forwarding, server
 from tiphys_plugin.sidecar.settings import SidecarSettings
@@ -169,14 +169,14 @@ def test_outage_limit_of_the_environment_ends_the_wait(pod, service):
 @pytest.mark.parametrize(
     ("content", "status"), [(b"{", 400), (b"", 400), (b"[1]", 400), (b" " * (1 << 20) + b"{}", 413)]
 )
-def test_what_no_agent_sends_is_refused_here(sidecar, service, content, status):
+def test_a_body_that_no_agent_sends_is_refused_by_the_sidecar(sidecar, service, content, status):
     response = post(sidecar, content)
     assert (response.status_code, response.headers["content-type"]) == (status, "text/plain; charset=utf-8")
     assert not response.text.startswith("{")
     assert service.bodies == []
 
 
-def test_other_paths_are_not_there(sidecar):
+def test_an_unknown_path_is_not_found(sidecar):
     assert http.post(f"{sidecar_url(sidecar)}/elsewhere", json={}).status_code == 404
 
 
@@ -296,7 +296,7 @@ def test_wrong_setting_is_named(variable, value, says):
         SidecarSettings.from_environment({"TIPHYS_SERVICE_URL": "http://service:7243", variable: value})
 
 
-def test_settings_that_nobody_gives_are_those_of_a_pod():
+def test_settings_left_out_are_those_of_a_pod():
     settings = SidecarSettings.from_environment({"TIPHYS_SERVICE_URL": "https://service"})
     assert (settings.host, settings.port, settings.ca_file) == ("127.0.0.1", 7243, None)
     assert settings.token_file == Path("/var/run/argo/token")

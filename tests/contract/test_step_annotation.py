@@ -72,7 +72,7 @@ CHECKPOINTS = {
 }
 
 
-def test_what_an_annotation_leaves_out_is_as_it_was() -> None:
+def test_a_field_left_out_of_the_annotation_has_its_earlier_default() -> None:
     shortest = StepSpec.model_validate_json('{"name": "fit", "kind": "train", "template": "0"}')
     complete = {"name": "fit", "kind": "train", "template": "0", **LEFT_OUT, "retry": RETRY}
     assert shortest == StepSpec.model_validate(complete)

@@ -141,7 +141,7 @@ def test_prefixes_are_the_next_level_only(store: Store, prefix: str, expected: l
     assert list(store.prefixes(prefix)) == expected
 
 
-def test_nothing_is_left_of_a_prefix_once_its_objects_are_deleted(store: Store) -> None:
+def test_a_prefix_disappears_once_its_objects_are_deleted(store: Store) -> None:
     store.create("runs/a/deep/1", b"")
     store.delete("runs/a/deep/1")
 
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_read_is_named(store: Store, tmp_path: Path) -> No
     assert keys(store) == []
 
 
-def test_one_of_many_writers_wins_and_its_bytes_are_kept(store: Store) -> None:
+def test_a_single_writer_wins_and_its_bytes_are_kept(store: Store) -> None:
     def write(writer: int) -> bytes | None:
         try:
             store.create("claims/1", data := f"writer {writer}".encode())

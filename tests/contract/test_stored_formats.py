@@ -1,6 +1,6 @@
 """A store that an earlier version wrote is read, verified, resumed and cleaned by this one.
 
-`support.stored_runs` wrote it, and it is never written again. A store of any
+`support.builders.stored_runs` wrote it, and it is never written again. A store of any
 other format is refused in one sentence, before anything is read or changed.
 """
 
@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.submitter import FakeSubmitter
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import plan_run, resume_run
 
 from tiphys.errors import UsageError
@@ -36,11 +36,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_store(str(shutil.copytree(STORES / request.param, tmp_path / "store")), must_exist=True)
 
 
-def test_there_is_a_store_of_this_format() -> None:
+def test_a_store_of_the_current_format_is_committed() -> None:
     assert (STORES / f"format-{STORE_FORMAT}").is_dir()
 
 
-def test_all_of_it_is_read(store: Store) -> None:
+def test_every_record_of_the_stored_format_is_read(store: Store) -> None:
     assert list(list_runs(store)) == [FORK, RUN]
     assert read_run(store, FORK).parent == RUN
     assert [(one.claim.submission, one.end.status if one.end else "") for one in read_submissions(store, RUN)] == [
@@ -83,7 +83,7 @@ def test_only_what_is_missing_runs_again(store: Store, tmp_path: Path) -> None:
     assert [task["name"] for task in dag["tasks"]] == ["report"]
 
 
-def test_its_pin_is_found(store: Store) -> None:
+def test_a_pin_of_the_stored_format_is_found(store: Store) -> None:
     layout = LineageLayout(f"{RUN}/fit")
 
     assert [layout.parse_pin(info.key) for info in store.list(layout.all_pins)]
@@ -96,7 +96,7 @@ def test_its_pin_is_found(store: Store) -> None:
         (3, "has format 3, and this version of Tiphys reads format 2; nothing was changed: update Tiphys here"),
     ],
 )
-def test_another_format_is_refused_with_what_to_do(marker: int, sentence: str, tmp_path: Path) -> None:
+def test_a_store_of_an_unknown_format_is_refused_with_what_to_do(marker: int, sentence: str, tmp_path: Path) -> None:
     DirectoryStore(tmp_path).create(FORMAT_MARKER, StoreFormatRecord(format=marker).to_bytes())
 
     with pytest.raises(UsageError, match=sentence):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.bad_checkpoint import POISON, Desk
+from support.stories.bad_checkpoint import POISON, Desk
 
 from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import read_quarantine_records
@@ -27,7 +27,7 @@ def test_the_third_attempt_succeeds_from_the_checkpoint_before(tmp_path: Path, f
     assert (record.by, "2 attempts that loaded it crashed in the same way" in record.reason) == ("conclude", True)
 
 
-def test_people_are_told_in_the_lineage_and_among_the_events(tmp_path: Path) -> None:
+def test_a_bad_checkpoint_is_shown_in_the_lineage_and_among_the_events(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "error", 3)
     desk.start(user_errors=1)
     nodes = [
@@ -36,11 +36,11 @@ def test_people_are_told_in_the_lineage_and_among_the_events(tmp_path: Path) -> 
         for node in attempt.checkpoints
     ]
     assert [node.ref for node in nodes if node.status is CheckpointStatus.QUARANTINED] == [POISON]
-    told = [event.message for event in read_timeline(RunHistory.for_display(desk.store, "night"))]
+    messages = [event.message for event in read_timeline(RunHistory.for_display(desk.store, "night"))]
     assert any(
-        "checkpoint 6 of attempt 1 was quarantined" in message and "loss is <number>" in message for message in told
+        "checkpoint 6 of attempt 1 was quarantined" in message and "loss is <number>" in message for message in messages
     )
-    assert any("ValueError: loss is nan at step 9" in message for message in told)
+    assert any("ValueError: loss is nan at step 9" in message for message in messages)
 
 
 def test_without_a_budget_the_second_death_comes_after_a_resume_and_is_followed_by_the_try(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.forking import ForkingProcess
-from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
-from support.trainer import digest_of, initial_state, train_step
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
+from support.processes.forking import ForkingProcess
+from support.programs.trainer import digest_of, initial_state, train_step
 
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.delete import Retention
@@ -39,7 +39,7 @@ SEED = 20261121
 KILLS = 500
 STEPS = 20
 KEEP = 2
-TRAINER = "import runpy; runpy.run_module('support.trainer', run_name='__main__', alter_sys=True)"
+TRAINER = "import runpy; runpy.run_module('support.programs.trainer', run_name='__main__', alter_sys=True)"
 LAYOUT = LineageLayout(LINEAGE)
 
 POINTS = {
@@ -111,7 +111,7 @@ class Run:
     def start(self, **variables):
         """Start the program of the next attempt."""
         choice = self.claim()
-        command = [sys.executable, "-m", "support.trainer", str(STEPS), str(self.result)]
+        command = [sys.executable, "-m", "support.programs.trainer", str(STEPS), str(self.result)]
         environ = self.environ(choice.checkpoint, "", **variables)
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         return choice, process

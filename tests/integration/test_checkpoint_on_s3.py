@@ -1,10 +1,10 @@
 """The session over a real S3 server: the same promises, with a network in between."""
 
 import pytest
-from support import s3_proxy as faults
-from support.lineage import LINEAGE, RUN, attempts_of, ref
-from support.s3_proxy import Times
-from support.sessions import admitted, open_session, state_at, train
+from support.builders.lineage import LINEAGE, RUN, attempts_of, ref
+from support.servers import s3_proxy as faults
+from support.servers.s3_proxy import Times
+from support.stories.sessions import admitted, open_session, state_at, train
 
 from tiphys import checkpoint
 from tiphys.lineage.quarantine import list_quarantined

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.argo_objects import put, put_agent, workflow
-from support.controller_process import ControllerProcess, kubeconfig
-from support.kube_server import serving
-from support.polling import until
+from support.builders.argo_objects import put, put_agent, workflow
+from support.processes.controller import ControllerProcess, kubeconfig
+from support.processes.polling import until
+from support.servers.kube_server import serving
 
 from tiphys.kube.resources import LEASES
 
 
-def test_it_leads_works_and_ends_at_sigterm(tmp_path: Path) -> None:
+def test_the_controller_leads_works_and_ends_at_sigterm(tmp_path: Path) -> None:
     with serving() as server:
         api = server.api("ml")
         server.add_namespace("tiphys")

@@ -41,7 +41,7 @@ def test_the_last_line_states_repeated_steps_and_equal_digests(performed: Perfor
     assert run.digest_model().startswith(verdict[2])
 
 
-def test_three_attempts_in_two_submissions_each_from_a_checkpoint(performed: Performed) -> None:
+def test_the_demo_makes_three_attempts_in_two_submissions_from_checkpoints(performed: Performed) -> None:
     folder, _ = performed
     attempts = DemoRun(folder, "digits").attempts()["train"]
     claims = [attempt.claim for attempt in attempts]

@@ -30,7 +30,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     return ended.stdout
 
 
-def test_two_clones_give_the_same_release_and_its_wheel_works(tmp_path: Path) -> None:
+def test_a_release_from_two_clones_is_the_same_and_its_wheel_works(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run("git", "clone", "--quiet", ROOT, name, cwd=tmp_path)
         run(sys.executable, "-m", "runner.dist", cwd=tmp_path / name)
@@ -44,7 +44,7 @@ def test_two_clones_give_the_same_release_and_its_wheel_works(tmp_path: Path) ->
     [wheel] = (tmp_path / "one" / "dist").glob("*.whl")
     run(UV, "venv", "--quiet", "--python", sys.executable, "empty", cwd=tmp_path)
     run(UV, "pip", "install", "--quiet", "--python", "empty/bin/python", f"{wheel}[demo]", cwd=tmp_path)
-    told = subprocess.run(
+    finished = subprocess.run(
         [tmp_path / "empty/bin/tiphys", "demo"],
         cwd=tmp_path,
         capture_output=True,
@@ -52,5 +52,5 @@ def test_two_clones_give_the_same_release_and_its_wheel_works(tmp_path: Path) ->
         timeout=1800,
         env={name: value for name, value in os.environ.items() if not name.startswith(("TIPHYS_", "PYTHON"))},
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "bit-identical" in told.stdout + told.stderr
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "bit-identical" in finished.stdout + finished.stderr

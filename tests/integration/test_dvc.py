@@ -58,7 +58,7 @@ def dvc(*arguments: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_what_dvc_records_is_read(folder: Path) -> None:
+def test_files_written_by_dvc_are_read(folder: Path) -> None:
     (folder / "raw" / "one").write_text("1\n")
     (folder / "raw" / "two").write_text("2\n")
     dvc("add", "--quiet", "raw")

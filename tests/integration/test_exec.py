@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.file_trainer import after
-from support.folder_shapes import COUNTED, SHAPES
-from support.forking import ForkedProcess, ForkingProcess
-from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
-from support.polling import until
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
+from support.processes.forking import ForkedProcess, ForkingProcess
+from support.processes.polling import until
+from support.programs.file_trainer import after
+from support.programs.folder_shapes import COUNTED, SHAPES
 
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import choose_checkpoint, list_commits
@@ -87,7 +87,7 @@ class Run:
         write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
         if new_pod:
             shutil.rmtree(self.folder, ignore_errors=True)
-        program = command or [sys.executable, "-m", "support.file_trainer", str(self.folder)]
+        program = command or [sys.executable, "-m", "support.programs.file_trainer", str(self.folder)]
         process = self.wrappers.start(
             WRAPPER,
             ["--dir", str(self.folder), "--interval", "20ms", *(options or MARKER), "--", *program],
@@ -209,7 +209,7 @@ def test_sigterm_commits_what_the_program_saves_and_is_never_a_success(run):
 
 
 def test_program_below_a_shell_that_dies_of_sigterm_has_its_last_save_committed(run):
-    line = f"{sys.executable} -m support.file_trainer {run.folder}; echo after"
+    line = f"{sys.executable} -m support.programs.file_trainer {run.folder}; echo after"
     pauses = {"FILE_ON_SIGTERM": "save", "FILE_PAUSE": "0.02", "FILE_STEPS": "100000"}
     process = run.start("--quiet", "10m", *QUIET[2:], command=["sh", "-c", line], **pauses)
     says(process, "wrote 5")
@@ -346,7 +346,7 @@ def test_the_exit_code_is_that_of_the_program(run, command, code):
     assert run.finish(run.start(*MARKER, command=command))[0] == code
 
 
-def test_what_a_program_leaves_unusable_is_told_and_costs_nothing_else(run):
+def test_an_unusable_folder_is_reported_once_and_costs_nothing_else(run):
     script = (
         'mkdir -p "$0"/checkpoint-1; ln -s /etc/passwd "$0"/checkpoint-1/link; touch "$0"/checkpoint-1/DONE; sleep 0.3'
     )
@@ -357,7 +357,7 @@ def test_what_a_program_leaves_unusable_is_told_and_costs_nothing_else(run):
 
 
 def test_checkpoints_of_a_session_are_not_taken_for_files(run):
-    from support.lineage import commit
+    from support.builders.lineage import commit
 
     write_claim(run.store, claim_of(1))
     commit(run.store, ref(1, 3), framework="numpy")
@@ -410,7 +410,7 @@ that dies of its signal right after a save may lose that save, and the log names
 
 
 def shape_command(run, shape, *, steps=100_000, pause=0.02, handler=False):
-    program = [sys.executable, "-m", "support.folder_shapes", shape, str(run.folder), str(steps), str(pause)]
+    program = [sys.executable, "-m", "support.programs.folder_shapes", shape, str(run.folder), str(steps), str(pause)]
     return [*program, *(["--handler"] if handler else [])]
 
 

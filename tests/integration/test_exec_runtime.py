@@ -30,7 +30,7 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may change the root folder")
-def test_it_runs_in_an_empty_image(root: Path) -> None:
+def test_the_runtime_runs_in_an_empty_image(root: Path) -> None:
     command = [
         *runtime_command("/runtime"),
         "--dir",
@@ -66,6 +66,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         install_runtime(tmp_path / "file" / "runtime")
 
 
-def test_it_brings_what_tiphys_needs() -> None:
+def test_the_runtime_has_the_packages_that_tiphys_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {one.split(">")[0] for one in project["dependencies"]} == set(REQUIRED_PACKAGES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hera.workflows import DAG
-from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from tiphys_controller import start_run
 
 from hera_pipelines import Checkpoints, Pipeline, Retries, Train
@@ -81,7 +81,7 @@ def run_once(folder: Path) -> DirectoryStore:
     return store
 
 
-def test_each_failure_is_told_and_the_next_attempt_goes_on_with_what_it_needs(tmp_path: Path) -> None:
+def test_a_failure_is_reported_and_the_next_attempt_gets_what_it_needs(tmp_path: Path) -> None:
     store = run_once(tmp_path)
     attempts = read_step_attempts(store, "night", "fit")
     ends = [attempt.end for attempt in attempts if attempt.end is not None]
@@ -123,7 +123,7 @@ def test_a_program_that_lets_no_thread_run_is_ended_by_the_kernel(tmp_path: Path
     assert "(most recent call first)" in ended.stderr
 
 
-def test_its_last_words_tell_that_it_hung(tmp_path: Path) -> None:
+def test_the_termination_message_of_a_hung_program_names_the_hang(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     program = (

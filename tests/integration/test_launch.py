@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.launched import PATIENCE_SECONDS, Launched
-from support.polling import until
+from support.processes.launched_program import PATIENCE_SECONDS, Launched
+from support.processes.polling import until
 
 # A stand-in for a training with a session: it saves for a while, and leaves with 75.
 TRAINING = """

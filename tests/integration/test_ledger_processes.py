@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.forking import ForkedProcess, ForkingProcess
-from support.kube_server import serving
-from support.ledger import ask, queues, spec
+from support.builders.ledger import ask, queues, spec
+from support.processes.forking import ForkedProcess, ForkingProcess
+from support.servers.kube_server import serving
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Admitted
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
@@ -25,7 +25,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from urllib3 import PoolManager
-from support.ledger import ask, queues
+from support.builders.ledger import ask, queues
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi
 from tiphys_plugin.quota.lease import Admitted
@@ -65,7 +65,7 @@ print(most)
 
 @pytest.fixture(scope="module")
 def forking() -> Iterator[ForkingProcess]:
-    modules = ("urllib3", "support.ledger", "tiphys_plugin.quota.ledger.sqlite_ledger")
+    modules = ("urllib3", "support.builders.ledger", "tiphys_plugin.quota.ledger.sqlite_ledger")
     with ForkingProcess(*modules, "tiphys_plugin.quota.ledger.kubernetes_ledger") as process:
         yield process
 

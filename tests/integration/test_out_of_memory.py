@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
 from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.failures.classify import AttemptObservation, classify_failure
@@ -42,7 +42,7 @@ def run(url, *arguments, **others):
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
-    command = [sys.executable, "-m", "support.memory_hog", *arguments]
+    command = [sys.executable, "-m", "support.programs.memory_hog", *arguments]
     ended = subprocess.run(command, env={**kept, **own, **others}, timeout=GUARD_SECONDS, stderr=subprocess.PIPE)
     return ended.returncode, ended.stderr.decode(errors="replace"), store
 
@@ -104,6 +104,6 @@ def test_a_session_that_stands_still_at_its_end_is_ended_by_the_kernel(tmp_path)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", STANDS_STILL, str(log)], env=environ, timeout=GUARD_SECONDS)
     assert ended.returncode == -signal.SIGALRM
-    told = log.read_text()
-    assert "most recent call first" in told
-    assert classify_failure(AttemptObservation("Failed", 137, termination_message=told)).cause is Cause.OUT_OF_MEMORY
+    message = log.read_text()
+    assert "most recent call first" in message
+    assert classify_failure(AttemptObservation("Failed", 137, termination_message=message)).cause is Cause.OUT_OF_MEMORY

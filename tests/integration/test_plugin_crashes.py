@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.agent import Agent
-from support.forking import ForkingProcess
-from support.service import FORKED_MODULES, TOKEN, Service
-from support.world import Flow, World, commit, fit, gpus, world
+from support.fakes.argo_agent import Agent
+from support.processes.forking import ForkingProcess
+from support.processes.plugin import FORKED_MODULES, TOKEN, Service
+from support.stories.plugin import Flow, World, commit, fit, gpus, world
 from tiphys_plugin import load_queues
 
 from tiphys.records import SubmissionClaim, SubmissionKind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hera.workflows import DAG
-from support.polling import until
+from support.processes.polling import until
 from tiphys_controller import start_run
 
 from hera_pipelines import Checkpoints, Pipeline, Train

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import http
-from support import s3_proxy as faults
-from support.s3_proxy import S3Proxy
+from support.servers import http
+from support.servers import s3_proxy as faults
+from support.servers.s3_proxy import S3Proxy
 from tiphys_controller.doctor import Finding, failed_checks, store_probe
 from tiphys_controller.doctor.check import failed, passed, warning
 from tiphys_controller.doctor.store_probe import WRITERS_PER_RACE, probe_store
@@ -79,7 +79,7 @@ class TestGoodStores:
 
 
 class TestBadServers:
-    def test_one_that_ignores_the_condition_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
+    def test_a_server_that_ignores_the_condition_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
         proxy.behaviour = faults.ignores_conditions
 
         findings = probe_store(f"s3://{bucket}", races=RACES)
@@ -88,7 +88,7 @@ class TestBadServers:
         assert {f.check for f in findings if f.state == "failed"} == {"create-only", "race", "create-only-parts"}
         assert "ignores If-None-Match" in by_name(findings)["create-only"].sentence
 
-    def test_one_that_lets_several_racers_win_is_refused_for_that_alone(self, bucket: str, proxy: S3Proxy) -> None:
+    def test_a_server_that_lets_several_racers_win_is_refused_for_that_alone(self, bucket: str, proxy: S3Proxy) -> None:
         proxy.behaviour = faults.LetsRacersWin(WRITERS_PER_RACE)
 
         findings = probe_store(f"s3://{bucket}", races=RACES)
@@ -97,7 +97,9 @@ class TestBadServers:
         assert {f.check for f in findings if f.state == "failed"} == {"race"}
         assert "writers won" in by_name(findings)["race"].sentence
 
-    def test_one_that_ignores_the_condition_of_uploads_in_parts_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
+    def test_a_server_that_ignores_the_condition_of_uploads_in_parts_is_refused(
+        self, bucket: str, proxy: S3Proxy
+    ) -> None:
         def only_of_completions(request: faults.Request, forward: faults.Forward) -> faults.Reply:
             return forward(request.without("if-none-match") if faults.is_completion(request) else request)
 
@@ -108,7 +110,7 @@ class TestBadServers:
         assert {f.check for f in findings if f.state == "failed"} == {"create-only-parts"}
         assert failed_checks(findings)
 
-    def test_one_that_refuses_everything_is_asked_once(self, bucket: str, proxy: S3Proxy) -> None:
+    def test_a_server_that_refuses_every_write_is_asked_once(self, bucket: str, proxy: S3Proxy) -> None:
         def read_only(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
             bad = faults.refuses(403, "AccessDenied") if faults.is_write(request) else faults.honest
             return bad(request, forward)
@@ -120,7 +122,7 @@ class TestBadServers:
         assert (first.check, first.state, clean_up.state) == ("create-only", "failed", "ok")
         assert "credentials in use may not create" in first.sentence
 
-    def test_one_that_checks_sha256_is_praised(self, bucket: str, proxy: S3Proxy) -> None:
+    def test_a_server_that_checks_sha256_passes_the_checksum_probe(self, bucket: str, proxy: S3Proxy) -> None:
         def strict(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
             declared = request.headers.get("x-amz-checksum-sha256")
             actual = base64.b64encode(hashlib.sha256(request.body).digest()).decode()
@@ -218,14 +220,16 @@ class TestBadStores:
             (SortsByFolder, "listing", "not in ascending order"),
         ],
     )
-    def test_is_refused(self, kind: type[DirectoryStore], check: str, sentence: str) -> None:
+    def test_a_store_that_breaks_a_promise_is_refused(
+        self, kind: type[DirectoryStore], check: str, sentence: str
+    ) -> None:
         findings = probe_store(kind.__name__)
 
         assert by_name(findings)[check].state == "failed"
         assert sentence in by_name(findings)[check].sentence
         assert failed_checks(findings)
 
-    def test_that_cannot_delete_is_accepted_and_says_what_is_left(self) -> None:
+    def test_a_store_that_cannot_delete_is_accepted_with_the_keys_that_are_left(self) -> None:
         findings = probe_store(KeepsEverything.__name__)
 
         assert not failed_checks(findings)
@@ -240,7 +244,7 @@ def test_warnings_do_not_refuse_a_store_and_failures_do() -> None:
     assert failed_checks([good, doubtful, bad]) == ["c"]
 
 
-def test_each_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy) -> None:
+def test_a_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy) -> None:
     probe_store(f"s3://{bucket}/p", races=RACES)
     probe_store(f"s3://{bucket}/p", races=RACES)
 

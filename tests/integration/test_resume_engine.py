@@ -162,7 +162,7 @@ def test_a_deleted_output_is_made_again_and_the_steps_behind_it_run_again(finish
     assert finished.resume()[0].submission is None
 
 
-def test_one_lost_item_runs_again_and_the_others_are_taken_over(finished: Desk) -> None:
+def test_a_lost_item_runs_again_and_the_other_items_are_reused(finished: Desk) -> None:
     item, layout = finished.plan().steps[1].items[1], RunLayout(RUN)
     assert item.item == "0.25"
     for prefix in (layout.attempt_end(item.step, 1), f"{layout.done_markers}{item.step}/"):

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.controller_process import ControllerProcess, kubeconfig
-from support.kube_server import KubeServer, serving
-from support.polling import until
-from support.resume_stories import PIPELINE, RUN, STORIES, check, failed_run
-from support.resumers import Resumers
+from support.processes.controller import ControllerProcess, kubeconfig
+from support.processes.forked_controllers import ForkedControllers
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
+from support.stories.controller_crashes import PIPELINE, RUN, STORIES, check, failed_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError, StoreError
@@ -61,15 +61,15 @@ class Cluster:
 
 
 @pytest.fixture
-def resumers() -> Iterator[Resumers]:
-    with Resumers() as found:
+def resumers() -> Iterator[ForkedControllers]:
+    with ForkedControllers() as found:
         yield found
 
 
 class Round:
     """One story: a run that has failed, those who die over it, and one who goes on."""
 
-    def __init__(self, resumers: Resumers, folder: Path, url: str) -> None:
+    def __init__(self, resumers: ForkedControllers, folder: Path, url: str) -> None:
         folder.mkdir()
         self.resumers, self.folder, self.url = resumers, folder, url
         self.killed: Counter[str] = Counter()
@@ -116,29 +116,29 @@ class Round:
         return (self.folder / "log").read_text()
 
 
-def campaign(resumers: Resumers, folder: Path, url: str, kills: int) -> Counter[str]:
+def campaign(resumers: ForkedControllers, folder: Path, url: str, kills: int) -> Counter[str]:
     """Tell stories, all of them before one is told again, until so many were killed; where, and answers lost."""
     rng, found = random.Random(SEED), Counter[str]()
     for number in count():
         if number % len(CASES) == 0:
             order = rng.sample(CASES, len(CASES))
-        told = Round(resumers, folder / str(number), url.format(number=number))
-        told.tell(rng, *order[number % len(CASES)])
-        found += told.killed
-        found["answer lost"] += told.lost > 0
+        trial = Round(resumers, folder / str(number), url.format(number=number))
+        trial.tell(rng, *order[number % len(CASES)])
+        found += trial.killed
+        found["answer lost"] += trial.lost > 0
         if found.total() - found["answer lost"] >= kills:
             return found
     raise AssertionError
 
 
-def test_controllers_that_are_killed_make_one_workflow(resumers: Resumers, tmp_path: Path) -> None:
+def test_controllers_that_are_killed_make_one_workflow(resumers: ForkedControllers, tmp_path: Path) -> None:
     campaign(resumers, tmp_path, f"file://{tmp_path}/store-{{number}}", kills=8)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(1500)
 def test_three_hundred_controllers_that_are_killed_make_one_workflow_each_time(
-    resumers: Resumers, tmp_path: Path
+    resumers: ForkedControllers, tmp_path: Path
 ) -> None:
     found = campaign(resumers, tmp_path, f"file://{tmp_path}/store-{{number}}", kills=300)
     points = {f"{story.verb}.{point}=crash" for story in STORIES.values() for point in story.points}
@@ -148,7 +148,7 @@ def test_three_hundred_controllers_that_are_killed_make_one_workflow_each_time(
 @pytest.mark.heavy
 @pytest.mark.timeout(1500)
 def test_the_same_over_object_storage(bucket: str, tmp_path: Path) -> None:
-    with Resumers() as resumers:
+    with ForkedControllers() as resumers:
         found = campaign(resumers, tmp_path, f"s3://{bucket}/{{number}}", kills=30)
     assert found["answer lost"] > 0
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from support.forking import ForkingProcess
-from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.processes.forking import ForkingProcess
 
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
@@ -18,7 +18,7 @@ from tiphys.records import CrashRecord
 from tiphys.store import DirectoryStore, RunLayout, find_record, read_events
 
 STEPS = 100_000
-TRAINER = [sys.executable, "-m", "support.trainer", str(STEPS)]
+TRAINER = [sys.executable, "-m", "support.programs.trainer", str(STEPS)]
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def test_a_program_below_a_shell_saves_and_asks_for_another_attempt(store, tmp_p
     assert landed(store).global_step > 0
 
 
-@pytest.mark.parametrize("told", [pytest.param("0", marks=pytest.mark.heavy), "1"])
-def test_a_launcher_that_tells_one_rank_ends_both_with_one_checkpoint(store, told):
-    process = start([sys.executable, "-m", "support.ranks", told], environ(store))
+@pytest.mark.parametrize("signalled_rank", [pytest.param("0", marks=pytest.mark.heavy), "1"])
+def test_a_launcher_that_tells_one_rank_ends_both_with_one_checkpoint(store, signalled_rank):
+    process = start([sys.executable, "-m", "support.programs.two_ranks", signalled_rank], environ(store))
     wait_for_training(process)
     wait_for_training(process)
     process.send_signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def test_a_second_sigterm_changes_nothing(store, tmp_path):
 
 @pytest.fixture(scope="module")
 def programs():
-    with ForkingProcess("support.trainer", "tiphys.checkpoint.tracked_session") as process:
+    with ForkingProcess("support.programs.trainer", "tiphys.checkpoint.tracked_session") as process:
         yield process
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.controller_process import ControllerProcess, kubeconfig
-from support.kube_server import serving
-from support.polling import until
-from support.triggers import template
+from support.processes.controller import ControllerProcess, kubeconfig
+from support.processes.polling import until
+from support.servers.kube_server import serving
+from support.stories.triggers import template
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TEMPLATES, WORKFLOWS

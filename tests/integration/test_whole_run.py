@@ -11,8 +11,8 @@
 from pathlib import Path
 
 import pytest
-from support.story.pipelines import Place, expected_version, story
-from support.story.scenarios import FATES, MET_AT, STEPS, Fate, check_starts, ended, version
+from support.stories.interrupted_training.pipelines import Place, expected_version, story
+from support.stories.interrupted_training.scenarios import FATES, MET_AT, STEPS, Fate, check_starts, ended, version
 from tiphys_controller import start_run
 
 from hera_pipelines.local.run_session import LocalSession
@@ -21,7 +21,7 @@ from tiphys.store import DirectoryStore, read_step_attempts
 
 
 @pytest.mark.parametrize("fate", [fate for fate in FATES if fate.without_cluster], ids=lambda fate: fate.name)
-def test_what_a_training_meets_is_named_and_survived(fate: Fate, tmp_path: Path) -> None:
+def test_a_failure_of_the_training_gets_its_cause_and_the_run_survives_it(fate: Fate, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     manifest = story(Place("any", store.url), pause=0.01, **fate.arguments).compile()
     with LocalSession(store, tmp_path / "state", speed=20) as session:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ledger import ask
-from support.polling import until
+from support.builders.ledger import ask
+from support.processes.polling import until
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE, SPOT_LABEL
 from tiphys_plugin.quota.lease import Admission, Admitted, LeaseRequest

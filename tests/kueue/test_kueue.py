@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from support.polling import until
+from support.processes.polling import until
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LeaseRequest, Rejected
 
 from tiphys.errors import StoreError

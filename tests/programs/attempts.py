@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, write_end
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, write_end
 
 from programs import marked_processes
 from programs.catalogue import SCRIPTS, Program

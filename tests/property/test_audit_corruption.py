@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from support.corruption import KINDS, LAYERS, NEWEST, Objects, mutations, sound_run
-from support.lineage import RUN
-from support.memory import MemoryStore
-from support.seeds import SEED
+from support.builders.corruption import KINDS, LAYERS, NEWEST, Objects, mutations, sound_run
+from support.builders.lineage import RUN
+from support.builders.seeds import SEED
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.lineage.audit import audit, checks
 from tiphys.lineage.audit.audit import audit_run, check_bytes
@@ -75,7 +75,7 @@ def test_no_sound_run_is_refused():
             assert (found.checkpoints, found.attempts) == (3, 2)
 
 
-def test_each_checkpoint_of_the_trials_has_several_shards():
+def test_checkpoints_of_the_trials_have_several_shards():
     for objects in originals():
         assert sum(f"shards/{NEWEST.attempt:09d}-{NEWEST.global_step:015d}/" in key for key in objects) >= 2 * 3
 

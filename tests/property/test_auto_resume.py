@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.lineage import START_TIMES
-from support.memory import MemoryStore
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import START_TIMES
+from support.fakes.memory_store import MemoryStore
+from support.processes.failpoints import dying_at
 from tiphys_controller import LiveWorkflow, resume_run, start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
 from tiphys_controller.auto_resume.observation_health import ObservationHealth

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.lineage import LINEAGE, ref
+from support.builders.lineage import LINEAGE, ref
 
 from tiphys.lineage.select import order_candidates
 from tiphys.records import CheckpointRef

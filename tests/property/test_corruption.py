@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, attempts_of, ref, resealed
-from support.memory import MemoryStore
-from support.seeds import SEED
-from support.sessions import newest_shards, open_session
+from support.builders.lineage import LINEAGE, attempts_of, ref, resealed
+from support.builders.seeds import SEED
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import newest_shards, open_session
 
 from tiphys.checkpoint.restore import shard_reader
 from tiphys.checkpoint.save import passed_states
@@ -258,6 +258,6 @@ def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):
     assert accepted == 50
 
 
-def test_each_checkpoint_of_the_trials_has_several_shards():
+def test_checkpoints_of_the_trials_have_several_shards():
     for store, _ in originals(ORIGINALS):
         assert len(newest_shards(store, 1, 20)) >= 3

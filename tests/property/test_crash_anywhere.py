@@ -8,9 +8,9 @@ failpoint names.
 import contextlib
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import open_session, state_at
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, write_end
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session, state_at
 
 from tiphys.checkpoint.save import commit_policy as commits
 from tiphys.checkpoint.save.commit import commit_checkpoint
@@ -122,7 +122,7 @@ def test_the_checker_notices_a_commit_before_its_shards(monkeypatch):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("after_effect", [False, True])
-def test_two_deaths_in_a_row_are_no_worse(after_effect):
+def test_a_second_death_in_a_row_loses_no_acknowledged_checkpoint(after_effect):
     """The second attempt dies too, at calls spread over its life; retention of both may be half done."""
     total = calls_of_a_whole_run()
     for first in range(5, total + 1, 7):

@@ -1,4 +1,4 @@
-"""A ledger keeps every law of `support.ledger_walk`, in memory, in a file and in a cluster; one with a hole does not.
+"""A ledger in memory, in a file or in a cluster keeps every law of `support.checks.ledger_walk`; a broken one does not.
 
 In the cluster either of two services is asked; the API server refuses writes, others write in between, answers get
 lost, and who got no answer asks again, as Argo does.
@@ -15,10 +15,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.ledger import LedgerApi, ledger_api
-from support.ledger_walk import MOST_OF_A_SHARE, PATIENCE, RULES, Walk
-from support.seeds import SEED
-from support.world import Clock
+from support.builders.ledger import LedgerApi, ledger_api
+from support.builders.seeds import SEED
+from support.checks.ledger_walk import MOST_OF_A_SHARE, PATIENCE, RULES, Walk
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Admitted, LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger import kubernetes_ledger, ledger_object, room, sqlite_ledger, transitions

@@ -21,8 +21,8 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.ledger import ask
-from support.world import Clock
+from support.builders.ledger import ask
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.queues import Queues

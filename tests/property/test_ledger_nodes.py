@@ -25,8 +25,8 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.ledger import ask, ledger_api
-from support.world import Clock
+from support.builders.ledger import ask, ledger_api
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger

@@ -19,7 +19,7 @@ evidence = st.lists(hints | faults, max_size=6)
 
 
 @given(evidence, st.randoms(use_true_random=False))
-def test_less_evidence_never_makes_it_worse_and_the_order_does_not_matter(known, random):
+def test_a_verdict_never_gets_worse_by_less_evidence_and_ignores_the_order(known, random):
     verdict = judge_node_health(known, NOW, FORGET)
     shuffled = random.sample(known, len(known))
     assert judge_node_health(shuffled, NOW, FORGET).state is verdict.state
@@ -29,7 +29,7 @@ def test_less_evidence_never_makes_it_worse_and_the_order_does_not_matter(known,
 
 
 @given(st.lists(hints, max_size=6))
-def test_suspicion_takes_more_than_one_source_or_time_and_nothing_else_brings_it(known):
+def test_a_suspicion_takes_more_than_one_source_or_some_time(known):
     verdict = judge_node_health(known, NOW, FORGET)
     assert verdict.state is not NodeHealth.UNHEALTHY
     assert not verdict.is_broken
@@ -52,7 +52,7 @@ def test_every_verdict_ends_with_its_evidence(known):
 
 
 @given(evidence)
-def test_nothing_changes_before_it_is_said_to(known):
+def test_a_verdict_holds_until_the_time_that_it_gives(known):
     verdict = judge_node_health(known, NOW, FORGET)
     if verdict.valid_until is not None:
         assert judge_node_health(known, verdict.valid_until - timedelta(microseconds=1), FORGET) == verdict

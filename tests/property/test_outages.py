@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ledger import queues
-from support.seeds import SEED
-from support.world import Flow, World, commit, fit, gpus, outputs, prep, workflow
+from support.builders.ledger import queues
+from support.builders.seeds import SEED
+from support.stories.plugin import Flow, World, commit, fit, gpus, outputs, prep, workflow
 from tiphys_plugin import DirectoryCluster, PluginCore, PluginSettings, SqliteLedger
 from tiphys_plugin.agent.plugin_calls import call_core
 from tiphys_plugin.agent.settings import AgentSettings

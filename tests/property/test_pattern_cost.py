@@ -1,7 +1,7 @@
 """No regular expression of the product takes more than linear time: a tenant writes the text that it meets.
 
 Every pattern in the sources is tried, also one that was written today, on texts that are made from
-its own parse tree (`support.patterns`). Time is CPU time of the thread, the least of several tries, and
+its own parse tree (`support.checks.patterns`). Time is CPU time of the thread, the least of several tries, and
 compared between two lengths of which one is sixteen times the other.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.patterns import FoundPattern, attack_texts, find_patterns
+from support.checks.patterns import FoundPattern, attack_texts, find_patterns
 
 from tiphys.protocol.compiled_workflow import replace_tags, split_tags, substitute_tags
 from tiphys.protocol.variables import find_variables, map_variables

@@ -11,8 +11,8 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger import ask
-from support.preempting import Arena
+from support.builders.ledger import ask
+from support.checks.preemption_rounds import Arena
 from tiphys_plugin.quota.lease import Admitted
 from tiphys_plugin.quota.ledger.transitions import release, shrink, withdraw
 from tiphys_plugin.quota.preemption.victims import VictimSelection, is_member_id

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.ledger import ask
-from support.preempting import Arena, Mark
-from support.preemption_oracle import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
+from support.builders.ledger import ask
+from support.checks.preemption_laws import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
+from support.checks.preemption_rounds import Arena, Mark
 from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest
 from tiphys_plugin.quota.ledger import transitions
 from tiphys_plugin.quota.preemption import rights
@@ -69,7 +69,7 @@ losses = st.lists(st.sampled_from([0.0, 1.0, 5.0, 50.0]), min_size=14, max_size=
 
 @settings(max_examples=60)
 @given(rules(), jobs, losses)
-def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rules, jobs, losses):
+def test_every_law_holds_for_every_decision_and_preemptions_come_to_an_end(rules, jobs, losses):
     arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
     for number, (gpus, queue, priority) in enumerate(jobs):
         arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
@@ -141,7 +141,7 @@ newcomers = st.lists(
 
 @settings(max_examples=60)
 @given(rules(), jobs, newcomers, st.randoms(use_true_random=False))
-def test_what_leaves_for_somebody_goes_to_it_whoever_asks_before(rules, jobs, newcomers, order):
+def test_room_freed_for_a_request_goes_to_it_in_any_order_of_calls(rules, jobs, newcomers, order):
     """They leave one after the other, and all others ask in between: those who wait, those who left, and new ones."""
     arena = Arena(rules)
     for number, (gpus, queue, priority) in enumerate(jobs):
@@ -154,7 +154,7 @@ def test_what_leaves_for_somebody_goes_to_it_whoever_asks_before(rules, jobs, ne
     all_leave_while_others_ask(arena, others, order)
 
 
-def test_what_leaves_for_two_goes_to_both_though_there_would_be_more_than_enough_for_one():
+def test_room_freed_for_two_requests_goes_to_both():
     rules = Queues.model_validate(
         {
             "queues": [
@@ -186,7 +186,7 @@ def all_leave_while_others_ask(arena: Arena, others: list[LeaseRequest], order: 
         assert isinstance(arena.ask(request), Admitted), "what left for it went to somebody else"
 
 
-def test_what_is_kept_for_somebody_who_asks_no_more_is_not_kept_for_long():
+def test_room_for_a_request_that_stopped_asking_is_released_after_a_while():
     rules = Queues.model_validate({"queues": [{"name": "a", "gpus": {"A100": 4}, "preempts_lower_priority": True}]})
     arena = Arena(rules)
     arena.ask(ask(4, "first", queue="a"))
@@ -273,7 +273,7 @@ def search(test: Callable[..., None], *strategies: st.SearchStrategy[Any]) -> No
 def test_a_planted_bug_of_the_choice_is_caught(bug, monkeypatch):
     bug(monkeypatch.setattr)
     with pytest.raises(AssertionError):
-        search(test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles)
+        search(test_every_law_holds_for_every_decision_and_preemptions_come_to_an_end)
 
 
 def test_a_planted_bug_of_the_mark_is_caught(monkeypatch):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.compiled import History, gated, pipeline_of, plain, ungated
-from support.interpreter import RESULTS, Ended, condition_holds, interpret, waits_for
-from support.memory import MemoryStore
+from support.builders.compiled_workflows import History, gated, pipeline_of, plain, ungated
+from support.checks.pruned_workflow import RESULTS, Ended, condition_holds, interpret, waits_for
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow
 from tiphys_controller.submit.planner import plan_stored_run
 

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.memory import MemoryStore
-from support.recorded import RUN, ArgoWorkflow, attempt_keys, ungated
+from support.fakes.argo_workflow import RUN, ArgoWorkflow, attempt_keys, ungated
+from support.fakes.memory_store import MemoryStore
 
 from hera_pipelines.local.nodes import item_name
 from tiphys import faults
@@ -269,7 +269,7 @@ def tell(tasks: list[Task], history: list[Look]) -> Model:
 
 @given(tasks=task_lists(), history=st.lists(looks, max_size=25))
 @settings(max_examples=120)
-def test_each_node_has_one_claim_and_one_end_wherever_recorders_die(tasks: list[Task], history: list[Look]) -> None:
+def test_a_node_has_one_claim_and_one_end_wherever_recorders_die(tasks: list[Task], history: list[Look]) -> None:
     check(tell(tasks, history))
 
 

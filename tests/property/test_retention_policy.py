@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.lineage import ref
+from support.builders.lineage import ref
 
 from tiphys.lineage.retention import policy
 from tiphys.lineage.retention.policy import LineageSnapshot, age_key, evaluate_retention
@@ -72,7 +72,7 @@ def test_the_newest_valid_ones_never_expire(lineage, keep):
 
 
 @given(lineages(), keeps)
-def test_never_fewer_valid_ones_stay_than_there_should_be(lineage, keep):
+def test_retention_never_keeps_fewer_valid_checkpoints_than_asked(lineage, keep):
     observed = lineage.observed()
     verdict = evaluate_retention(keep, observed)
     valid = valid_newest_first(observed)
@@ -81,13 +81,13 @@ def test_never_fewer_valid_ones_stay_than_there_should_be(lineage, keep):
 
 
 @given(lineages(), keeps)
-def test_nothing_goes_while_there_are_too_few(lineage, keep):
+def test_retention_expires_nothing_while_too_few_checkpoints_are_valid(lineage, keep):
     observed = lineage.observed()
     assert len(valid_newest_first(observed)) >= keep.last or not evaluate_retention(keep, observed).expired
 
 
 @given(lineages(), keeps)
-def test_what_is_held_never_expires(lineage, keep):
+def test_a_held_checkpoint_never_expires(lineage, keep):
     assert not lineage.held & set(evaluate_retention(keep, lineage.observed()).expired)
 
 
@@ -105,7 +105,7 @@ def test_damaged_ones_have_no_say_in_what_becomes_of_the_others(lineage, keep):
 
 
 @given(lineages(), keeps)
-def test_once_is_enough(lineage, keep):
+def test_a_second_pass_of_retention_expires_no_more(lineage, keep):
     expired = evaluate_retention(keep, lineage.observed()).expired
     assert evaluate_retention(keep, lineage.observed(without=expired)).expired == ()
 
@@ -132,14 +132,14 @@ def more(keep, data):
 
 
 @given(lineages(), keeps, st.data())
-def test_to_keep_more_never_expires_more(lineage, keep, data):
+def test_a_policy_that_keeps_more_never_expires_more(lineage, keep, data):
     assert set(evaluate_retention(more(keep, data), lineage.observed()).expired) <= set(
         evaluate_retention(keep, lineage.observed()).expired
     )
 
 
 @given(lineages(), keeps, st.data())
-def test_to_hold_more_only_saves_what_is_held(lineage, keep, data):
+def test_a_further_hold_only_saves_the_held_checkpoint(lineage, keep, data):
     held = data.draw(st.frozensets(refs, max_size=4))
     held_more = dataclasses.replace(lineage, held=lineage.held | held)
     assert (
@@ -166,7 +166,7 @@ def test_an_anchor_stays_for_ever_while_the_training_goes_on(lineage, keep, stri
 
 
 @given(lineages(), keeps)
-def test_without_a_policy_nothing_expires(lineage, keep):
+def test_retention_without_a_policy_expires_nothing(lineage, keep):
     assert evaluate_retention(None, lineage.observed()).expired == ()
 
 
@@ -188,9 +188,9 @@ def old_whatever_is_left(keep, seen):
 @pytest.mark.parametrize(
     ("place", "bug", "law"),
     [
-        ("select_newest_valid", counting_damaged, test_never_fewer_valid_ones_stay_than_there_should_be),
+        ("select_newest_valid", counting_damaged, test_retention_never_keeps_fewer_valid_checkpoints_than_asked),
         ("_select_anchors", last_of_each_bucket, test_an_anchor_stays_for_ever_while_the_training_goes_on),
-        ("_select_expirable", old_whatever_is_left, test_nothing_goes_while_there_are_too_few),
+        ("_select_expirable", old_whatever_is_left, test_retention_expires_nothing_while_too_few_checkpoints_are_valid),
     ],
 )
 def test_the_laws_notice_planted_bugs(place, bug, law, monkeypatch):

@@ -13,8 +13,8 @@ import itertools
 import threading
 
 import pytest
-from support.lineage import LINEAGE, commit, ref
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, commit, ref
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import ConflictError, NotFoundError
 from tiphys.lineage.quarantine import quarantine_checkpoint
@@ -159,7 +159,7 @@ def test_the_checker_notices_shards_that_go_before_their_manifest(monkeypatch):
         test_a_death_at_any_moment_harms_nothing_that_stays_and_the_next_pass_comes_to_the_same_end()
 
 
-def test_two_deletions_at_once_do_no_more_than_one():
+def test_deletions_at_the_same_time_remove_no_more_than_a_single_one():
     for moment in moments():
         objects = lineage()
         hook, acted = at(moment, lambda objects=objects: collect(HookedStore(objects)))

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from support.ledger import NOW, ask
+from support.builders.ledger import NOW, ask
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
     Admitted,
@@ -147,7 +147,7 @@ def decided(state: LedgerState, one: PendingRequest):
 
 
 @given(states())
-def test_never_more_than_there_is_is_given(state):
+def test_leases_never_exceed_the_gpus_that_exist(state):
     queues = state.queues
     held = [(one.request, one.pool) for one in state.leases]
     held += [(one.request, pool) for one, pool, _ in started(state)]
@@ -184,7 +184,7 @@ def test_no_node_gives_more_than_it_has_and_no_member_goes_without(state):
 
 
 @given(states())
-def test_one_by_one_and_all_together_agree(state):
+def test_requests_decided_one_by_one_and_together_get_the_same_answer(state):
     together = {one.arrival: (pool, nodes) for one, pool, nodes in started(state)}
     for one in state.pending:
         answer = decided(state, one)
@@ -213,7 +213,7 @@ def is_over(lease: Lease, at: datetime) -> bool:
 
 
 @given(states())
-def test_a_deferred_request_is_told_a_true_reason(state):
+def test_a_deferred_request_gets_a_true_reason(state):
     for one in state.pending:
         answer = decided(state, one)
         if not isinstance(answer, Deferred):
@@ -230,7 +230,7 @@ def test_a_deferred_request_is_told_a_true_reason(state):
 
 
 @given(states(), st.data())
-def test_more_never_defers_a_lone_request(state, data):
+def test_a_lone_request_is_never_deferred_by_fewer_leases_or_more_quota(state, data):
     request = data.draw(requests(99))
     lone = replace(state, pending=())
     assume(isinstance(decide_admission(lone, request, 1, LATER), Admitted))

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from support.shards import packed, unpack
+from support.builders.shards import packed, unpack
 
 DTYPES = st.one_of(
     hnp.boolean_dtypes(),
@@ -137,7 +137,7 @@ def aliased(draw: st.DrawFn) -> list[Any]:
 
 @settings(max_examples=100)
 @given(aliased(), st.data())
-def test_what_is_written_through_one_name_is_seen_through_all_that_share_it(state, data):
+def test_a_write_through_one_name_is_seen_through_all_names_that_share_it(state, data):
     restored = unpack(packed(state))
     for number in range(3):
         index = data.draw(st.integers(0, len(state) - 1))

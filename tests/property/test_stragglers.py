@@ -37,23 +37,23 @@ def gang(members: int, slow: dict[int, set[int]], times: float = 1.5, noise: flo
 
 
 @given(paces, st.randoms(use_true_random=False))
-def test_order_scale_and_what_is_too_old_do_not_matter(told, shuffler):
-    found = find_stragglers(told, NOW)
-    assert find_stragglers(shuffler.sample(told, len(told)), NOW) == found
-    recent = [one for one in told if one.window in WINDOWS]
+def test_order_scale_and_what_is_too_old_do_not_matter(step_times, shuffler):
+    found = find_stragglers(step_times, NOW)
+    assert find_stragglers(shuffler.sample(step_times, len(step_times)), NOW) == found
+    recent = [one for one in step_times if one.window in WINDOWS]
     assert find_stragglers(recent, NOW) == found
-    twice = [one._replace(own_seconds=2 * one.own_seconds) for one in told]
+    twice = [one._replace(own_seconds=2 * one.own_seconds) for one in step_times]
     assert [one.member for one in find_stragglers(twice, NOW)] == [one.member for one in found]
 
 
 @given(paces)
-def test_a_verdict_takes_most_windows_and_never_holds_for_most_members(told):
-    found = find_stragglers(told, NOW)
+def test_a_verdict_takes_most_windows_and_never_holds_for_most_members(step_times):
+    found = find_stragglers(step_times, NOW)
     for one in found:
-        windows = {pace.window for pace in told if pace.member == one.member and pace.window in WINDOWS}
+        windows = {pace.window for pace in step_times if pace.member == one.member and pace.window in WINDOWS}
         assert MIN_SLOW_WINDOWS <= one.windows <= len(windows)
         assert one.slowdown > 1.1
-    assert 2 * len(found) <= len({one.member for one in told}), "half of a gang is its median"
+    assert 2 * len(found) <= len({one.member for one in step_times}), "half of a gang is its median"
 
 
 @given(
@@ -63,7 +63,7 @@ def test_a_verdict_takes_most_windows_and_never_holds_for_most_members(told):
     st.sampled_from([1.3, 1.5, 3.0]),
     st.integers(0, 99),
 )
-def test_one_that_is_slow_again_and_again_is_found_and_nobody_else(members, who, windows, times, seed):
+def test_a_repeatedly_slow_member_is_found_and_no_other_member(members, who, windows, times, seed):
     slow = who % members
     found = find_stragglers(gang(members, {slow: windows}, times, seed=seed), NOW)
     expected = len(windows) >= MIN_SLOW_WINDOWS and NOW - 1 in windows
@@ -73,18 +73,18 @@ def test_one_that_is_slow_again_and_again_is_found_and_nobody_else(members, who,
         assert (found[0].windows, found[0].members) == (len(windows), members)
 
 
-def test_two_members_accuse_nobody():
+def test_a_gang_of_two_has_no_straggler():
     assert find_stragglers(gang(2, {0: set(WINDOWS)}), NOW) == []
 
 
 def test_a_rank_makes_its_member_slow():
-    told = [one._replace(own_seconds=2.0) if one.rank == 5 else one for one in gang(4, {})]
-    assert [one.member for one in find_stragglers(told, NOW)] == [2]
+    step_times = [one._replace(own_seconds=2.0) if one.rank == 5 else one for one in gang(4, {})]
+    assert [one.member for one in find_stragglers(step_times, NOW)] == [2]
 
 
-def test_a_window_that_is_still_being_told_changes_nothing():
-    told = gang(4, {1: set(WINDOWS)})
-    early = [one for one in told if one.window < NOW - 1 or one.member in (0, 2)]
+def test_an_unfinished_window_changes_nothing():
+    step_times = gang(4, {1: set(WINDOWS)})
+    early = [one for one in step_times if one.window < NOW - 1 or one.member in (0, 2)]
     assert [one.member for one in find_stragglers(early, NOW)] == [1]
 
 

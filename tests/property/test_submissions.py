@@ -14,9 +14,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.memory import MemoryStore
-from support.resume_stories import RUN, STORIES, Story, check, failed_run
-from support.submitter import FakeSubmitter
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitter import FakeSubmitter
+from support.stories.controller_crashes import RUN, STORIES, Story, check, failed_run
 from tiphys_controller.submit import idempotency, resume, start, submission
 from tiphys_controller.submit.submission import NextSubmission
 

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.memory import MemoryStore
-from support.triggers import TriggerWorld, template, version
+from support.fakes.memory_store import MemoryStore
+from support.stories.triggers import TriggerWorld, template, version
 from tiphys_controller.submit.triggers import start
 from tiphys_controller.submit.triggers.notification import NotifiedObject
 from tiphys_controller.submit.triggers.worker import TriggerWorker
@@ -92,7 +92,7 @@ def follow(history: list[tuple[str, str, str]]) -> None:
 
 @given(history=histories)
 @settings(max_examples=200)
-def test_each_content_has_one_run(history: list[tuple[str, str, str]]) -> None:
+def test_an_object_content_has_one_run(history: list[tuple[str, str, str]]) -> None:
     follow(history)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.lineage import claim_of, write_claim
-from support.torch_world import World
+from support.builders.lineage import claim_of, write_claim
+from support.processes.torch_ranks import World
 
 
 @pytest.fixture(scope="module")
 def launcher(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """Imports the modules that the test module names in ``PRELOADED``, once for all ranks."""
-    command = [sys.executable, "-m", "support.torch_launcher", *getattr(request.module, "PRELOADED", ())]
+    command = [sys.executable, "-m", "support.processes.torch_launcher", *getattr(request.module, "PRELOADED", ())]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     folder = Path(__file__).parents[1]
     with subprocess.Popen(

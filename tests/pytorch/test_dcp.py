@@ -23,10 +23,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed here: make test-to
 
 import torch
 import torch.distributed.checkpoint as dcp
-from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
-from support.memory import MemoryStore
-from support.sessions import Clock, admitted, open_session
-from support.sessions import state_at as numpy_state
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, admitted, open_session
+from support.stories.sessions import state_at as numpy_state
 
 from tiphys.checkpoint.adapters import dcp as checkpoints
 from tiphys.checkpoint.adapters.dcp_session import TrackedDistributedSession
@@ -93,7 +93,7 @@ def shards(store: MemoryStore, step: int) -> list[str]:
     return [key for key in sorted(store.objects) if f"shards/000000001-{step:015d}/" in key]
 
 
-def test_what_was_saved_is_restored_in_place():
+def test_a_saved_state_is_restored_in_place():
     store = MemoryStore()
     train(store, 2)
 
@@ -135,7 +135,7 @@ def test_shards_are_of_bounded_size_and_an_item_is_never_cut():
     assert sum(size > 20_000 for size in sizes) == 1
 
 
-def test_what_may_not_stay_in_memory_is_verified_twice():
+def test_a_shard_too_large_for_memory_is_verified_twice():
     store = MemoryStore()
     train(store, 1)
     read: list[str] = []

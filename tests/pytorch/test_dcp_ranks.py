@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
-from support.lineage import LINEAGE, ref
-from support.torch_world import World, exits, ok
+from support.builders.lineage import LINEAGE, ref
+from support.processes.torch_ranks import World, exits, ok
 
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import list_commits
@@ -75,7 +75,7 @@ def test_damage_in_the_part_of_one_rank_sends_all_of_them_to_the_checkpoint_befo
     assert list_quarantined(world.store, LINEAGE) == {ref(1, 2)}
 
 
-def test_where_every_checkpoint_is_damaged_no_rank_has_touched_its_state(world):
+def test_ranks_keep_their_state_untouched_where_every_checkpoint_is_damaged(world):
     ok(world(2, "train", total=1, replicated=False))
     damage(world, step=1, rank=1)  # which the first rank does not read
 

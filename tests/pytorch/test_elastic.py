@@ -23,7 +23,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 from hera.workflows import DAG, Parameter
-from support.polling import until
+from support.processes.polling import until
 from tiphys_controller import start_run
 from tiphys_plugin import DirectoryCluster
 
@@ -142,8 +142,8 @@ class Training:
         path = self.folder / f"{name}.json"
         until(lambda: path.exists() or self.phase.done(), SECONDS)
         assert path.exists(), self.logs()
-        told: dict[str, Any] = json.loads(path.read_text())
-        return told
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
 
     def held(self) -> None:
         """Return once three nodes wait for one to be lost."""
@@ -194,7 +194,7 @@ def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: 
     assert (newest.attempt, newest.global_step) == (1, 12)
 
 
-def test_all_save_before_a_node_goes_and_the_others_go_on_from_there(begin: Callable[[Plan], Training]) -> None:
+def test_members_save_before_a_node_goes_and_the_others_continue_from_there(begin: Callable[[Plan], Training]) -> None:
     # What one rank is told reaches the others in some seconds, at whatever pace they train.
     training = begin(Plan(last=1500, held=6, pause=0.01, every="1000000 steps"))
     training.held()

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 import torch
-from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
 from tiphys import checkpoint
 from tiphys.lineage.select import list_commits

@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
-from support.launched import Launched
-from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from support.processes.launched_program import Launched
 
 from tiphys.lineage.select import list_commits
 from tiphys.store import DirectoryStore, read_events

@@ -18,9 +18,9 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 import torch
-from support.lineage import LINEAGE, ref
-from support.memory import MemoryStore
-from support.sessions import open_session
+from support.builders.lineage import LINEAGE, ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import UsageError
@@ -169,7 +169,7 @@ def test_sigterm_between_two_optimizer_steps_never_looks_like_success():
     assert list_commits(store, LINEAGE) == [ref(1, 1)]
 
 
-def test_two_places_to_start_from_are_refused(tmp_path):
+def test_a_second_place_to_start_from_is_refused(tmp_path):
     store = MemoryStore()
     fit(store, 2, name="lightning.pytorch", seed=1).save_checkpoint(tmp_path / "other.ckpt")
 

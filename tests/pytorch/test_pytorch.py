@@ -15,9 +15,9 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 import torch
-from support.lineage import ref
-from support.memory import MemoryStore
-from support.sessions import open_session
+from support.builders.lineage import ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.adapters.pytorch import capture, load
 from tiphys.checkpoint.adapters.tensors import encode_tensors

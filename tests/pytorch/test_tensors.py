@@ -97,7 +97,7 @@ def test_dense_tensors_keep_their_order_in_memory(tensor):
 @pytest.mark.parametrize(
     "tensor", [torch.arange(12.0).view(3, 4)[:, 1:3], torch.ones(3, 1).expand(3, 4), torch.empty(0, 3)]
 )
-def test_what_is_not_dense_keeps_its_values(tensor):
+def test_a_tensor_without_dense_memory_keeps_its_values(tensor):
     assert torch.equal(through_storage([tensor])[0], tensor)
 
 
@@ -129,7 +129,7 @@ def test_the_bits_of_a_tensor_on_the_cpu_are_not_copied():
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.empty(3, device="meta")], ids=["sparse", "meta"])
-def test_what_is_no_dense_tensor_is_refused_by_its_path(tensor):
+def test_a_tensor_that_is_not_dense_is_refused_by_its_path(tensor):
     with pytest.raises(UsageError, match=r"state\.model\.weight"):
         encode_tensors({"model": {"weight": tensor}})
 

@@ -19,10 +19,10 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 import torch
-from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import open_session
-from support.torch_world import World, exits, ok
+from support.builders.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.fakes.memory_store import MemoryStore
+from support.processes.torch_ranks import World, exits, ok
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import SaveInterval

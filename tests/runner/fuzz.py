@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from support.seeds import FUZZ_SEED
+from support.builders.seeds import FUZZ_SEED
 
 TESTS = ("tests/property", "tests/unit/plugin/quota/simulation")
 _DEADLINE = "TIPHYS_FUZZ_DEADLINE"

@@ -11,8 +11,8 @@
 import hashlib
 
 import pytest
-from support.counting import CountingStore
-from support.memory import MemoryStore
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
 from tiphys_controller.kubernetes.alert_worker import AlertSweep, AlertWorker
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -121,7 +121,7 @@ def test_turn_lists_a_limited_number_of_handled_alerts() -> None:
     assert 5 <= turns <= 20
 
 
-def test_nothing_below_alerts_can_stop_the_sweep() -> None:
+def test_foreign_keys_below_alerts_cannot_stop_the_sweep() -> None:
     """Keys that are of no alert, before, between and behind the alerts."""
     alerts = ids(30)
     junk = [
@@ -147,7 +147,7 @@ def test_few_alerts_cost_one_listing() -> None:
     assert store.requests == {"list": 1}
 
 
-def test_store_that_is_away_delays_nobody_and_is_not_asked_without_a_pause(tenants: Tenants) -> None:
+def test_store_that_is_away_delays_no_other_and_is_not_asked_without_a_pause(tenants: Tenants) -> None:
     tenants.deliver("ml", 100)
     tenants.worker.run_round()
     tenants.stores["ml"].refuses = lambda *_: True

@@ -25,11 +25,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from support import http
-from support.ledger import queues
-from support.polling import until
-from support.raw_http import dial, read_to_end, request_head
-from support.world import World, phase, prep, said, world
+from support.builders.ledger import queues
+from support.processes.polling import until
+from support.servers import http
+from support.servers.raw_http import dial, read_to_end, request_head
+from support.stories.plugin import World, phase, prep, said, world
 from tiphys_plugin import PluginServer, core
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, MAX_BODY_BYTES
 
@@ -104,7 +104,7 @@ def test_bodies_beyond_the_share_of_a_tenant_wait_and_others_are_taken(bench: Be
     assert (bench.budget._in_flight.total(), bench.budget._waiting) == (0, {})
 
 
-def test_body_without_room_is_told_to_call_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_without_room_is_answered_with_a_later_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_BUDGET_WAIT_SECONDS", 0.05)
     with ThreadPoolExecutor(1) as pool:
         holds = pool.submit(bench.call, "ml")

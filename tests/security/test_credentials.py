@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.bucket_policies import Policy, allows, enforces
-from support.chart import ROOT
-from support.kube_server import KubeServer, serving
-from support.s3_proxy import Reply, Request, S3Proxy, is_read, refuses, s3_proxy
+from support.checks.chart import ROOT
+from support.servers.bucket_policies import Policy, allows, enforces
+from support.servers.kube_server import KubeServer, serving
+from support.servers.s3_proxy import Reply, Request, S3Proxy, is_read, refuses, s3_proxy
 from tiphys_controller.doctor.store_credentials import probe_program_credentials
 
 from hera_pipelines.cli import main
@@ -131,12 +131,12 @@ def _call(function: Callable[..., object], values: dict[str, Any]) -> object:
 KEYS = [pytest.param(key, id=f"{name}: {key}") for name, made in key_functions() for key in keys_of(made)]
 
 
-def test_there_are_as_many_keys_as_the_layout_has() -> None:
+def test_the_layout_has_more_than_fifty_keys() -> None:
     assert len(KEYS) > 50
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_is_in_one_row_of_the_table_and_the_policies_say_who_writes_it(key: str) -> None:
+def test_every_key_is_in_one_row_of_the_table_and_the_policies_name_its_writer(key: str) -> None:
     assert key.startswith((CONTROL, DATA))
     rows = [row for row in table_rows() if any(prefix.match(key) for prefix in row.prefixes)]
     whole_run_or_lineage = key in (RUN.control, RUN.data, RUN.lineages, LINEAGE.prefix)
@@ -205,7 +205,7 @@ def test_a_policy_of_a_bucket_names_its_users(capsys: pytest.CaptureFixture[str]
         (["--cluster", "--policy", "services"], "give its URL instead of --cluster"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_an_invalid_combination_of_options_is_refused(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", *arguments]) == 2
@@ -377,7 +377,7 @@ def test_an_action_that_a_program_lacks_is_named(
     assert sentence.startswith(f"may not use {action} below")
 
 
-def test_what_a_server_does_not_say_before_the_first_run_is_a_warning(
+def test_a_promise_that_cannot_be_tried_before_the_first_run_is_a_warning(
     tenants: Tenants, server: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3 may answer 403 for a missing object."""
@@ -480,7 +480,7 @@ class TestCluster:
         assert f"s3://{tenants.bucket}/team-b/tiphys/control/" in found[1]["sentence"]
         assert found[0]["remedy"].endswith(f"s3://{tenants.bucket}/team-a/tiphys --policy program")
 
-    def test_one_user_for_two_tenants_is_found(
+    def test_a_user_shared_by_two_tenants_is_found(
         self, tenants: Tenants, server: S3Proxy, examine: Callable[[], list[dict[str, str]]]
     ) -> None:
         both = [
@@ -493,7 +493,7 @@ class TestCluster:
         assert found["state"] == "failed"
         assert "team-b/tiphys/control/, which belongs to another tenant" in found["sentence"]
 
-    def test_what_cannot_be_tried_is_unknown_and_says_why(
+    def test_credentials_that_cannot_be_tried_are_unknown_with_a_reason(
         self, cluster: KubeServer, server: S3Proxy, examine: Callable[[], list[dict[str, str]]]
     ) -> None:
         server.behaviour = enforces({})

@@ -19,12 +19,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import http
-from support.ledger import queues
-from support.raw_http import dial, read_to_end
-from support.service import TOKEN, Service
-from support.triggers import TriggerWorld
-from support.world import world
+from support.builders.ledger import queues
+from support.processes.plugin import TOKEN, Service
+from support.servers import http
+from support.servers.raw_http import dial, read_to_end
+from support.stories.plugin import world
+from support.stories.triggers import TriggerWorld
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.app import create_controller_app

@@ -26,10 +26,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from support import certificates, http
-from support.ledger import queues
-from support.polling import until
-from support.raw_http import (
+from support.builders.ledger import queues
+from support.processes.polling import until
+from support.servers import certificates, http
+from support.servers.raw_http import (
     dial,
     drip_until_ended,
     is_open,
@@ -38,7 +38,7 @@ from support.raw_http import (
     send_until_reset,
     wait_for_hangup,
 )
-from support.world import world
+from support.stories.plugin import world
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.app import create_controller_app

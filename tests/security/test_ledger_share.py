@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from support.ledger import LedgerApi, ask, lease, ledger_api
-from support.world import Clock
+from support.builders.ledger import LedgerApi, ask, lease, ledger_api
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
@@ -94,7 +94,7 @@ def test_a_namespace_that_has_used_its_share_waits_and_the_others_go_on(ledger, 
     assert isinstance(ledger.request(ask(1, "ml-0")), Admitted)
 
 
-def test_who_is_in_the_ledger_keeps_lease_and_place_and_gets_its_turn(ledger):
+def test_a_namespace_keeps_its_leases_and_requests_in_a_full_ledger(ledger):
     fill(ledger)
     before = ledger.snapshot()
     held = ledger.request(before.leases[0].request)
@@ -124,7 +124,7 @@ def test_a_quarter_is_the_default_also_without_queues(declared):
     assert part == pytest.approx(4 * room.measure_shares(replace(book, queues=queues(ledger_share=1)))["vision"])
 
 
-def test_one_namespace_alone_may_be_given_all_of_the_room():
+def test_a_namespace_alone_may_be_given_the_whole_ledger():
     ledger = service(ledger_api(queues(ledger_share=1)))
     for number in range(100):
         answer = ledger.request(ask(4, f"u{number}"))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.memory import MemoryStore
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.checkpoint.restore import shard_reader
 from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache, ShardReader

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
-from support.pages import ControllerActions, Pages
-from support.polling import until
-from support.raw_http import dial
-from support.submitter import FakeSubmitter
+from support.builders.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.fakes.submitter import FakeSubmitter
+from support.processes.polling import until
+from support.servers.raw_http import dial
+from support.stories.pages import ControllerActions, Pages
 
 from hera_pipelines.ui import page_reads
 from hera_pipelines.ui.action_routes import ActionRoutes

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.authored import STORE, by_name, step, train, workflow
-from support.chart import MINIMAL, ROOT, Object, find_helm, named, of_kind, render
-from support.chart_rights import rights
-from support.gangs import filled_in
+from support.builders.authored_workflows import STORE, by_name, step, train, workflow
+from support.checks.chart import MINIMAL, ROOT, Object, find_helm, named, of_kind, render
+from support.checks.chart_rights import rights
+from support.fakes.resource_templates import filled_in
 from tiphys_controller.doctor.checks_namespace import PERMISSIONS
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
@@ -114,7 +114,7 @@ def test_no_member_of_a_gang_holds_a_token(backend: GangBackend) -> None:
     assert executor_account(spec, by_name({"spec": spec})["fit-run"]) == GANG
 
 
-def test_what_an_author_says_of_tokens_is_kept() -> None:
+def test_token_settings_of_the_author_are_kept() -> None:
     asked = {"automountServiceAccountToken": True, "executor": {"serviceAccountName": "mine"}}
     spec = compiled(step(), **asked)
     assert {field: spec[field] for field in asked} == asked

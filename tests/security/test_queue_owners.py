@@ -15,9 +15,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.ledger import NOW, ask, deferral
-from support.preempting import Arena
-from support.world import Flow, World, fit, gpus, outputs, phase, said, world
+from support.builders.ledger import NOW, ask, deferral
+from support.checks.preemption_rounds import Arena
+from support.stories.plugin import Flow, World, fit, gpus, outputs, phase, said, world
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, LedgerState, Rejected
 from tiphys_plugin.quota.ledger.transitions import release
 from tiphys_plugin.quota.queues import Queues
@@ -108,7 +108,7 @@ def test_a_priority_above_the_limit_of_the_queue_is_refused(tmp_path):
     assert outputs(modest.admit("fit", 0))["run"] == "true"
 
 
-def test_a_request_that_may_no_longer_use_its_queue_delays_nobody():
+def test_a_request_that_may_no_longer_use_its_queue_delays_no_other():
     arena = Arena(queues())
     assert isinstance(arena.ask(ask(8, "u1")), Admitted)
     assert deferral(arena.ask(ask(8, "u2", namespace="vision", priority=9))) is AdmissionReason.WAITING_FOR_QUOTA
@@ -120,7 +120,7 @@ def test_a_request_that_may_no_longer_use_its_queue_delays_nobody():
 
 
 @pytest.mark.parametrize("change", [{"namespaces": ["ml"]}, {"max_priority": 8}])
-def test_a_request_that_may_no_longer_use_its_queue_preempts_nobody(change):
+def test_a_request_that_may_no_longer_use_its_queue_preempts_none(change):
     arena = Arena(queues(preempts_lower_priority=True))
     assert isinstance(arena.ask(ask(8, "u1")), Admitted)
     assert deferral(arena.ask(ask(8, "u2", namespace="vision", priority=9))) is AdmissionReason.WAITING_FOR_QUOTA

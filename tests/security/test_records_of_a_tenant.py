@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.compiled import History, gated, pipeline_of
-from support.memory import MemoryStore
-from support.submitter import FakeSubmitter
-from support.world import Flow, fit, workflow, world
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitter import FakeSubmitter
+from support.stories.plugin import Flow, fit, workflow, world
 from tiphys_controller import LiveWorkflow, TenantSubmitter, resume_run, start_run
 from tiphys_controller.alerts.handler import AlertHandler
 from tiphys_controller.alerts.rules import AlertAction
@@ -397,7 +397,7 @@ BODIES = st.one_of(
 
 @given(st.lists(st.tuples(KEYS, st.sampled_from([RUN, "victim"]), BODIES), max_size=12))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_a_program_writes_changes_nothing_in_another_namespace(
+def test_a_record_written_by_a_program_changes_nothing_in_another_namespace(
     tmp_path_factory: pytest.TempPathFactory, written: list[tuple[str, str, bytes]]
 ) -> None:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))

@@ -13,8 +13,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, RUN, attempts_of, claim_of, commit, ref, write_claim, write_run
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, RUN, attempts_of, claim_of, commit, ref, write_claim, write_run
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.checkpoint.exec.restore import restore_files
 from tiphys.checkpoint.restore.shard_reader import ShardReader

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.installation import RELEASE, Site, Submitted, site
-from support.ledger import spec
-from support.world import fit, gpus, outputs, phase, said
+from support.builders.ledger import spec
+from support.stories.plugin import fit, gpus, outputs, phase, said
+from support.stories.plugin_installation import RELEASE, Site, Submitted, site
 from tiphys_plugin.quota.queues import Queues
 
 from tiphys.kube.resources import GPU_LEDGERS, PODS
@@ -155,7 +155,7 @@ def test_gpus_that_run_count_also_beyond_the_quota(here):
     assert phase(here.submit("ml", fit(gpu=gpus(1))).call("admit", "fit", 0)) == "Pending"
 
 
-def test_one_pod_counts_for_one_attempt(here):
+def test_a_pod_counts_for_one_attempt_only(here):
     flow = training(here)
     flow.run_pod("fit", gpus=2)
     store, layout = here.store("vision"), RunLayout("digits-abc12")

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.ledger import queues
-from support.world import World, fit, gpus, outputs, phase, said, world
+from support.builders.ledger import queues
+from support.stories.plugin import World, fit, gpus, outputs, phase, said, world
 
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 

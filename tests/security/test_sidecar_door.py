@@ -17,12 +17,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support import http
-from support.polling import until
-from support.processes import Process
-from support.raw_http import dial, drip_until_ended, read_to_end, request_head, wait_for_hangup
-from support.sidecar_pod import OURS, TOKEN, SidecarPod, post, sidecar_url
-from support.upstream import upstream
+from support.processes.polling import until
+from support.processes.process import Process
+from support.processes.sidecar import OURS, TOKEN, SidecarPod, post, sidecar_url
+from support.servers import http
+from support.servers.plugin_upstream import upstream
+from support.servers.raw_http import dial, drip_until_ended, read_to_end, request_head, wait_for_hangup
 from tiphys_plugin.sidecar import server
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 from tiphys_plugin.sidecar.server import SidecarServer

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from cluster.images.recipe import recipes
-from support.locked import LOCK, ROOT, locked_packages
+from support.checks.locked_packages import LOCK, ROOT, locked_packages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 UV = os.environ.get("UV") or shutil.which("uv") or str(ROOT / ".tools/bin/uv")

@@ -25,8 +25,7 @@ import pytest
 import structlog
 import typer
 import yaml
-from support.desk import QUEUES, Desk
-from support.hostile import (
+from support.builders.hostile_text import (
     HOSTILE,
     MARK,
     NAMES,
@@ -37,10 +36,11 @@ from support.hostile import (
     on_terminal,
     write_full_run,
 )
-from support.kube_server import serving
-from support.ledger import lease, ledger_status, waiting
-from support.lineage import RUN
-from support.sessions import open_session, state_at
+from support.builders.ledger import lease, ledger_status, waiting
+from support.builders.lineage import RUN
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import QUEUES, Desk
+from support.stories.sessions import open_session, state_at
 from tiphys_controller import describe_run
 from tiphys_controller.failure_cost import measure_time_usage
 from tiphys_plugin.quota.lease import LedgerState
@@ -178,7 +178,7 @@ def shape(store: Store) -> object:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_one_text_of_one_record(part: int, store: DirectoryStore) -> None:
+def test_a_hostile_text_in_a_record_cannot_reach_the_terminal(part: int, store: DirectoryStore) -> None:
     records = write_full_run(store)
     variants = [(key, *variant) for key, record in records.items() for variant in hostile_variants(record)]
     forms = [READS[name][0] for name in ("get", "events", "lineage", "verify")]
@@ -232,7 +232,7 @@ class _Document:
         return json.dumps(self._document).encode()
 
 
-def test_all_texts_on_a_pipe_and_on_a_terminal(hostile_store: DirectoryStore) -> None:
+def test_hostile_texts_cannot_command_a_pipe_or_a_terminal(hostile_store: DirectoryStore) -> None:
     showing = set()
     for name, lines in READS.items():
         for arguments in lines:
@@ -264,7 +264,7 @@ def test_every_control_character_stays_visible(folder: Path) -> None:
     assert shown.out == "A         B\na␛b\ufffdc\ufffdd   e\n"
 
 
-def test_what_is_no_control_character_stays_as_it_is(folder: Path) -> None:
+def test_text_without_control_characters_is_shown_unchanged(folder: Path) -> None:
     text = "größer → 日本語 👩\u200d🔬 a\u00a0b עברית \ue0b0"
     screen_call = lambda: (Screen().write(text), Screen().note(text), Screen().show(text))  # noqa: E731
     for shown in (on_pipe(screen_call), on_terminal(screen_call)):
@@ -381,7 +381,9 @@ def test_errors_with_their_traceback_and_the_log(folder: Path) -> None:
         assert not shown.leaks(terminal=terminal)
 
 
-def test_what_a_command_writes_past_the_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_bypasses_the_screen_is_held_by_the_same_rule(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A command that prints, warns, logs or echoes as any Python program does is held by the same rule."""
     monkeypatch.setattr("hera_pipelines.cli.store.janitor.janitor", _careless)
 

@@ -26,12 +26,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from support import certificates, http, kube_server
-from support.controller_process import kubeconfig
-from support.polling import until
-from support.processes import Process
-from support.raw_http import dial, read_to_end, request_head
-from support.sidecar_pod import ACCOUNT, SidecarPod, post
+from support.processes.controller import kubeconfig
+from support.processes.polling import until
+from support.processes.process import Process
+from support.processes.sidecar import ACCOUNT, SidecarPod, post
+from support.servers import certificates, http, kube_server
+from support.servers.raw_http import dial, read_to_end, request_head
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, ServiceClient
 from tiphys_plugin.sidecar.settings import SidecarSettings
 from uvicorn.protocols.http.h11_impl import H11Protocol

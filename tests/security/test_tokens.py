@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support import certificates, kube_server
-from support.kube_server import KubeServer
-from support.polling import until
+from support.processes.polling import until
+from support.servers import certificates, kube_server
+from support.servers.kube_server import KubeServer
 from tiphys_plugin.server import token_review
 from tiphys_plugin.server.authentication import UnauthenticatedError
 from tiphys_plugin.server.token_review import TokenReviewAuthenticator
@@ -259,7 +259,7 @@ def test_token_that_is_not_exchanged_says_what_to_do_and_is_asked_for_again(acco
         account.token.read()
 
 
-def test_accounts_token_is_shown_to_nobody_but_the_api_server(account: Account, tmp_path: Path) -> None:
+def test_token_of_the_account_is_sent_to_the_api_server_alone(account: Account, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other, _ = certificates.authority(tmp_path / "other")
     (account.folder / "ca.crt").write_bytes(other.read_bytes())

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support.argo_objects import put, told, workflow
-from support.kube_server import KubeServer, serving
-from support.kube_store import Collection, Place
-from support.polling import until
-from support.task_sets import Controller as ArgoController
-from support.task_sets import ScriptedCore, task, task_set
-from support.triggers import template
+from support.builders.argo_objects import posted_events, put, workflow
+from support.fakes.task_sets import Controller as ArgoController
+from support.fakes.task_sets import ScriptedCore, task, task_set
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_store import Collection, Place
+from support.stories.triggers import template
 from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies
 from tiphys_controller.submit.triggers.catalog import list_trigger_templates
 from tiphys_plugin.agent import AgentMetrics, AgentSettings, SharedAgent
@@ -176,10 +176,10 @@ def test_controller_is_ready_and_writes_an_event_beside_a_deep_workflow(server: 
     thread = threading.Thread(target=controller.run, args=(stop,))
     thread.start()
     try:
-        until(lambda: len([1 for reason, _ in told(server) if reason == "Unreadable"]) == 2, seconds=120)
+        until(lambda: len([1 for reason, _ in posted_events(server) if reason == "Unreadable"]) == 2, seconds=120)
         until(lambda: b'kind="Workflow",name="bad",namespace="ml"' in controller.metrics.render(), seconds=120)
         until(lambda: is_ready(controller), seconds=120)
-        assert any("nested more than 150 levels deep" in message for _, message in told(server))
+        assert any("nested more than 150 levels deep" in message for _, message in posted_events(server))
     finally:
         stop.set()
         thread.join()

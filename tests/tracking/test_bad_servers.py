@@ -97,7 +97,7 @@ def test_an_older_mlflow(version: bytes) -> None:
         call(uri)
 
 
-def test_another_web_server() -> None:
+def test_a_web_server_that_is_not_mlflow_is_named_as_such() -> None:
     with (
         answering(404, b"<html>no such page</html>", version=b"") as uri,
         pytest.raises(UsageError, match="is this the URL of an MLflow 3 server"),

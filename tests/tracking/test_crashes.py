@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mlflow import ALIAS, MODEL, REGISTER, RUN, STEP, write_run
+from support.fakes.mlflow import ALIAS, MODEL, REGISTER, RUN, STEP, write_run
 
 from tiphys.records.tracking import ModelRegistration
 from tiphys.store import DirectoryStore

@@ -6,7 +6,7 @@ Each test has names of its own, because they share a server.
 import secrets
 
 import pytest
-from support.mlflow import FakeMlflow
+from support.fakes.mlflow import FakeMlflow
 
 from tiphys.errors import ConflictError, NotFoundError, TiphysError
 from tiphys.tracking.server import MlflowApi, connect

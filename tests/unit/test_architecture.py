@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import tiphys_controller
 import tiphys_plugin
-from support import pictures, storeys
+from support.checks import pictures, storeys
 
 ROOT = storeys.ROOT
 PACKAGES = [
@@ -135,3 +135,32 @@ def test_a_question_of_a_stranger_is_answered_by_file_name_alone() -> None:
         if not (ROOT / path).exists() or not all(word in path for word in re.findall(r"\*\*(\w+)\*\*", question))
     ]
     assert not wrong
+
+
+NO_SUBJECT = re.compile(
+    r"test_(?:it|its|this|that|these|those|they|there|what|whatever|who|whom|whose|whoever|which|where|how|"
+    r"one|ones|two|another|others|such|some|each|both|all|none|nothing|nobody|somebody|something|someone|"
+    r"anybody|anything|anyone|everybody|everything|everyone)(?:_|$)"
+)
+"""Beginnings of the name of a test that say of what it speaks only later, or never."""
+
+
+def named_tests() -> Iterator[tuple[str, str]]:
+    """Every test, with the module that has it."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                yield node.name, str(path.relative_to(ROOT))
+
+
+def test_names_of_tests_begin_with_their_subject() -> None:
+    found = list(named_tests())
+    assert len(found) > 1000
+    assert not [f"{path}::{name}" for name, path in found if NO_SUBJECT.match(name)], "begin with a noun of the product"
+
+
+def test_names_without_a_subject_are_noticed() -> None:
+    assert NO_SUBJECT.match("test_who_has_no_room_takes_it_from_nobody")
+    assert NO_SUBJECT.match("test_what_is_wrong_is_named")
+    assert not NO_SUBJECT.match("test_a_fenced_attempt_deletes_nothing")
+    assert not NO_SUBJECT.match("test_items_keep_their_order")

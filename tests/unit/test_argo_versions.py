@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.argo_versions import (
+from support.checks.argo_versions import (
     GUIDE,
     VERSIONS,
     ModeOutcome,
@@ -16,7 +16,7 @@ from support.argo_versions import (
     versions_table,
     write_versions,
 )
-from support.chart import ROOT
+from support.checks.chart import ROOT
 from tiphys_controller.doctor.checks_argo import FIRST_AGENT_VERSION, FIRST_VERSIONS, is_supported
 from tiphys_controller.doctor.observed import ArgoVersion, PluginMode
 
@@ -47,7 +47,7 @@ def test_the_guide_has_the_versions_that_were_tested() -> None:
     assert GUIDE.read_text() == text, "run `make golden`"
 
 
-def test_each_supported_minor_version_was_tested_in_each_of_its_modes() -> None:
+def test_supported_minor_versions_were_tested_in_each_of_their_modes() -> None:
     tested = {
         (ArgoVersion(*map(int, version.split("."))), PluginMode(mode))
         for version, modes in read_versions(VERSIONS).items()
@@ -80,7 +80,7 @@ def test_a_further_run_adds_its_modules_and_replaces_older_ones() -> None:
     }
 
 
-def test_another_patch_takes_the_place_of_the_earlier_one() -> None:
+def test_a_newer_patch_takes_the_place_of_the_earlier_one() -> None:
     versions = add_outcomes(add_outcomes({}, "4.1.2", passed("test_one")), "4.0.10", passed("test_one"))
     assert set(add_outcomes(versions, "4.1.3", passed("test_two"))) == {"4.0.10", "4.1.3"}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support import chart_values
-from support.chart import CHART, CI_VALUES, DASHBOARDS, ROOT, dashboard_expressions
+from support.checks import chart_values
+from support.checks.chart import CHART, CI_VALUES, DASHBOARDS, ROOT, dashboard_expressions
 
 import tiphys
 

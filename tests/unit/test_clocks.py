@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from support import storeys
+from support.checks import storeys
 
 ROOT = storeys.ROOT
 MODULES = [path for top in storeys.FOLDERS.values() for path in sorted(top.rglob("*.py"))]

@@ -29,7 +29,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-def test_there_are_pages() -> None:
+def test_pages_are_found() -> None:
     assert {page.name for page in PAGES} >= {"README.md", "architecture.md", "guarantees.md", "CONTRIBUTING.md"}
 
 

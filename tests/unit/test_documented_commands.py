@@ -51,7 +51,7 @@ def test_every_command_that_is_shown_exists_with_its_options(page: str) -> None:
     assert not [f"tiphys {shown}: {wrong}" for shown, wrong in found if wrong]
 
 
-def test_there_are_commands_to_try() -> None:
+def test_documented_commands_are_found() -> None:
     shown = [command for page in PAGES for command in SHOWN.findall((ROOT / page).read_text())]
     assert len(shown) > 200
     assert {words_of(command)[0] for command in shown if words_of(command)} >= set(COMMANDS)

@@ -33,7 +33,7 @@ def all_errors() -> list[type[TiphysError]]:
         (errors.ForbiddenError, 78),
     ],
 )
-def test_each_error_has_its_exit_code(kind: type[TiphysError], code: int) -> None:
+def test_errors_have_their_exit_codes(kind: type[TiphysError], code: int) -> None:
     assert kind.exit_code == code
 
 
@@ -59,7 +59,7 @@ def test_yaml_that_cannot_be_parsed_is_named_with_its_line() -> None:
     assert errors.yaml_error_message("f", ValueError("a\n b")) == "f is not valid YAML: a b"
 
 
-def test_what_may_pass_is_told_apart_from_what_stays_wrong() -> None:
+def test_temporary_errors_have_an_exit_code_of_their_own() -> None:
     """A wrapper script repeats on EX_TEMPFAIL; nothing may share it that stays wrong for ever."""
     assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError", "StoreFullError"]
 

@@ -31,7 +31,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def told(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+def set_failpoints(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
     monkeypatch.setenv("TIPHYS_FAILPOINTS", plan)
 
 
@@ -39,7 +39,7 @@ def told(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
 def test_a_point_that_is_not_named_does_nothing(monkeypatch: pytest.MonkeyPatch, log: Path, plan: str | None) -> None:
     monkeypatch.delenv("TIPHYS_FAILPOINTS", raising=False)
     if plan is not None:
-        told(monkeypatch, plan)
+        set_failpoints(monkeypatch, plan)
 
     failpoint("a")
 
@@ -47,7 +47,7 @@ def test_a_point_that_is_not_named_does_nothing(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_raise_fails_at_the_first_passage_alone_and_is_on_record(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-    told(monkeypatch, "a=raise")
+    set_failpoints(monkeypatch, "a=raise")
 
     with pytest.raises(InjectedFaultError, match="failpoint a is set to raise"):
         failpoint("a")
@@ -57,7 +57,7 @@ def test_raise_fails_at_the_first_passage_alone_and_is_on_record(monkeypatch: py
 
 
 def test_a_passage_is_counted_for_each_point(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-    told(monkeypatch, "a=raise@3; b = raise@2")
+    set_failpoints(monkeypatch, "a=raise@3; b = raise@2")
 
     failpoint("a")
     failpoint("b")
@@ -70,8 +70,8 @@ def test_a_passage_is_counted_for_each_point(monkeypatch: pytest.MonkeyPatch, lo
     assert log.read_text() == "b=raise\na=raise\n"
 
 
-def test_one_point_may_act_at_several_passages(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-    told(monkeypatch, "a=raise@1;a=raise@3")
+def test_a_point_may_act_at_several_passages(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    set_failpoints(monkeypatch, "a=raise@1;a=raise@3")
 
     outcomes = []
     for _ in range(4):
@@ -85,10 +85,10 @@ def test_one_point_may_act_at_several_passages(monkeypatch: pytest.MonkeyPatch, 
     assert outcomes == ["failed", "passed", "failed", "passed"]
 
 
-def test_hang_sleeps_as_long_as_told(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+def test_hang_sleeps_for_the_given_time(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
     slept: list[float] = []
     monkeypatch.setattr(faults.time, "sleep", slept.append)
-    told(monkeypatch, "a=hang:2.5")
+    set_failpoints(monkeypatch, "a=hang:2.5")
 
     failpoint("a")
 
@@ -97,7 +97,7 @@ def test_hang_sleeps_as_long_as_told(monkeypatch: pytest.MonkeyPatch, log: Path)
 
 
 def test_an_unknown_action_does_not_pass_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, "a=explode")
+    set_failpoints(monkeypatch, "a=explode")
 
     with pytest.raises(InjectedFaultError, match="unknown action 'explode'; use crash, raise or hang:SECONDS"):
         failpoint("a")
@@ -117,7 +117,7 @@ def test_crash_kills_the_process_at_its_passage(tmp_path: Path, plan: str, outpu
 
 def test_a_fault_without_a_log_still_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIPHYS_FAILPOINTS_LOG", raising=False)
-    told(monkeypatch, "a=raise")
+    set_failpoints(monkeypatch, "a=raise")
 
     with pytest.raises(InjectedFaultError):
         failpoint("a")

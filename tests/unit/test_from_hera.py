@@ -27,7 +27,7 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def test_three_lines_change() -> None:
+def test_the_move_from_hera_changes_three_lines() -> None:
     gone = [line[1:] for line in changed() if line.startswith("-")]
 
     assert [line.split("(")[0] for line in gone] == [
@@ -46,7 +46,7 @@ def test_the_shown_difference_is_the_real_one() -> None:
     assert [line.rstrip() for line in shown[1].splitlines()] == [line.rstrip() for line in real]
 
 
-def test_both_build_and_the_plain_step_stays_as_it_was() -> None:
+def test_a_moved_pipeline_keeps_its_plain_step_unchanged() -> None:
     before = imported(BEFORE).workflow.to_dict()
     after = load_pipeline(AFTER).to_dict()
 

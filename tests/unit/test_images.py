@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster.images.recipe import ENVIRONMENT, ROOT, SITE, Recipe, recipes
-from support.locked import locked_packages
+from support.checks.locked_packages import locked_packages
 
 RECIPES = list(recipes().values())
 each_image = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -57,13 +57,13 @@ def test_the_same_labels(recipe: Recipe) -> None:
 
 
 @each_image
-def test_what_it_is_built_upon_is_given_and_never_a_tag_that_moves(recipe: Recipe) -> None:
+def test_the_base_of_an_image_is_always_given_by_an_argument(recipe: Recipe) -> None:
     assert instructions(recipe)[0] == ("ARG", "BASE")
     assert {rest.split()[0] for word, rest in instructions(recipe) if word == "FROM"} == {"${BASE}"}
 
 
 @each_image
-def test_nobody_is_root(recipe: Recipe) -> None:
+def test_images_do_not_run_as_root(recipe: Recipe) -> None:
     user, _, group = recipe.user.partition(":")
     assert int(user) > 0
     assert int(group) > 0

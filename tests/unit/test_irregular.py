@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from support.irregular import Irregular, WorkflowPlace, differing_in_one_part
+from support.builders.irregular_samples import Irregular, WorkflowPlace, differing_in_one_part
 
 from tiphys.records.names import check_run_name, check_step_id
 
@@ -39,7 +39,7 @@ def test_values_differ_where_their_sizes_do_not(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_other_workflow_differs_in_one_part(seed: int) -> None:
+def test_sample_workflows_differ_from_the_first_in_one_part(seed: int) -> None:
     first, *others = Irregular(seed).workflows()
     assert len(others) == len(WorkflowPlace._fields)
     for number, other in enumerate(others):

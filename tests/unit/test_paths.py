@@ -23,7 +23,7 @@ def test_an_input_has_the_path_of_what_lies_there(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_what_is_not_declared_is_named_with_its_variable(monkeypatch, value):
+def test_an_undeclared_path_is_named_with_its_variable(monkeypatch, value):
     for variable in ("TIPHYS_OUTPUT_MODEL", "TIPHYS_INPUT_MODEL"):
         monkeypatch.setenv(variable, value) if value is not None else monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UsageError, match="TIPHYS_OUTPUT_MODEL is not set"):

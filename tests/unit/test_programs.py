@@ -26,9 +26,9 @@ from programs.catalogue import PROGRAMS, SCRIPTS, Program
 from programs.faults import DAMAGE, KILL, KINDS, MEMORY, TERM, Fault, draw_fault, passages_of
 from programs.judge import Verdict, judge
 from programs.trace import TraceReader, consumed
-from support.lineage import ref
-from support.polling import until
-from support.processes import lives
+from support.builders.lineage import ref
+from support.processes.polling import until
+from support.processes.process import lives
 
 STEPS, EPOCH = 6, 3
 SESSION = Program("session", "a session", "loop.sh", "", epoch_steps=EPOCH)

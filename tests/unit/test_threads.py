@@ -35,7 +35,7 @@ class BegunLate:
         return not blocking
 
 
-def test_who_begins_late_and_ends_at_once_has_begun():
+def test_a_thread_that_ends_at_once_counts_as_started():
     assert threads._wait_until_started(BegunLate(), lambda: None)
 
 
@@ -67,7 +67,7 @@ def test_work_that_is_over_is_let_go_of():
 
 
 @pytest.mark.parametrize("start", [dies_at_once, refused])
-def test_a_thread_that_cannot_be_had_is_told_of(monkeypatch, start):
+def test_a_thread_that_cannot_be_had_is_reported(monkeypatch, start):
     monkeypatch.setattr(threads._thread, "start_new_thread", start)
     done = []
     assert start_background_thread(lambda: done.append(1)) is None
@@ -88,7 +88,7 @@ def test_a_thread_that_was_quick_is_not_taken_for_one_that_died(monkeypatch):
 
 @pytest.mark.parametrize("start", [_thread.start_new_thread, dies_at_once, refused])
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
-def test_all_is_done_and_in_order_however_many_threads_there_are(monkeypatch, start, count):
+def test_items_are_handled_in_order_with_any_number_of_threads(monkeypatch, start, count):
     monkeypatch.setattr(threads._thread, "start_new_thread", start)
     items = [f"item {n}" for n in range(count)]
     assert map_parallel(lambda index, item: (index, item.upper()), items, 4) == [

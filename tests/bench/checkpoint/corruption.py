@@ -23,9 +23,19 @@ from unittest import mock
 from bench.checkpoint.workload import Workload
 from bench.progress import say
 from bench.samples import significant, wilson_lower
-from support.corruption import KINDS, LAYERS, NEWEST, OLDER, OTHER_RUN, Objects, mutations, random_state, sound_run
-from support.lineage import RUN, STEP, ref
-from support.memory import MemoryStore
+from support.builders.corruption import (
+    KINDS,
+    LAYERS,
+    NEWEST,
+    OLDER,
+    OTHER_RUN,
+    Objects,
+    mutations,
+    random_state,
+    sound_run,
+)
+from support.builders.lineage import RUN, STEP, ref
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.restore.shard_reader import NodeCache

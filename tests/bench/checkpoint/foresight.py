@@ -1,7 +1,7 @@
 """Where no checkpoint can land, did compile say so beforehand?"""
 
 from bench.checkpoint.situations import Cell
-from support.authored import STORE, train, workflow
+from support.builders.authored_workflows import STORE, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError

@@ -35,9 +35,9 @@ def _inflation(work: Workload, server: S3, network: float | None) -> dict[str, A
     with server.at(network) as leads:
         run = new_run(open_store(STORE))
         command = [sys.executable, "-m", "bench.checkpoint.inflation_trainer", str(work.state_mib), str(work.repeats)]
-        told = {**os.environ, **leads, **variables(STORE, run), "OPENBLAS_NUM_THREADS": "1"}
+        settings = {**os.environ, **leads, **variables(STORE, run), "OPENBLAS_NUM_THREADS": "1"}
         with _all_cores():
-            process = subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         with process:
             times = json.loads(process.communicate()[0])
     server.empty()

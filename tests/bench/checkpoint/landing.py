@@ -94,10 +94,10 @@ def _trials(work: Workload, store: Store, cell: Cell, leads: Mapping[str, str], 
 
 def _trial(store: Store, cell: Cell, situation: Situation, leads: Mapping[str, str], chance: random.Random) -> Trial:
     run = new_run(store)
-    told = variables(STORE, run, **{environment.GRACE_SECONDS: str(cell.grace_seconds)})
+    settings = variables(STORE, run, **{environment.GRACE_SECONDS: str(cell.grace_seconds)})
     command = [sys.executable, "-m", "bench.checkpoint.landing_trainer", str(cell.state_mib), situation.value]
     with subprocess.Popen(
-        command, env={**os.environ, **leads, **told}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, env={**os.environ, **leads, **settings}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         try:
             assert process.stdout

@@ -20,10 +20,10 @@ from bench.progress import say
 from cluster.harness.binaries import build_one
 from cluster.harness.errors import HarnessError
 from cluster.harness.settings import Settings
-from support.polling import until
-from support.s3 import ENVIRONMENT, moto_server
-from support.throttle import Pace
-from support.throttle_process import throttled
+from support.processes.polling import until
+from support.servers.s3 import ENVIRONMENT, moto_server
+from support.servers.throttle import Pace
+from support.servers.throttle_process import throttled
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client

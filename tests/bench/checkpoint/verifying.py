@@ -14,7 +14,7 @@ from bench.checkpoint.server import STORE, scratch
 from bench.checkpoint.workload import STEP, Workload, commit, new_run, session
 from bench.progress import say
 from bench.samples import interleaved, ratio, seconds, summary
-from support.lineage import write_run
+from support.builders.lineage import write_run
 
 from tiphys.checkpoint.restore import shard_reader
 from tiphys.lineage.audit.audit import audit_run

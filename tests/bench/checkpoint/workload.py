@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from bench.checkpoint.server import S3, STORE
 from bench.samples import seconds
-from support.lineage import claim_of, write_claim
+from support.builders.lineage import claim_of, write_claim
 
 from tiphys import checkpoint
 from tiphys.checkpoint.save.result import Save

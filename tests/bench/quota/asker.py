@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.quota.rules import RULES
-from support.ledger import ask
+from support.builders.ledger import ask
 from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
@@ -37,9 +37,9 @@ def main(address: str, name: str, folder: Path) -> None:
     while not told_to_end.is_set():
         asker.move()
         if asker.requests % TELL_EVERY == 0:
-            (folder / name).write_text(asker.told)
+            (folder / name).write_text(asker.summary)
     asker.leave()
-    (folder / name).write_text(asker.told)
+    (folder / name).write_text(asker.summary)
 
 
 def _open(address: str) -> AskedLedger:
@@ -88,7 +88,7 @@ class _Asker:
             self._insist(lambda: self._ledger.release(lease))
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"{self.requests} {self.doubles} {self.unanswered} {self.lost}"
 
     def leave(self) -> None:

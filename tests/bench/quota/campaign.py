@@ -54,19 +54,19 @@ def run(askers: "Askers", requests: int, processes: int, hurt: Callable[[], obje
         leaks = _insist(askers, askers.count_leases)
     finally:
         askers.close()
-    told = askers.told()
+    summary = askers.summary()
     return {
-        "requests": told.requests,
+        "requests": summary.requests,
         "processes": processes,
         "kills": askers.kills,
         "swept": askers.swept,
         "looks": askers.looks,
         "over_admissions": askers.over,
-        "double_grants": told.doubles,
+        "double_grants": summary.doubles,
         "leaks": leaks,
-        "unanswered": told.unanswered,
-        "lost": told.lost,
-        "per_second": round(told.requests / seconds, 1),
+        "unanswered": summary.unanswered,
+        "lost": summary.lost,
+        "per_second": round(summary.requests / seconds, 1),
     }
 
 
@@ -102,7 +102,7 @@ class Askers:
 
     def run(self, requests: int, processes: int, hurt: Callable[[], object]) -> None:
         kill_at = tell_at = time.monotonic()
-        while (done := self.told().requests) < requests:
+        while (done := self.summary().requests) < requests:
             self._check()
             while len(self._living) < processes:
                 self._begin()
@@ -142,7 +142,7 @@ class Askers:
         self.sweep()
         return len(self.ledger.snapshot().leases)
 
-    def told(self) -> Told:
+    def summary(self) -> Told:
         texts = [file.read_text().split() for file in self._counts.iterdir()]
         numbers = [tuple(map(int, one)) for one in texts if len(one) == len(Told._fields)]
         return Told(*(sum(one[place] for one in numbers) for place in range(len(Told._fields))))

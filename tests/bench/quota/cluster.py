@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.samples import interleaved, percentile, ratio, summary
-from support.ledger import ask, queues, spec
+from support.builders.ledger import ask, queues, spec
 from tiphys_plugin.quota.lease import Admitted, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject

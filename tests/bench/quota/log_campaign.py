@@ -16,9 +16,9 @@ from typing import Any
 from bench.quota.asker import NAMESPACE
 from bench.quota.campaign import CHECK_EVERY, Askers, run
 from bench.quota.rules import RULES
-from support.kube_server import KubeServer, serving
-from support.kube_store import Collection, Place
-from support.ledger import spec
+from support.builders.ledger import spec
+from support.servers.kube_server import KubeServer, serving
+from support.servers.kube_store import Collection, Place
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 
 from tiphys.errors import StoreError

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from support.ledger import queues
+from support.builders.ledger import queues
 from tiphys_plugin.quota.lease import Lease
 
 QUOTAS = {"one": {"A100": 8}, "two": {"A100": 4, "*": 4}}

@@ -13,7 +13,7 @@ from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
 from bench.samples import percentile, ratio, seconds, significant, summary
-from support.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer, serving
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
 from tiphys_controller.auto_resume.observation_health import ObservationHealth

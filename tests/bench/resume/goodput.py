@@ -22,7 +22,7 @@ from bench.progress import say
 from bench.resume.faults import KINDS, MTBF_SECONDS, Fault, Struck, drawn, strike
 from bench.resume.optimum import optimum
 from bench.samples import significant
-from support.polling import until
+from support.processes.polling import until
 
 from tiphys.checkpoint.save.interval import young_interval_seconds
 

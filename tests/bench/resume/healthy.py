@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.progress import say
-from support.kube_server import serving
-from support.resume_loop import hour_of_time_outs
+from support.servers.kube_server import serving
+from support.stories.auto_resume_loop import hour_of_time_outs
 
 from tiphys.store import DirectoryStore
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.bad_checkpoint import POISON, Desk
+from support.stories.bad_checkpoint import POISON, Desk
 
 FATES = (("error", 0), ("error", 3), ("signal", 0))
 """How it dies, and after how many steps."""

@@ -20,9 +20,9 @@ from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from bench.samples import percentile, seconds, significant, summary
-from support.controller_process import ControllerProcess, kubeconfig
-from support.kube_server import KubeServer, serving
-from support.polling import until
+from support.processes.controller import ControllerProcess, kubeconfig
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 

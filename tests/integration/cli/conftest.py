@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from support import tiny
-from support.forking import COMMAND, ForkedProcess, ForkingProcess
+from support.processes.forking import COMMAND, ForkedProcess, ForkingProcess
+from support.stories import small_pipeline
 
 from hera_pipelines.cli import main
 
@@ -123,7 +123,7 @@ def records_loaded() -> Iterator[ForkingProcess]:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("finished")
-    file = tiny.write(folder / "code")
+    file = small_pipeline.write(folder / "code")
     return Finished(folder, invoke(["run", file, "--run", "tiny-done", "--store", folder / "store"], folder))
 
 

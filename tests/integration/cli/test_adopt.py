@@ -109,7 +109,7 @@ spec:
 """
 
 
-def test_what_a_program_prints_chooses_the_way_and_is_taken_over(tmp_path: Path) -> None:
+def test_a_printed_output_chooses_the_branch_and_is_reused(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(FLIP.replace("FOLDER", str(tmp_path)))
     adopted = invoke(["adopt", "old.yaml", "--output", "new.yaml"], tmp_path)
     assert re.search(r"flip +step", adopted.out), adopted.out
@@ -136,7 +136,7 @@ def test_the_example_of_the_guide_is_what_the_command_prints_and_runs(tmp_path: 
     assert "run r succeeded" in ran.err
 
 
-def test_a_folder_is_told_in_one_line_for_each_workflow(tmp_path: Path) -> None:
+def test_a_folder_is_described_in_one_line_for_each_workflow(tmp_path: Path) -> None:
     folder = tmp_path / "flows"
     folder.mkdir()
     (folder / "old.yaml").write_text(TEXT)
@@ -187,7 +187,7 @@ def test_a_workflow_of_standard_input_goes_marked_to_standard_output(
         (["old.yaml", "--output", "absent/x.yaml"], "cannot write the file to absent/x.yaml"),
     ],
 )
-def test_what_cannot_be_adopted_is_one_line_of_an_error(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_file_that_cannot_be_adopted_is_one_line_of_an_error(tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "old.yaml").write_text(TEXT)
     (tmp_path / "no.yaml").write_text(TEXT.replace("entrypoint: greet", "onExit: make"))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.builders.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.store import DirectoryStore
 
@@ -38,7 +38,7 @@ def saves(store: DirectoryStore, seconds: float, stall: float = 1.0, ended: time
         (300, "the interval is good"),
     ],
 )
-def test_it_compares_what_was_used_with_what_loses_least(
+def test_advice_compares_the_used_interval_with_the_best_one(
     tiphys: Command, store: DirectoryStore, seconds: float, verdict: str
 ) -> None:
     saves(store, seconds)

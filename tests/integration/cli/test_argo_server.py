@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import argo_rest, kube_server, tiny
-from support.argo_rest import ArgoRest
-from support.compiled import History, gated, pipeline_of
-from support.kube_server import KubeServer
-from support.polling import until
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.processes.polling import until
+from support.servers import argo_rest, kube_server
+from support.servers.argo_rest import ArgoRest
+from support.servers.kube_server import KubeServer
+from support.stories import small_pipeline
 from tiphys_controller import start_run
 from tiphys_controller.argo_server import ArgoServerSubmitter, connect_argo_server
 
@@ -86,10 +87,10 @@ def begun(store: Store, argo: ArgoRest, admitted_as: str = "") -> None:
     store.create(RunLayout(RUN).submission_binding(1), bound.to_bytes())
 
 
-def test_a_pipeline_is_sent_by_somebody_without_a_kubeconfig(
+def test_a_pipeline_is_sent_without_a_kubeconfig(
     alone: Command, argo: ArgoRest, server: KubeServer, store: Store, tmp_path: Path
 ) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     given = ("run", file, "--cluster", "--no-preflight", "--detach", "--run", "hot", "--store", store.url)
     answer = alone(*given)
     assert (answer.code, "give one with -n" in answer.error) == (2, True)
@@ -136,7 +137,7 @@ def test_a_run_is_stopped_by_its_uid(alone: Command, argo: ArgoRest, server: Kub
     assert server.objects("workflows")[0]["spec"]["shutdown"] == "Stop"
 
 
-def test_one_of_another_uid_is_neither_stopped_nor_followed(
+def test_a_workflow_of_another_uid_is_neither_stopped_nor_followed(
     alone: Command, argo: ArgoRest, server: KubeServer, store: Store
 ) -> None:
     begun(store, argo, admitted_as="uid-elsewhere")
@@ -151,5 +152,5 @@ def test_one_of_another_uid_is_neither_stopped_nor_followed(
 
 
 def test_an_argo_server_means_nothing_to_this_machine(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path / "code"), "--argo-server", "argo.example:2746")
+    answer = tiphys("run", small_pipeline.write(tmp_path / "code"), "--argo-server", "argo.example:2746")
     assert (answer.code, "--argo-server: this is for a cluster; add --cluster" in answer.error) == (2, True)

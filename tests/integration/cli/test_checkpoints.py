@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.lineage import write_run
-from support.sessions import open_session, state_at
+from support.builders.lineage import write_run
+from support.stories.sessions import open_session, state_at
 
 from tiphys.store import DirectoryStore
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 import yaml
-from support import tiny
-from support.argo_objects import workflow
-from support.compiled import History, gated, pipeline_of
-from support.kube_server import KubeServer, serving
-from support.polling import until
-from support.submitter import FakeSubmitter
+from support.builders.argo_objects import workflow
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
+from support.stories import small_pipeline
 from tiphys_controller import start_run
 from tiphys_controller.doctor import obstacles
 from tiphys_controller.kubernetes import KubernetesSubmitter
@@ -234,7 +234,7 @@ def test_get_and_runs_and_the_page_say_what_a_step_waits_for(
     assert not [one for one in server.requests if one.verb == "list"], "nothing runs, so nothing is asked"
 
 
-def test_what_steps_wait_for_is_not_known_without_the_right_to_list_pods(
+def test_waiting_reasons_are_unknown_without_the_right_to_list_pods(
     tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
 ) -> None:
     begun(store, on(api))
@@ -311,7 +311,7 @@ def test_a_workflow_that_was_never_recorded_becomes_a_run_and_all_its_steps_run_
 
 
 @pytest.mark.parametrize(
-    ("phase", "annotations", "told", "code"),
+    ("phase", "annotations", "message", "code"),
     [
         ("Running", {}, "has not ended (Running), and the next call that a service answers records its run", 4),
         ("Failed", {"tiphys.dev/store": "s3://other/place"}, "is of the store s3://other/place, and this is file:", 2),
@@ -326,7 +326,7 @@ def test_a_workflow_that_was_never_recorded_becomes_a_run_and_all_its_steps_run_
 def test_a_workflow_that_cannot_become_a_run_is_refused_and_nothing_is_written(
     phase: str,
     annotations: dict[str, str],
-    told: str,
+    message: str,
     code: int,
     tiphys: Command,
     api: KubeApi,
@@ -341,7 +341,7 @@ def test_a_workflow_that_cannot_become_a_run_is_refused_and_nothing_is_written(
     answer = tiphys("resume", "digits-x7k2p", "--store", store.url, "--kubeconfig", kubeconfig, "-n", "ml")
     absent = tiphys("resume", "digits-absent", "--store", store.url, "--kubeconfig", kubeconfig, "--cluster")
 
-    assert (answer.code, told in answer.error) == (code, True), answer.error
+    assert (answer.code, message in answer.error) == (code, True), answer.error
     assert (absent.code, "a Workflow of this name; check the name" in absent.error) == (3, True)
     assert not [*store.list("control/runs/")]
 
@@ -410,7 +410,7 @@ def test_a_workflow_that_is_deleted_meanwhile_says_how_to_go_on(
     assert f"continue with `tiphys resume {RUN}" in answer.error
 
 
-def test_another_cluster_than_that_of_the_run_is_refused_with_both_names(
+def test_a_cluster_other_than_that_of_the_run_is_refused_with_both_names(
     tiphys: Command, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
 ) -> None:
     begun(store, FakeSubmitter(tmp_path / "cluster", "kubernetes:0123456789ab"))
@@ -495,7 +495,7 @@ def test_options_that_mean_nothing_there_are_refused_by_name(
 def test_a_pipeline_runs_on_the_cluster_under_the_charts_account(
     tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
 ) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     answer = tiphys(
         "run",
         file,
@@ -561,7 +561,7 @@ def test_a_run_on_the_cluster_is_watched_to_its_end(
         until(lambda: server.count("watch", "workflows"))
         end(api, "hot", "Succeeded", nodes={"n": {"name": "hot.fit", "phase": "Succeeded", "type": "Steps"}})
 
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     with meanwhile(finish):
         answer = tiphys(*SUBMIT, file, "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
 
@@ -584,7 +584,7 @@ def test_ctrl_c_ends_the_display_and_not_the_run(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(KubernetesSubmitter, "watch", interrupted)
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     answer = tiphys(*SUBMIT, file, "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
     assert answer.code == 130
     assert "run hot continues on the cluster" in answer.error
@@ -593,20 +593,20 @@ def test_ctrl_c_ends_the_display_and_not_the_run(
 
 
 def test_a_folder_that_no_pod_sees_is_no_store_for_a_cluster(tiphys: Command, kubeconfig: Path, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path / "code"), "--cluster", "--kubeconfig", kubeconfig)
+    answer = tiphys("run", small_pipeline.write(tmp_path / "code"), "--cluster", "--kubeconfig", kubeconfig)
     assert answer.code == 2
     assert "give --store s3://" in answer.error
 
 
 def test_options_of_a_cluster_are_refused_without_one(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path / "code"), "-n", "ml")
+    answer = tiphys("run", small_pipeline.write(tmp_path / "code"), "-n", "ml")
     assert answer.code == 2
     assert "--namespace: this is for a cluster; add --cluster" in answer.error
 
 
 def test_a_cluster_that_cannot_be_reached_is_said_with_what_to_do(tiphys: Command, tmp_path: Path) -> None:
     missing = tmp_path / "no-such-kubeconfig"
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     answer = tiphys(*SUBMIT, file, "--store", tmp_path / "store", "--kubeconfig", missing)
     assert answer.code == 2
     assert "set KUBECONFIG or give --context" in answer.error

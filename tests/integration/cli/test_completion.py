@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.forking import COMMAND, ForkingProcess
-from support.lineage import write_run
+from support.builders.lineage import write_run
+from support.processes.forking import COMMAND, ForkingProcess
 
 from tiphys.store import DirectoryStore
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import tiny
+from support.stories import small_pipeline
 
 from .conftest import Command, Finished
 
@@ -23,7 +23,7 @@ SOURCES = ("option", "pipeline", "variable", "profile", "file")
 
 
 def pipeline_file(folder: Path, store: str = "") -> Path:
-    file = tiny.write(folder)
+    file = small_pipeline.write(folder)
     file.write_text(file.read_text().replace('Pipeline("tiny", ', f'Pipeline("tiny", store={store!r}, '))
     return file
 

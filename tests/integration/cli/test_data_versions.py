@@ -10,7 +10,7 @@
 import json
 from pathlib import Path
 
-from support import tiny
+from support.stories import small_pipeline
 
 from .conftest import Command, snapshot
 
@@ -24,7 +24,7 @@ def write_lock(folder: Path, digest: str) -> None:
 
 def write_pipeline(folder: Path) -> Path:
     """The tiny pipeline, whose training reads data of DVC and keeps what it was told about it."""
-    file = tiny.write(folder)
+    file = small_pipeline.write(folder)
     text = file.read_text().replace("import Checkpoints,", "import Checkpoints, Dvc,")
     file.write_text(text.replace('    name="fit",\n', '    name="fit",\n    data=Dvc("data/train"),\n'))
     programs = folder / "tiny_programs.py"
@@ -37,11 +37,11 @@ def test_changed_data_is_drift_and_trains_again(tiphys: Command, tmp_path: Path)
     write_lock(tmp_path, OLD)
     file = write_pipeline(tmp_path / "code")
     assert tiphys("run", file, "--run", "tiny-1").code == 0
-    told = json.loads((tmp_path / "code" / "told.json").read_text())
-    assert told == [{"name": "data/train", "algorithm": "md5", "digest": OLD, "size_bytes": 4, "files": 2}]
+    versions = json.loads((tmp_path / "code" / "told.json").read_text())
+    assert versions == [{"name": "data/train", "algorithm": "md5", "digest": OLD, "size_bytes": 4, "files": 2}]
     assert "data: data/train md5 aaaaaaaaaaaa" in tiphys("lineage", "tiny-1").out
     document = json.loads(tiphys("get", "tiny-1/fit", "-o", "json").out)
-    assert document["steps"][0]["attempts"][0]["data"] == told
+    assert document["steps"][0]["attempts"][0]["data"] == versions
     same = tiphys("plan", "tiny-1", file)
     assert (same.code, "data/train" in same.err) == (0, False)
 
@@ -57,7 +57,7 @@ def test_changed_data_is_drift_and_trains_again(tiphys: Command, tmp_path: Path)
     resumed = tiphys("resume", "tiny-1", file, "--drift", "data=warn")
     assert resumed.code == 0
     # Report reads what fit has written anew.
-    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
+    assert small_pipeline.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
     assert json.loads((tmp_path / "code" / "told.json").read_text())[0]["digest"] == NEW
     tree = tiphys("lineage", "tiny-1").out
     assert "data: data/train md5 bbbbbbbbbbbb" in tree
@@ -65,7 +65,7 @@ def test_changed_data_is_drift_and_trains_again(tiphys: Command, tmp_path: Path)
     # A resume without the file goes on with the Workflow that was submitted last.
     (tmp_path / "dvc.lock").unlink()
     assert tiphys("resume", "tiny-1", "--from", "report").code == 0
-    assert tiny.ran(tmp_path / "code")[5:] == ["report"]
+    assert small_pipeline.ran(tmp_path / "code")[5:] == ["report"]
 
 
 def test_a_fork_on_new_data_trains_again_and_says_what_differs(tiphys: Command, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_fork_on_new_data_trains_again_and_says_what_differs(tiphys: Command, 
 
     assert forked.code == 0
     assert f"fork: fit: data data/train md5 {OLD} → md5 {NEW}" in forked.err
-    assert tiny.ran(tmp_path / "code").count("fit") == 2
+    assert small_pipeline.ran(tmp_path / "code").count("fit") == 2
     differences = json.loads(tiphys("runs", "diff", "tiny-1", "tiny-2", "-o", "json").out)["differences"]
     found = [(one["before"], one["after"]) for one in differences if one["field"] == "data/train"]
     assert found == [(f"md5 {OLD}", f"md5 {NEW}")]

@@ -5,17 +5,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from support import tiny
-from support.polling import until
-from support.processes import lives
+from support.processes.polling import until
+from support.processes.process import lives
+from support.stories import small_pipeline
 
 from .conftest import begin, invoke
 
 
 def started(folder: Path, *arguments: str) -> Path:
     """Start the tiny pipeline as run ``r`` with ``--detach``; its training goes no further than step 10."""
-    file = tiny.write(folder / "code")
-    tiny.hold(folder / "code")
+    file = small_pipeline.write(folder / "code")
+    small_pipeline.hold(folder / "code")
     with begin(["run", file, "--run", "r", "--detach", *arguments], folder) as process:
         out, err = process.communicate(timeout=120)  # which waits for all that hold its pipes
     assert (process.returncode, out) == (0, "r\n"), err
@@ -42,7 +42,7 @@ def test_a_detached_run_is_followed_stopped_and_resumed_from_elsewhere(tmp_path:
     assert "never finished: attempt 1 was stopped" in invoke(["plan", "r"], tmp_path).out
     assert "run r is not running" in invoke(["stop", "r"], tmp_path).err
 
-    tiny.let_go(code)
+    small_pipeline.let_go(code)
     assert invoke(["resume", "r", "--detach"], tmp_path).code == 0
     finished = invoke(["attach", "r"], tmp_path)
     assert finished.code == 0, finished.err
@@ -52,7 +52,7 @@ def test_a_detached_run_is_followed_stopped_and_resumed_from_elsewhere(tmp_path:
 
 def test_terminate_ends_a_detached_run_at_once(tmp_path: Path) -> None:
     code = started(tmp_path)
-    trainer = tiny.last_process(code)
+    trainer = small_pipeline.last_process(code)
 
     assert invoke(["stop", "r", "--terminate"], tmp_path).code == 0
 
@@ -70,7 +70,7 @@ def test_terminate_ends_a_detached_run_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_refusal_reaches_the_terminal(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    tiny.write(tmp_path / "code")
+    small_pipeline.write(tmp_path / "code")
     (tmp_path / ".tiphys/store").mkdir(parents=True)
 
     answer = invoke(arguments, tmp_path)

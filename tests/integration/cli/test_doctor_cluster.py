@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.installed_cluster import install
-from support.kube_server import KubeServer, Request, serving
+from support.servers.kube_server import KubeServer, Request, serving
+from support.stories.installed_cluster import install
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import PODS, SECRETS
@@ -55,7 +55,7 @@ def test_a_cluster_that_is_fit(tiphys: Command, installed: KubeApi, kubeconfig: 
     assert "ml/tokens" in states(answer.out)
 
 
-def test_nothing_secret_is_shown_and_nothing_is_written(
+def test_doctor_shows_no_secret_and_writes_nothing(
     tiphys: Command, installed: KubeApi, server: KubeServer, kubeconfig: Path
 ) -> None:
     before = len(server.requests)
@@ -66,7 +66,7 @@ def test_nothing_secret_is_shown_and_nothing_is_written(
     assert {one.plural for one in asked if one.verb not in ("get", "list")} == {"subjectaccessreviews"}
 
 
-def test_what_is_wrong_is_said_with_what_to_do(tiphys: Command, installed: KubeApi, kubeconfig: Path) -> None:
+def test_a_failed_check_says_what_to_do(tiphys: Command, installed: KubeApi, kubeconfig: Path) -> None:
     installed.delete(SECRETS, "ml", "tiphys-workflow.service-account-token")
     answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
     assert answer.code == 75
@@ -88,7 +88,7 @@ def test_a_right_that_the_account_of_workflows_lacks(
     assert "account tiphys-workflow may not patch workflowtasksets/status" in answer.out
 
 
-def test_whoever_may_see_one_namespace_only_is_told_what_cannot_be_told(
+def test_an_account_of_one_namespace_reads_which_checks_are_unknown(
     tiphys: Command, installed: KubeApi, server: KubeServer, kubeconfig: Path
 ) -> None:
     server.authorize = lambda request: request.namespace == "ml" or bool(request.path)

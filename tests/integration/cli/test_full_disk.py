@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import tiny
-from support.lineage import ref
-from support.polling import until
-from support.sessions import open_session
+from support.builders.lineage import ref
+from support.processes.polling import until
+from support.stories import small_pipeline
+from support.stories.sessions import open_session
 
 from tiphys.store import DirectoryStore
 
@@ -41,10 +41,10 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_signal_ends_the_engine_although_its_store_is_full(
+def test_a_single_signal_ends_the_engine_although_its_store_is_full(
     small_disk: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     file.write_text(file.read_text().replace("retries=Retries", f'grace="{GRACE_SECONDS} s", retries=Retries'))
     errors = tmp_path / "errors"
     with errors.open("w") as stream:

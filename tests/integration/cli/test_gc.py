@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, RUN, claim_of, commit, ref, write_claim, write_run
+from support.builders.lineage import LINEAGE, RUN, claim_of, commit, ref, write_claim, write_run
 
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.select import list_commits
@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tiphys: Command, st
     assert snapshot(Path("store")) == before
 
 
-def test_what_expires_is_marked_first_and_stays_ten_minutes(tiphys: Command, store: DirectoryStore) -> None:
+def test_an_expired_checkpoint_is_marked_first_and_stays_ten_minutes(tiphys: Command, store: DirectoryStore) -> None:
     first = tiphys("gc", RUN, "--store", "store")
     assert rows(first.out)["1-1"].startswith("marked no rule keeps it; may be deleted from ")
     assert first.err.endswith("0 of 6 checkpoints deleted, 0 B freed\n")
@@ -64,7 +64,7 @@ def test_what_expires_is_marked_first_and_stays_ten_minutes(tiphys: Command, sto
     assert steps(store) == [4, 5, 6]
 
 
-def test_every_reason_is_told(tiphys: Command, store: DirectoryStore) -> None:
+def test_every_reason_is_shown(tiphys: Command, store: DirectoryStore) -> None:
     write_claim(store, claim_of(2, ref(1, 5)))
     commit(store, ref(2, 7))
     quarantine_checkpoint(store, ref(1, 1), "poison", "ana")
@@ -93,7 +93,7 @@ def test_a_pin_holds_until_it_is_taken_away(tiphys: Command, store: DirectorySto
     assert steps(store) == [4, 5, 6]
 
 
-def test_all_runs_are_cleaned_although_one_cannot_be_read(tiphys: Command, store: DirectoryStore) -> None:
+def test_every_readable_run_is_cleaned_although_another_cannot_be_read(tiphys: Command, store: DirectoryStore) -> None:
     other = "digits-0"
     write_run(store, run=other)
     (Path("store") / "control" / "runs" / other / "run.json").write_bytes(b"garbage")
@@ -141,7 +141,7 @@ def test_the_document_says_everything(tiphys: Command, store: DirectoryStore) ->
         (["checkpoint", "unpin", RUN, "1-1", "--name", "a"], 3, "has no pin 'a'; it has none"),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_is_written(
+def test_an_invalid_option_of_gc_is_named_and_nothing_is_written(
     arguments: list[str], code: int, words: str, tiphys: Command, store: DirectoryStore
 ) -> None:
     before = snapshot(Path("store"))

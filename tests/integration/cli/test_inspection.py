@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from support import tiny
-from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_run
+from support.builders.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_run
+from support.stories import small_pipeline
 
 from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, RunLayout
@@ -23,7 +23,7 @@ def test_run_prints_the_name_on_stdout_and_tells_the_rest_on_stderr(finished: Fi
     assert (answer.code, answer.out) == (0, "tiny-done\n")
     assert "fit: Succeeded" in answer.err
     assert "tiphys get tiny-done" in answer.err.splitlines()[-1]
-    assert tiny.ran(finished.folder / "code") == ["prepare", "fit", "report"]
+    assert small_pipeline.ran(finished.folder / "code") == ["prepare", "fit", "report"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_quiet_leaves_stderr_empty_wherever_it_stands(tiphys: Command, finished:
     assert (before.code, before.err) == (0, "")
 
 
-def test_nothing_in_a_pipe_is_coloured(tiphys: Command, finished: Finished) -> None:
+def test_output_to_a_pipe_has_no_colour(tiphys: Command, finished: Finished) -> None:
     for arguments in (["get", "tiny-done"], ["lineage", "tiny-done"], ["plan", "tiny-done"]):
         answer = tiphys(*arguments, "--store", finished.store)
         assert "\x1b" not in answer.out + answer.err
@@ -187,8 +187,8 @@ def test_doctor_finds_a_good_folder_usable(tiphys: Command, tmp_path: Path) -> N
     assert list((tmp_path / "new").rglob("*.json")) == []
 
 
-def test_what_a_pipeline_file_prints_does_not_mix_with_the_manifest(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path)
+def test_output_of_a_pipeline_file_is_kept_out_of_the_manifest(tiphys: Command, tmp_path: Path) -> None:
+    file = small_pipeline.write(tmp_path)
     file.write_text("print('hello from the file')\n" + file.read_text())
     answer = tiphys("compile", file, "-o", "json", "--store", "s3://ml-runs/tiphys")
     assert json.loads(answer.out)["kind"] == "Workflow"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.forking import COMMAND, ForkingProcess
+from support.processes.forking import COMMAND, ForkingProcess
 
 from .conftest import Finished
 

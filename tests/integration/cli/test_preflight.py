@@ -21,11 +21,12 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ledger, tiny
-from support.hostile import HOSTILE, MARK
-from support.installed_cluster import install
-from support.kube_server import KubeServer, Request, serving
-from support.preflights import write_save
+from support.builders import ledger
+from support.builders.hostile_text import HOSTILE, MARK
+from support.builders.preflights import write_save
+from support.servers.kube_server import KubeServer, Request, serving
+from support.stories import small_pipeline
+from support.stories.installed_cluster import install
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import CONFIG_MAPS, GPU_LEDGERS, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICE_ACCOUNTS
@@ -131,7 +132,7 @@ def test_a_pipeline_that_is_fit(look: Command, server: KubeServer, tmp_path: Pat
     assert all(one.metadata_only for one in read)
 
 
-def test_each_problem_has_its_place_and_its_remedy(look: Command, api: KubeApi, tmp_path: Path) -> None:
+def test_a_problem_is_shown_with_its_place_and_its_remedy(look: Command, api: KubeApi, tmp_path: Path) -> None:
     api.delete(SECRETS, "ml", "hub")
     api.delete(PERSISTENT_VOLUME_CLAIMS, "ml", "corpus")
     api.delete(SERVICE_ACCOUNTS, "ml", "tiphys-workflow")
@@ -213,7 +214,9 @@ def write_workflow(folder: Path, *templates: dict[str, Any]) -> Path:
     return file
 
 
-def test_whoever_may_read_nothing_is_told_so(look: Command, server: KubeServer, tmp_path: Path) -> None:
+def test_an_account_without_read_rights_reads_which_checks_are_unknown(
+    look: Command, server: KubeServer, tmp_path: Path
+) -> None:
     server.authorize = lambda request: bool(request.path)
     answer = look(write_training(tmp_path))
     assert answer.code == 0, answer
@@ -274,7 +277,7 @@ def test_a_cron_workflow_whose_name_is_too_long(
     tiphys: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    source = tiny.PIPELINE.replace("Pipeline, Retries", "CronPipeline, Retries").replace(
+    source = small_pipeline.PIPELINE.replace("Pipeline, Retries", "CronPipeline, Retries").replace(
         'Pipeline("tiny", ', f'CronPipeline("{"n" * 53}", schedules=["0 2 * * *"], '
     )
     (tmp_path / "nightly.py").write_text(source)
@@ -356,7 +359,7 @@ def test_run_submits_what_has_no_problem(
     assert len(server.objects("workflows")) == 1
 
 
-def test_run_stops_at_a_problem_unless_it_is_told_not_to_look(
+def test_run_stops_at_a_problem_unless_checks_are_switched_off(
     tiphys: Command, api: KubeApi, server: KubeServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
     file = write_training(tmp_path, gpus=64)
@@ -384,7 +387,7 @@ def test_run_tries_a_store_that_holds_runs_no_more(
     assert len(probed) == 1
 
 
-def test_an_argo_server_may_submit_for_whom_the_api_server_refuses(
+def test_an_argo_server_may_submit_for_an_account_that_the_api_server_refuses(
     look: Command, server: KubeServer, tmp_path: Path
 ) -> None:
     server.authorize = lambda request: (request.verb, request.plural) != ("create", "workflows")
@@ -395,7 +398,7 @@ def test_an_argo_server_may_submit_for_whom_the_api_server_refuses(
 
 
 def test_no_preflight_is_for_a_cluster(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path / "code"), "--no-preflight")
+    answer = tiphys("run", small_pipeline.write(tmp_path / "code"), "--no-preflight")
     assert (answer.code, "--no-preflight: this is for a cluster; add --cluster" in answer.error) == (2, True)
 
 

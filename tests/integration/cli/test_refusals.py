@@ -21,12 +21,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import tiny
+from support.stories import small_pipeline
 
 from .conftest import Command, Finished, snapshot
 
 
-def test_a_file_that_does_not_import_is_told_with_its_line(tiphys: Command, tmp_path: Path) -> None:
+def test_a_file_that_does_not_import_is_named_with_its_line(tiphys: Command, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import hera_pipelines\n\nimport no_such_module\n")
     answer = tiphys("run", "broken.py")
     assert (answer.code, answer.out) == (2, "")
@@ -61,8 +61,8 @@ def test_a_file_that_ends_the_program_is_refused(tiphys: Command, tmp_path: Path
     assert "p.py:2: the file exits while it is loaded (exit 3)" in answer.error
 
 
-def test_of_several_pipelines_one_must_be_named(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path)
+def test_a_pipeline_among_several_must_be_named(tiphys: Command, tmp_path: Path) -> None:
+    file = small_pipeline.write(tmp_path)
     (tmp_path / "two.py").write_text(file.read_text() + "\nwith Pipeline('other') as other:\n    prepare()\n")
     answer = tiphys("compile", "two.py")
     assert answer.code == 2
@@ -72,7 +72,7 @@ def test_of_several_pipelines_one_must_be_named(tiphys: Command, tmp_path: Path)
 
 
 def test_an_unknown_parameter_is_refused_before_anything_is_written(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path), "-p", "step=7")
+    answer = tiphys("run", small_pipeline.write(tmp_path), "-p", "step=7")
     assert answer.code == 2
     assert "no parameter 'step'; did you mean 'steps'? It has: steps, fail" in answer.error
     assert snapshot(tmp_path / ".tiphys") == {}
@@ -90,7 +90,7 @@ def test_a_missing_store_is_said_and_not_made(arguments: list[str], tiphys: Comm
 
 
 @pytest.mark.parametrize("arguments", [["get"], ["plan"], ["lineage"], ["events"], ["resume"]])
-def test_an_unknown_run_is_told_with_the_likely_one(arguments: list[str], tiphys: Command, finished: Finished) -> None:
+def test_an_unknown_run_is_named_with_the_likely_one(arguments: list[str], tiphys: Command, finished: Finished) -> None:
     before = snapshot(finished.store)
     answer = tiphys(*arguments, "tiny-don", "--store", finished.store)
     assert (answer.code, answer.out) == (3, "")
@@ -100,7 +100,7 @@ def test_an_unknown_run_is_told_with_the_likely_one(arguments: list[str], tiphys
 
 @pytest.mark.parametrize("arguments", [["runs"], ["get", "r"], ["run", "code/tiny.py"]])
 def test_a_store_that_is_a_file_is_refused(arguments: list[str], tiphys: Command, tmp_path: Path) -> None:
-    tiny.write(tmp_path / "code")
+    small_pipeline.write(tmp_path / "code")
     (tmp_path / "file").write_text("precious")
     answer = tiphys(*arguments, "--store", "file")
     assert answer.code == 78
@@ -112,7 +112,7 @@ def test_a_store_that_is_a_file_is_refused(arguments: list[str], tiphys: Command
 def test_missing_credentials_are_not_to_be_tried_again(
     arguments: list[str], tiphys: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny.write(tmp_path / "code")
+    small_pipeline.write(tmp_path / "code")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -132,7 +132,7 @@ def test_a_run_name_that_is_taken_is_refused(tiphys: Command, finished: Finished
 
 
 def test_a_name_that_cannot_be_one_is_refused(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path), "--run", "Not A Name")
+    answer = tiphys("run", small_pipeline.write(tmp_path), "--run", "Not A Name")
     assert answer.code == 2
     assert "lower-case" in answer.error
     assert snapshot(tmp_path / ".tiphys" / "store") == {}
@@ -143,7 +143,7 @@ def test_a_port_in_use_is_named_and_nothing_is_recorded(tiphys: Command, tmp_pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        answer = tiphys("run", tiny.write(tmp_path), "--plugin-port", port)
+        answer = tiphys("run", small_pipeline.write(tmp_path), "--plugin-port", port)
     assert (answer.code, answer.out) == (4, "")
     assert str(port) in answer.error
     assert "--plugin-port 0" in answer.error
@@ -158,7 +158,15 @@ _WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
     reason="this account may not make a network namespace",
 )
 def test_a_loopback_interface_that_is_down_is_named_and_nothing_is_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hera_pipelines.cli", "run", tiny.write(tmp_path / "code"), "--store", "store"]
+    command = [
+        sys.executable,
+        "-m",
+        "hera_pipelines.cli",
+        "run",
+        small_pipeline.write(tmp_path / "code"),
+        "--store",
+        "store",
+    ]
     ended = subprocess.run(
         [*_WITHOUT_NETWORK, *command], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
     )
@@ -176,7 +184,7 @@ def test_a_loopback_interface_that_is_down_is_named_and_nothing_is_recorded(tmp_
 def test_a_queue_file_that_cannot_serve_the_pipeline_is_refused(
     content: str, sentence: str, tiphys: Command, tmp_path: Path
 ) -> None:
-    file = tiny.write(tmp_path)
+    file = small_pipeline.write(tmp_path)
     file.write_text(file.read_text().replace('name="fit",', 'name="fit", gpus=1, gpu_type="A100", queue="research",'))
     (tmp_path / "queues.yaml").write_text(content)
     answer = tiphys("run", file, "--queues", "queues.yaml")

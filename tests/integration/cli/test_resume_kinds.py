@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support import tiny
+from support.stories import small_pipeline
 
 from .conftest import Answer, Command, snapshot
 
@@ -14,7 +14,7 @@ def steps(answer: Answer) -> dict[str, str]:
 
 
 def test_a_run_is_begun_once_for_a_key_and_its_steps_run_again_if_asked(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     begin = ("run", file, "--run", "tiny-1", "--idempotency-key", "nightly")
     answers = [tiphys(*begin), tiphys(*begin), tiphys(*begin, "-p", "steps=2")]
     assert [(answer.code, answer.out) for answer in answers] == [(0, "tiny-1\n"), (0, "tiny-1\n"), (4, "")]
@@ -25,12 +25,12 @@ def test_a_run_is_begun_once_for_a_key_and_its_steps_run_again_if_asked(tiphys: 
     answer = tiphys("resume", "tiny-1", "--from", "fit")
 
     assert (answer.code, steps(answer)) == (0, {"prepare": "skip", "fit": "run", "report": "run"})
-    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
+    assert small_pipeline.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
     assert "attempt 2, submission 2, from scratch: done" in tiphys("lineage", "tiny-1").out
 
 
 def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     first = tiphys("run", file, "--run", "tiny-1", "-o", "json")
     assert first.code == 0
     document = json.loads(first.out)
@@ -54,13 +54,13 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
     again = tiphys(*asked)
     assert (again.code, again.out) == (0, "tiny-longer\n")
     assert "started before, under the same idempotency key" in again.err
-    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
+    assert small_pipeline.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
     assert "from step 20 of attempt 1 of tiny-1/fit: done" in tiphys("lineage", "tiny-longer").out
     assert set(steps(tiphys("plan", "tiny-longer")).values()) == {"skip"}
 
 
 def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
     before = snapshot(tmp_path / ".tiphys" / "store")
     file.write_text(
@@ -81,14 +81,14 @@ def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path:
     answer = tiphys("resume", "tiny-1", file)
     assert (answer.code, steps(answer)) == (0, {"prepare": "skip", "fit": "skip", "report": "run"})
     assert "warn: report: template" in answer.err
-    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "report"]
+    assert small_pipeline.ran(tmp_path / "code") == ["prepare", "fit", "report", "report"]
     assert tiphys("verify", "tiny-1").code == 0
 
 
 def test_a_changed_file_keeps_the_value_of_a_parameter_that_it_declares_without_one(
     tiphys: Command, tmp_path: Path
 ) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     begin, end = "arguments=[", " for name, value in parameters.items()]"
     declared = 'arguments=[Parameter(name="steps"), Parameter(name="fail", value="no")]'
     text = file.read_text()
@@ -101,7 +101,7 @@ def test_a_changed_file_keeps_the_value_of_a_parameter_that_it_declares_without_
 
 
 def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     assert tiphys("run", file, "--run", "laeufe.v1", "-p", "fail=yes").code == 1
     [record] = (tmp_path / ".tiphys" / "store").glob("control/runs/*/attempts/report/000000001.end.json")
     run = record.parents[2].name
@@ -125,7 +125,7 @@ def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Comm
 def test_plan_says_what_a_resume_will_do_about_a_change_that_the_policy_forbids(
     tiphys: Command, tmp_path: Path
 ) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
     file.write_text(file.read_text().replace('"report", HERE]', '"report", HERE, "no"]'))
     asked = ("tiny-1", file, "--drift", "template=refuse")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, RUN, claim_of, commit, ref, write_claim, write_run
+from support.builders.lineage import LINEAGE, RUN, claim_of, commit, ref, write_claim, write_run
 
 from tiphys.lineage.retention.policy import pin_checkpoint
 from tiphys.store import DirectoryStore

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.forking import ForkingProcess
+from support.processes.forking import ForkingProcess
 
 from hera_pipelines.cli.app import COMMANDS
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.forking import ForkedProcess
+from support.processes.forking import ForkedProcess
 
 from .conftest import Answer, begin, invoke
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import tiny
-from support.forking import ForkedProcess
-from support.processes import lives
+from support.processes.forking import ForkedProcess
+from support.processes.process import lives
+from support.stories import small_pipeline
 from tiphys_controller import start_run
 
 from hera_pipelines import load_pipeline
@@ -58,8 +58,8 @@ def model(store: Path, run: str) -> bytes:
 
 def started(folder: Path, *arguments: str) -> ForkedProcess:
     """`tiphys run` of the tiny pipeline, once it has saved something; it goes no further than step 10 until let go."""
-    file = tiny.write(folder / "code")
-    tiny.hold(folder / "code")
+    file = small_pipeline.write(folder / "code")
+    small_pipeline.hold(folder / "code")
     process = begin(["run", file, "--run", "r", *arguments], folder)
     wait_for(lambda: bool(manifests(folder / ".tiphys/store")), "the first checkpoint")
     return process
@@ -68,17 +68,17 @@ def started(folder: Path, *arguments: str) -> ForkedProcess:
 def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     store = tmp_path / ".tiphys/store"
     with started(tmp_path) as engine:
-        trainer = tiny.last_process(tmp_path / "code")
+        trainer = small_pipeline.last_process(tmp_path / "code")
         engine.kill()
     wait_for(lambda: not lives(trainer), "the trainer dies with its engine")
     subprocess.run(["rm", "-r", tmp_path / ".tiphys/state"], check=True)
     (tmp_path / "code/ran.txt").unlink()
-    tiny.let_go(tmp_path / "code")
+    small_pipeline.let_go(tmp_path / "code")
 
     answer = invoke(["resume", "r", "--code", "code"], tmp_path)
 
     assert answer.code == 0, answer.err
-    assert tiny.ran(tmp_path / "code") == ["fit", "report"]
+    assert small_pipeline.ran(tmp_path / "code") == ["fit", "report"]
     assert answer.out.splitlines()[1].split()[:3] == ["prepare", "step", "skip"]
     claims = [attempt.claim for attempt in RunHistory(DirectoryStore(store), "r").attempts["fit"]]
     assert claims[1].starts_from is not None
@@ -90,7 +90,7 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_state", [True, False], ids=["state", "no state"])
 def test_the_report_counts_a_killed_run_until_its_last_sign_of_life(tmp_path: Path, has_state: bool) -> None:
     with started(tmp_path) as engine:
-        trainer = tiny.last_process(tmp_path / "code")
+        trainer = small_pipeline.last_process(tmp_path / "code")
         running = invoke(["report", "r"], tmp_path)
         engine.kill()
     assert "interrupted" not in running.out + running.err
@@ -112,8 +112,8 @@ def test_the_report_counts_a_killed_run_until_its_last_sign_of_life(tmp_path: Pa
 
 def test_a_killed_trainer_is_tried_again_within_the_run(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
-        os.kill(tiny.last_process(tmp_path / "code"), signal.SIGKILL)
-        tiny.let_go(tmp_path / "code")
+        os.kill(small_pipeline.last_process(tmp_path / "code"), signal.SIGKILL)
+        small_pipeline.let_go(tmp_path / "code")
         _, err = engine.communicate(timeout=PATIENCE_SECONDS)
     assert engine.returncode == 0, err
     first, second = ends(tmp_path / ".tiphys/store", "r", "fit")
@@ -132,16 +132,16 @@ def test_ctrl_c_lets_the_training_save_and_ends_with_130(tmp_path: Path) -> None
     )
     # Which save it was depends on what the signal met: one that was just being made counts as well.
     [log] = (tmp_path / ".tiphys/state/logs").glob("r-fit-run-*.log")
-    [told] = re.findall(
+    [shown] = re.findall(
         r"stopped by SIGTERM .* the newest checkpoint is checkpoint (\d+) of attempt 1", log.read_text()
     )
     saved = [json.loads(path.read_text())["global_step"] for path in manifests(tmp_path / ".tiphys/store")]
-    assert max(saved) == int(told)
+    assert max(saved) == int(shown)
     assert "Traceback" not in err
 
 
 def test_a_failing_step_ends_with_1_and_says_which_and_what_to_do(tiphys: Command, tmp_path: Path) -> None:
-    answer = tiphys("run", tiny.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
+    answer = tiphys("run", small_pipeline.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
     assert (answer.code, answer.out) == (1, "r\n")
     assert answer.error.startswith("tiphys: run r failed: report failed in attempt 1 ")
     assert "the program exited with 1" in answer.error
@@ -156,23 +156,23 @@ def test_a_resume_from_anywhere_finds_the_modules_of_the_run(tiphys: Command, tm
     file.write_text(MODULE_BESIDE)
     first = tiphys("run", file, "--run", "r", "--store", "kept", "--speed", "50")
     assert first.code == 1
-    [told] = re.findall(r"and `tiphys get (.*?)` shows the details", first.error)
-    assert told == f"r --store {(tmp_path / 'kept').as_uri()}"
+    [shown] = re.findall(r"and `tiphys get (.*?)` shows the details", first.error)
+    assert shown == f"r --store {(tmp_path / 'kept').as_uri()}"
     (file.parent / "beside.py").write_text("print('repaired')\n")
     shutil.rmtree(tmp_path / ".tiphys")
-    assert tiphys("resume", *told.split()).code == 0
+    assert tiphys("resume", *shown.split()).code == 0
 
 
 def test_the_log_of_the_plugin_does_not_meet_the_data(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     file.write_text(f"import structlog\nstructlog.get_logger().error('an outage')\n{file.read_text()}")
-    silent, told = tiphys("compile", file), tiphys("compile", file, "--verbose")
-    assert "an outage" not in silent.out + silent.err + told.out
-    assert "an outage" in told.err
+    silent, shown = tiphys("compile", file), tiphys("compile", file, "--verbose")
+    assert "an outage" not in silent.out + silent.err + shown.out
+    assert "an outage" in shown.err
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tiphys: Command, tmp_path: Path) -> None:
-    tiphys("run", tiny.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
+    tiphys("run", small_pipeline.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
     before = snapshot(tmp_path)
     answer = tiphys("resume", "r", "--dry-run")
     assert answer.code == 0
@@ -207,7 +207,7 @@ def limited(file_bytes: int) -> Callable[[], None]:
 
 @pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     programs = file.with_name("tiny_programs.py")
     impatient = "from tiphys.checkpoint.save import saver\nsaver.PAUSES_SECONDS = (0.1, 0.2)\n"
     # The plan of a pod's mounts grows with the entries of /tmp, so a shard has to be larger than that by far.
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Pa
 
 @pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     answer = invoke(["run", file, "--run", "r"], tmp_path, preexec_fn=limited(500))
     assert (answer.code, answer.out) == (75, "")
     assert str(tmp_path / ".tiphys") in answer.error
@@ -232,7 +232,7 @@ def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path: 
 
 def test_an_engine_with_a_wrong_token_gets_no_step_admitted(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     file.write_text(file.read_text().replace('name="prepare",', 'name="prepare", gate=True,'))
     manifest = load_pipeline(file).compile(store=store.url)
     with LocalSession(store, tmp_path / "state") as session:
@@ -242,14 +242,14 @@ def test_an_engine_with_a_wrong_token_gets_no_step_admitted(tmp_path: Path) -> N
         phase = session.run(started.workflow_name)
     assert phase.finished
     assert phase is not NodePhase.SUCCEEDED
-    assert tiny.ran(tmp_path / "code") == []
+    assert small_pipeline.ran(tmp_path / "code") == []
     assert snapshot(tmp_path / "store") == before
 
 
 @pytest.mark.parametrize("command", [["run", "code/tiny.py"], ["resume", "r"]])
 def test_a_state_folder_that_is_a_file_is_refused(command: list[str], tiphys: Command, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
-    manifest = load_pipeline(tiny.write(tmp_path / "code")).compile(store=store.url)
+    manifest = load_pipeline(small_pipeline.write(tmp_path / "code")).compile(store=store.url)
     with LocalSession(store, tmp_path / "state") as session:
         start_run(store, session, manifest, "r")
     (tmp_path / "file").write_text("precious")

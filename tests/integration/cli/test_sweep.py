@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import sweeping
+from support.stories import small_sweep
 
 from tiphys.lineage import RunHistory
 from tiphys.store import DirectoryStore
@@ -35,9 +35,9 @@ def made_by_best() -> dict[str, str | None]:
 
 def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys: Command, tmp_path: Path) -> None:
     code = tmp_path / "code"
-    answered(tiphys, "run", sweeping.write(code), "--run", "s")
+    answered(tiphys, "run", small_sweep.write(code), "--run", "s")
 
-    assert [line.removesuffix(" from 0") for line in sweeping.ran(code)] == [
+    assert [line.removesuffix(" from 0") for line in small_sweep.ran(code)] == [
         "lr=0.1 width=128",
         "lr=0.1 width=64",
         "lr=0.2 width=128",
@@ -48,10 +48,10 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
     assert made_by_best()["model"] == "model of lr 0.2, width 128"
     assert "`tiphys resume s` runs the unfinished trials" in answered(tiphys, "sweep", "s").err
 
-    sweeping.mend(code)
+    small_sweep.mend(code)
     answered(tiphys, "resume", "s")
 
-    assert sweeping.ran(code) == ["lr=0.2 width=64 from 2"]
+    assert small_sweep.ran(code) == ["lr=0.2 width=64 from 2"]
     assert made_by_best() == {
         "trial": '{"lr": 0.2, "width": 64}',
         "loss": "0.064",
@@ -71,8 +71,8 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
     assert "from step 2 of attempt 1" in "\n".join(shown)
     every = answered(tiphys, "lineage", "s/fit").out.splitlines()
     assert sum(line.startswith("s/fit[") for line in every) == 4
-    told = [line.split()[:6] for line in answered(tiphys, "get", "s").out.splitlines()]
-    assert [best, "lr=0.2", "width=64", "2", "2", "done"] in told
+    trials = [line.split()[:6] for line in answered(tiphys, "get", "s").out.splitlines()]
+    assert [best, "lr=0.2", "width=64", "2", "2", "done"] in trials
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from support import tiny
-from support.lineage import RUN, claim_of, end_of, write_claim, write_end, write_run
+from support.builders.lineage import RUN, claim_of, end_of, write_claim, write_end, write_run
+from support.stories import small_pipeline
 
 from hera_pipelines.traces import command
 from tiphys.records import AttemptEndOutcome, Cause, SubmissionClaim, SubmissionEnd, SubmissionKind
@@ -105,7 +105,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def test_a_run_that_failed_and_was_resumed(tiphys: Command, tmp_path: Path, collector: Collector) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
 
     answer = tiphys("traces", "tiny-1")
@@ -301,7 +301,7 @@ def test_without_the_library_its_extra_is_named(
     assert (answer.code, "pip install 'tiphys[otel]'" in answer.error) == (2, True)
 
 
-def test_what_cannot_be_followed_is_refused(tiphys: Command, tmp_path: Path) -> None:
+def test_traces_of_unknown_runs_cannot_be_followed(tiphys: Command, tmp_path: Path) -> None:
     stored_run(tmp_path)
     assert "--follow needs the names of runs" in tiphys("traces", "--follow").error
     assert tiphys("traces", "other", "-o", "json").code == 3

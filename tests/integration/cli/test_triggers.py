@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.controller_process import kubeconfig
-from support.hostile import HOSTILE
-from support.kube_server import KubeServer, serving
-from support.triggers import template
+from support.builders.hostile_text import HOSTILE
+from support.processes.controller import kubeconfig
+from support.servers.kube_server import KubeServer, serving
+from support.stories.triggers import template
 from tiphys_controller.submit.triggers.bucket import S3Buckets
 from tiphys_controller.submit.triggers.catalog import read_trigger
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support import tiny
-from support.pages import form_fields
+from support.stories import small_pipeline
+from support.stories.pages import form_fields
 
 from hera_pipelines.cli.look.ui import describe_reach
 
@@ -20,7 +20,9 @@ from .test_detach import started
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_the_store_until_it_is_ended(finished: Finished, tmp_path: Path, how: signal.Signals) -> None:
+def test_the_ui_serves_the_store_until_a_signal_ends_it(
+    finished: Finished, tmp_path: Path, how: signal.Signals
+) -> None:
     with begin(["ui", finished.store, "--port", "0"], tmp_path) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -54,7 +56,7 @@ def test_pages_on_all_addresses_answer_to_allowed_names_alone(
     assert ("allow another name with --allow-host NAME" in errors) == (not options)
 
 
-def test_what_cannot_be_served_is_refused(finished: Finished, tmp_path: Path) -> None:
+def test_a_taken_port_and_a_missing_store_are_refused(finished: Finished, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         busy = invoke(["ui", finished.store, "--port", port], tmp_path)
@@ -84,7 +86,7 @@ def test_a_run_is_stopped_resumed_and_forked_from_its_page(tmp_path: Path) -> No
 
             assert confirm("stop") == "/runs/r"
             assert invoke(["attach", "r"], tmp_path).code == 130
-            tiny.let_go(code)
+            small_pipeline.let_go(code)
             assert confirm("resume") == "/runs/r"
             resumed = invoke(["attach", "r"], tmp_path)
             assert confirm("fork", "?name=longer&parameter.steps=25") == "/runs/longer"
@@ -115,7 +117,7 @@ def test_a_token_of_the_environment_is_not_printed_and_a_short_one_is_refused(
     ("host", "is_local"),
     [("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("lab", False)],
 )
-def test_beyond_this_machine_it_warns(host: str, is_local: bool) -> None:
+def test_the_ui_warns_beyond_this_machine(host: str, is_local: bool) -> None:
     assert (describe_reach(host, "s3://ml-runs/tiphys") == "") == is_local
     assert is_local or f"everybody who reaches {host} can read s3://ml-runs/tiphys" in describe_reach(
         host, "s3://ml-runs/tiphys"

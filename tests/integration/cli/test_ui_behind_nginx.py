@@ -21,9 +21,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support import tiny
-from support.pages import form_fields
-from support.polling import until
+from support.processes.polling import until
+from support.stories import small_pipeline
+from support.stories.pages import form_fields
 
 from .conftest import begin, invoke
 from .test_detach import started
@@ -112,7 +112,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_person_whom_the_proxy_names_acts_and_no_other(tmp_path: Path) -> None:
+def test_only_the_person_named_by_the_proxy_may_act(tmp_path: Path) -> None:
     code = started(tmp_path)
     port = free_port()
     options = ["--actions", "--trusted-proxy", "127.0.0.1", "--identity-header", "X-Auth-Request-Email"]
@@ -134,7 +134,7 @@ def test_the_person_whom_the_proxy_names_acts_and_no_other(tmp_path: Path) -> No
             )
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-    tiny.let_go(code)
+    small_pipeline.let_go(code)
 
     assert stopped.status_code == 303, stopped.text
     assert foreign.status_code == 403
@@ -155,7 +155,7 @@ def test_the_header_of_an_address_that_is_not_listed_counts_for_nothing(tmp_path
             page = client.get("/runs/r/stop", headers={"Origin": url.rstrip("/")})
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-    tiny.let_go(code)
+    small_pipeline.let_go(code)
     invoke(["stop", "r"], tmp_path)
     assert PERSON not in page.text
     assert page.status_code == 403

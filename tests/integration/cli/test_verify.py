@@ -37,7 +37,7 @@ def test_a_sound_run_is_sound_and_nothing_is_written(tiphys: Command, finished: 
     assert snapshot(finished.store) == before
 
 
-def test_damage_is_told_with_place_bytes_and_remedy_and_the_exit_code_is_5(tiphys: Command, store: Path) -> None:
+def test_damage_is_shown_with_place_bytes_and_remedy_and_the_exit_code_is_5(tiphys: Command, store: Path) -> None:
     shard = newest_shard(store)
     flip(shard)
     assert tiphys("verify", "tiny-done", "--store", store).code == 0
@@ -49,7 +49,7 @@ def test_damage_is_told_with_place_bytes_and_remedy_and_the_exit_code_is_5(tiphy
     assert answer.error == "tiphys: tiny-done/fit: 1 object does not match the records; the findings say what to do"
 
 
-def test_what_is_put_in_quarantine_fails_no_later_verification(tiphys: Command, store: Path) -> None:
+def test_a_quarantined_checkpoint_fails_no_later_verification(tiphys: Command, store: Path) -> None:
     flip(newest_shard(store))
     first = tiphys("verify", "tiny-done", "--deep", "--quarantine", "--store", store)
     assert first.code == 5

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import tiny
+from support.stories import small_pipeline
 
 from .conftest import Command, Finished
 
@@ -15,7 +15,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_failed_run_of_this_machine_is_explained_from_its_store(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     tiphys("run", file, "--run", "r", "-p", "fail=yes", "--store", tmp_path / "store", "--speed", "50")
     answer = tiphys("why", "r", "--store", tmp_path / "store")
     assert (answer.code, answer.out.splitlines()[0]) == (
@@ -43,7 +43,7 @@ def test_a_run_that_the_store_does_not_know_is_looked_up_in_the_cluster(tiphys: 
 
 
 def test_the_store_of_this_directory_needs_no_option(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
+    file = small_pipeline.write(tmp_path / "code")
     tiphys("run", file, "--run", "r", "-p", "fail=yes", "--speed", "50")
     assert "r/report attempt 1 ended by user error" in tiphys("why", "r/report").out
     assert "run r has no step 'reprot'" in tiphys("why", "r/reprot").error

@@ -26,7 +26,7 @@ def test_a_run_goes_on_by_itself_only_where_its_author_asked_for_it() -> None:
     assert read_auto_resume_policy(digits(auto_resume=AutoResume()).compile()) == AutoResumePolicy()
 
 
-def test_what_was_asked_for_is_what_the_controller_reads() -> None:
+def test_the_auto_resume_policy_of_the_author_is_read_by_the_controller() -> None:
     asked = AutoResume(
         max_without_progress=5, cooldown="90s", cooldown_cap="10m", retry_after=None, causes=("preemption",)
     )
@@ -40,7 +40,7 @@ def test_what_was_asked_for_is_what_the_controller_reads() -> None:
     )
 
 
-def test_each_workflow_of_a_schedule_carries_it() -> None:
+def test_workflows_of_a_schedule_carry_the_auto_resume_policy() -> None:
     with CronPipeline("nightly", schedules=["0 2 * * *"], auto_resume=AutoResume(cooldown="2m")) as nightly:
         prep()
 
@@ -58,7 +58,7 @@ def test_each_workflow_of_a_schedule_carries_it() -> None:
         (AutoResume(causes=("bad_luck",)), "AutoResume: causes.0 cannot be 'bad_luck'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_is_written(asked: AutoResume, sentence: str) -> None:
+def test_an_invalid_auto_resume_setting_is_refused_at_compile(asked: AutoResume, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         digits(auto_resume=asked).compile()
 

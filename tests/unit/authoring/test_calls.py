@@ -62,7 +62,7 @@ def test_a_task_stands_for_its_output_and_is_waited_for() -> None:
     assert made["fit"]["depends"] == "preprocess"
 
 
-def test_of_several_outputs_the_one_of_the_same_name_is_taken() -> None:
+def test_an_output_is_chosen_among_several_by_the_name_of_the_input() -> None:
     with Pipeline("digits") as pipeline:
         report(loss=fit(preprocess()))
 
@@ -232,7 +232,7 @@ def test_a_call_that_makes_no_sense_is_refused(name: str) -> None:
     assert words in str(caught.value)
 
 
-def test_two_steps_that_normalise_to_one_name_are_refused() -> None:
+def test_steps_that_normalise_to_one_name_are_refused() -> None:
     @step(name="fit-it")
     def one() -> None:
         _ = 1
@@ -246,7 +246,7 @@ def test_two_steps_that_normalise_to_one_name_are_refused() -> None:
         Fit_It(name="second")
 
 
-def test_one_step_may_be_used_twice() -> None:
+def test_a_step_may_be_used_twice() -> None:
     with Pipeline("digits") as pipeline:
         preprocess(name="first")
         preprocess(name="second")

@@ -13,12 +13,12 @@ def authored(drift: Drift | None) -> Pipeline:
     return pipeline
 
 
-def test_it_is_stored_with_the_defaults_for_the_rest():
+def test_a_drift_policy_is_stored_with_defaults_for_the_rest():
     policy = read_drift_policy(authored(Drift(image="refuse", parameters="allow")).compile())
     assert policy == DriftPolicy(image=DriftAction.REFUSE, parameters=DriftAction.ALLOW)
 
 
-def test_without_a_word_nothing_is_stored_and_the_default_holds():
+def test_a_pipeline_without_drift_policy_stores_none_and_gets_the_default():
     manifest = authored(None).compile()
     assert DRIFT_ANNOTATION not in manifest["metadata"]["annotations"]
     assert read_drift_policy(manifest) == DriftPolicy()

@@ -47,7 +47,7 @@ def test_a_second_name_for_one_pipeline_is_no_second_pipeline(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["second", "two"])
-def test_one_of_several_is_chosen_by_variable_or_name(tmp_path: Path, name: str) -> None:
+def test_a_pipeline_among_several_is_chosen_by_variable_or_name(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, ONE.format(name="one", variable="first") + ONE.format(name="two", variable="second"))
 
     assert load_pipeline(path, name).pipeline_name == "two"

@@ -11,8 +11,8 @@ import yaml
 from hera.exceptions import HeraException
 from hera.workflows import DAG, Container, Parameter, WorkflowsService, models
 from hera.workflows.async_service import AsyncWorkflowsService
-from support.argo_server import ArgoServer, serving
-from support.authored import train, workflow
+from support.builders.authored_workflows import train, workflow
+from support.servers.argo_server import ArgoServer, serving
 
 from hera_pipelines import CronPipeline, Pipeline, PluginTemplate, Step, step
 from hera_pipelines.compile import CompileOptions, compile_workflow
@@ -213,7 +213,7 @@ def _asynchronous(pipeline: Pipeline) -> None:
         (_asynchronous, "use async_create or async_lint"),
     ],
 )
-def test_what_is_missing_to_submit_is_named(spoil: Callable[[Pipeline], None], words: str) -> None:
+def test_a_setting_missing_for_a_submission_is_named(spoil: Callable[[Pipeline], None], words: str) -> None:
     pipeline = digits()
     spoil(pipeline)
 
@@ -239,7 +239,7 @@ def test_a_cron_pipeline_is_a_schedule_around_the_compiled_workflow() -> None:
     assert cron.build().spec.schedules == ["0 2 * * *"]
 
 
-def test_what_a_schedule_would_start_can_be_started_now() -> None:
+def test_a_workflow_of_a_schedule_can_be_started_now() -> None:
     cron = nightly()
 
     started: Manifest = cron.workflow(store="file:///tmp/s")

@@ -59,7 +59,7 @@ EVERYTHING: dict[str, Any] = {
 @pytest.mark.parametrize(
     "template", [train(**EVERYTHING)(nothing), Train(name="nothing", **EVERYTHING)], ids=["function", "container"]
 )
-def test_everything_an_author_asks_for_arrives(template: Any) -> None:
+def test_every_setting_of_the_author_arrives(template: Any) -> None:
     assert settings(template) == StepSettings(
         kind=StepKind.TRAIN,
         cache=False,
@@ -88,7 +88,7 @@ def test_training_keeps_checkpoints_unless_its_author_says_none(
 
 
 @pytest.mark.parametrize("template", [step()(nothing), Step(name="nothing")], ids=["function", "container"])
-def test_who_asks_for_nothing_gets_the_defaults(template: Any) -> None:
+def test_a_template_without_settings_gets_the_defaults(template: Any) -> None:
     assert settings(template) == StepSettings(kind=StepKind.STEP)
 
 
@@ -107,7 +107,7 @@ def test_the_default_budgets_are_those_of_the_contract() -> None:
     assert Checkpoints().policy() == CheckpointPolicy()
 
 
-def test_what_the_next_attempt_gets_is_written_beside_the_budgets() -> None:
+def test_escalation_settings_are_written_beside_the_budgets() -> None:
     policy = Retries(memory_ceiling="64Gi", memory_factor=2, on_demand_after=3, avoid_node_after=None).policy()
 
     assert policy == RetryPolicy(
@@ -120,7 +120,7 @@ def test_causes_that_came_later_add_nothing_to_a_workflow_that_does_not_mention_
     assert not {"hang", "storage", "memory_factor", "avoid_node_after"} & set(Retries().policy().model_dump())
 
 
-def test_spot_nodes_are_told_to_the_plugin_only_where_they_are_left_after_a_time() -> None:
+def test_spot_nodes_reach_the_plugin_only_where_they_are_left_after_a_time() -> None:
     left = Train(name="fit", image="i", command=["x"], spot=GKE_SPOT, retries=Retries(on_demand_after=3))
     assert compiled_spec(left).spot == (NodeLabelValue(label=GKE_SPOT.label, value="true"),)
     assert compiled_spec(Train(name="fit", image="i", command=["x"], spot=GKE_SPOT)).spot == ()
@@ -146,7 +146,7 @@ def test_an_interval_may_be_left_to_what_is_measured(every: str, bounds: tuple[f
     assert (policy.every_bounds, policy.every, policy.every_unit) == (bounds, begin, "seconds")
 
 
-def test_what_to_keep_is_written_in_words() -> None:
+def test_a_retention_policy_is_written_in_words() -> None:
     policy = Checkpoints(keep_last=5, keep_every="1000 steps", keep_best="loss:min:2", delete_after="1h").policy()
 
     best = BestCheckpoints(metric="loss", order="min", count=2)

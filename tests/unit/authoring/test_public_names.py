@@ -20,5 +20,5 @@ def test_a_name_that_is_not_offered_is_an_attribute_error() -> None:
 
 def test_importing_the_package_does_not_import_hera() -> None:
     code = "import sys, hera_pipelines; print('hera' in sys.modules, 'hera.workflows' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["False", "False"]
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.split() == ["False", "False"]

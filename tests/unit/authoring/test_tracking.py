@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hera.workflows import Artifact, Env, Parameter
-from support.authored import by_name
+from support.builders.authored_workflows import by_name
 
 from hera_pipelines import Mlflow, Pipeline, RegisterModel, Step, Train, Wandb, train
 from hera_pipelines.pipelines import Program, train_pipeline

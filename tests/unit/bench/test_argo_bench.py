@@ -82,7 +82,7 @@ def test_a_workflow_that_has_not_ended_has_no_duration() -> None:
         timeline.next_pod_seconds()
 
 
-def test_the_size_is_told_of_the_end_of_the_largest_version_and_over_time() -> None:
+def test_the_size_is_given_for_the_largest_version_and_over_time() -> None:
     timeline = Timeline(0.0)
     versions = [workflow("Running", nodes) for nodes in range(100)] + [workflow("Succeeded", 3)]
     for now, document in enumerate(versions, start=1):
@@ -95,7 +95,7 @@ def test_the_size_is_told_of_the_end_of_the_largest_version_and_over_time() -> N
     assert (size["compressed"], size["offloaded"]) == (False, False)
 
 
-def test_nodes_elsewhere_are_told() -> None:
+def test_nodes_elsewhere_are_counted() -> None:
     timeline = Timeline(0.0)
     timeline.see_workflow(workflow("Succeeded", compressedNodes="KLUv/Q==", offloadNodeStatusVersion="fnv:1"), 1.0)
     assert [timeline.size()[name] for name in ("nodes", "compressed", "offloaded")] == [0, True, True]
@@ -105,7 +105,7 @@ def test_bytes_are_those_of_compact_json_in_utf_8() -> None:
     assert stored_bytes({"a": [1, "é"]}) == len('{"a":[1,"é"]}') + 1
 
 
-def test_what_each_step_adds_leaves_out_what_surrounds_the_steps() -> None:
+def test_the_cost_per_step_leaves_out_the_base_cost() -> None:
     assert per_step(many=2 + 10 * 8, one=2 + 8, steps=10) == 8
 
 
@@ -134,7 +134,7 @@ def test_a_line_and_its_twin_have_the_same_programs_in_the_same_order() -> None:
 
 
 @pytest.mark.parametrize("forms", [TWINS.fan(30), TWINS.items(30)], ids=["fan", "items"])
-def test_both_forms_of_a_wide_fan_out_have_the_same_limit(forms: dict[str, Any]) -> None:
+def test_forms_of_a_wide_fan_out_have_the_same_limit(forms: dict[str, Any]) -> None:
     limits = [
         [one["parallelism"] for one in form["spec"]["templates"] if "parallelism" in one] for form in forms.values()
     ]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from argo.settings import Settings, from_environment
 from bench.argo.installation import WORKFLOW_LABEL, Installation, installation
-from support.controller_process import kubeconfig
-from support.kube_server import KubeServer, serving
-from support.polling import until
+from support.processes.controller import kubeconfig
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
 
 from tiphys.errors import UsageError
 from tiphys.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, PODS, WORKFLOWS
@@ -85,7 +85,7 @@ def test_a_workflow_that_argo_does_not_begin_ends_the_benchmark(server: KubeServ
         ({"TIPHYS_ARGO_IMAGE": ""}, "TIPHYS_ARGO_IMAGE names no image"),
     ],
 )
-def test_what_is_not_set_is_named(server: KubeServer, tmp_path: Path, variables: dict[str, str], words: str) -> None:
+def test_a_missing_variable_is_named(server: KubeServer, tmp_path: Path, variables: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words), installation(settings(server, tmp_path, **variables), "2s"):
         pass
 
@@ -99,6 +99,6 @@ def test_a_cluster_without_argo_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_requeue_time_that_nothing_tells_is_asked_for(server: KubeServer, tmp_path: Path) -> None:
+def test_a_requeue_time_that_cannot_be_read_is_asked_for(server: KubeServer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give it as REQUEUE=2s"), installation(settings(server, tmp_path), ""):
         pass

@@ -18,7 +18,7 @@ def test_more_than_three_hundred_trials_can_land_and_meet_every_situation():
     assert len(set(cells())) == 27
 
 
-def test_where_the_upload_outlasts_grace_compile_says_so_and_else_not():
+def test_compile_warns_exactly_where_the_upload_outlasts_the_grace_period():
     verdicts = Counter((cell.allows_landing, compile_warns(cell)) for cell in cells())
     assert verdicts == {(True, False): 23, (False, True): 4}
 
@@ -57,6 +57,6 @@ def test_the_values_of_all_parts_are_compared():
 
 
 @pytest.mark.parametrize("name", ["stall_over_memcpy", "durable_ratio", "verify_over_sha256", "step_inflation"])
-def test_what_a_small_state_cannot_show_is_not_judged_by_a_quick_run(name):
+def test_an_aim_that_needs_a_large_state_is_not_judged_by_a_quick_run(name):
     assert name in AIMS
     assert name not in QUICK_AIMS

@@ -30,7 +30,7 @@ def test_a_quiet_machine_is_called_quiet():
         ({"drift_percent": -20.0}, "drift"),
     ],
 )
-def test_each_kind_of_noise_is_named(change: dict[str, Any], cause: str):
+def test_every_kind_of_noise_is_named(change: dict[str, Any], cause: str):
     assert f"machine: NOISY ({cause}): only ratios count; load" in describe_noise(QUIET | change, cores=2)
 
 

@@ -54,7 +54,7 @@ def test_jobs_that_cannot_be_replayed_are_counted_by_reason():
         (json.dumps([job("a", submitted="yesterday")]), "trace log, 0.submitted_time:"),
     ],
 )
-def test_what_is_no_job_log_is_refused_with_its_place(text, words):
+def test_an_invalid_job_log_is_refused_with_the_place(text, words):
     with pytest.raises(UsageError) as refused:
         parse_philly_jobs(text, "trace log")
     assert words in str(refused.value)

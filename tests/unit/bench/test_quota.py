@@ -13,9 +13,9 @@ from bench.quota.report import AIMS, values
 from bench.quota.rules import within_limits
 from bench.quota.workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
 from bench.samples import summary
-from support.controller_process import kubeconfig
-from support.kube_server import serving
-from support.ledger import lease
+from support.builders.ledger import lease
+from support.processes.controller import kubeconfig
+from support.servers.kube_server import serving
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.simulation.replay import replay_jobs
 from tiphys_plugin.quota.simulation.results import measure_replay
@@ -108,7 +108,7 @@ def test_a_campaign_whose_processes_fail_ends(monkeypatch: pytest.MonkeyPatch) -
         campaign(requests=200, processes=1, seed=1)
 
 
-def test_each_decision_is_timed_in_turns_with_a_plain_scan() -> None:
+def test_a_decision_is_timed_in_turns_with_a_plain_scan() -> None:
     found = decisions(nodes=6, waiting=10, samples=30, seed=1)
     assert (found["nodes"], found["waiting"], found["samples"]) == (6, 10, 30)
     assert found["leases"] > 6

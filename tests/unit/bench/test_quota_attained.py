@@ -15,7 +15,7 @@ ROWS = """job_id,num_gpu,submit_time,duration
 """
 
 
-def test_what_is_absent_is_said(tmp_path: Path) -> None:
+def test_an_absent_trace_is_named(tmp_path: Path) -> None:
     assert "set TIPHYS_TRACES to the folder" in str(absent({}))
     assert f"{TRACE} not found in {tmp_path}" in str(absent({FOLDER: str(tmp_path)}))
     for name in TRACES:

@@ -19,7 +19,7 @@ def test_a_family_asks_for_its_load_and_a_seed_gives_the_same_jobs(family):
         assert asked / (GPUS * jobs[-1].submit_seconds) == pytest.approx(family.load, rel=0.1)
 
 
-def test_each_family_and_seed_has_a_ratio():
+def test_every_family_and_seed_has_a_ratio():
     found = families([0, 1], 4)
     assert found["ratios"].keys() == {family.name for family in FAMILIES}
     assert all(set(by_seed) == {"0", "1"} for by_seed in found["ratios"].values())

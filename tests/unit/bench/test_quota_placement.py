@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_absent_is_said(tmp_path: Path) -> None:
+def test_an_absent_trace_is_named(tmp_path: Path) -> None:
     assert "set TIPHYS_TRACES to the folder" in str(absent({}))
     assert f"{NODES} and {TASKS} not found in {tmp_path}" in str(absent({FOLDER: str(tmp_path)}))
     assert absent({FOLDER: str(folder(tmp_path))}) is None

@@ -44,7 +44,7 @@ def test_a_summary_has_the_median_the_spread_and_the_measurements():
     }
 
 
-def test_one_measurement_has_no_spread():
+def test_a_single_measurement_has_no_spread():
     assert summary([7.0]) == {"median": 7.0, "quartiles": [7.0, 7.0], "range": [7.0, 7.0], "samples": [7.0]}
 
 

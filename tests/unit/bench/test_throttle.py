@@ -6,8 +6,8 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.throttle import Pace, ThrottledProxy, TokenBucket
-from support.throttle_process import throttled
+from support.servers.throttle import Pace, ThrottledProxy, TokenBucket
+from support.servers.throttle_process import throttled
 
 MB = 1_000_000
 
@@ -42,7 +42,7 @@ def test_a_pause_is_made_up_for_by_one_burst_only():
     assert bucket.take(MB, 100.0) == pytest.approx(0.1)
 
 
-def test_those_who_come_at_the_same_time_share_the_rate():
+def test_requests_at_the_same_time_share_the_rate():
     bucket = TokenBucket(10 * MB, burst_seconds=0)
     assert [bucket.take(MB, 0.0) for _ in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
@@ -91,7 +91,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.mark.parametrize("connections", [1, 3])
-def test_all_uploads_together_go_at_the_given_pace(connections: int):
+def test_uploads_together_go_at_the_given_pace(connections: int):
     async def upload(port: int) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(bytes(6 * MB // connections))
@@ -118,7 +118,7 @@ def test_downloads_have_a_pace_of_their_own():
     assert took == pytest.approx(0.5, rel=0.05)
 
 
-def test_each_turn_costs_one_latency():
+def test_a_turn_costs_one_latency():
     async def talk(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(5):

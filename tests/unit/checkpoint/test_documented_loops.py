@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 
 from tiphys import checkpoint
 from tiphys.lineage.select import list_commits

@@ -18,9 +18,9 @@ import threading
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, RUN, claim_of, end_of, ref, resealed, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import Clock, admitted, newest_shards, open_session, state_at, train
+from support.builders.lineage import LINEAGE, RUN, claim_of, end_of, ref, resealed, write_claim, write_end
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, admitted, newest_shards, open_session, state_at, train
 
 from tiphys import checkpoint
 from tiphys.checkpoint.settings import SaveInterval
@@ -128,7 +128,7 @@ def test_a_volume_that_is_not_mounted_is_an_error_before_the_first_step(tmp_path
         (ImportError("libstdc++.so.6: cannot open shared object file"), "NumPy, which says libstdc\\+\\+.so.6: cannot"),
     ],
 )
-def test_an_image_that_cannot_save_arrays_is_told_what_it_lacks(monkeypatch, error, said):
+def test_an_image_that_cannot_save_arrays_names_the_missing_package(monkeypatch, error, said):
     class Refusing:
         def find_spec(self, name, path=None, target=None):
             if name == "tiphys.checkpoint.tracked_session":
@@ -181,13 +181,13 @@ def test_a_restored_state_is_the_saved_one_and_may_be_changed(store):
     state["weights"] += 1
 
 
-def test_restoring_is_told(store):
+def test_a_restore_is_reported(store):
     train(store, 3)
     open_session(store, 2, resume_from=ref(1, 3)).restore()
     assert events(store) == [("checkpoint.restored", "attempt 2 resumes from step 3 (checkpoint 3 of attempt 1)")]
 
 
-def test_a_corrupt_checkpoint_is_quarantined_told_and_passed_over(store, capsys):
+def test_a_corrupt_checkpoint_is_quarantined_reported_and_passed_over(store, capsys):
     train(store, 3)
     key = newest_shards(store, 1, 3)[1]
     flip(store, key)
@@ -210,7 +210,7 @@ def test_the_next_attempt_does_not_read_a_quarantined_checkpoint_again(store):
     assert open_session(store, 2, resume_from=ref(1, 3)).restore()["step"] == 2
 
 
-def test_when_no_checkpoint_is_valid_training_begins_anew_and_says_so(store):
+def test_training_begins_anew_where_no_checkpoint_is_valid_and_says_so(store):
     train(store, 2)
     for step in (1, 2):
         del store.objects[newest_shards(store, 1, step)[0]]
@@ -308,7 +308,7 @@ def test_saving_the_same_step_again_changes_nothing(store):
 NUMBER_WITH_SEVERAL_STATES = "global_step 5 was given for several states"
 
 
-def test_another_state_of_a_step_that_is_saved_is_refused(store):
+def test_a_different_state_of_a_saved_step_is_refused(store):
     with open_session(store) as session:
         first = session.save(5, state_at(5)).wait()
         for again in (session.save, session.step):
@@ -317,7 +317,7 @@ def test_another_state_of_a_step_that_is_saved_is_refused(store):
     assert list_commits(store, LINEAGE) == [first]
 
 
-def test_another_state_is_refused_also_while_the_first_one_is_being_saved(store):
+def test_a_different_state_is_refused_also_while_the_first_one_is_being_saved(store):
     gate = threading.Event()
 
     class Gated(MemoryStore):
@@ -525,7 +525,7 @@ def test_ends_and_claims_of_older_attempts_do_not_fence(store):
     assert open_session(store, 2).save(1, state_at(1)).wait() == ref(2, 1)
 
 
-def test_what_the_claim_says_outweighs_a_late_commit(store):
+def test_the_start_in_the_claim_outweighs_a_late_commit(store):
     train(store, 2)
     write_claim(store, claim_of(2, ref(1, 1)))
     assert open_session(store, 2, resume_from=ref(1, 1)).restore()["step"] == 1
@@ -577,9 +577,9 @@ def test_a_save_that_fails_after_sigterm_still_exits_75_and_says_so(store, capsy
     assert exit_.value.code == 75
     assert session.failed_saves == 1
     assert events(store) == []  # no time is spent on storage that has just failed
-    told = capsys.readouterr().err
-    assert "step 1 could not be saved" in told
-    assert "no checkpoint exists yet" in told
+    printed = capsys.readouterr().err
+    assert "step 1 could not be saved" in printed
+    assert "no checkpoint exists yet" in printed
 
 
 def test_sigterm_while_restoring_does_not_wait_for_the_rest(store):
@@ -591,7 +591,7 @@ def test_sigterm_while_restoring_does_not_wait_for_the_rest(store):
     assert list_quarantined(store, LINEAGE) == set()
 
 
-def test_a_replaced_attempt_that_is_told_to_stop_is_fenced_not_saved(store):
+def test_a_replaced_attempt_asked_to_stop_is_fenced_not_saved(store):
     write_claim(store, claim_of(2))
     with pytest.raises(SystemExit) as exit_, open_session(store) as session:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -625,7 +625,7 @@ def test_an_error_of_the_program_passes_through_as_it_is(store):
         raise ZeroDivisionError
 
 
-def test_an_image_without_numpy_is_told_what_to_install(monkeypatch, tmp_path):
+def test_an_image_without_numpy_names_the_package_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "tiphys.checkpoint.tracked_session", None)
     environ = {
         "TIPHYS_STORE": str(tmp_path),

@@ -43,7 +43,7 @@ def test_empty_variables_count_as_absent():
     assert read(**empty) == read()
 
 
-def test_everything_that_compile_writes_is_read():
+def test_every_variable_that_compile_writes_is_read():
     found = read(
         CHECKPOINT_STORE="file:///mnt/checkpoints",
         RESUME_FROM="2-1180",
@@ -85,7 +85,7 @@ def test_keeping_all_is_said_by_a_word():
     assert read(KEEP_LAST="all").keep is None
 
 
-def test_what_else_is_kept_is_read():
+def test_every_retention_variable_is_read():
     found = read(KEEP_LAST="2", KEEP_EVERY="1000 steps", KEEP_BEST="val:loss:min:2", DELETE_AFTER_SECONDS="90")
     best = BestCheckpoints(metric="val:loss", order="min", count=2)
     assert found.keep == RetentionPolicy(last=2, every_steps=1000, best=best, delay_seconds=90)
@@ -121,10 +121,10 @@ def test_what_else_is_kept_is_read():
         ("ATTEMPT", "", "TIPHYS_ATTEMPT is not"),
     ],
 )
-def test_what_is_wrong_is_named(variable, value, words):
+def test_an_invalid_variable_is_named(variable, value, words):
     with pytest.raises(UsageError, match=words):
         read(**{variable: value})
 
 
-def test_another_rank_outside_of_tiphys_is_none_of_our_business():
+def test_a_rank_variable_outside_of_tiphys_is_ignored():
     assert CheckpointSettings.from_environment({"RANK": "1"}) is None

@@ -15,7 +15,7 @@ def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return capsys.readouterr().out
 
 
-def test_each_command_stands_under_one_heading() -> None:
+def test_commands_stand_under_one_heading_each() -> None:
     names = [name for group in COMMAND_GROUPS.values() for name in group]
     assert sorted(names) == sorted(COMMANDS)
 

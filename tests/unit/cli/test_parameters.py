@@ -16,7 +16,7 @@ def test_values_may_hold_equals_signs_and_be_empty() -> None:
 
 
 @pytest.mark.parametrize("text", ["lr", "=0.1", ""])
-def test_what_is_no_pair_is_refused_with_an_example(text: str) -> None:
+def test_a_parameter_without_value_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not NAME=VALUE; write, for example, -p lr=0.1"):
         parse_parameters([text])
 

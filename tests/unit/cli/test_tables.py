@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from support.desk import QUEUES, Desk
-from support.hostile import Shown, on_pipe, on_terminal, write_full_run
-from support.kube_server import serving
-from support.ledger import lease, ledger_status, waiting
-from support.lineage import RUN
+from support.builders.hostile_text import Shown, on_pipe, on_terminal, write_full_run
+from support.builders.ledger import lease, ledger_status, waiting
+from support.builders.lineage import RUN
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import QUEUES, Desk
 from tiphys_plugin.quota.lease import LedgerState
 
 from hera_pipelines.cli import main

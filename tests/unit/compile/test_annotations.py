@@ -11,15 +11,15 @@ TITLE, DESCRIPTION = "workflows.argoproj.io/title", "workflows.argoproj.io/descr
     ("given", "ours"),
     [({}, "title,description"), ({TITLE: "Mine"}, "description"), ({DESCRIPTION: "Mine"}, "title")],
 )
-def test_what_the_author_gave_stays(given: dict[str, str], ours: str) -> None:
-    told = add_description(given, "digits", "s3://ml-runs/tiphys")
+def test_title_and_description_of_the_author_stay(given: dict[str, str], ours: str) -> None:
+    described = add_description(given, "digits", "s3://ml-runs/tiphys")
 
-    assert told | given == told
-    assert told["tiphys.dev/narrated"] == ours
-    assert {TITLE, DESCRIPTION} <= told.keys()
+    assert described | given == described
+    assert described["tiphys.dev/narrated"] == ours
+    assert {TITLE, DESCRIPTION} <= described.keys()
 
 
-def test_nothing_is_ours_where_the_author_gave_both() -> None:
+def test_annotations_are_unchanged_where_the_author_gave_both() -> None:
     given = {TITLE: "Mine", DESCRIPTION: "Mine, too"}
     assert add_description(given, "digits", "s3://ml-runs/tiphys") == given
 

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.authored import step, train, workflow
+from support.builders.authored_workflows import step, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from hera_pipelines.compile.output import read_git_commit, record_code_version
@@ -35,7 +35,7 @@ def test_a_clean_checkout_is_known_by_its_commit(checkout: Path) -> None:
     assert read_git_commit(checkout) == git(checkout, "rev-parse", "HEAD")
 
 
-def test_changed_files_are_told(checkout: Path) -> None:
+def test_changed_files_are_named(checkout: Path) -> None:
     (checkout / "train.py").write_text("b")
     assert read_git_commit(checkout) == f"{git(checkout, 'rev-parse', 'HEAD')}-dirty"
 
@@ -56,7 +56,7 @@ def compiled() -> Manifest:
     return compile_workflow(workflow(*programs), CompileOptions(store="s3://ml-runs/tiphys"))
 
 
-def told(manifest: Manifest) -> dict[str, str]:
+def code_versions(manifest: Manifest) -> dict[str, str]:
     """Templates whose program is told a commit, and which."""
     found = {}
     for template in manifest["spec"]["templates"]:
@@ -69,7 +69,7 @@ def told(manifest: Manifest) -> dict[str, str]:
 def test_training_programs_and_the_workflow_tell_the_commit() -> None:
     manifest = compiled()
     record_code_version(manifest, "c0ffee")
-    assert told(manifest) == {"fit-run": "c0ffee"}
+    assert code_versions(manifest) == {"fit-run": "c0ffee"}
     assert manifest["metadata"]["annotations"]["tiphys.dev/code-version"] == "c0ffee"
 
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from support.authored import STORE, artifact, by_name, gated, output_parameter, train, workflow
+from support.builders.authored_workflows import STORE, artifact, by_name, gated, output_parameter, train, workflow
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
@@ -76,20 +76,20 @@ def test_bounds_of_an_interval_arrive_as_they_were_given() -> None:
     assert found.save_every == SaveInterval(600, "seconds", auto=IntervalBounds(90, 2_000_000))
 
 
-def test_what_else_is_kept_is_told_only_where_somebody_asks_for_it() -> None:
+def test_retention_variables_are_set_only_for_a_policy_that_has_them() -> None:
     best = BestCheckpoints(metric="loss", order="min", count=2)
     policy = CheckpointPolicy(keep_last=2, keep_every=1000, keep_best=best, delete_after_seconds=90)
 
-    told = env(train(asked={"checkpoints": policy}))
+    variables = env(train(asked={"checkpoints": policy}))
     plain = env(train(asked={"checkpoints": CheckpointPolicy(keep_last=2)}))
 
-    assert {name: value for name, value in told.items() if name not in plain} == {
+    assert {name: value for name, value in variables.items() if name not in plain} == {
         "TIPHYS_KEEP_EVERY": "1000 steps",
         "TIPHYS_KEEP_BEST": "loss:min:2",
         "TIPHYS_DELETE_AFTER_SECONDS": "90",
     }
     answers = {"TIPHYS_RUN": "a", "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1", "TIPHYS_RESUME_FROM": ""}
-    settings = CheckpointSettings.from_environment({**told, **answers})
+    settings = CheckpointSettings.from_environment({**variables, **answers})
     assert settings is not None
     assert settings.keep == policy.retention == RetentionPolicy(last=2, every_steps=1000, best=best, delay_seconds=90)
 
@@ -198,7 +198,7 @@ def test_the_least_memory_narrows_every_alternative_of_the_author() -> None:
     assert made["podAffinity"] == {"mine": True}
 
 
-def test_one_kind_of_spot_node_is_selected_and_tolerated() -> None:
+def test_a_spot_label_is_selected_and_tolerated() -> None:
     made = run(train(asked={"spot": (GKE_SPOT,)}, nodeSelector={"disk": "ssd"}, tolerations=[{"key": "mine"}]))
 
     assert made["nodeSelector"] == {"disk": "ssd", "cloud.google.com/gke-spot": "true"}
@@ -266,7 +266,7 @@ def test_the_ledger_learns_how_long_gpus_are_held_at_most(asked: Manifest, own: 
 
 
 @pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])
-def test_field_that_nobody_asked_for_is_not_there(field: str) -> None:
+def test_field_that_was_not_asked_for_is_absent(field: str) -> None:
     assert field not in run(gated())
 
 
@@ -280,7 +280,7 @@ def test_field_that_nobody_asked_for_is_not_there(field: str) -> None:
     ],
     ids=lambda kept: next(iter(kept)),
 )
-def test_what_the_author_said_of_the_pod_is_kept(kept: dict[str, Any]) -> None:
+def test_pod_settings_of_the_author_are_kept(kept: dict[str, Any]) -> None:
     made = run(gated(**kept))
 
     for field, value in kept.items():

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.authored import STORE, by_name, gated, step, train, workflow
-from support.lakefs import KEY, SECRET, serving
+from support.builders.authored_workflows import STORE, by_name, gated, step, train, workflow
+from support.servers.lakefs import KEY, SECRET, serving
 
 from hera_pipelines import CronPipeline, Dvc, Pipeline, Step, Train, load_pipeline
 from hera_pipelines.compile import CompileOptions, compile_workflow
@@ -66,7 +66,7 @@ def test_a_step_without_data_is_compiled_as_before() -> None:
     assert '"data"' not in by_name(manifest)["prep"]["metadata"]["annotations"]["tiphys.dev/step"]
 
 
-def test_all_steps_have_the_same_version_of_the_same_data() -> None:
+def test_steps_have_the_same_version_of_the_same_data() -> None:
     versions = Versions()
     manifest = compiled(
         step("prep", asked={"data": (TRAIN,)}), train("fit", asked={"data": (TRAIN, RAW)}), read=versions
@@ -88,13 +88,13 @@ def test_an_error_keeps_its_kind_and_names_the_step() -> None:
         compiled(train("fit", asked={"data": (TRAIN,)}), read=missing)
 
 
-def test_nothing_is_read_where_nothing_can_be() -> None:
+def test_data_that_cannot_be_read_at_compile_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be read here"):
         compile_workflow(workflow(step("fit", asked={"data": (TRAIN,)})), CompileOptions(store=STORE))
 
 
 @pytest.mark.parametrize("data", ["data/train", [TRAIN, "x"], 3, None, {"path": "data/train"}])
-def test_what_is_no_source_of_data_is_refused(data: Any) -> None:
+def test_an_invalid_data_source_is_refused(data: Any) -> None:
     with pytest.raises(UsageError, match="step 'fit': data cannot be"):
         Step(name="fit", image="i", command=["fit"], data=data)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.authored import step, workflow
+from support.builders.authored_workflows import step, workflow
 
 from hera_pipelines import Pipeline
 from hera_pipelines import step as gated
@@ -41,7 +41,7 @@ ENTRY = {
 
 
 @pytest.mark.parametrize("document", [PLUGIN, CONFIG_MAP], ids=["ExecutorPlugin", "ConfigMap"])
-def test_both_forms_give_the_same_entry(document: dict[str, Any]) -> None:
+def test_a_config_map_and_a_plugin_give_the_same_entry(document: dict[str, Any]) -> None:
     compiled = compile_workflow(workflow(step()), CompileOptions(executor_plugin=document))
     assert compiled["spec"]["executorPlugins"] == [ENTRY]
 
@@ -64,7 +64,7 @@ def test_without_one_the_workflow_brings_none() -> None:
         ("securityContext", "a securityContext"),
     ],
 )
-def test_what_argo_demands_is_asked_for_before_it_is_sent(lacking: str, sentence: str) -> None:
+def test_a_field_that_argo_requires_of_a_plugin_is_demanded_at_compile(lacking: str, sentence: str) -> None:
     container = {name: value for name, value in CONTAINER.items() if name != lacking}
     plugin = {**PLUGIN, "spec": {"sidecar": {"container": container}}}
     with pytest.raises(UsageError, match=sentence):
@@ -76,7 +76,7 @@ def test_a_document_of_another_kind_is_refused() -> None:
         compile_workflow(workflow(step()), CompileOptions(executor_plugin={"kind": "Service"}))
 
 
-def test_it_is_found_among_the_documents_of_a_rendered_chart(tmp_path: Path) -> None:
+def test_the_plugin_is_found_among_the_documents_of_a_rendered_chart(tmp_path: Path) -> None:
     file = tmp_path / "rendered.yaml"
     file.write_text(yaml.safe_dump_all([{"kind": "Service"}, None, CONFIG_MAP, {"kind": "ConfigMap", "data": {}}]))
     assert read_executor_plugin(file) == CONFIG_MAP

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.authored import by_name, parameters, plain, step, task, workflow
+from support.builders.authored_workflows import by_name, parameters, plain, step, task, workflow
 
 from hera_pipelines.compile import compile_workflow
 from tiphys.protocol.compiled_workflow import Manifest
@@ -62,7 +62,7 @@ def test_an_exit_hook_becomes_the_handler_and_other_hooks_stay() -> None:
     }
 
 
-def test_where_both_are_given_the_hook_stays_unused_as_in_argo() -> None:
+def test_an_exit_hook_beside_an_exit_handler_stays_unused_as_in_argo() -> None:
     manifest = ended(plain("bye"), plain("hook"), onExit="bye", hooks={"exit": {"template": "hook"}})
 
     assert "hooks" not in manifest["spec"]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.authored import by_name, gated, parameters, step, task, train, workflow
+from support.builders.authored_workflows import by_name, gated, parameters, step, task, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from hera_pipelines.compile.retries import TASK_SET_BYTES
@@ -86,7 +86,7 @@ def test_a_higher_limit_of_the_author_is_refused_where_it_could_matter() -> None
     assert entry({"parallelism": 5000}, withItems=[1, 2])["parallelism"] == 5000
 
 
-def test_one_item_that_fills_the_task_set_is_refused() -> None:
+def test_an_item_that_fills_the_task_set_is_refused() -> None:
     with pytest.raises(UsageError, match="pass large values as artifacts"):
         entry(withItems=["x" * TASK_SET_BYTES])
 

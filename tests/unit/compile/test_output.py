@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from support.authored import step, workflow
+from support.builders.authored_workflows import step, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow, cron_workflow, to_workflow_yaml, workflow_template
 from tiphys.errors import UsageError
@@ -14,7 +14,7 @@ def compiled() -> Manifest:
     return compile_workflow(workflow(step()), CompileOptions(store="s3://ml-runs/tiphys"))
 
 
-def test_each_workflow_of_a_schedule_bears_what_the_plugin_looks_for(compiled: Manifest) -> None:
+def test_workflows_of_a_schedule_have_the_annotations_of_the_plugin(compiled: Manifest) -> None:
     cron = cron_workflow(compiled, "nightly", {"schedules": ["0 2 * * *"], "timezone": "UTC"})
 
     assert cron["metadata"]["name"] == "nightly"

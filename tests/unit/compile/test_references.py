@@ -102,7 +102,7 @@ def test_a_dag_written_with_lists_keeps_them(other: dict[str, Any]) -> None:
         "{{=item.tasks.a + `tasks['a']`}}",
     ],
 )
-def test_what_is_no_reference_adds_nothing(value: str) -> None:
+def test_a_text_that_is_no_reference_adds_no_dependency(value: str) -> None:
     task = taking("d", value)
 
     add_dependencies([{"name": "a"}, task])
@@ -139,7 +139,7 @@ def test_uses_do_not_confuse_tasks_of_similar_names() -> None:
     assert fields_used("{{tasks.fit.exitCodes}} tasks.fit.exitCode", ["exitCode"]) == set()
 
 
-def test_what_a_step_prints_is_read_as_a_parameter_in_any_spelling_and_texts_stay() -> None:
+def test_the_printed_result_of_a_step_is_read_as_a_parameter_in_any_spelling() -> None:
     value = (
         "{{tasks.a.outputs.result}} "
         "{{=tasks['a'].outputs['result'] + 'tasks.a.outputs.result' + tasks.b.outputs.result}}"

@@ -11,7 +11,7 @@
 from typing import Any
 
 import pytest
-from support.authored import (
+from support.builders.authored_workflows import (
     STORE,
     artifact,
     by_name,

@@ -31,7 +31,7 @@ from tiphys.errors import UsageError
         "TZ=UTC @daily",
     ],
 )
-def test_what_argo_runs_is_accepted(schedule: str) -> None:
+def test_a_schedule_that_argo_runs_is_accepted(schedule: str) -> None:
     check_schedules(["0 2 * * *", schedule], None)
 
 
@@ -69,7 +69,7 @@ def test_what_argo_runs_is_accepted(schedule: str) -> None:
         ("CRON_TZ=UTC CRON_TZ=UTC * * * * *", "it has 6 fields"),
     ],
 )
-def test_what_argo_does_not_run_is_refused_with_the_field(schedule: str, reason: str) -> None:
+def test_a_schedule_that_argo_does_not_run_is_refused_with_the_field(schedule: str, reason: str) -> None:
     with pytest.raises(UsageError) as refused:
         check_schedules(["0 2 * * *", schedule], None)
     assert str(refused.value).startswith(f"schedule {schedule!r} is not one that Argo runs: {reason}")
@@ -98,7 +98,7 @@ def test_an_unknown_time_zone_is_refused(zone: str, hint: str, is_in_schedule: b
     assert hint in str(refused.value)
 
 
-def test_two_time_zones_are_refused() -> None:
+def test_a_second_time_zone_is_refused() -> None:
     with pytest.raises(UsageError, match="names a time zone, and so does timezone 'UTC'; give one"):
         check_schedules(["CRON_TZ=Europe/Berlin @daily"], "UTC")
 

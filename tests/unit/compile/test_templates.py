@@ -12,7 +12,7 @@
 import json
 
 import pytest
-from support.authored import (
+from support.builders.authored_workflows import (
     STORE,
     artifact,
     by_name,
@@ -181,14 +181,14 @@ def test_outputs_of_a_training_are_those_of_the_conclude_of_its_last_attempt() -
     }
 
 
-def test_nothing_runs_unless_admitted() -> None:
+def test_programs_run_only_when_admitted() -> None:
     made = compiled(gated("prep"), train("fit"))
 
     for run in (tasks(made["prep"])["run"], tasks(made["fit"])["run"]):
         assert run["when"] == "{{tasks.admit.outputs.parameters.run}} == true"
 
 
-def test_an_exit_code_that_nobody_saw_cannot_hang_the_workflow() -> None:
+def test_an_exit_code_that_was_not_observed_cannot_hang_the_workflow() -> None:
     made = compiled(gated("prep"), train("fit"))
 
     for name in ("prep", "fit"):
@@ -397,7 +397,7 @@ def test_pods_bear_the_labels_by_which_they_are_found() -> None:
     }
 
 
-def test_one_gated_template_used_by_two_tasks_makes_two_steps() -> None:
+def test_a_gated_template_used_by_two_tasks_makes_two_steps() -> None:
     manifest = compile_workflow(workflow(gated("prep"), tasks=[task("one", "prep"), task("two", "prep")]), OPTIONS)
 
     assert list(CompiledPipeline.from_manifest(manifest).steps) == ["one", "two"]
@@ -436,7 +436,7 @@ def test_the_policy_travels_once_in_the_annotation_of_the_wrapper() -> None:
     assert "{{" not in by_name(manifest)["sweep"]["metadata"]["annotations"]["tiphys.dev/step"]
 
 
-def test_what_decides_the_outputs_decides_the_digest() -> None:
+def test_fields_that_decide_the_outputs_decide_the_digest() -> None:
     def digest(template: Manifest) -> str:
         manifest = compile_workflow(workflow(template), OPTIONS)
         return CompiledPipeline.from_manifest(manifest).step("prep").template

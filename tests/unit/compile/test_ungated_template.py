@@ -16,7 +16,7 @@ import json
 from typing import Any
 
 import pytest
-from support.authored import (
+from support.builders.authored_workflows import (
     STORE,
     artifact,
     by_name,
@@ -344,7 +344,7 @@ def test_options_of_the_step_reach_its_pod() -> None:
 
 
 @pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])
-def test_field_that_nobody_asked_for_is_not_there(field: str) -> None:
+def test_field_that_was_not_asked_for_is_absent(field: str) -> None:
     assert field not in compiled(step("prep"))["prep"]
 
 

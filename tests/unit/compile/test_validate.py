@@ -7,7 +7,7 @@ message, and the same put right, which must compile.
 from typing import Any
 
 import pytest
-from support.authored import (
+from support.builders.authored_workflows import (
     STORE,
     artifact,
     gated,

@@ -14,7 +14,7 @@
 import json
 
 import pytest
-from support.authored import STORE, gated, plain, step, task, train, workflow
+from support.builders.authored_workflows import STORE, gated, plain, step, task, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow, cron_workflow
 from hera_pipelines.compile.workflow_size import MAX_WORKFLOW_BYTES, estimate_size, size_warning
@@ -103,7 +103,7 @@ def test_a_pipeline_that_fits_is_not() -> None:
 
 @pytest.mark.parametrize(("text", "is_warned"), [("a", False), ("a" * 300, True)])
 @pytest.mark.parametrize("field", ["withItems", "withParam"])
-def test_each_node_of_an_item_holds_its_text(field: str, text: str, is_warned: bool) -> None:
+def test_nodes_of_an_item_hold_its_text(field: str, text: str, is_warned: bool) -> None:
     items = [f"{number}{text}" for number in range(1900)]
     given = items if field == "withItems" else json.dumps(items)
     manifest = compiled(step("prep"), tasks=[task("prep", **{field: given})])

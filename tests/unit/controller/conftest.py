@@ -2,8 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.kube_server import KubeServer, serving
-from support.submitter import FakeSubmitter
+from support.fakes.submitter import FakeSubmitter
+from support.servers.kube_server import KubeServer, serving
 
 from tiphys.kube import KubeApi
 from tiphys.store import DirectoryStore, Store

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import argo_rest, kube_server
-from support.argo_objects import put, workflow
-from support.argo_rest import ArgoRest
-from support.certificates import authority
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.kube_server import KubeServer
+from support.builders.argo_objects import put, workflow
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.processes.failpoints import dying_at
+from support.servers import argo_rest, kube_server
+from support.servers.argo_rest import ArgoRest
+from support.servers.certificates import authority
+from support.servers.kube_server import KubeServer
 from tiphys_controller import (
     LiveWorkflow,
     RunPhase,
@@ -103,7 +103,7 @@ def test_a_name_is_taken_once(submitter: ArgoServerSubmitter) -> None:
         submitter.create(named())
 
 
-def test_one_that_is_only_archived_is_gone(alone: ArgoServerSubmitter, argo: ArgoRest) -> None:
+def test_a_workflow_that_is_only_archived_counts_as_gone(alone: ArgoServerSubmitter, argo: ArgoRest) -> None:
     document = workflow(phase="Failed")
     document["metadata"]["labels"] = {"workflows.argoproj.io/workflow-archiving-status": "Persisted"}
     argo.archived["ml/digits-1"] = document
@@ -120,7 +120,7 @@ def test_a_create_whose_answer_was_lost_is_looked_up_by_its_name(
     assert created.uid == found["metadata"]["uid"]
 
 
-def test_a_create_that_did_not_arrive_is_told(submitter: ArgoServerSubmitter, argo: ArgoRest) -> None:
+def test_a_create_that_did_not_arrive_is_reported(submitter: ArgoServerSubmitter, argo: ArgoRest) -> None:
     argo.fail_next("POST", 503, "upstream is away")
     with pytest.raises(StoreError, match="answered 503: upstream is away"):
         submitter.create(named())
@@ -190,7 +190,7 @@ def test_an_argo_server_of_another_cluster_is_found_out(
 
 
 @pytest.mark.parametrize(
-    ("path", "environ", "status", "body", "kind", "told"),
+    ("path", "environ", "status", "body", "kind", "message"),
     [
         ("", {}, None, "", ForbiddenError, r"does not accept these credentials: token not valid; set ARGO_TOKEN"),
         ("", {}, 403, '{"code": 7, "message": "no"}', ForbiddenError, r"refused: no; let the account of ARGO_TOKEN"),
@@ -207,18 +207,18 @@ def test_an_argo_server_of_another_cluster_is_found_out(
         ),
     ],
 )
-def test_what_is_refused_is_told_with_what_to_do(
+def test_a_refused_request_is_reported_with_what_to_do(
     argo: ArgoRest,
     path: str,
     environ: dict[str, str],
     status: int | None,
     body: str,
     kind: type[TiphysError],
-    told: str,
+    message: str,
 ) -> None:
     if status:
         argo.fail_next("GET", status, body)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         ArgoServerSubmitter(connect_argo_server(f"{argo.url}{path}", environ)).find("ml", RUN)
 
 
@@ -230,7 +230,7 @@ def test_a_server_behind_a_path_is_found(argo: ArgoRest) -> None:
     assert argo.requests[-1] == ("GET", "/argo/api/v1/workflows/ml/digits-1")
 
 
-def test_who_speaks_no_tls_is_told_by_which_variables_to_say_so(argo: ArgoRest) -> None:
+def test_a_server_without_tls_is_reported_with_the_variables_to_set(argo: ArgoRest) -> None:
     with pytest.raises(StoreError, match=r"SSL_CERT_FILE.* set ARGO_SECURE=false"):
         ArgoServerSubmitter(connect_argo_server(argo.url.removeprefix("http://"), {})).find("ml", RUN)
 
@@ -263,7 +263,7 @@ def test_an_address_is_as_argos_own_command_takes_it_or_a_url(
 
 
 @pytest.mark.parametrize("given", ["", "ftp://argo.example", "argo.example:port", "https://me:pw@argo.example"])
-def test_what_is_no_address_is_refused(given: str) -> None:
+def test_an_invalid_server_address_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="give host:port"):
         connect_argo_server(given, {})
 

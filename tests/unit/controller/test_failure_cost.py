@@ -15,8 +15,8 @@ session at 10, has its first step at 15, and so on.
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.failure_cost import group_by_queue, measure_time_usage
 
 from tiphys.lineage import RunHistory
@@ -75,14 +75,14 @@ def opened(store, number, seconds, start=None, submission=1):
 
 def ended(store, number, seconds, over=None, saved=None, stopped=False, last_alive_at=None, **fields):
     end = end_of(number, **fields)
-    told = {
+    reported = {
         "written_at": at(seconds),
         "terminating_at": None if over is None else at(over),
         "last_checkpoint": saved,
         "stopped": stopped,
         "last_alive_at": last_alive_at,
     }
-    write_end(store, end.model_copy(update=told))
+    write_end(store, end.model_copy(update=reported))
 
 
 def saved(attempt, step, seconds, when, at_stop=False):
@@ -147,7 +147,7 @@ def test_an_attempt_that_a_later_one_went_back_past_is_lost(store):
     assert third.seconds(TimePhase.USEFUL) == 100
 
 
-def test_what_the_program_restored_goes_before_what_it_was_told_to(store):
+def test_the_restored_checkpoint_outweighs_the_start_in_the_claim(store):
     """The newest checkpoint was damaged, which only its reader could see."""
     opened(store, 1, 0)
     ended(store, 1, 100, over=100, saved=saved(1, 50, 80, began(0, None, 0)))
@@ -178,7 +178,7 @@ def restored(attempt, checkpoint):
     return Event(name="checkpoint.restored", step="fit", attempt=attempt, message="", data={"checkpoint": checkpoint})
 
 
-def test_a_checkpoint_tells_of_an_attempt_whose_end_somebody_else_wrote(store):
+def test_a_checkpoint_accounts_for_an_attempt_whose_end_was_written_by_another(store):
     opened(store, 1, 0)
     commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
     ended(store, 1, 100, outcome=AttemptEndOutcome.FENCED)
@@ -196,7 +196,7 @@ def test_an_attempt_that_saved_nothing_is_lost_as_a_whole(store):
     assert seconds(account(store).steps[0].entries[0]) == {"discarded": 90, "detecting": 10}
 
 
-def test_what_runs_counts_up_to_its_newest_checkpoint_and_to_now(store):
+def test_a_running_attempt_counts_up_to_its_newest_checkpoint_and_to_now(store):
     opened(store, 1, 0)
     commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
     found = account(store, now=100)
@@ -230,7 +230,7 @@ def test_the_clock_of_a_pod_may_be_wrong(store, ahead):
     assert first.held_seconds == 100
 
 
-def test_what_nobody_ended_is_over_with_its_workflow(store):
+def test_an_attempt_without_end_is_over_with_its_workflow(store):
     opened(store, 1, 0)
     commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
     claim = SubmissionClaim(

@@ -29,7 +29,7 @@ def test_an_argument_that_is_missing_is_named(
         (["--store=s3://ml-runs", "--namespace=ml"], "cannot connect to a Kubernetes cluster"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(
+def test_an_impossible_call_is_refused_in_one_line(
     arguments: list[str],
     sentence: str,
     tmp_path: Path,

@@ -1,9 +1,9 @@
 """What differs between two runs, item by item, and nothing that differs between any two."""
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.lineage import claim_of, commit, write_claim
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import claim_of, commit, write_claim
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import start_run
 from tiphys_controller.run_comparison import compare_runs
 

@@ -17,12 +17,12 @@
 from collections.abc import Callable
 
 import pytest
-from support.compiled import History, gated, pipeline_of, ungated
-from support.faults import dying_at
-from support.lineage import claim_of, commit, write_claim
-from support.memory import MemoryStore
-from support.submitted import SubmittedWorkflow
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
+from support.builders.lineage import claim_of, commit, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitted_workflow import SubmittedWorkflow
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import fork_run, list_run_summaries, resume_run, run_deletion, start_run
 from tiphys_controller.cleanup import WorkflowPresence, find_stalled_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
@@ -81,7 +81,7 @@ def test_a_plan_counts_everything_and_writes_nothing(store: Store, submitter: Fa
     assert list(store.list("")) == before
 
 
-def test_everything_of_the_run_goes_and_nothing_else(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_deletion_removes_every_object_of_the_run_and_of_no_other(store: Store, submitter: FakeSubmitter) -> None:
     ended(store, submitter, "digits-10")
     other = keys_of(store, "digits-10")
     ended(store, submitter)
@@ -248,7 +248,7 @@ def test_shared_results_of_the_run_are_no_longer_offered(store: Store, submitter
     assert [info.key for info in store.list("control/memo/")] == [other]
 
 
-def test_its_idempotency_key_can_be_used_again(store: Store, submitter: FakeSubmitter) -> None:
+def test_the_idempotency_key_of_a_deleted_run_can_be_used_again(store: Store, submitter: FakeSubmitter) -> None:
     start_run_once(store, submitter, PIPELINE, "nightly", RUN)
     submitter.end(RUN)
     delete_runs(store, submitter, [RUN])
@@ -409,7 +409,7 @@ def test_a_name_is_not_free_while_its_run_is_partly_deleted(store: Store, submit
         read_run(store, RUN)
 
 
-def test_nothing_keeps_the_rest_of_a_run_whose_record_is_gone(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_run_without_its_record_is_deleted_despite_forks_and_pins(store: Store, submitter: FakeSubmitter) -> None:
     ended(store, submitter)
     fork_run(store, submitter, RUN, "child")
     submitter.end("child")

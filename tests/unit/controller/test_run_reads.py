@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.counting import CountingStore
-from support.lineage import claim_of, commit, ref, write_claim
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import claim_of, commit, ref, write_claim
+from support.fakes.counting_store import CountingStore
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import describe_run, plan_run, resume_run, start_run
 from tiphys_controller.failure_cost import measure_time_usage
 from tiphys_controller.runs import summarize_run
@@ -125,7 +125,7 @@ def test_the_page_of_a_run_costs_hardly_more_than_what_get_costs(store: WatchedS
     assert (store.requests["list"], store.requests["read"]) == (8, 23), "one listing is of what the program printed"
 
 
-def test_two_views_of_one_history_share_what_they_read(store: WatchedStore) -> None:
+def test_views_of_one_history_share_what_they_read(store: WatchedStore) -> None:
     history = RunHistory.for_display(store, RUN)
 
     for view in ("get", "report", "lineage", "events", "traces"):

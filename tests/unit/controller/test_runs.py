@@ -4,9 +4,9 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.lineage import claim_of
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import claim_of
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
 from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
 
@@ -140,7 +140,7 @@ def test_runs_are_sorted(order: RunOrder, runs: str) -> None:
     assert "".join(one.run for one in sort_runs(SUMMARIES, order)) == runs
 
 
-def test_another_cluster_does_not(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_run_of_another_cluster_has_an_unknown_phase(store: Store, submitter: FakeSubmitter) -> None:
     start_run(store, submitter, PIPELINE, "digits-1")
     elsewhere = FakeSubmitter(submitter.folder, cluster="east")
 
@@ -154,7 +154,7 @@ def test_a_workflow_that_took_the_name_is_not_the_runs(store: Store, submitter: 
     assert list_run_summaries(store, submitter)[0].phase is RunPhase.INTERRUPTED
 
 
-def test_one_damaged_run_does_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_damaged_run_does_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:
     start_run(store, submitter, PIPELINE, "digits-1")
     store.create(RunLayout("digits-2").run_record, b"{garbage")
 
@@ -169,7 +169,7 @@ def test_an_empty_store_has_no_runs(store: Store) -> None:
     assert list_run_summaries(store) == []
 
 
-def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_run_is_described_with_its_steps_attempts_and_outputs(store: Store, submitter: FakeSubmitter) -> None:
     run = start_run(store, submitter, PIPELINE, "digits-1").run
     history = History(store, run)
     history.failed("prep", 1, message="node went away")

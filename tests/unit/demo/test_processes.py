@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.lineage import START_TIMES
+from support.builders.lineage import START_TIMES
 
 from hera_pipelines.demo import processes
 from hera_pipelines.demo.processes import PromiseBrokenError, TiphysProcess, damage_checkpoint, wait_until_dead

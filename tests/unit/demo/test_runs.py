@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.lineage import START_TIMES
+from support.builders.lineage import START_TIMES
 
 from hera_pipelines.demo.processes import PromiseBrokenError
 from hera_pipelines.demo.story import DemoRun, ExecutedStep

@@ -10,13 +10,13 @@ SAME = Provenance(
 )
 
 
-def test_nothing_is_said_of_what_is_not_known_or_has_not_changed():
+def test_unknown_and_unchanged_facts_are_not_described():
     assert describe_facts(Provenance(), None) == ()
     assert describe_facts(SAME.model_copy(update={"world_size": 1}), SAME.model_copy(update={"world_size": 1})) == ()
     assert describe_facts(Provenance(), Provenance(git_commit="a", image="i", dataset="d", parameters="p")) == ()
 
 
-def test_where_it_stands_is_always_said():
+def test_epoch_and_ranks_are_always_described():
     assert describe_facts(SAME.model_copy(update={"epoch": 0}), SAME) == ("epoch 0", "4 ranks")
 
 
@@ -30,7 +30,7 @@ def test_where_it_stands_is_always_said():
         ({"versions": {"numpy": "2.2.0", "torch": "2.6"}}, "numpy 2.1.0 → 2.2.0"),
     ],
 )
-def test_what_changed_since_the_parent_is_said(change, words):
+def test_a_change_since_the_parent_is_described(change, words):
     assert describe_facts(SAME.model_copy(update=change), SAME) == ("4 ranks", words)
 
 
@@ -46,5 +46,5 @@ def test_data_that_no_step_made_is_named_with_its_versions_and_other_data_is_not
     assert describe_facts(facts("b", "e"), SAME) == ("4 ranks", "other data")
 
 
-def test_another_number_of_ranks_is_said():
+def test_a_changed_number_of_ranks_is_described():
     assert describe_facts(SAME, SAME.model_copy(update={"world_size": 1})) == ("4 ranks", "before: 1 rank")

@@ -100,6 +100,6 @@ def test_a_checkpoint_tells_its_metrics_and_why_it_must_not_be_used() -> None:
     assert drawn.lanes[0].dots[0].status is CheckpointStatus.QUARANTINED
 
 
-def test_what_cannot_be_seen_is_noted() -> None:
+def test_a_note_about_an_unreadable_lineage_is_drawn() -> None:
     [drawn] = build_lineage_graphs(tree(note="the volume is not mounted here"))
     assert drawn.note == "the volume is not mounted here"

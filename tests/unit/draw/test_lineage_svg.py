@@ -59,7 +59,7 @@ def test_every_attempt_and_checkpoint_of_a_short_lineage_is_in_the_picture() -> 
     assert ids(root) == {"train-attempt-1", "train-attempt-2", "train-1-10", "train-1-20", "train-2-20", "train-2-30"}
 
 
-def test_all_lineages_of_a_run_are_below_each_other() -> None:
+def test_lineages_of_a_run_are_drawn_below_each_other() -> None:
     root = draw(lineage(lane(1, [10]), step="first"), lineage(lane(1, [10]), step="second"))
     tops = [float(re.findall(r"[\d.]+", g.get("transform", ""))[1]) for g in root.findall(f"{SVG}g")[:2]]
     assert {"first-1-10", "second-1-10"} <= ids(root)
@@ -67,7 +67,7 @@ def test_all_lineages_of_a_run_are_below_each_other() -> None:
 
 
 @pytest.mark.parametrize("status", list(CheckpointStatus))
-def test_each_status_has_a_form_of_its_own_and_a_place_in_the_legend(status: CheckpointStatus) -> None:
+def test_a_status_has_a_form_of_its_own_and_a_place_in_the_legend(status: CheckpointStatus) -> None:
     root = draw(lineage(lane(1, [10], statuses={10: status})))
     assert circles(root, "train-1-10") == [status.value]
     assert status.value in texts(root)
@@ -153,7 +153,7 @@ def test_a_long_message_is_cut_in_the_row_and_whole_in_its_tooltip() -> None:
     assert shown.findtext(f"{SVG}title") == message
 
 
-def test_nothing_is_fetched_from_elsewhere() -> None:
+def test_the_picture_fetches_nothing_from_elsewhere() -> None:
     document = render_lineage_svg("Lineage", [lineage(lane(1, [10]))])
     assert "href" not in document
     assert "url(" not in document

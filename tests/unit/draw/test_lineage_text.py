@@ -49,7 +49,7 @@ def test_markup_in_names_is_printed_as_it_is() -> None:
     assert rendered(LineageGraph("digits", "[bold]fit[/bold]", ())) == ["digits/[bold]fit[/bold]"]
 
 
-def test_data_is_told_where_it_changes() -> None:
+def test_data_is_described_where_it_changes() -> None:
     lanes = [
         dataclasses.replace(lane(number, []), data=data) for number, data in enumerate(("", "a 1", "a 1", "a 2", ""))
     ]
@@ -57,6 +57,6 @@ def test_data_is_told_where_it_changes() -> None:
     assert [line.split("data: ")[1] for line in lines if "data: " in line] == ["a 1", "a 2", "none"]
 
 
-def test_what_became_of_the_grace_period_stands_below_the_checkpoints() -> None:
-    told = dataclasses.replace(lane(1, [10]), report="told to stop at step 10: it was committed 0.2 s after SIGTERM")
-    assert rendered(LineageGraph("digits", "train", (told,)))[3].endswith(f"⚑ {told.report}")
+def test_the_report_on_the_grace_period_stands_below_the_checkpoints() -> None:
+    stopped = dataclasses.replace(lane(1, [10]), report="told to stop at step 10: it was committed 0.2 s after SIGTERM")
+    assert rendered(LineageGraph("digits", "train", (stopped,)))[3].endswith(f"⚑ {stopped.report}")

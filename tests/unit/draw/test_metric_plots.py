@@ -95,7 +95,7 @@ def test_checkpoints_that_are_gone_or_damaged_have_no_point(status):
     assert {"step 20", "20"} <= set(texts(root))
 
 
-def test_values_that_are_no_numbers_leave_gaps_and_are_told():
+def test_values_that_are_no_numbers_leave_gaps_and_are_named():
     values = {10: {"loss": 2.0}, 20: {"loss": math.nan}, 30: {"loss": math.inf}}
     _, root = draw(tree(attempt(1, values)))
     assert "inf" in texts(root)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.hostile import HOSTILE, control_characters
+from support.builders.hostile_text import HOSTILE, control_characters
 
 from hera_pipelines.draw.queue_shares import (
     INTERVALS,
@@ -33,7 +33,7 @@ def hold(begin: float, end: float | None, gpus: int = 8, queue: str = "research"
     return GpuHold(queue, gpus, BEGIN + timedelta(hours=begin), last)
 
 
-def test_what_is_held_all_the_time_is_held_in_each_interval() -> None:
+def test_a_lease_held_all_the_time_counts_in_each_interval() -> None:
     assert average_held([hold(-5, None), hold(-9, 30, 2)], BEGIN, NOW) == [10.0] * INTERVALS
 
 
@@ -84,7 +84,7 @@ def paths(root: ElementTree.Element, tooltip: str) -> list[str]:
     ]
 
 
-def test_each_queue_has_a_plot_with_its_mean_share_and_quota() -> None:
+def test_a_queue_has_a_plot_with_its_mean_share_and_quota() -> None:
     root = draw([hold(0, 12), hold(0, None, 4, "batch"), hold(-9, -1, 64, "gone")], {"research": 16})
     marks, plots = texts(root)[:-10], texts(root)[-10:]
     assert marks
@@ -96,7 +96,7 @@ def test_each_queue_has_a_plot_with_its_mean_share_and_quota() -> None:
     assert len(paths(root, "quota")) == 1
 
 
-def test_what_is_borrowed_stands_above_the_quota() -> None:
+def test_borrowed_gpus_stand_above_the_quota() -> None:
     root = draw([hold(0, None, 12)], {"research": 6})
     bottom, right = TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH
     assert paths(root, "quota") == [f"M{LEFT} {TOP + PLOT_HEIGHT // 2}H{right}"]

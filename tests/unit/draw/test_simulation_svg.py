@@ -5,7 +5,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from support.ledger import queues
+from support.builders.ledger import queues
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
 
@@ -100,7 +100,7 @@ def test_areas_are_the_gpu_seconds_that_were_held():
     assert pixels[1] / per_gpu_second == pytest.approx(120, rel=0.02)
 
 
-def test_everything_is_within_its_panel():
+def test_marks_of_a_simulation_are_within_their_panel():
     root = draw(REPLAY, REPLAY)
     paths = areas(root)
     assert len(paths) == 2 * 3
@@ -165,7 +165,7 @@ def test_time_is_marked_at_numbers_that_a_person_would_choose(seconds, labels):
 
 
 @pytest.mark.parametrize("seconds", [1, 17, 500, 12345, 1e6, 3.3e7, 1e9, 1e11])
-def test_there_are_some_marks_and_not_too_many(seconds):
+def test_the_time_axis_has_one_to_eight_marks(seconds):
     marks = time_marks(seconds)
     assert 1 <= len(marks) <= 8
     assert all(0 < at <= seconds for at, _ in marks)

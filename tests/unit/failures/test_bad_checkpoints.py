@@ -15,7 +15,7 @@ died of A from the beginning                        A from the beginning        
 """
 
 import pytest
-from support.lineage import claim_of, end_of, ref
+from support.builders.lineage import claim_of, end_of, ref
 
 from tiphys.failures.bad_checkpoints import (
     MAX_STEPS_AFTER_LOAD,
@@ -86,7 +86,7 @@ def test_an_attempt_that_is_still_running_says_nothing():
     assert judge(Attempt(claim_of(2, X), None), died(3)) is None
 
 
-def test_both_limits_can_be_set():
+def test_limits_of_crashes_can_be_set():
     assert judge(died(2), died(3), min_crashes=3) is None
     assert judge(died(2), died(3), died(4), min_crashes=3) == X
     assert judge(died(2), died(3, steps=MAX_STEPS_AFTER_LOAD + 1), within_steps=MAX_STEPS_AFTER_LOAD + 1) == X
@@ -129,7 +129,7 @@ def crash(fingerprint: str = "A", step: int | None = 23, restored: CheckpointRef
         (X, None, 0, crash(), None),
     ],
 )
-def test_what_an_end_says_about_a_checkpoint(starts, cause, code, left, expected):
+def test_a_checkpoint_crash_is_derived_from_claim_cause_and_crash_report(starts, cause, code, left, expected):
     assert derive_checkpoint_crash(claim_of(2, starts), cause, code, left, progress=False) == expected
 
 
@@ -155,5 +155,5 @@ def test_suspects_are_known_from_the_ends():
     assert list_suspects([*attempts, Attempt(claim_of(3), None)]) == {X}
 
 
-def test_two_deaths_are_enough():
+def test_a_second_death_is_enough():
     assert MIN_CRASHES == 2

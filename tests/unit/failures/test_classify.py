@@ -220,7 +220,7 @@ def test_the_evidence_names_what_decided(seen, words):
         (AttemptObservation(), "nothing-known", ""),
     ],
 )
-def test_what_decided_is_kept_as_it_was_found(seen, rule, words):
+def test_the_deciding_rule_and_its_text_are_kept(seen, rule, words):
     assert classify_failure(seen)[2:] == (rule, words)
 
 
@@ -258,7 +258,7 @@ def test_a_line_that_is_kept_is_not_endless():
     )
 
 
-def test_both_faces_of_a_deleted_pod_have_one_cause():
+def test_a_deleted_pod_has_one_cause_however_it_shows():
     """Argo's controller and the pod's deletion race: the same event shows in three ways."""
     faces = [
         AttemptObservation("Failed", 143),
@@ -272,7 +272,7 @@ def test_both_faces_of_a_deleted_pod_have_one_cause():
     ("words", "code"),
     [("Segmentation fault", 139), ("Aborted", 134), ("Floating-point exception", 136), ("Cannot recover", 137)],
 )
-def test_which_signal_it_was_is_told_by_the_last_words(words, code):
+def test_the_signal_is_read_from_the_termination_message(words, code):
     assert (
         AttemptObservation(
             "Failed", 137, termination_message=f"Fatal Python error: {words}\n\n{STACKS}"

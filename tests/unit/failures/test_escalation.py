@@ -12,7 +12,7 @@
 
 import itertools
 
-from support.lineage import claim_of, end_of
+from support.builders.lineage import claim_of, end_of
 
 from tiphys.failures.escalation import AttemptBaseline, compute_escalation
 from tiphys.protocol.step_spec import RetryPolicy
@@ -56,7 +56,7 @@ def test_memory_stays_over_evictions_and_submissions():
     assert memory(LADDER, OOM, PREEMPTED, submission=2) == 12
 
 
-def test_who_asks_for_more_by_himself_is_given_no_less_and_no_more_than_that():
+def test_a_memory_request_above_the_escalation_is_kept_as_it_is():
     ends = [end_of(1, OOM)]
     attempts = [Attempt(claim_of(1).model_copy(update={"escalation": Escalation(memory_bytes=8 * GI)}), ends[0])]
     assert compute_escalation(attempts, LADDER, AttemptBaseline(2, "k", 16 * GI)).memory_bytes == 16 * GI
@@ -132,12 +132,12 @@ def test_the_batch_is_halved_for_a_gpu_that_is_too_small_and_not_below_a_quarter
     assert scales == [1, 0.5, 0.25, 0.25]
 
 
-def test_another_program_begins_with_its_whole_batch():
+def test_a_changed_program_begins_with_its_whole_batch():
     other = end_of(1, Cause.GPU_OUT_OF_MEMORY).model_copy(update={"step_key": "before it was changed"})
     assert run(RetryPolicy(), [other]) is None
 
 
-def test_what_is_different_is_said_in_words():
+def test_an_escalation_is_explained_in_words():
     ends = [
         end_of(1, OOM),
         on("node-3", 2, INFRA),

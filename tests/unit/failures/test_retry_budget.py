@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from support.lineage import end_of
+from support.builders.lineage import end_of
 
 from tiphys.failures.retry_budget import evaluate_retry_budget
 from tiphys.protocol.step_spec import RetryPolicy
@@ -85,7 +85,7 @@ def test_the_messages_count_for_a_person():
     assert last == "all 2 retries after infrastructure are used up"
 
 
-def test_one_retry_is_spoken_of_as_one():
+def test_a_single_retry_is_written_in_the_singular():
     policy = RetryPolicy(infrastructure=1)
     assert evaluate_retry_budget([end_of(k, INFRA) for k in (1, 2)], policy, 1).message == (
         "the only retry after infrastructure is used up"
@@ -133,5 +133,5 @@ def test_unknown_progress_costs_nothing_and_refunds_nothing():
     assert not evaluate_retry_budget([*ends, end_of(10, INFRA)], POLICY, 1).retry
 
 
-def test_what_is_never_retried_is_not_retried_for_want_of_knowledge():
+def test_a_cause_without_retries_is_not_retried_for_lack_of_evidence():
     assert not evaluate_retry_budget([lost_sight_of(1, Cause.USER_ERROR)], POLICY, 1).retry

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
 import pytest
-from support import kube_server
-from support.kube_server import KubeServer
+from support.servers import kube_server
+from support.servers.kube_server import KubeServer
 
 from tiphys.kube import KubeApi
 

@@ -14,7 +14,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.kube_server import KubeServer, Request
+from support.servers.kube_server import KubeServer, Request
 from urllib3 import PoolManager
 
 from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, StoreError, UsageError
@@ -33,7 +33,7 @@ def test_an_object_is_created_read_listed_and_deleted(api: KubeApi) -> None:
     assert api.delete(PODS, "ml", "one")
 
 
-def test_what_is_not_there_is_none_and_cannot_be_deleted_or_written(api: KubeApi) -> None:
+def test_a_missing_object_is_none_and_cannot_be_deleted_or_written(api: KubeApi) -> None:
     assert api.get(PODS, "ml", "one") is None
     assert not api.delete(PODS, "ml", "one")
     with pytest.raises(NotFoundError, match='pods "one" not found'):
@@ -49,7 +49,7 @@ def test_only_the_object_that_is_meant_is_deleted(api: KubeApi) -> None:
     assert api.delete(PODS, "ml", "one", uid=made["metadata"]["uid"], grace_seconds=0)
 
 
-def test_a_second_object_of_a_name_is_told_apart_from_a_conflict(api: KubeApi) -> None:
+def test_a_second_object_of_a_name_is_distinguished_from_a_conflict(api: KubeApi) -> None:
     api.create(PODS, "ml", {"metadata": {"name": "one"}})
     with pytest.raises(ObjectExistsError, match="already exists"):
         api.create(PODS, "ml", {"metadata": {"name": "one"}})
@@ -122,7 +122,7 @@ def test_every_refusal_has_its_error_and_keeps_its_words(
 
 
 @pytest.mark.parametrize("body", [b"<html>a proxy</html>", b"", b"\xff\xfe", b'"text"', b'{"message": null}'])
-def test_a_refusal_without_words_is_told_apart_by_its_status(api: KubeApi, server: KubeServer, body: bytes) -> None:
+def test_a_refusal_without_words_is_recognised_by_its_status(api: KubeApi, server: KubeServer, body: bytes) -> None:
     server.fail_next(502, body=body)
     with pytest.raises(StoreError, match=r"answered 502: ."):
         api.get(PODS, "ml", "one")
@@ -177,7 +177,7 @@ def test_a_text_that_the_server_passes_on_is_handed_out_whatever_its_status(api:
         api.get_text("/version")
 
 
-def test_a_port_where_nobody_listens_is_an_error_at_once() -> None:
+def test_a_port_without_a_listener_is_an_error_at_once() -> None:
     with socket.socket() as taken:  # bound, so that nobody else gets it, and not listening
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -258,7 +258,7 @@ def test_credentials_are_asked_for_each_request(server: KubeServer) -> None:
     api.close()
 
 
-def test_who_is_refused_reads_what_it_may_not_do(server: KubeServer) -> None:
+def test_a_forbidden_request_names_the_missing_right(server: KubeServer) -> None:
     server.tokens["mine"] = "system:serviceaccount:ml:me"
     server.authorize = lambda request: request.verb != "list"
     with pytest.raises(ForbiddenError, match='User "system:serviceaccount:ml:me" cannot list resource "pods"'):

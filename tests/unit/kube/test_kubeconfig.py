@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from support import kube_server
-from support.certificates import authority
-from support.kube_server import KubeServer
+from support.servers import kube_server
+from support.servers.certificates import authority
+from support.servers.kube_server import KubeServer
 
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError, UsageError
 from tiphys.kube import KubeApi, connect_to_cluster, identify_cluster

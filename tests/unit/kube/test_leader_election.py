@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.kube_server import KubeServer, Request
-from support.kube_store import Collection, ObjectStore, Place, RefusedError
+from support.servers.kube_server import KubeServer, Request
+from support.servers.kube_store import Collection, ObjectStore, Place, RefusedError
 from urllib3 import PoolManager
 
 from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError
@@ -61,7 +61,7 @@ def test_the_first_one_leads_and_says_since_when(api: KubeApi, server: KubeServe
     }
 
 
-def test_nobody_takes_it_while_it_is_renewed(api: KubeApi) -> None:
+def test_a_renewed_lease_is_not_taken_over(api: KubeApi) -> None:
     clock, other_clock = Clock(), Clock(offset=5000.0)
     one, two = candidate(api, "one", clock), candidate(api, "two", other_clock)
     for _ in range(10):
@@ -71,7 +71,7 @@ def test_nobody_takes_it_while_it_is_renewed(api: KubeApi) -> None:
         other_clock.seconds += 9
 
 
-def test_it_is_taken_over_when_it_was_not_renewed_for_its_duration(api: KubeApi, server: KubeServer) -> None:
+def test_a_lease_not_renewed_for_its_duration_is_taken_over(api: KubeApi, server: KubeServer) -> None:
     clock = Clock()
     one, two = candidate(api, "one", clock), candidate(api, "two", clock)
     one.try_acquire_or_renew()
@@ -145,7 +145,7 @@ def test_a_takeover_whose_answer_is_lost_is_found_at_the_next_look(api: KubeApi,
     assert spec(server)["holderIdentity"] == "one"
 
 
-def test_somebody_else_who_touches_the_lease_does_not_end_a_leadership(api: KubeApi, server: KubeServer) -> None:
+def test_a_conflict_on_the_lease_does_not_end_a_leadership(api: KubeApi, server: KubeServer) -> None:
     one = candidate(api, "one", Clock())
     one.try_acquire_or_renew()
     server.fail_next(409, verb="update")
@@ -160,7 +160,7 @@ def test_a_refusal_is_no_leadership(api: KubeApi, server: KubeServer, status: in
     assert one.try_acquire_or_renew()
 
 
-def test_two_who_find_no_lease_at_once_do_not_both_lead(api: KubeApi, server: KubeServer) -> None:
+def test_candidates_that_find_no_lease_at_once_do_not_both_lead(api: KubeApi, server: KubeServer) -> None:
     two = candidate(server.api("ml"), "two", Clock())
     done: list[bool] = []
 
@@ -238,7 +238,7 @@ def test_work_that_fails_is_begun_again(api: KubeApi) -> None:
     assert not thread.is_alive()
 
 
-def test_a_stop_ends_also_who_never_led_or_cannot_give_up(api: KubeApi, server: KubeServer) -> None:
+def test_a_stop_ends_also_a_candidate_that_never_led_or_cannot_give_up(api: KubeApi, server: KubeServer) -> None:
     stop, started = threading.Event(), threading.Event()
     candidate(api, "two", Clock()).try_acquire_or_renew()
     waiting = threading.Thread(target=candidate(api, "one", Clock(), renew_seconds=0.01).run, args=(stop, print))

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from support.kube_server import KubeServer
+from support.servers.kube_server import KubeServer
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi, ListSnapshot, Object, WatchEvent, WatchEventType, watch_objects
@@ -250,7 +250,7 @@ def change(api: KubeApi, chance: random.Random, alive: list[str], number: int) -
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_is_missed_and_nothing_told_twice(
+def test_an_interrupted_watch_misses_and_repeats_no_change(
     api: KubeApi, server: KubeServer, watching: Watching, seed: int
 ) -> None:
     chance, alive, mirror = random.Random(seed), list[str](), Mirror()

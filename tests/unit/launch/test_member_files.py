@@ -85,7 +85,9 @@ def test_the_first_stores_outputs_where_argo_would(
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("variable", ["NODE_RANK", "PET_NODE_RANK", "RANK"])
-def test_another_stores_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, variable: str) -> None:
+def test_a_member_other_than_the_first_stores_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, variable: str
+) -> None:
     assert run(monkeypatch, tmp_path, store, **{variable: "1"}) == 0
     assert stored(store) == {}
 
@@ -104,7 +106,7 @@ def test_an_input_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.usefixtures("data")
-def test_what_was_stored_before_a_reply_was_lost_is_stored(tmp_path: Path, store: Store) -> None:
+def test_an_output_stored_before_its_reply_was_lost_is_accepted(tmp_path: Path, store: Store) -> None:
     (tmp_path / "file").write_text("x")
     for _ in range(2):
         member_files.store_output(store, tmp_path / "file", "outputs/file")
@@ -161,7 +163,7 @@ def test_without_the_environment_of_a_step_it_says_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "given", "told"),
+    ("node", "given", "expected"),
     [
         ("0", "join_timeout=9", "join_timeout=9,is_host=1"),
         ("2", "join_timeout=9", "join_timeout=9,is_host=0"),
@@ -169,9 +171,9 @@ def test_without_the_environment_of_a_step_it_says_what_it_is_for() -> None:
         ("2", "is_host=1", "is_host=1"),
     ],
 )
-def test_the_nodes_of_an_elastic_training_meet_at_the_first(node: str, given: str, told: str) -> None:
+def test_the_nodes_of_an_elastic_training_meet_at_the_first(node: str, given: str, expected: str) -> None:
     environ = {"TIPHYS_ELASTIC": "2:4", "NODE_RANK": node, "PET_RDZV_CONF": given}
-    assert member_files.rendezvous_variables(environ) == {"PET_RDZV_CONF": told}
+    assert member_files.rendezvous_variables(environ) == {"PET_RDZV_CONF": expected}
     del environ["TIPHYS_ELASTIC"]
     assert member_files.rendezvous_variables(environ) == {}
 

@@ -36,15 +36,15 @@ def run(script):
 
 
 @pytest.mark.parametrize(
-    ("script", "told"), [("exit 0", "0 True"), ("exit 7", "7 False"), ("kill -TERM $$", "143 False")]
+    ("script", "expected"), [("exit 0", "0 True"), ("exit 7", "7 False"), ("kill -TERM $$", "143 False")]
 )
-def test_how_it_ended_is_passed_on(script, told):
+def test_the_exit_code_of_the_program_is_passed_on(script, expected):
     assert (
         run(f"""
 child = ChildProcess(["sh", "-c", {script!r}], os.environ)
 print(ended(child, signals), child.has_finished)
 """)
-        == f"{told}\n"
+        == f"{expected}\n"
     )
 
 

@@ -10,7 +10,7 @@
 """
 
 import pytest
-from support.lineage import LINEAGE, claim_of, ref
+from support.builders.lineage import LINEAGE, claim_of, ref
 
 from tiphys.lineage.restored_starts import find_restored_starts
 from tiphys.records import CheckpointRef, Event

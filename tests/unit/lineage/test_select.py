@@ -10,8 +10,8 @@
 """
 
 import pytest
-from support.counting import CountingStore
-from support.lineage import LINEAGE, attempts_of, commit, ref
+from support.builders.lineage import LINEAGE, attempts_of, commit, ref
+from support.fakes.counting_store import CountingStore
 
 from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_reason
 from tiphys.lineage.select import choose_checkpoint, order_candidates, shorten_skipped
@@ -140,7 +140,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES.items())
-def test_a_checkpoint_that_is_not_whole_is_skipped_and_the_reason_told(store, damage, words):
+def test_an_incomplete_checkpoint_is_skipped_with_its_reason(store, damage, words):
     commit(store, ref(1, 10))
     damage(store)
     choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_is_not_whole_is_skipped_and_the_reason_told(store, da
     assert words in choice.skipped[0].reason
 
 
-def test_when_nothing_is_valid_it_is_the_beginning_and_all_reasons_are_told(store):
+def test_training_begins_anew_with_all_reasons_where_no_checkpoint_is_valid(store):
     for step in (10, 20):
         commit(store, ref(1, step))
         store.delete(f"{LAYOUT.shards(1, step)}0")

@@ -11,7 +11,7 @@
 from datetime import timedelta
 
 import pytest
-from support.lineage import RUN, write_run
+from support.builders.lineage import RUN, write_run
 
 from tiphys.lineage.shared_results import SharedResult, SharedResultFilter, drop_shared_result, list_shared_results
 from tiphys.records import MemoRecord, item_step_id, utc_now

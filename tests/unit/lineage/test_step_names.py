@@ -11,7 +11,7 @@
 from typing import Any
 
 import pytest
-from support.lineage import RUN
+from support.builders.lineage import RUN
 
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.lineage import RunHistory
@@ -124,7 +124,7 @@ def test_the_name_of_a_step_is_its_own_and_selects_all_items():
         ("prep[0]", NotFoundError, "prep is not fanned out"),
     ],
 )
-def test_what_names_nothing_or_too_much_lists_what_there_is(typed, kind, said):
+def test_an_unknown_or_ambiguous_step_name_lists_the_steps_of_the_run(typed, kind, said):
     with pytest.raises(kind, match=said):
         names(fit=MAPS).resolve(typed)
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.builders.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.errors import NotFoundError
 from tiphys.lineage import RunHistory, read_lineage_tree, read_timeline
@@ -40,7 +40,7 @@ def messages(store, name):
     return [event.message for event in read_timeline(RunHistory.for_display(store, RUN)) if event.name == name]
 
 
-def test_the_story_of_a_preempted_run_is_told_in_order(store):
+def test_the_events_of_a_preempted_run_are_in_order(store):
     write_run(store, written_at=minute(0))
     claim = SubmissionClaim(
         run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name="wf-1", namespace="default"
@@ -110,14 +110,14 @@ def test_events_are_ordered_by_their_time_wherever_they_were_found(store):
     ]
 
 
-def test_an_end_that_is_recorded_late_is_told_before_what_came_after_it(store):
+def test_an_end_that_is_recorded_late_comes_before_later_events(store):
     write_run(store, written_at=minute(0))
     write_claim(store, at(1, claim_of(1, step="prepare")))
     end = end_of(1, outcome=AttemptEndOutcome.DONE)
     write_end(store, at(9, end.model_copy(update={"step": "prepare", "last_alive_at": minute(2)})))
     write_claim(store, at(3, claim_of(1)))
-    told = [(event.name, event.step) for event in read_timeline(RunHistory.for_display(store, RUN))]
-    assert told[1:] == [
+    events = [(event.name, event.step) for event in read_timeline(RunHistory.for_display(store, RUN))]
+    assert events[1:] == [
         ("attempt.started", "prepare"),
         ("attempt.ended", "prepare"),
         ("step.done", "prepare"),
@@ -141,7 +141,7 @@ def test_a_step_without_checkpoints_starts_from_nowhere_in_particular(store):
     assert messages(store, "attempt.started") == ["attempt 1 of preprocess starts"]
 
 
-def test_quarantine_and_late_commits_are_told(store):
+def test_quarantine_and_late_commits_are_in_the_timeline(store):
     write_run(store)
     write_claim(store, claim_of(1))
     write_claim(store, claim_of(2))

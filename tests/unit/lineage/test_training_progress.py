@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.lineage import LINEAGE
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import ObjectMissingError
 from tiphys.lineage.training_progress import (
@@ -82,7 +82,7 @@ def test_names_of_metrics_cannot_forge_lines_or_markup():
     assert list(report(metrics=names).metrics) == ["loss"]
 
 
-def test_everything_known_is_told_in_one_line():
+def test_a_full_report_is_described_in_one_line():
     progress = report(
         total_steps=5000,
         steps_per_second=3.4,
@@ -117,7 +117,7 @@ def test_everything_known_is_told_in_one_line():
         (report(None, total_steps=5000, steps_per_second=1.0), 0, "1 steps/s"),
     ],
 )
-def test_what_is_unknown_is_left_out(progress: TrainingProgress, after: int, line: str):
+def test_unknown_parts_of_a_report_are_left_out(progress: TrainingProgress, after: int, line: str):
     assert describe_training_progress(progress, NOON + timedelta(seconds=after)) == line
 
 

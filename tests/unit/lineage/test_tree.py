@@ -4,7 +4,18 @@ import json
 import math
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.builders.lineage import (
+    LINEAGE,
+    RUN,
+    STEP,
+    claim_of,
+    commit,
+    end_of,
+    ref,
+    write_claim,
+    write_end,
+    write_run,
+)
 
 from tiphys.errors import NotFoundError
 from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
@@ -23,7 +34,7 @@ def statuses(store):
     return {str(node.ref): node.status for attempt in lineage.attempts for node in attempt.checkpoints}
 
 
-def test_attempts_and_their_checkpoints_are_told_with_their_facts(store):
+def test_attempts_and_their_checkpoints_are_listed_with_their_facts(store):
     write_run(store)
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10), metrics={"loss": 0.5}, reason="due")
@@ -46,7 +57,7 @@ def test_attempts_and_their_checkpoints_are_told_with_their_facts(store):
     assert (second.submission, second.starts_from, second.outcome, second.checkpoints) == (2, ref(1, 20), None, ())
 
 
-def test_an_attempt_that_was_told_to_stop_shows_its_report_card(store):
+def test_an_attempt_asked_to_stop_shows_its_report(store):
     write_run(store)
     write_claim(store, claim_of(1))
     write_claim(store, claim_of(2))
@@ -66,7 +77,7 @@ def test_every_checkpoint_tells_what_its_attempt_had_restored(store):
     assert [node.restored for node in lineage.attempts[1].checkpoints] == [ref(1, 10)]
 
 
-def test_a_late_commit_is_told_apart(store):
+def test_a_late_commit_is_distinguished(store):
     write_run(store)
     commit(store, ref(1, 10))
     write_claim(store, claim_of(1))
@@ -75,7 +86,7 @@ def test_a_late_commit_is_told_apart(store):
     assert statuses(store) == {"1-10": CheckpointStatus.COMMITTED, "1-20": CheckpointStatus.LATE}
 
 
-def test_quarantine_tells_its_reason_and_who_decided(store):
+def test_quarantine_shows_its_reason_and_its_author(store):
     write_run(store)
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10))
@@ -108,7 +119,7 @@ def test_a_checkpoint_that_admission_skipped_is_shown_as_damaged(store):
     assert lineage.attempts[0].checkpoints[1].reason == "shard 0 is missing"
 
 
-def test_a_checkpoint_that_retention_removed_is_known_by_who_started_from_it(store):
+def test_a_checkpoint_that_retention_removed_is_known_from_the_attempt_that_started_from_it(store):
     write_run(store)
     write_claim(store, claim_of(1))
     write_claim(store, claim_of(2, ref(1, 10)))

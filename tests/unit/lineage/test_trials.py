@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.lineage import RUN, claim_of, commit, write_claim
+from support.builders.lineage import RUN, claim_of, commit, write_claim
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage import RunHistory, best, read_lineage_tree
@@ -154,7 +154,7 @@ def test_the_best_of_all_attempts_counts_and_none_that_may_not_be_used(store):
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_what_is_no_finite_number_is_never_the_best(store, mode):
+def test_a_metric_that_is_no_finite_number_is_never_the_best(store, mode):
     write_run(store, spec())
     for step, loss in zip(STEPS, ("nan", "inf" if mode == "max" else "-inf", "0.4"), strict=True):
         begin(store, step)
@@ -172,7 +172,7 @@ def test_of_equals_the_first_is_taken(store):
     assert read(store).best == STEPS[0]
 
 
-def test_what_the_step_keeps_its_best_checkpoints_by_is_what_trials_are_compared_by(store):
+def test_trials_are_compared_by_the_metric_of_the_checkpoint_policy(store):
     keep = CheckpointPolicy(keep_best=BestCheckpoints(metric="accuracy", order="max"))
     write_run(store, spec(checkpoints=keep))
     found = [read(store, None), read(store, "accuracy"), read(store, "accuracy", "min"), read(store, "loss")]
@@ -184,7 +184,7 @@ def test_what_the_step_keeps_its_best_checkpoints_by_is_what_trials_are_compared
     ]
 
 
-def test_without_a_metric_trials_are_told_in_their_order(store):
+def test_trials_without_a_metric_are_listed_in_their_order(store):
     write_run(store, spec())
     begin(store, STEPS[1], loss=0.5, error=1.0)
     found = read(store, None)
@@ -323,8 +323,8 @@ class TestBest:
         begin(store, STEPS[0], accuracy=0.5)
         end(store, STEPS[0])
         assert self.run(store, monkeypatch, tmp_path) == NotFoundError.exit_code
-        assert "has a finite 'loss'" in (told := capsys.readouterr().err)
-        assert "recorded metrics are: accuracy" in told
+        assert "has a finite 'loss'" in (printed := capsys.readouterr().err)
+        assert "recorded metrics are: accuracy" in printed
 
     def test_a_damaged_output_is_not_handed_on(self, store, monkeypatch, tmp_path, capsys):
         write_run(store, spec())
@@ -333,7 +333,7 @@ class TestBest:
         assert "does not match its SHA-256" in capsys.readouterr().err
 
     @pytest.mark.parametrize("typed", [["fit"], ["fit", "--metric", "loss"], ["fit", "--mode", "min"]])
-    def test_it_asks_for_what_is_missing(self, typed, capsys):
+    def test_missing_arguments_are_named(self, typed, capsys):
         with pytest.raises(SystemExit):
             best.main(typed)
         assert "the following arguments are required" in capsys.readouterr().err

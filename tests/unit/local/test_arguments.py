@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.workflows import shell, workflow
+from support.stories.local_engine import shell, workflow
 
 from hera_pipelines.local.arguments import (
     VariableScope,

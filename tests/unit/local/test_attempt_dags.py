@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted_plugin import Body, ScriptedPlugin, failed, succeeded
-from support.workflows import Bench, Manifest, call, dag, plugin, shell, workflow
+from support.servers.scripted_plugin import Body, ScriptedPlugin, failed, succeeded
+from support.stories.local_engine import Bench, Manifest, call, dag, plugin, shell, workflow
 
 from hera_pipelines.local.nodes import NodeChange
 

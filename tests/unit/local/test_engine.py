@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import lives
-from support.scripted_plugin import TOKEN, ScriptedPlugin, failed, pending, succeeded
-from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
+from support.processes.process import lives
+from support.servers.scripted_plugin import TOKEN, ScriptedPlugin, failed, pending, succeeded
+from support.stories.local_engine import Bench, call, dag, plugin, shell, steps, workflow
 from tiphys_plugin import PodStatus
 
 from hera_pipelines.local import shutdown
@@ -42,7 +42,7 @@ def test_tasks_run_in_the_order_of_their_dependencies(bench: Bench, tmp_path: Pa
     assert (tmp_path / "order").read_text().split() == ["a", "b", "c"]
 
 
-def test_what_depends_on_a_failure_is_omitted_and_the_dag_fails(bench: Bench) -> None:
+def test_a_task_that_depends_on_a_failed_task_is_omitted_and_the_dag_fails(bench: Bench) -> None:
     tasks = dag(
         call("a", "bad"), call("b", "good", depends="a"), call("c", "good", depends="a.Failed"), call("d", "good")
     )
@@ -72,10 +72,10 @@ def test_a_failed_step_ends_the_steps(bench: Bench) -> None:
 
 
 def test_continue_on_lets_later_steps_see_how_it_ended(bench: Bench) -> None:
-    told = {"s": "{{steps.a.status}}", "c": "{{=steps['a'].exitCode ?? '-1'}}"}
+    arguments = {"s": "{{steps.a.status}}", "c": "{{=steps['a'].exitCode ?? '-1'}}"}
     groups = steps(
         [call("a", "bad", continueOn={"failed": True})],
-        [call("b", "say", told)],
+        [call("b", "say", arguments)],
     )
     say = shell("echo {{inputs.parameters.s}} {{inputs.parameters.c}}", "say", "s", "c")
     assert bench.run(workflow(groups, shell("exit 9", "bad"), say)) == "Succeeded"
@@ -108,9 +108,11 @@ def test_a_skipped_step_offers_its_defaults_and_a_consumer_its_own(bench: Bench)
     }
     use = shell("echo {{inputs.parameters.x}} {{inputs.parameters.y}}", "use")
     use["inputs"] = {"parameters": [{"name": "x"}, {"name": "y", "default": "consumer"}]}
-    told = {name: f"{{{{tasks.make.outputs.parameters.{name}}}}}" for name in "xy"}
+    arguments = {name: f"{{{{tasks.make.outputs.parameters.{name}}}}}" for name in "xy"}
     assert (
-        bench.run(workflow(dag(call("make", when="1 == 2"), call("use", parameters=told, depends="make")), make, use))
+        bench.run(
+            workflow(dag(call("make", when="1 == 2"), call("use", parameters=arguments, depends="make")), make, use)
+        )
         == "Succeeded"
     )
     assert bench.logs("use") == ["producer consumer\n"]
@@ -159,8 +161,8 @@ def test_attempts_know_their_number_and_how_the_last_one_ended(bench: Bench) -> 
     retry = {"limit": 5, "backoff": {"duration": "1s", "factor": 2}}
     assert bench.run(workflow(dag(call("run")), shell(source, "run", retryStrategy=retry))) == "Succeeded"
     assert bench.logs("run") == ["0 0\n", "1 75 Failed\n", "2 75 Failed\n"]
-    told = [change.message for change in bench.changes if change.node == "wf.run" and change.message]
-    assert told == ["Backoff for 1 seconds", "Backoff for 2 seconds"]
+    messages = [change.message for change in bench.changes if change.node == "wf.run" and change.message]
+    assert messages == ["Backoff for 1 seconds", "Backoff for 2 seconds"]
 
 
 def test_an_empty_strategy_retries_failures_without_limit_as_on_argo(bench: Bench) -> None:
@@ -195,8 +197,8 @@ def test_items_run_under_argos_names_and_their_outputs_come_as_lists(bench: Benc
     fit = shell("echo {{inputs.parameters.lr}} > /tmp/o; [ {{inputs.parameters.lr}} != 3 ]", "fit", "lr")
     fit["outputs"] = {"parameters": [{"name": "loss", "valueFrom": {"path": "/tmp/o"}}]}
     sweep = call("sweep", "fit", {"lr": "{{item.lr}}"}, withItems=[{"lr": 1}, {"lr": 3}, {"lr": 2}])
-    told = {"one": "{{tasks.sweep.outputs.parameters.loss}}", "all": "{{tasks.sweep.outputs.parameters}}"}
-    best = call("best", "say", told, depends="sweep.AnySucceeded")
+    arguments = {"one": "{{tasks.sweep.outputs.parameters.loss}}", "all": "{{tasks.sweep.outputs.parameters}}"}
+    best = call("best", "say", arguments, depends="sweep.AnySucceeded")
     say = shell("echo '{{inputs.parameters.one}} {{inputs.parameters.all}}'", "say", "one", "all")
     assert bench.run(workflow(dag(sweep, best), fit, say)) == "Succeeded"
     assert bench.logs("say") == ['["1","2"] [{"loss":"1"},{"loss":"2"}]\n']
@@ -318,12 +320,12 @@ def test_the_plugin_gets_argos_request_and_its_outputs_are_used(tmp_path: Path) 
     assert bench.logs("say") == ["answer\n"]
 
 
-def test_a_pending_answer_is_asked_again_and_its_reason_told(tmp_path: Path) -> None:
+def test_a_pending_answer_is_asked_again_with_its_reason_shown(tmp_path: Path) -> None:
     answers = iter([pending("queue is full", "2s"), pending("still full", "1s"), succeeded(x="1")])
     bench, scripted, phase = run_plugin(tmp_path, lambda _: next(answers))
     assert phase == "Succeeded"
-    told = [change.message for change in bench.changes if change.node == "wf.ask" and change.phase == "Pending"]
-    assert told == ["", "queue is full", "still full"]
+    messages = [change.message for change in bench.changes if change.node == "wf.ask" and change.phase == "Pending"]
+    assert messages == ["", "queue is full", "still full"]
     assert len(scripted.calls) == 3
 
 
@@ -433,11 +435,11 @@ def test_terminate_runs_no_exit_handler(bench: Bench) -> None:
     assert bench.status()["message"] == "Stopped with strategy 'Terminate'"
 
 
-@pytest.mark.parametrize(("times", "told"), [(1, ["stopping"]), (2, ["stopping", "terminating"])])
-def test_whoever_stops_the_engine_is_told_what_happens_now(bench: Bench, times: int, told: list[str]) -> None:
+@pytest.mark.parametrize(("times", "expected"), [(1, ["stopping"]), (2, ["stopping", "terminating"])])
+def test_a_signal_to_the_engine_is_answered_with_the_next_steps(bench: Bench, times: int, expected: list[str]) -> None:
     stopping(bench, "wf.run", times)
     bench.run(workflow(dag(call("run")), shell(LONG, "run")))
-    assert [change.message.partition(":")[0] for change in bench.changes if change.kind == "Workflow"] == told
+    assert [change.message.partition(":")[0] for change in bench.changes if change.kind == "Workflow"] == expected
 
 
 def test_a_full_disk_does_not_keep_a_person_from_stopping(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -657,7 +659,7 @@ def test_changes_name_the_task_they_belong_to(bench: Bench) -> None:
     }
 
 
-def test_one_engine_at_a_time_runs_a_workflow(bench: Bench) -> None:
+def test_a_workflow_runs_on_one_engine_at_a_time(bench: Bench) -> None:
     refused: list[str] = []
 
     def run_again(change: NodeChange) -> None:

@@ -6,8 +6,8 @@ The plugin answers by script: after 75 comes another try, after another failure 
 from typing import Any
 
 import pytest
-from support.scripted_plugin import Body, ScriptedPlugin, failed, succeeded
-from support.workflows import Bench, call, dag, plugin, shell, workflow
+from support.servers.scripted_plugin import Body, ScriptedPlugin, failed, succeeded
+from support.stories.local_engine import Bench, call, dag, plugin, shell, workflow
 
 AFTER_RUN = "run.Succeeded || run.Failed || run.Errored || run.Skipped"
 
@@ -27,7 +27,7 @@ def answer(body: Body) -> Body:
 
 def train_shape() -> dict[str, Any]:
     passed = {name: f"{{{{inputs.parameters.{name}}}}}" for name in ("go", "code")}
-    told = {"st": "{{tasks.run.status}}", "ec": "{{=tasks['run'].exitCode ?? '-1'}}", "id": "{{tasks.run.id}}"}
+    outcome = {"st": "{{tasks.run.status}}", "ec": "{{=tasks['run'].exitCode ?? '-1'}}", "id": "{{tasks.run.id}}"}
     patched = {"patch": "{{tasks.admit.outputs.parameters.pod-patch}}", "retry": "{{retries}}"}
     step = dag(
         call("admit", "admit", {"go": passed["go"]}),
@@ -38,7 +38,7 @@ def train_shape() -> dict[str, Any]:
             depends="admit",
             when="{{tasks.admit.outputs.parameters.run}} == true",
         ),
-        call("conclude", "conclude", told, depends=AFTER_RUN),
+        call("conclude", "conclude", outcome, depends=AFTER_RUN),
         name="step",
         inputs={"parameters": [{"name": "go"}, {"name": "code"}]},
         retryStrategy={"limit": "50", "retryPolicy": "OnError", "backoff": {"duration": "1s", "factor": "2"}},
@@ -102,10 +102,10 @@ def test_plugin_nodes_have_the_names_of_argo(scripted_run: tuple[Bench, list[Bod
     assert sorted(body["node"] for body in bodies) == sorted([*calls, "wf.onExit"])
 
 
-def test_conclude_is_told_how_the_program_of_each_try_ended(scripted_run: tuple[Bench, list[Body]]) -> None:
+def test_conclude_gets_the_end_of_the_program_of_each_try(scripted_run: tuple[Bench, list[Body]]) -> None:
     _, bodies = scripted_run
-    told = {body["node"]: (body["status"], body["exit"]) for body in bodies if body["op"] == "conclude"}
-    assert told == {
+    ends = {body["node"]: (body["status"], body["exit"]) for body in bodies if body["op"] == "conclude"}
+    assert ends == {
         "wf.prep(0).conclude": ("Skipped", "-1"),
         "wf.lost(0).conclude": ("Failed", "1"),
         "wf.sweep(0:code:75,lr:0.1)(0).conclude": ("Failed", "75"),

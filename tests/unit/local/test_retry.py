@@ -81,7 +81,7 @@ def test_without_a_limit_there_is_no_back_off() -> None:
     assert after({"backoff": {"duration": "2s"}}, FAILED) == NextAttempt()
 
 
-def test_what_is_not_retried_waits_for_nothing() -> None:
+def test_a_failure_that_is_not_retried_has_no_backoff() -> None:
     assert after({**BACKOFF, "retryPolicy": "OnError"}, FAILED) == NoRetry(FAILED.message)
     refused = "retryStrategy.expression evaluated to false"
     assert after({**BACKOFF, "expression": "lastRetry.exitCode == '75'"}, FAILED) == NoRetry(refused)

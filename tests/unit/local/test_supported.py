@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
+from support.stories.local_engine import Bench, call, dag, plugin, shell, steps, workflow
 
 from hera_pipelines.local.pods.pod_paths import NAMESPACE_VARIABLE
 from hera_pipelines.local.supported import check_supported, find_unsupported
@@ -137,7 +137,7 @@ def test_a_suspend_that_ends_by_itself_is_accepted(duration: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "spoil"), CASES, ids=[words for words, _ in CASES])
-def test_what_cannot_be_run_is_named(words: str, spoil: Any) -> None:
+def test_an_unsupported_field_is_named(words: str, spoil: Any) -> None:
     manifest = copy.deepcopy(good())
     spoil(manifest)
     assert any(words in line for line in find_unsupported(manifest))
@@ -145,7 +145,7 @@ def test_what_cannot_be_run_is_named(words: str, spoil: Any) -> None:
         check_supported(manifest)
 
 
-def test_everything_is_said_at_once_and_nothing_starts(tmp_path: Path) -> None:
+def test_unsupported_fields_are_listed_at_once_and_no_pod_starts(tmp_path: Path) -> None:
     manifest = good()
     manifest["spec"]["synchronization"] = {"mutex": {"name": "x"}}
     task(manifest)["onExit"] = "b"
@@ -157,7 +157,7 @@ def test_everything_is_said_at_once_and_nothing_starts(tmp_path: Path) -> None:
     assert bench.changes == []
 
 
-def test_what_only_places_or_keeps_a_pod_is_let_pass() -> None:
+def test_a_field_that_only_places_or_keeps_a_pod_is_accepted() -> None:
     manifest = good()
     manifest["spec"].update(
         ttlStrategy={"secondsAfterCompletion": 1}, serviceAccountName="trainer", executorPlugins=[{}]
@@ -168,17 +168,17 @@ def test_what_only_places_or_keeps_a_pod_is_let_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"args": ["train --out=/out"]},
         {"env": [{"name": "TIPHYS_OUTPUT_M", "value": "/out"}]},
         {"args": ["{{outputs.artifacts.m.path}}"]},
     ],
 )
-def test_a_path_that_the_program_is_told_can_be_moved(told: dict[str, Any]) -> None:
+def test_a_path_in_the_arguments_of_the_program_can_be_moved(fields: dict[str, Any]) -> None:
     manifest = good()
     template(manifest)["outputs"] = _output()
-    template(manifest)["container"].update(told)
+    template(manifest)["container"].update(fields)
     assert list(find_unsupported(manifest)) == []
 
 
@@ -189,7 +189,7 @@ def test_a_longer_path_is_not_the_declared_one() -> None:
     assert any("/out occurs in no" in line for line in find_unsupported(manifest))
 
 
-def test_a_path_in_a_declared_folder_that_the_program_is_told_can_be_moved() -> None:
+def test_a_path_in_a_declared_folder_and_in_the_arguments_can_be_moved() -> None:
     manifest = good()
     template(manifest)["outputs"] = {"artifacts": [{"name": "m", "path": "/ckpt/final"}]}
     template(manifest)["container"]["args"] = ["tiphys-exec --dir /ckpt -- train"]
@@ -204,7 +204,7 @@ def test_steps_are_checked_like_tasks() -> None:
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=[path.stem for path in GOLDEN])
-def test_what_compile_emits_is_accepted_or_refused_for_a_plain_reason(path: Path) -> None:
+def test_a_compiled_workflow_is_supported_except_for_kinds_of_objects(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
     allowed = ("kind ",)
     assert [line for line in find_unsupported(manifest) if not line.startswith(allowed)] == []

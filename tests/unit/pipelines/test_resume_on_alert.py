@@ -36,7 +36,7 @@ def test_the_binding_gives_the_template_what_it_asks_for() -> None:
     assert {name for name, one in declared.items() if "value" not in one} <= given
 
 
-def test_it_writes_records_with_credentials_that_no_training_program_has() -> None:
+def test_the_template_writes_records_with_credentials_that_no_training_program_has() -> None:
     [container] = [one["container"] for one in committed("resume.yaml")["spec"]["templates"]]
     assert container["envFrom"] == [{"secretRef": {"name": "tiphys-control", "optional": True}}]
     runs, home = "ml", "tiphys-events"
@@ -45,7 +45,7 @@ def test_it_writes_records_with_credentials_that_no_training_program_has() -> No
     assert {subject["namespace"] for one in account for subject in one.get("subjects", [])} == {home}
 
 
-def test_what_the_template_runs_is_a_command_with_these_arguments() -> None:
+def test_the_template_runs_a_command_that_accepts_its_arguments() -> None:
     [container] = [one["container"] for one in committed("resume.yaml")["spec"]["templates"]]
     assert container["command"] == ["python", "-m", resume_once.__name__]
     options = resume_once._parser().parse_args(container["args"])

@@ -23,7 +23,7 @@ def ready(**fields: Any) -> Pipeline:
     return train_pipeline("digits", store="s3://ml-runs/t", source="s3://raw", **{**programs, **fields})
 
 
-def test_each_program_gets_what_the_one_before_made() -> None:
+def test_a_program_gets_what_the_one_before_made() -> None:
     pipeline = CompiledPipeline.from_manifest(ready().compile())
 
     flow = {task["name"]: (task.get("depends"), task.get("arguments", {})) for task in pipeline.tasks()}
@@ -110,7 +110,7 @@ def test_the_needs_of_training_are_the_training_steps() -> None:
     assert spec.checkpoints.every == 60
 
 
-def test_it_trains_on_several_nodes() -> None:
+def test_the_pipeline_trains_on_several_nodes() -> None:
     pipeline = ready(training=Training(gpus=8, nodes=4))
     assert CompiledPipeline.from_manifest(pipeline.compile()).step("train").gang == GangSpec(members=4)
 

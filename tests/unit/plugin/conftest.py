@@ -1,5 +1,5 @@
 import pytest
-from support import kube_server
+from support.servers import kube_server
 
 
 @pytest.fixture

@@ -24,9 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ledger
-from support.authored import artifact, plain, step, task, train
-from support.preflights import CLUSTER, HEALTHY, NAMESPACE, in_namespace, plugin, states, subject_of, with_cluster
+from support.builders import ledger
+from support.builders.authored_workflows import artifact, plain, step, task, train
+from support.builders.preflights import (
+    CLUSTER,
+    HEALTHY,
+    NAMESPACE,
+    in_namespace,
+    plugin,
+    states,
+    subject_of,
+    with_cluster,
+)
 from tiphys_controller.doctor import Finding, UnknownValue, failed_checks
 from tiphys_controller.doctor.check import failed, warning
 from tiphys_controller.doctor.observed import DeploymentSearch, KueueObservation, Permission, PodReadiness
@@ -89,7 +98,7 @@ def test_an_image_is_often_a_parameter_of_the_workflow() -> None:
     assert only("images", subject).state == "ok"
 
 
-def test_one_image_of_several_steps_is_one_line() -> None:
+def test_an_image_of_several_steps_is_one_line() -> None:
     one = only("images", subject_of(step("a", container={"image": "x:1"}), step("b", container={"image": "x:1"})))
     assert "of a, b" in one.sentence
     assert one.place == ""
@@ -176,7 +185,9 @@ def test_a_revision_of_hugging_face_is_a_commit(container: Manifest, state: str)
         ({"preemption": None, "infrastructure": None, "storage": 100}, True, set()),
     ],
 )
-def test_what_comes_again_is_not_repeated_often(budgets: Manifest, checkpoints: bool, causes: set[str]) -> None:
+def test_many_retries_of_a_repeating_cause_are_a_warning(
+    budgets: Manifest, checkpoints: bool, causes: set[str]
+) -> None:
     asked = {"retry": RetryPolicy(**budgets), "checkpoints": CheckpointPolicy() if checkpoints else None}
     lines = found("retries", subject_of(train(asked=asked)))
     assert {one.sentence.split()[0] for one in lines if one.state == "warning"} - {"gpu_out_of_memory"} == causes - {
@@ -455,7 +466,7 @@ def test_secrets_and_config_maps_that_pods_name() -> None:
     assert states(found("secrets", subject, replace(HEALTHY, objects=FORBIDDEN))) == {"secrets": "unknown"}
 
 
-def test_what_a_tag_decides_in_an_object_is_not_looked_for() -> None:
+def test_an_object_decided_by_a_template_tag_is_not_looked_for() -> None:
     manifest = (
         '{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"namespace": "other"}, "spec": {"template": {"spec": '
         '{"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c-{{inputs.parameters.c}}"}}], '
@@ -510,7 +521,7 @@ def test_a_right_that_is_lacking() -> None:
     assert (missing.state, missing.place) == ("failed", "make")
 
 
-def test_who_may_not_submit() -> None:
+def test_an_account_that_may_not_submit_fails_the_check() -> None:
     subject = subject_of(step())
     assert only("submit", subject).state == "ok"
     assert only("submit", subject, replace(HEALTHY, may_submit=False)).state == "failed"
@@ -556,7 +567,7 @@ PLUGIN = {"executorPlugins": [{"spec": {"sidecar": {}}}]}
         ((step(),), {}, with_cluster(argo_kinds=frozenset()), "failed"),
     ],
 )
-def test_what_the_doctor_finds_counts_where_this_workflow_rests_on_it(
+def test_findings_of_doctor_count_where_the_workflow_rests_on_them(
     templates: tuple[Manifest, ...], fields: Manifest, observed: PreflightObservation, state: str
 ) -> None:
     lines = found("cluster", subject_of(*templates, **fields), observed)

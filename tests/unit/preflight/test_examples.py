@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.preflights import CLUSTER, HEALTHY, NAMESPACE, plugin
+from support.builders.preflights import CLUSTER, HEALTHY, NAMESPACE, plugin
 from tiphys_controller.doctor.observed import DeploymentSearch
 from tiphys_plugin.quota.queues import Queues
 

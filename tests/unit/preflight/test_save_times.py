@@ -4,8 +4,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.authored import STORE, step, train, workflow
-from support.preflights import subject_of, write_save
+from support.builders.authored_workflows import STORE, step, train, workflow
+from support.builders.preflights import subject_of, write_save
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from hera_pipelines.preflight import build_subject

@@ -37,7 +37,7 @@ def test_a_compiled_workflow_tells_its_name_store_and_steps() -> None:
     assert [task["name"] for task in pipeline.tasks()] == ["prep", "fit"]
 
 
-def test_each_task_of_a_template_without_a_gate_is_a_step_and_one_that_no_task_calls_is_none() -> None:
+def test_a_called_task_of_an_ungated_template_is_a_step_and_an_uncalled_one_is_none() -> None:
     calls = [
         {"name": "one", "template": "prep"},
         {"name": "two", "template": "prep", "withItems": [1]},
@@ -60,7 +60,7 @@ def test_each_task_of_a_template_without_a_gate_is_a_step_and_one_that_no_task_c
 
 
 @pytest.mark.parametrize("metadata", [{}, {"annotations": None}, {"annotations": {"other": "x"}}])
-def test_a_workflow_of_somebody_else_is_refused_with_what_to_do(metadata: dict[str, Any]) -> None:
+def test_a_workflow_of_another_maker_is_refused_with_what_to_do(metadata: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"Tiphys did not compile it; compile the pipeline with `tiphys compile`"):
         CompiledPipeline.from_manifest({"metadata": metadata, "spec": {}})
 

@@ -65,7 +65,7 @@ def test_a_done_fan_out_has_an_item_that_succeeded_and_none_that_failed() -> Non
     assert drop_known_tasks("a.AllFailed", {"a": DONE_FAN_OUT_RESULTS}) is False
 
 
-def test_an_omitted_task_holds_back_whoever_names_it_bare() -> None:
+def test_an_omitted_task_holds_back_every_task_that_names_it_bare() -> None:
     assert drop_known_tasks("a", {"a": OMITTED_RESULTS}) is False
     assert drop_known_tasks("a.Omitted", {"a": OMITTED_RESULTS}) is True
 
@@ -82,7 +82,7 @@ def test_an_omitted_task_holds_back_whoever_names_it_bare() -> None:
         ("", "a task is missing at the end"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_place(text: str, what: str) -> None:
+def test_an_invalid_condition_is_refused_with_the_place(text: str, what: str) -> None:
     with pytest.raises(UsageError, match="depends") as caught:
         parse_depends(text)
 

@@ -19,7 +19,7 @@ from tiphys.protocol.execute_api import (
 )
 
 
-def test_a_body_of_somebody_else_is_answered_with_nothing() -> None:
+def test_a_body_of_another_plugin_gets_an_empty_answer() -> None:
     assert NOT_MINE.to_json() == {}
 
 

@@ -51,7 +51,7 @@ def test_a_task_without_items_is_one_task(task: dict[str, Any]) -> None:
         ({"withSequence": {"count": 1, "format": "%s"}}, "s: withSequence format '%s' must hold one %d"),
     ],
 )
-def test_what_has_no_items_is_refused(source: dict[str, Any], what: str) -> None:
+def test_a_source_without_items_is_refused(source: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError) as caught:
         item_values({"name": "s", **source})
 
@@ -110,7 +110,7 @@ def test_a_fan_in_reads_the_bytes_that_go_writes(texts: list[str], by_name: str)
     assert json.loads(found["outputs.parameters"]) == [{"n": text} for text in texts]
 
 
-def test_all_parameters_of_a_fan_in_are_escaped_as_go_does() -> None:
+def test_parameters_of_a_fan_in_are_escaped_as_go_does() -> None:
     assert (
         aggregate_outputs([{"a": "x<y", "b": ">&"}])["outputs.parameters"] == r'[{"a":"x\u003cy","b":"\u003e\u0026"}]'
     )

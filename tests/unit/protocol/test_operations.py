@@ -106,7 +106,7 @@ def test_a_nodes_name_tells_its_step_its_try_and_its_attempt(
 
 
 @given(st.text().filter(lambda text: "(" not in text), st.integers(0, 10**6))
-def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, number: int) -> None:
+def test_nodes_of_a_step_name_it_whatever_the_item_contains(item: str, number: int) -> None:
     """Argo takes parentheses out of the text of an item."""
     step = f"wf.sweep(0:{item})"
     tried = [f"{step}({number}).{op}" for op in ("admit", "run", "conclude")]

@@ -43,7 +43,7 @@ def test_amounts_are_read(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "much", "8GB", "-1Gi", "0", "{{inputs.parameters.memory}}"])
-def test_what_is_no_amount_is_refused(text):
+def test_an_invalid_amount_is_refused(text):
     with pytest.raises(UsageError, match=r"its limit: .* is not an amount of memory; write it like 8Gi"):
         parse_memory_bytes(text, "its limit")
 
@@ -101,7 +101,7 @@ def test_durations_are_written_for_argo_without_an_exponent(seconds, text):
 
 
 @pytest.mark.parametrize("text", ["", " ", "s", "10 minutes", "1x", "-3s", "1h30", "1.s", "auto"])
-def test_what_is_no_duration_is_refused(text):
+def test_an_invalid_duration_is_refused(text):
     with pytest.raises(UsageError, match=r"is not a duration; write for example 10s, 5m or 1h30m"):
         parse_duration_seconds(text)
     with pytest.raises(UsageError, match=r"is not a duration of Go"):

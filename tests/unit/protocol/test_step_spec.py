@@ -62,7 +62,7 @@ def test_a_preemption_costs_nothing_and_a_user_error_everything() -> None:
         (StepSpec, {"name": "fit", "kind": "train", "template": "t", "grace_seconds": -1}),
     ],
 )
-def test_what_makes_no_sense_is_refused(model: type[StepSpec], fields: dict[str, object]) -> None:
+def test_invalid_step_settings_are_refused(model: type[StepSpec], fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         model.model_validate(fields)
 

@@ -172,7 +172,7 @@ def test_nodes_of_the_largest_workflow_are_read():
     ("status", "expected"),
     [({}, False), ({"offloadNodeStatusVersion": ""}, False), ({"offloadNodeStatusVersion": "fnv:1"}, True)],
 )
-def test_offloaded_nodes_are_told_by_their_version(status, expected):
+def test_offloaded_nodes_are_recognised_by_their_version(status, expected):
     assert are_nodes_offloaded({"status": status}) is expected
     assert not are_nodes_offloaded({})
 

@@ -1,10 +1,10 @@
 """What follows from the end of a finished attempt, and is written again after a crash in between."""
 
 import pytest
-from support.counting import CountingStore
-from support.faults import dying_at
-from support.memory import MemoryStore
-from support.recorded import RUN, ArgoWorkflow, bare, claim_of, end_of, ungated
+from support.fakes.argo_workflow import RUN, ArgoWorkflow, bare, claim_of, end_of, ungated
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
+from support.processes.failpoints import dying_at
 
 from tiphys.recording.derived_records import write_derived_records
 from tiphys.records import MemoRecord

@@ -1,8 +1,8 @@
 """What an end says of a step that failed, by the message of its node (Argo's ``inferFailedReason`` and others)."""
 
 import pytest
-from support.memory import MemoryStore
-from support.recorded import ArgoWorkflow, bare, end_of
+from support.fakes.argo_workflow import ArgoWorkflow, bare, end_of
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
 from tiphys.records.attempt import STOPPED_MESSAGE

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from support.memory import MemoryStore
-from support.recorded import ArgoWorkflow, attempt_keys, bare, claim_of, end_of, ungated
+from support.fakes.argo_workflow import ArgoWorkflow, attempt_keys, bare, claim_of, end_of, ungated
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.protocol.workflow_nodes import read_nodes
 from tiphys.records import AttemptEndOutcome

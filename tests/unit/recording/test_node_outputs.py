@@ -6,9 +6,9 @@ A tenant may write the nodes of a Workflow. Only what lies below the uid of the 
 import hashlib
 
 import pytest
-from support.counting import CountingStore
-from support.memory import MemoryStore
-from support.recorded import ArgoWorkflow, bare, end_of, ungated
+from support.fakes.argo_workflow import ArgoWorkflow, bare, end_of, ungated
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import ObjectMissingError, StoreError
 from tiphys.recording import node_outputs

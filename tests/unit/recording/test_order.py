@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import pytest
-from support.memory import MemoryStore
-from support.recorded import ArgoWorkflow, bare, claim_of, end_of, ungated
+from support.fakes.argo_workflow import ArgoWorkflow, bare, claim_of, end_of, ungated
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.records import AttemptEndOutcome
 from tiphys.store import ObjectInfo

@@ -16,9 +16,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.counting import CountingStore
-from support.memory import MemoryStore
-from support.recorded import (
+from support.fakes.argo_workflow import (
     RUN,
     START,
     ArgoWorkflow,
@@ -28,6 +26,8 @@ from support.recorded import (
     end_of,
     ungated,
 )
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.protocol.step_spec import RESULT_PARAMETER, StepKind, StepSpec
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, ItemBinding, item_step_id
@@ -266,7 +266,7 @@ def test_spelling_of_an_item_does_not_matter(store):
     assert end_of(flow, item_step_id("sweep", '{"lr":1,"w":"a"}', 0)).outcome == "done"
 
 
-def test_equal_items_are_told_apart_and_keep_their_places(store):
+def test_equal_items_are_distinguished_and_keep_their_places(store):
     flow = ArgoWorkflow(store, [ungated("sweep", fan_out=True, artifacts=())])
     first, second, third = (flow.start_item("sweep", index, "same") for index in range(3))
     flow.finish(second, parameters={"rows": "2"})

@@ -13,8 +13,8 @@
 from typing import Any
 
 import pytest
-from support.faults import dying_at
-from support.memory import MemoryStore
+from support.fakes.memory_store import MemoryStore
+from support.processes.failpoints import dying_at
 
 from tiphys.lineage.fork_history import AncestorRun
 from tiphys.protocol.step_spec import StepKind, StepSpec

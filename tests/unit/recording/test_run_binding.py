@@ -4,10 +4,10 @@ How a Workflow finds its run is in ``tests/unit/plugin/attempts/test_run_identit
 """
 
 import pytest
-from support.counting import CountingStore
-from support.faults import dying_at
-from support.memory import MemoryStore
-from support.recorded import RUN, ArgoWorkflow, Reader, bare, claim_submission
+from support.fakes.argo_workflow import RUN, ArgoWorkflow, Reader, bare, claim_submission
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
+from support.processes.failpoints import dying_at
 
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.protocol.execute_api import WorkflowMetadata

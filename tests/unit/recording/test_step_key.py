@@ -11,10 +11,10 @@
 from typing import Any
 
 import pytest
-from support.compiled import History
-from support.counting import CountingStore
-from support.memory import MemoryStore
-from support.recorded import RUN, ArgoWorkflow, bare, claim_of, ungated
+from support.builders.compiled_workflows import History
+from support.fakes.argo_workflow import RUN, ArgoWorkflow, bare, claim_of, ungated
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.recording.step_key import (
@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[StepSpec, dict[str, str], str]] = {
 }
 
 
-def test_all_that_determines_the_outputs_changes_the_key():
+def test_the_key_changes_with_everything_that_determines_the_outputs():
     keys = [key_of(spec, None, parameters, item=item).key for spec, parameters, item in CHANGES.values()]
     assert len(set(keys)) == len(CHANGES)
 

@@ -14,8 +14,17 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.memory import MemoryStore
-from support.recorded import RUN, ArgoWorkflow, attempt_keys, bare, claim_of, claim_submission, end_of, ungated
+from support.fakes.argo_workflow import (
+    RUN,
+    ArgoWorkflow,
+    attempt_keys,
+    bare,
+    claim_of,
+    claim_submission,
+    end_of,
+    ungated,
+)
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import IntegrityError
 from tiphys.recording import WorkflowRecorder
@@ -241,7 +250,7 @@ def test_racing_recorders_that_see_all_at_once_write_the_same(round_):
     assert len(attempt_keys(flow.store)) == 4
 
 
-def test_one_recorder_records_once_at_a_time(flow):
+def test_a_recorder_records_once_at_a_time(flow):
     racers = Racers(flow)
     racers.recorders = [racers.recorders[0]] * 8
     flow.start()

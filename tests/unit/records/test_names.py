@@ -32,7 +32,7 @@ def test_a_dns_name_may_name_a_run(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", ["", "A", "-a", "a-", ".", "..", "a/b", "a b", "a\n", "x" * 64, "ä"])
-def test_anything_else_may_not_name_a_run(run: str) -> None:
+def test_an_invalid_run_name_is_refused(run: str) -> None:
     with pytest.raises(UsageError, match="use lower-case letters"):
         check_run_name(run)
 
@@ -45,7 +45,7 @@ def test_a_label_or_an_item_of_it_may_name_a_step(step: str) -> None:
 @pytest.mark.parametrize(
     "step", ["", "Fit", "fit_2", "fit.", ".x", "fit.abc.0", "fit.0123456789AB.0", "fit\n", "x" * 64]
 )
-def test_anything_else_may_not_name_a_step(step: str) -> None:
+def test_an_invalid_step_id_is_refused(step: str) -> None:
     with pytest.raises(UsageError, match="use a DNS label"):
         check_step_id(step)
 
@@ -95,7 +95,7 @@ def test_a_strange_item_has_a_name_too(item: str) -> None:
     assert len(item_hash(item)) == 12
 
 
-def test_equal_items_are_told_apart_by_their_ordinal() -> None:
+def test_equal_items_are_distinguished_by_their_ordinal() -> None:
     assert item_step_id("fit", "0.1", 0) == f"fit.{item_hash('0.1')}.0"
     assert item_step_id("fit", "0.1", 1) != item_step_id("fit", "0.1", 0)
 

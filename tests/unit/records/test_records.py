@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from pydantic import ValidationError
-from support.lineage import START_TIMES
+from support.builders.lineage import START_TIMES
 
 import tiphys.records
 from tiphys.records import (
@@ -56,7 +56,7 @@ def test_the_stored_form_is_sorted_json_with_a_final_newline() -> None:
     )
 
 
-def test_what_is_not_known_is_not_stored() -> None:
+def test_an_unknown_field_is_not_stored() -> None:
     end = AttemptEnd(run="digits", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
 
     assert {"cause", "exit_code"}.isdisjoint(json.loads(end.to_bytes()))
@@ -115,7 +115,7 @@ def test_a_field_that_was_added_later_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None])
-def test_another_schema_version_is_refused_and_named(version: object) -> None:
+def test_a_foreign_schema_version_is_refused_and_named(version: object) -> None:
     document = json.loads(sealed().to_bytes()) | {"version": version}
 
     with pytest.raises(ValidationError, match=f"it has schema version {json.dumps(version)}"):
@@ -127,7 +127,7 @@ def test_a_record_never_changes() -> None:
         sealed().status = "Succeeded"  # type: ignore[misc]
 
 
-def test_two_writers_of_the_same_record_are_told_apart() -> None:
+def test_writers_of_the_same_record_are_told_apart() -> None:
     assert sealed().nonce != sealed().nonce
 
 

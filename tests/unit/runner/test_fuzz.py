@@ -13,7 +13,7 @@ CONFTEST = """
 """
 RARE = """
     from hypothesis import given, strategies as st
-    from support.seeds import SEED
+    from support.builders.seeds import SEED
 
     @given(st.integers(0, 2**64))
     def test_law(number):

@@ -42,7 +42,7 @@ def test_a_key_lacks_one_part_after_each_change(source: str, expected: list[str]
     assert changes(Kind.KEY, source) == expected
 
 
-def test_two_writes_are_swapped_where_one_of_them_is_a_call() -> None:
+def test_writes_are_swapped_where_one_of_them_is_a_call() -> None:
     source = """
         def publish(store):
             store.create(new)

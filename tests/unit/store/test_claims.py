@@ -38,7 +38,7 @@ def test_the_first_claim_wins_and_is_stored(store: DirectoryStore) -> None:
     assert read_record(store, "end.json", SubmissionEnd) == mine
 
 
-def test_the_second_claim_loses_and_learns_who_won(store: DirectoryStore) -> None:
+def test_the_second_claim_loses_and_learns_the_winner(store: DirectoryStore) -> None:
     claim_record(store, "end.json", first := seal())
 
     outcome = claim_record(store, "end.json", seal())
@@ -47,7 +47,7 @@ def test_the_second_claim_loses_and_learns_who_won(store: DirectoryStore) -> Non
     assert read_record(store, "end.json", SubmissionEnd) == first
 
 
-def test_a_record_that_says_the_same_is_still_somebody_elses(store: DirectoryStore) -> None:
+def test_a_record_with_the_same_content_still_belongs_to_its_writer(store: DirectoryStore) -> None:
     first = seal()
     twin = first.model_copy(update={"nonce": "other"})
     claim_record(store, "end.json", first)

@@ -62,7 +62,7 @@ class TestOpening:
 
         assert (root / "deep").is_dir()
 
-    def test_does_not_make_a_folder_that_should_be_there(self, root: Path) -> None:
+    def test_a_missing_folder_that_should_exist_is_not_made(self, root: Path) -> None:
         with pytest.raises(
             NotFoundError, match=rf"no store at {root}: .* check the path, and that the volume is mounted"
         ):
@@ -216,7 +216,7 @@ class TestDurability:
         assert list(store.list("")) == []
         assert temporaries(root) == []
 
-    def test_what_died_writers_left_is_removed_a_day_later(self, root: Path) -> None:
+    def test_files_of_dead_writers_are_removed_a_day_later(self, root: Path) -> None:
         leftovers = root / ".tmp"
         leftovers.mkdir(parents=True)
         for name, age in (("old", DAY + 60), ("young", DAY - 60)):
@@ -312,7 +312,7 @@ class TestRaces:
 
 
 class TestVanishedStore:
-    def test_is_not_an_empty_store(self, store: DirectoryStore, root: Path) -> None:
+    def test_a_vanished_store_is_not_read_as_empty(self, store: DirectoryStore, root: Path) -> None:
         root.rmdir()
 
         for call in (
@@ -323,7 +323,7 @@ class TestVanishedStore:
             with pytest.raises(StoreError, match=f"the store's folder {root} is gone; check that its volume"):
                 call()
 
-    def test_is_not_made_again_by_a_write(self, store: DirectoryStore, root: Path) -> None:
+    def test_a_vanished_store_is_not_made_again_by_a_write(self, store: DirectoryStore, root: Path) -> None:
         root.rmdir()
 
         with pytest.raises(StoreError, match=r"is gone; check that its volume is still mounted"):
@@ -333,13 +333,13 @@ class TestVanishedStore:
 
 
 class TestForeignFiles:
-    def test_whose_name_no_key_can_hold_are_left_out(self, store: DirectoryStore, root: Path) -> None:
+    def test_files_with_a_name_that_no_key_can_hold_are_left_out(self, store: DirectoryStore, root: Path) -> None:
         store.create("a", b"1")
         Path(os.fsdecode(bytes(root) + b"/\xff")).touch()
 
         assert [info[:2] for info in store.list("")] == [("a", 1)]
 
-    def test_that_vanish_while_they_are_listed_are_left_out(self, store: DirectoryStore) -> None:
+    def test_files_that_vanish_during_a_listing_are_left_out(self, store: DirectoryStore) -> None:
         for key in ("a", "b", "c"):
             store.create(key, b"")
 
@@ -349,7 +349,7 @@ class TestForeignFiles:
 
         assert [first.key, *(info.key for info in rows)] == ["a", "c"]
 
-    def test_that_cannot_be_opened_are_an_error_and_not_missing(
+    def test_files_that_cannot_be_opened_are_an_error_and_not_missing(
         self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.create("a", b"1")

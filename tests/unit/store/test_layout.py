@@ -139,7 +139,7 @@ def test_results_are_read_from_their_keys(step: str, number: int) -> None:
 
 
 @given(steps, numbers)
-def test_each_key_of_a_run_listing_has_one_typed_form(step: str, number: int) -> None:
+def test_every_key_of_a_run_listing_has_one_typed_form(step: str, number: int) -> None:
     typed = {
         RUN.attempt(step, number): layout.AttemptRecordKey(step, number, is_end=False),
         RUN.attempt_end(step, number): layout.AttemptRecordKey(step, number, is_end=True),
@@ -208,7 +208,7 @@ def test_mark_and_announcements_of_a_checkpoint_are_listed_together_and_the_mark
         "control/runs/a/x/000000001.old.json",
     ],
 )
-def test_any_other_key_is_nothing(key: str) -> None:
+def test_a_foreign_key_parses_as_no_record(key: str) -> None:
     parsers = [function for name, function in inspect.getmembers(layout) if name.startswith("parse_")]
     folders = ("attempts/fit", "submissions", "events", "reused", "done/fit", "outputs")
 

@@ -74,7 +74,7 @@ def test_an_s3_url_names_bucket_and_prefix(url: str, same: str, monkeypatch: pyt
         ("az://mlruns/runs/team/tiphys", "team/tiphys/"),
     ],
 )
-def test_what_compile_writes_before_a_key_is_what_the_store_does(
+def test_the_artifact_prefix_at_compile_is_that_of_the_store(
     url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tiphys.store.open.check_format", lambda store: None)  # there is no server
@@ -84,7 +84,7 @@ def test_what_compile_writes_before_a_key_is_what_the_store_does(
 
 
 @pytest.mark.parametrize("url", ["", "/var/runs", "file:///var/runs", "http://minio:9000/ml", "a:b"])
-def test_nothing_stands_before_a_key_of_a_folder_or_of_no_store(url: str) -> None:
+def test_keys_of_a_folder_or_of_no_store_have_no_prefix(url: str) -> None:
     assert artifact_prefix(url) == ""
 
 
@@ -123,7 +123,7 @@ def test_nothing_stands_before_a_key_of_a_folder_or_of_no_store(url: str) -> Non
         ("file:///tiphys?x", "names no absolute folder"),
     ],
 )
-def test_what_no_store_can_mean_is_refused_with_a_reason(url: str, reason: str) -> None:
+def test_an_invalid_url_is_refused_with_the_reason(url: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         open_store(url)
 

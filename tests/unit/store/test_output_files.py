@@ -45,7 +45,7 @@ def test_files_of_a_folder_have_keys_below_that_of_the_output(folder: Path) -> N
     assert stored(folder) == ["/deep/été", "/same-weights", "/weights"]
 
 
-def test_one_file_has_the_key_of_the_output_also_behind_a_link(folder: Path) -> None:
+def test_a_file_has_the_key_of_the_output_also_behind_a_link(folder: Path) -> None:
     (folder / "latest").symlink_to("weights")
     assert stored(folder / "weights") == [""]
     assert stored(folder / "latest") == [""]
@@ -67,7 +67,7 @@ def test_no_other_link_is_stored_as_a_file(folder: Path, target: str) -> None:
         list_output_files(folder, KEY, "output", copies_links=True)
 
 
-def test_nothing_is_listed_where_nothing_was_written(folder: Path) -> None:
+def test_an_absent_folder_has_no_outputs(folder: Path) -> None:
     (folder / "dangling").symlink_to("gone")
     assert stored(folder / "absent") == stored(folder / "dangling") == []
 
@@ -95,7 +95,7 @@ def bind_socket(folder: Path) -> None:
         (lambda folder: make_long(folder), "too many"),
     ],
 )
-def test_what_no_store_can_keep_is_the_authors_error_by_name(
+def test_an_output_that_no_store_can_keep_is_a_user_error_with_its_name(
     folder: Path, add: Callable[[Path], object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)

@@ -156,7 +156,7 @@ class TestSubmissions:
         assert (first.claim.submission, first.binding, first.end) == (1, bound, sealed)
         assert (second.claim.submission, second.binding, second.end) == (2, None, None)
 
-    def test_are_none_for_a_run_without_any(self, store: DirectoryStore) -> None:
+    def test_submissions_are_none_for_a_run_without_any(self, store: DirectoryStore) -> None:
         put(store, "control/runs/digits2/submissions/000000001.json", submission(1))
 
         assert read_submissions(store, "digits") == []
@@ -216,7 +216,7 @@ class TestAttempts:
 class TestListingDigest:
     ROWS = [("artifacts/data", 3), ("parameters/loss", 4)]
 
-    def test_does_not_depend_on_the_order_of_rows(self) -> None:
+    def test_the_listing_digest_does_not_depend_on_the_order_of_rows(self) -> None:
         assert outputs_digest(self.ROWS) == outputs_digest(iter(reversed(self.ROWS)))
 
     @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ class TestListingDigest:
     def test_takes_rows_of_a_listing_as_they_come(self) -> None:
         assert outputs_digest([ObjectInfo(key, size) for key, size in self.ROWS]) == outputs_digest(self.ROWS)
 
-    def test_is_stable_because_it_is_stored(self) -> None:
+    def test_the_listing_digest_is_stable_because_it_is_stored(self) -> None:
         assert outputs_digest([("a", 1)]) == hashlib.sha256(b'[["a",1]]').hexdigest()
 
 

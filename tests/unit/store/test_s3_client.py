@@ -47,7 +47,7 @@ def answer(status: int, code: str) -> ClientError:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_an_error_that_stays_is_told_apart_from_one_that_may_pass(
+def test_a_permanent_error_is_distinguished_from_a_temporary_one(
     error: Exception, kind: type[TiphysError], says: str
 ) -> None:
     with pytest.raises(TiphysError) as caught, translate_boto_errors(URL, "create a", ENDPOINT):

@@ -43,7 +43,7 @@ def task(pipeline: Pipeline, name: str = "fit") -> Manifest:
     return next(task for task in tasks if task["name"] == name)
 
 
-def test_each_trial_is_an_item_and_the_rest_is_given_to_all() -> None:
+def test_a_trial_is_an_item_and_the_other_values_are_given_to_all() -> None:
     made = task(swept(sweep=grid(lr=[0.1, 0.01]), width=32))
 
     assert made["withItems"] == [{"lr": 0.1}, {"lr": 0.01}]
@@ -106,7 +106,7 @@ def test_a_sweep_that_does_not_fit_its_step_is_refused(fields: dict[str, Any], c
         swept(**fields)
 
 
-def test_two_limits_for_one_dag_are_refused() -> None:
+def test_a_second_limit_for_one_dag_is_refused() -> None:
     with Pipeline("digits"):
         fit(prepare(), sweep=grid(lr=[1]), parallel=2)
         with pytest.raises(UsageError, match="already has parallelism 2"):

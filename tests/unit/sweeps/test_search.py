@@ -82,7 +82,7 @@ def test_a_logarithmic_scale_treats_orders_of_magnitude_alike() -> None:
     assert all(70 < count < 130 for count in decades)
 
 
-def test_how_trials_came_about_can_be_read() -> None:
+def test_trials_are_described_by_their_search() -> None:
     assert grid(lr=[0.1, 0.2]).description == "grid of 2: lr=[0.1, 0.2]"
     assert search(2).description == "random search of 2, seed 7: lr=log_uniform(0.0001, 0.1), width=choice(64, 128)"
 

@@ -24,7 +24,18 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.semconv._incubating.attributes import cicd_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import StatusCode
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.builders.lineage import (
+    LINEAGE,
+    RUN,
+    STEP,
+    claim_of,
+    commit,
+    end_of,
+    ref,
+    write_claim,
+    write_end,
+    write_run,
+)
 
 from hera_pipelines.traces import spans as module
 from hera_pipelines.traces.spans import (
@@ -211,7 +222,7 @@ def test_the_workflow_of_argo_can_be_found_from_the_span(store: Store) -> None:
     assert [link.context.span_id for link in second.links] == [first.context.span_id]
 
 
-def test_what_is_sent_of_a_long_training_is_bounded(store: Store) -> None:
+def test_spans_of_a_long_training_are_bounded(store: Store) -> None:
     write_run(store)
     submit(store)
     for step in range(MAX_CHECKPOINTS + 5):

@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
-from support.faults import dying_at
-from support.irregular import Irregular
-from support.mlflow import ALIAS, MODEL, MODEL_NAME, REGISTER, RUN, FakeMlflow, write_run
+from support.builders.irregular_samples import Irregular
+from support.fakes.mlflow import ALIAS, MODEL, MODEL_NAME, REGISTER, RUN, FakeMlflow, write_run
+from support.processes.failpoints import dying_at
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError
 from tiphys.lineage import RunHistory
@@ -370,7 +370,7 @@ def test_the_source_is_an_address_that_mlflow_can_load(store: DirectoryStore, ur
     assert source_uri(elsewhere, recorded) == source.replace("KEY", recorded.output.key)  # type: ignore[arg-type]
 
 
-def test_what_a_program_writes_beside_registrations_is_listed_only_so_far(store: DirectoryStore) -> None:
+def test_foreign_keys_beside_registrations_are_listed_within_a_bound(store: DirectoryStore) -> None:
     stem = registration_key(RUN, "register", "0").rpartition("/")[0]
     for number in range(50):
         store.create(f"{stem}/{number:04}.done.json", b"{}")

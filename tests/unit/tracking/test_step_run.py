@@ -13,9 +13,9 @@
 from pathlib import Path
 
 import pytest
-from support.faults import dying_at
-from support.irregular import Irregular
-from support.mlflow import RUN, STEP, FakeMlflow, write_run
+from support.builders.irregular_samples import Irregular
+from support.fakes.mlflow import RUN, STEP, FakeMlflow, write_run
+from support.processes.failpoints import dying_at
 
 from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.protocol import environment

@@ -16,10 +16,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.hostile import control_characters
-from support.pages import ControllerActions, Pages, Texts, form_fields
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.hostile_text import control_characters
+from support.fakes.submitter import FakeSubmitter
+from support.stories.pages import ControllerActions, Pages, Texts, form_fields
 from tiphys_controller import resume_run, start_run
 
 from hera_pipelines.ui.action_routes import ActionRoutes
@@ -106,7 +106,7 @@ def test_a_resume_shows_its_plan_and_is_done_when_it_is_confirmed(store: Store, 
     assert "Stop" in Texts(pages.get(f"/runs/{failed}").text).text
 
 
-def test_two_tabs_that_press_resume_have_one_effect(
+def test_a_resume_pressed_in_two_tabs_has_one_effect(
     store: Store, submitter: FakeSubmitter, failed: str, open_pages: Open
 ) -> None:
     tabs = [open_pages(signs_in=True), open_pages(PROXY)]
@@ -177,7 +177,9 @@ def test_a_fork_shows_the_plan_of_its_parameters_and_a_double_click_makes_one(
     assert other.headers["Location"] not in ("/runs/warmer", f"/runs/{failed}")
 
 
-def test_who_is_not_signed_in_sees_the_page_and_can_do_nothing(store: Store, failed: str, open_pages: Open) -> None:
+def test_a_visitor_without_sign_in_sees_the_page_and_can_change_nothing(
+    store: Store, failed: str, open_pages: Open
+) -> None:
     visitor, signed_in = open_pages(), open_pages(signs_in=True)
     form = form_fields(signed_in.get(f"/runs/{failed}/resume").text)
 
@@ -193,7 +195,7 @@ def test_who_is_not_signed_in_sees_the_page_and_can_do_nothing(store: Store, fai
 
 
 @pytest.mark.parametrize("token", ["", "another token of that length", TOKEN[:-1], TOKEN + "x"])
-def test_a_wrong_token_signs_nobody_in(failed: str, open_pages: Open, token: str) -> None:
+def test_a_wrong_token_signs_no_visitor_in(failed: str, open_pages: Open, token: str) -> None:
     pages = open_pages()
     answer = pages.post("/sign-in", {"token": token})
     assert answer.status_code == 403
@@ -252,7 +254,7 @@ def test_the_cookie_is_sent_by_no_other_site_and_read_by_no_script(open_pages: O
     assert TOKEN not in cookie
 
 
-def test_who_signs_out_can_do_nothing_with_the_old_cookie_or_form(store: Store, failed: str, open_pages: Open) -> None:
+def test_an_old_cookie_or_form_is_refused_after_sign_out(store: Store, failed: str, open_pages: Open) -> None:
     pages = open_pages(signs_in=True)
     form = form_fields(pages.get(f"/runs/{failed}/resume").text)
     page = pages.get(f"/runs/{failed}").text
@@ -264,7 +266,7 @@ def test_who_signs_out_can_do_nothing_with_the_old_cookie_or_form(store: Store, 
     assert len(read_submissions(store, failed)) == 1
 
 
-def test_who_is_named_by_a_proxy_is_offered_no_sign_out(failed: str, open_pages: Open) -> None:
+def test_a_visitor_named_by_a_proxy_is_offered_no_sign_out(failed: str, open_pages: Open) -> None:
     pages = open_pages(PROXY)
     page = pages.get(f"/runs/{failed}", **{HEADER: "ada@example.org"}).text
     assert "ada@example.org" in page
@@ -297,7 +299,7 @@ def test_a_name_from_an_unlisted_address_is_not_believed(
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 201, "tab\there"])
-def test_a_proxy_that_names_nobody_gives_no_right(failed: str, open_pages: Open, name: str) -> None:
+def test_a_proxy_without_a_name_gives_no_right(failed: str, open_pages: Open, name: str) -> None:
     assert open_pages(PROXY).get(f"/runs/{failed}/resume", **{HEADER: name}).status_code == 303
 
 
@@ -338,7 +340,7 @@ def test_settings_that_protect_nothing_are_refused(token: str, proxies: list[str
         PageAccess(token, proxies, HEADER)
 
 
-def test_what_cannot_be_done_from_here_is_not_offered(
+def test_an_impossible_action_is_not_offered(
     store: Store, backend: ControllerActions, failed: str, open_pages: Open
 ) -> None:
     pages = open_pages(signs_in=True)

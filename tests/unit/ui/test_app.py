@@ -21,12 +21,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.hostile import HOSTILE, control_characters, write_full_run
-from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
-from support.pages import Pages, Texts
-from support.polling import until
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.hostile_text import HOSTILE, control_characters, write_full_run
+from support.builders.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.fakes.submitter import FakeSubmitter
+from support.processes.polling import until
+from support.stories.pages import Pages, Texts
 from tiphys_controller import start_run
 from tiphys_controller.failure_cost import FailureCost
 from tiphys_controller.runs import StepOutput
@@ -413,7 +413,7 @@ def test_a_damaged_record_costs_only_what_it_held(store: Store, submitter: FakeS
         ("/?page=0", 400, "page='0' is no number of a page"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_words(pages: Pages, path: str, status: int, words: str) -> None:
+def test_a_missing_page_is_refused_in_words(pages: Pages, path: str, status: int, words: str) -> None:
     answer = pages.get(path)
     assert answer.status_code == status
     assert words in Texts(answer.text).text
@@ -470,7 +470,7 @@ def test_a_page_of_another_site_cannot_ask_by_a_name_of_its_own(pages: Pages, ho
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_changed(pages: Pages, method: str) -> None:
+def test_the_pages_refuse_every_writing_method(pages: Pages, method: str) -> None:
     assert pages.request(method, "/runs/digits-1").status_code == 405
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.hostile import HOSTILE, MARK, NAMES, control_characters, hostile_variants, write_full_run
-from support.lineage import RUN, STEP, write_run
-from support.pages import Pages, Texts
-from support.polling import until
+from support.builders.hostile_text import HOSTILE, MARK, NAMES, control_characters, hostile_variants, write_full_run
+from support.builders.lineage import RUN, STEP, write_run
+from support.processes.polling import until
+from support.stories.pages import Pages, Texts
 
 from hera_pipelines.ui import app as ui_app
 from hera_pipelines.ui.app import build_app
@@ -70,7 +70,7 @@ def ask_all(store: DirectoryStore) -> Iterator[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_one_damaged_object_costs_at_most_the_pages_that_need_it(store: DirectoryStore, kind: str) -> None:
+def test_a_damaged_object_costs_at_most_the_pages_that_need_it(store: DirectoryStore, kind: str) -> None:
     write_full_run(store)
     damage, objects = DAMAGE[kind], {info.key: store.read(info.key) for info in store.list("")}
     whole = noticed = 0
@@ -123,7 +123,7 @@ def test_a_run_of_which_only_the_checkpoints_are_left(store: DirectoryStore) -> 
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_one_hostile_text_of_one_record_stays_text(part: int, store: DirectoryStore) -> None:
+def test_a_hostile_text_of_a_record_stays_text(part: int, store: DirectoryStore) -> None:
     records = write_full_run(store)
     variants = [(key, *variant) for key, record in records.items() for variant in hostile_variants(record)]
     reached = 0

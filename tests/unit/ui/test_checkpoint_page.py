@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from support.hostile import HOSTILE, control_characters
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
-from support.pages import Pages, Texts
+from support.builders.hostile_text import HOSTILE, control_characters
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
+from support.stories.pages import Pages, Texts
 
 from hera_pipelines.ui import checkpoint_page
 from hera_pipelines.ui.app import build_app
@@ -37,7 +37,7 @@ def write_checkpoints(store: DirectoryStore, *steps: int, delay_seconds: float =
         commit(store, ref(1, step), data=(b"x" * 1024,))
 
 
-def test_each_checkpoint_says_why_it_stays_or_when_it_goes(store: DirectoryStore, pages: Pages) -> None:
+def test_a_checkpoint_shows_why_it_stays_or_when_it_goes(store: DirectoryStore, pages: Pages) -> None:
     write_checkpoints(store, 10, 20, 30, 40, 50)
     pin_checkpoint(store, ref(1, 20), "release-1")
     layout = LineageLayout(LINEAGE)
@@ -59,7 +59,7 @@ def test_each_checkpoint_says_why_it_stays_or_when_it_goes(store: DirectoryStore
     assert [info.key for info in store.list("")] == before
 
 
-def test_what_is_due_goes_at_the_next_pass(store: DirectoryStore, pages: Pages) -> None:
+def test_a_checkpoint_that_is_due_goes_at_the_next_pass(store: DirectoryStore, pages: Pages) -> None:
     write_checkpoints(store, 10, 20, delay_seconds=0.0)
     assert (
         "1-10 1 10 1 KiB goes next no rule keeps it; it is deleted at the next pass"
@@ -104,7 +104,7 @@ def test_a_volume_that_is_not_here_is_named(store: DirectoryStore, pages: Pages)
 @pytest.mark.parametrize(
     ("path", "status"), [("/runs/absent/checkpoints", 404), ("/runs/%0aX/checkpoints", 400), (ADDRESS, 422)]
 )
-def test_what_cannot_be_read_is_refused_in_words(store: DirectoryStore, pages: Pages, path: str, status: int) -> None:
+def test_an_unreadable_run_is_refused_in_words(store: DirectoryStore, pages: Pages, path: str, status: int) -> None:
     write_run(store)
     store.create(RunLayout(RUN).attempt(STEP, 1), b"{broken")
     answer = pages.get(path)

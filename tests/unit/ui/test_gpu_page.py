@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from support.compiled import gated, pipeline_of
-from support.gpu_pages import RUN, SINCE, FakeGpus, view_of, waiting
-from support.hostile import HOSTILE, control_characters
-from support.lineage import claim_of, end_of, write_claim, write_end, write_run
-from support.pages import Pages, Texts
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import gated, pipeline_of
+from support.builders.hostile_text import HOSTILE, control_characters
+from support.builders.lineage import claim_of, end_of, write_claim, write_end, write_run
+from support.fakes.gpu_pages import RUN, SINCE, FakeGpus, view_of, waiting
+from support.fakes.submitter import FakeSubmitter
+from support.stories.pages import Pages, Texts
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app

@@ -15,11 +15,11 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.hostile import HOSTILE, control_characters, write_full_run
-from support.lineage import RUN, STEP
-from support.pages import Pages, Texts
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.hostile_text import HOSTILE, control_characters, write_full_run
+from support.builders.lineage import RUN, STEP
+from support.fakes.submitter import FakeSubmitter
+from support.stories.pages import Pages, Texts
 from tiphys_controller import start_run
 
 from hera_pipelines.ui.app import build_app
@@ -106,7 +106,7 @@ def test_the_report_of_a_crash_is_left_when_the_log_is_gone(store: Store, open_p
     assert "after 9s without a step" in Texts(page).text
 
 
-def test_what_these_pages_do_not_ask_is_named(store: Store) -> None:
+def test_logs_of_another_cluster_are_named_as_not_shown(store: Store) -> None:
     def refuse(*_: object) -> PodLogs:
         raise UsageError("its pods are known to the cluster east, which these pages do not ask")
 
@@ -200,7 +200,7 @@ def test_the_log_of_an_open_attempt_is_followed(store: Store, tmp_path: Path, op
         (f"/runs/absent/logs/{STEP}", 404, "absent"),
     ],
 )
-def test_what_does_not_exist_is_refused(
+def test_a_missing_attempt_or_run_is_refused(
     store: Store, open_pages: Callable[..., Pages], path: str, status: int, words: str
 ) -> None:
     write_full_run(store)

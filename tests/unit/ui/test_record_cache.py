@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.counting import CountingStore
+from support.fakes.counting_store import CountingStore
 
 from hera_pipelines.ui.record_cache import RecordCache
 from tiphys.errors import ObjectMissingError, UsageError
@@ -39,7 +39,7 @@ def test_the_oldest_make_room_and_large_objects_are_not_kept(store: CountingStor
     assert store.requests["read"] == 7
 
 
-def test_what_is_missing_is_asked_for_again(store: CountingStore) -> None:
+def test_a_missing_record_is_read_again(store: CountingStore) -> None:
     cache = RecordCache(store)
     for _ in range(2):
         with pytest.raises(ObjectMissingError):
@@ -48,7 +48,7 @@ def test_what_is_missing_is_asked_for_again(store: CountingStore) -> None:
     assert cache.read("absent") == b"here"
 
 
-def test_nothing_can_be_written(store: CountingStore, tmp_path: Path) -> None:
+def test_the_record_cache_refuses_writes(store: CountingStore, tmp_path: Path) -> None:
     cache = RecordCache(store)
     for write in (
         lambda: cache.create("new", b""),

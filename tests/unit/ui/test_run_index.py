@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.counting import CountingStore
-from support.lineage import STEP, claim_of, end_of, write_claim, write_end, write_run
-from support.polling import until
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import STEP, claim_of, end_of, write_claim, write_end, write_run
+from support.fakes.counting_store import CountingStore
+from support.fakes.submitter import FakeSubmitter
+from support.processes.polling import until
 from tiphys_controller import RunPhase, start_run
 
 from hera_pipelines.ui import run_index
@@ -148,7 +148,7 @@ def test_the_gpus_that_attempts_held_are_read_where_a_page_shows_them(store: Cou
     assert not any(one.holds for one in index.runs if one.summary.run == "plain")
 
 
-def test_what_was_held_is_read_again_when_the_run_has_changed(store: CountingStore) -> None:
+def test_holds_are_read_again_when_the_run_has_changed(store: CountingStore) -> None:
     write_training(store, "digits-1")
     index = RunIndex(store, reads_holds=True)
     index.refresh()

@@ -1,4 +1,4 @@
-"""An adopted Workflow is the author's, but for what `support.adoption_differences` lists.
+"""An adopted Workflow is the author's, but for what `support.checks.adoption_differences` lists.
 
 | Workflows | what is compared |
 |---|---|
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from support.adoption_differences import compiled_differences, marked_differences
-from support.seeds import SEED
+from support.builders.seeds import SEED
+from support.checks.adoption_differences import compiled_differences, marked_differences
 
 from hera_pipelines.authoring.adoption import Adoption, propose_adoption, read_argo_documents
 from hera_pipelines.authoring.adoption.documents import write_marks

@@ -338,7 +338,7 @@ CHANNEL = "{{$.inputs.parameters['pipelinechannel--who']}}"
         (changed(root={"dag": 7}), "this is no pipeline that the SDK has compiled"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(document: Manifest, words: str) -> None:
+def test_a_kubeflow_feature_without_counterpart_is_refused_by_name(document: Manifest, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         translate_pipeline(document)
 

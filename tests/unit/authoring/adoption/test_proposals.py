@@ -78,7 +78,7 @@ def adopt(path: Path) -> list[Adoption]:
     return [propose_adoption(document) for document in read_argo_documents(path)]
 
 
-def test_each_template_becomes_what_compile_accepts_or_says_why_not(tmp_path: Path) -> None:
+def test_a_template_becomes_what_compile_accepts_or_has_a_reason(tmp_path: Path) -> None:
     [adoption] = adopt(write(tmp_path, TEXT))
     assert adoption.refusal == ""
     found = {one.template: (one.kind.value, one.line, one.tasks) for one in adoption.proposals}
@@ -337,9 +337,7 @@ def marked_metadata(path: Path, text: str) -> tuple[str, dict[str, Any]]:
     ],
     ids=["template", "shared", "alias", "metadata", "whole"],
 )
-def test_what_anchors_and_merge_keys_bring_stays_beside_the_mark(
-    tmp_path: Path, first: str, second: str, line_end: str
-) -> None:
+def test_anchors_and_merge_keys_stay_beside_the_mark(tmp_path: Path, first: str, second: str, line_end: str) -> None:
     base = "metadata: &base-m {labels: {team: größe}, annotations: &base-a {inject: 'false'}}"
     text = f"x-base: &base {{{base}}}\n{PARTS}    - {first}\n    - {second}".replace("LABELS", LABELS).replace(
         "TEAM", "labels: {team: größe}"
@@ -419,7 +417,7 @@ def test_templates_are_compiled_together_and_only_those_that_are_refused_alone(
         ("a0: &a0 1\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9)), "aliases stand for"),
     ],
 )
-def test_what_is_no_workflow_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_document_that_is_no_workflow_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_argo_documents(write(tmp_path, text))
 

@@ -219,7 +219,7 @@ def test_tasks_without_a_gate_share_the_template_of_the_author() -> None:
     assert list(steps_of(manifest)) == [task["name"] for task in tasks]
 
 
-def test_each_training_has_a_program_of_its_own() -> None:
+def test_trainings_have_programs_of_their_own() -> None:
     fit = marked("fit", "train", checkpoint_every="none")
     fit["container"] = {"image": "old", "command": ["python", "train.py"]}
     tasks = [{"name": name, "template": "fit"} for name in ("one", "two")]
@@ -327,7 +327,7 @@ def test_a_step_keeps_its_retries_and_programs_keep_the_token_of_their_account()
     assert compiled["spec"]["automountServiceAccountToken"] is True
 
 
-def test_what_argo_applies_to_all_templates_moves_to_those_of_the_author() -> None:
+def test_template_defaults_move_to_the_templates_of_the_author() -> None:
     own = {**marked("own"), "timeout": "1m"}
     main = {"name": "main", "dag": {"tasks": [{"name": "one", "template": "echo"}, {"name": "two", "template": "own"}]}}
     manifest = workflow(
@@ -465,7 +465,7 @@ CLAIMS = [{"metadata": {"name": "work"}, "spec": {}}]
         ),
     ],
 )
-def test_what_has_no_counterpart_is_refused(manifest: Manifest, words: str) -> None:
+def test_an_argo_feature_without_counterpart_is_refused(manifest: Manifest, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         translate_workflow(manifest)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.lakefs import KEY, SECRET, FakeLakefs, serving
+from support.servers.lakefs import KEY, SECRET, FakeLakefs, serving
 
 from hera_pipelines import Lakefs
 from hera_pipelines.authoring.data_versions import read_data_version
@@ -119,7 +119,7 @@ def test_refused_credentials_are_a_matter_of_settings(server: FakeLakefs, monkey
         ("lakefs://other/main/x", "no repository 'other', or no branch, tag or commit 'main' in it (404 Not Found"),
     ],
 )
-def test_what_is_not_there_is_named(server: FakeLakefs, uri: str, words: str) -> None:
+def test_a_missing_repository_or_ref_is_named(server: FakeLakefs, uri: str, words: str) -> None:
     assert words in refusal(NotFoundError, Lakefs(uri))
 
 
@@ -140,7 +140,7 @@ def test_what_is_not_there_is_named(server: FakeLakefs, uri: str, words: str) ->
         ),
     ],
 )
-def test_another_answer_is_no_commit(
+def test_an_unexpected_answer_is_no_commit(
     server: FakeLakefs, status: int, body: bytes, kind: type[TiphysError], words: str
 ) -> None:
     server.answer = status, body
@@ -160,7 +160,7 @@ def test_a_server_that_is_not_there_is_named_without_a_password(
     "uri",
     ["", "datasets/main", "lakefs://", "lakefs://datasets", "lakefs://Datasets/main", "s3://datasets/main", "a\0"],
 )
-def test_what_is_no_address_is_refused_before_anything_is_asked(uri: str) -> None:
+def test_an_invalid_address_is_refused_before_any_request(uri: str) -> None:
     with pytest.raises(UsageError, match="Lakefs"):
         Lakefs(uri)
 

@@ -74,7 +74,7 @@ def test_any_text_arrives_as_it_is(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "null", "[1]", '"quoted"'])
-def test_what_is_declared_as_text_is_not_read_as_json(text: str, tmp_path: Path) -> None:
+def test_a_parameter_declared_as_text_is_not_read_as_json(text: str, tmp_path: Path) -> None:
     run(echo, tmp_path, {"text": text, "by-name": text, "rest": "[]", "out": str(tmp_path / "seen")})
 
     assert (tmp_path / "seen").read_text() == repr((text, text, []))
@@ -161,7 +161,7 @@ def test_a_function_without_results_is_just_called() -> None:
     assert "    globals()['quiet']()\n" in template.script.source
 
 
-def test_another_constructor_is_respected() -> None:
+def test_a_constructor_of_the_author_is_respected() -> None:
     @step(constructor=RunnerScriptConstructor())
     def fit(lr: float) -> None: ...
 
@@ -180,7 +180,7 @@ def test_results_without_a_name_are_refused() -> None:
             step()(function)
 
 
-def test_what_is_not_a_plain_function_is_refused() -> None:
+def test_an_async_function_is_refused() -> None:
     @step()
     async def later() -> None: ...
 
@@ -203,7 +203,7 @@ def note(kind: str | None, days: list[date]) -> tuple[Day, Note, Place, Scores]:
 
 
 @pytest.mark.parametrize("kind", ["null", "<none>", ""])
-def test_what_json_lacks_is_written_as_the_next_step_reads_it(kind: str, tmp_path: Path) -> None:
+def test_an_output_that_json_lacks_is_written_as_the_next_step_reads_it(kind: str, tmp_path: Path) -> None:
     outputs = {name: name.lower() for name in ("DAY", "NOTE", "PLACE", "SCORES")}
     environ = {f"TIPHYS_OUTPUT_{name}": file for name, file in outputs.items()}
 
@@ -303,7 +303,7 @@ def test_no_path_is_an_output_too(tmp_path: Path) -> None:
     assert (tmp_path / "where").read_text() == "<none>"
 
 
-def test_another_decorator_over_ours_is_refused() -> None:
+def test_a_decorator_over_ours_is_refused() -> None:
     with pytest.raises(UsageError, match=r"has @doubled and @step.*; write the one that makes it a step first"):
 
         @doubled

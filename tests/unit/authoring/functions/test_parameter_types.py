@@ -144,7 +144,7 @@ def test_scripts_read_the_same(tmp_path: Path) -> None:
         (int | bool, "x", "'x' is no whole number; 'x' is neither true nor false"),
     ],
 )
-def test_another_text_is_refused_with_the_reason(annotation: Any, text: str, reason: str) -> None:
+def test_a_text_outside_the_type_is_refused_with_the_reason(annotation: Any, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         find_parameter_type(annotation).read(text)
 
@@ -152,7 +152,7 @@ def test_another_text_is_refused_with_the_reason(annotation: Any, text: str, rea
 @pytest.mark.parametrize(
     "annotation", [Model, Options, list[Model], dict[str, Options], Options | None, bytes, complex]
 )
-def test_what_a_script_cannot_make_is_refused_at_the_decorator(annotation: Any) -> None:
+def test_a_type_that_a_script_cannot_make_is_refused_at_the_decorator(annotation: Any) -> None:
     def fit(options: annotation) -> None: ...
 
     with pytest.raises(UsageError, match=r"step 'fit': input 'options': its script cannot make a .*annotate what JSON"):

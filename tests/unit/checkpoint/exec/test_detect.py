@@ -171,7 +171,7 @@ def test_a_step_that_lacks_a_file_of_the_one_before_waits_longer_than_the_quiet_
     assert watch.closed(60, torn).select(60) == ["model_2.zip"]
 
 
-def test_one_file_that_is_overwritten_in_place_is_complete_once_it_is_closed():
+def test_a_file_that_is_overwritten_in_place_is_complete_once_it_is_closed():
     assert Watch().closed(2, listing(model=1)).select(2) == ["model"]
     assert Watch().closed(1.05, listing(model=1)).select(1.05) is None  # within a tick of the clock
     assert Watch().closed(2, paths({"last.pt": 1, "best.pt": 1})).select(2) == ["best.pt", "last.pt"]
@@ -228,7 +228,7 @@ def test_an_empty_file_may_be_one_that_a_process_just_opens(age, found):
     assert watch.look(3 + age, folder, ended=True).select(3 + age, has_ended=True) == found
 
 
-def test_two_files_that_are_overwritten_in_place_are_not_complete_when_the_program_dies_between_them():
+def test_files_overwritten_in_place_are_incomplete_when_the_program_dies_between_them():
     first = paths({"model.bin": 1, "optimizer.bin": 2})
     watch = Watch().closed(3, first).closed(9, first)
     assert watch.select(9) == ["model.bin", "optimizer.bin"]
@@ -298,13 +298,13 @@ def test_a_number_above_the_step_of_a_program_that_counts_anew_is_said():
     assert "step-20.ckpt is of a lower step than step-60.ckpt" in watch.why(30)
 
 
-def test_what_lies_beside_a_step_is_kept_with_it():
+def test_a_file_beside_a_step_is_kept_with_it():
     folder = paths({"epoch=0-step=20.ckpt": 1, "last.ckpt": 2, "train.log": 9, "best_model/model.zip": 2})
     watch = Watch().closed(3, folder).closed(9, folder)
     assert watch.select(9) == ["best_model/model.zip", "epoch=0-step=20.ckpt", "last.ckpt", "train.log"]
 
 
-def test_what_was_written_after_the_step_before_is_waited_for():
+def test_a_file_newer_than_the_step_before_is_waited_for():
     first = {"step=20.ckpt": 1, "last.ckpt": 2}
     watch = Watch().closed(3, paths(first)).closed(9, paths(first))
     torn = paths({**first, "step=40.ckpt": 10})
@@ -411,7 +411,7 @@ def test_numbers_of_a_pattern_are_steps_and_names_without_one_lie_beside():
     assert sorted(found.beside) == ["model_best.pt"]
 
 
-def test_all_files_make_one_checkpoint_where_a_marker_lies_in_the_folder_itself():
+def test_the_whole_folder_is_one_checkpoint_where_a_marker_lies_in_it():
     options = ExecOptions(Path("/c"), ("true",), marker="DONE", step_from=re.compile(r"epoch=(\d+)"))
     (found,) = arrange_folder(paths({"epoch=3.ckpt": 1, "epoch=12.ckpt": 1, "DONE": 2}), options, {}).checkpoints
     assert (found.step, len(found.files), found.missing_marker) == (12, 3, "")

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, START_TIMES, ref
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, START_TIMES, ref
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.checkpoint.exec import files, restore
 from tiphys.checkpoint.exec.files import (
@@ -116,7 +116,7 @@ def test_files_of_any_size_pass_in_pieces_and_small_ones_share_them():
     assert pieces[2] == (("c", 17, 8), ("d", 0, 2))
 
 
-def test_what_is_in_the_way_is_set_aside_and_the_rest_stays(store, source, target):
+def test_a_file_in_the_way_is_set_aside_and_the_rest_stays(store, source, target):
     fill(source)
     manifest = kept(store, source, "checkpoint-3")
     for name in ("checkpoint-3", "checkpoint-4"):
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_read_is_noted(tmp_path, monkeypatch):
     assert scan_folder(tmp_path, ())["sub"].problem == "cannot be read: Permission denied"
 
 
-def test_what_is_no_file_is_refused_by_name(source):
+def test_a_pipe_in_the_folder_is_refused_by_name(source):
     os.mkfifo(source / "pipe")
     with pytest.raises(UsageError, match="'pipe' is neither a file"):
         build_shards(source, [], scan_folder(source, ()))

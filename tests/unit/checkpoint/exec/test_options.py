@@ -9,7 +9,7 @@ from tiphys.checkpoint.exec.options import parse_options
 from tiphys.errors import UsageError
 
 
-def test_everything_has_a_default_but_the_folder_and_the_program():
+def test_every_option_but_the_folder_has_a_default():
     options = parse_options(["--dir", "/ckpt", "--", "python", "train.py", "--dir", "x"])
     assert options.folder == Path("/ckpt")
     assert options.command == ("python", "train.py", "--dir", "x")
@@ -19,7 +19,7 @@ def test_everything_has_a_default_but_the_folder_and_the_program():
     assert {"*.tmp", ".nfs*", "lost+found", "*.orbax-checkpoint-tmp*"} <= {*options.ignored}
 
 
-def test_everything_can_be_said():
+def test_every_option_can_be_given():
     given = ["--checkpoint", "epoch-*", "--quiet", "2m", "--step-from", r"(\d+)", "--ignore", "*.log", "--ignore", "x"]
     options = parse_options(["--dir", "ckpt", *given, "--interval", "200ms", "--", "true", "--"])
     assert options.folder == Path.cwd() / "ckpt"
@@ -55,7 +55,7 @@ def test_a_marker_says_what_a_checkpoint_is(marker, checkpoint):
         (["--dir", "/c", "--often", "--", "true"], "unrecognized arguments: --often"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, words):
+def test_an_invalid_command_line_is_refused(arguments, words):
     with pytest.raises(UsageError) as caught:
         parse_options(arguments)
     assert words in str(caught.value)
@@ -73,7 +73,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(capsys):
     assert capsys.readouterr().err.startswith("tiphys: write -- and the program")
 
 
-def test_one_wrapper_watches_the_folder_of_an_attempt(monkeypatch, capsys):
+def test_a_single_wrapper_watches_the_folder_of_an_attempt(monkeypatch, capsys):
     given = {"STORE": "memory", "RUN": "digits-1", "STEP": "fit", "ATTEMPT": "1", "LINEAGE": "digits-1/fit"}
     for name, value in given.items():
         monkeypatch.setenv(f"TIPHYS_{name}", value)

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
-from support.processes import lives
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from support.processes.process import lives
 
 from tiphys.store import DirectoryStore, RunLayout
 from tiphys.store.program_output import read_program_output
@@ -39,7 +39,7 @@ def run_wrapped(folder: Path, program: str, setting: str = "") -> tuple[subproce
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
-def test_all_that_a_program_wrote_is_in_the_log_and_stored(tmp_path: Path, end: str, code: int) -> None:
+def test_the_whole_output_of_a_program_is_in_the_log_and_stored(tmp_path: Path, end: str, code: int) -> None:
     lines = "".join(f"line {number}\n" for number in range(2000))
     ended, copied = run_wrapped(
         tmp_path, f"i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; echo oh no >&2; {end}"

@@ -19,10 +19,10 @@ import threading
 import time
 
 import pytest
-from support.lineage import LINEAGE, RUN, claim_of, ref, write_claim
-from support.memory import MemoryStore
-from support.polling import until
-from support.sessions import Clock
+from support.builders.lineage import LINEAGE, RUN, claim_of, ref, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.processes.polling import until
+from support.stories.sessions import Clock
 
 from tiphys.checkpoint.exec.options import ExecOptions
 from tiphys.checkpoint.exec.save import BackgroundCommit
@@ -140,7 +140,7 @@ def saver(checkpoints, folder, watch):
     return BackgroundCommit(checkpoints, folder, watch, time.monotonic)
 
 
-def test_what_the_program_wrote_is_committed_when_it_ends(store, folder):
+def test_a_program_that_ends_well_has_its_last_files_committed(store, folder):
     assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model; exit 3')) == 3
     assert list_commits(store, LINEAGE) == []  # it may have died while it wrote
     assert run(store, options(folder, 'echo y > "$0"/checkpoint-7/model')) == 0
@@ -343,13 +343,13 @@ def test_last_ckpt_that_is_older_than_the_newest_step_is_said(store, folder, cap
     assert (said in capsys.readouterr().err) is is_said
 
 
-def test_what_was_there_before_is_none_of_the_programs_doing(store, folder):
+def test_a_file_older_than_the_program_is_not_committed(store, folder):
     write(folder, 7)
     assert run(store, options(folder)) == 0
     assert list_commits(store, LINEAGE) == []
 
 
-def test_a_program_that_cannot_be_started_is_told(store, folder, capsys):
+def test_a_program_that_cannot_be_started_is_reported(store, folder, capsys):
     given = ExecOptions(folder, ("no-such-program-anywhere",))
     assert run(store, given) == 127
     assert "cannot be started" in capsys.readouterr().err

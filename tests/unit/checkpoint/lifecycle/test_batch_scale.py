@@ -1,7 +1,7 @@
 """The share of its batch that a program is advised to take."""
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 
 from tiphys import checkpoint
 from tiphys.errors import StoreError, UsageError
@@ -9,13 +9,13 @@ from tiphys.records import Escalation
 from tiphys.store import DirectoryStore
 
 
-def test_the_whole_batch_unless_told_otherwise():
+def test_the_whole_batch_is_advised_unless_set_otherwise():
     assert checkpoint.batch_scale({}) == checkpoint.batch_scale({"TIPHYS_BATCH_SCALE": ""}) == 1.0
     assert checkpoint.batch_scale({"TIPHYS_BATCH_SCALE": "0.25"}) == 0.25
 
 
 @pytest.mark.parametrize("text", ["half", "0", "-1", "2", "nan"])
-def test_what_is_no_share_is_refused(text):
+def test_an_invalid_batch_share_is_refused(text):
     with pytest.raises(UsageError, match=r"TIPHYS_BATCH_SCALE=.* is not valid"):
         checkpoint.batch_scale({"TIPHYS_BATCH_SCALE": text})
 

@@ -4,9 +4,9 @@ import json
 import threading
 
 import pytest
-from support.lineage import LINEAGE, ref
-from support.memory import MemoryStore
-from support.sessions import open_session, state_at
+from support.builders.lineage import LINEAGE, ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session, state_at
 
 from tiphys.checkpoint.lifecycle.crash_report import (
     error_fingerprint,
@@ -89,7 +89,7 @@ def test_the_place_is_in_the_users_code_even_where_a_library_raised():
 @pytest.mark.parametrize(
     "error", [UsageError("other classes"), StoreError("no answer"), MemoryError(), FencedError("a")]
 )
-def test_what_no_checkpoint_can_cause_has_no_fingerprint(error):
+def test_an_error_that_no_checkpoint_can_cause_has_no_fingerprint(error):
     assert error_fingerprint(error) == ""
 
 
@@ -113,7 +113,7 @@ def test_a_lack_of_gpu_memory_has_no_fingerprint_either():
         (ValueError(), True),
     ],
 )
-def test_which_ends_are_crashes(error, crash):
+def test_an_end_counts_as_a_crash_by_its_error_and_exit_code(error, crash):
     assert is_crash(error) is crash
     store = MemoryStore()
     record_crash(store, SETTINGS, error, None, None)
@@ -126,7 +126,7 @@ def test_a_program_that_ended_well_leaves_nothing():
     assert store.objects == {}
 
 
-def test_exit_codes_are_told_apart():
+def test_exit_codes_are_distinguished():
     assert error_fingerprint(SystemExit(3)) != error_fingerprint(SystemExit(4))
 
 
@@ -137,14 +137,14 @@ def test_the_first_process_of_an_attempt_that_crashes_is_believed():
     assert find_crash_record(store, "digits-1", "fit", 2).error == "ValueError: first"
 
 
-def test_storage_that_fails_is_told_and_no_more(capsys):
+def test_storage_that_fails_is_reported_and_no_more(capsys):
     store = MemoryStore()
     store.refuses = lambda operation, key: True
     record_crash(store, SETTINGS, fails("a"), 1, None)
     assert "could not be stored" in capsys.readouterr().err
 
 
-def test_storage_that_hangs_holds_nobody_up():
+def test_storage_that_hangs_does_not_hold_up_the_end():
     never = threading.Event()
     store = MemoryStore()
     store.refuses = lambda operation, key: not never.wait(60)

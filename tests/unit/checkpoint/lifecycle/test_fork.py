@@ -15,9 +15,9 @@ import sys
 import time
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP
-from support.memory import MemoryStore
-from support.sessions import open_session, state_at
+from support.builders.lineage import LINEAGE, RUN, STEP
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session, state_at
 
 from tiphys import checkpoint
 from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog
@@ -85,7 +85,7 @@ def test_a_child_has_the_handler_that_the_program_had_before_the_session(store):
 
 
 @pytest.mark.parametrize("call", ["restore", "flush"])
-def test_each_call_in_a_child_is_refused(store, call):
+def test_a_session_call_in_a_forked_child_is_refused(store, call):
     with open_session(store) as session:
         session.step(1, state_at(1))
         assert end_of(fork(getattr(session, call))) == REFUSED

@@ -73,7 +73,7 @@ def test_a_training_that_completes_no_step_any_more_is_stuck(training):
     assert stuck.message == "it completed no step in 60 s"
 
 
-def test_what_comes_before_the_first_step_may_take_as_long_as_it_likes(training):
+def test_the_time_before_the_first_step_has_no_limit(training):
     assert not training.idle(10_000)
 
 
@@ -85,7 +85,7 @@ def test_slow_steps_may_take_ten_times_as_long_as_before(training):
     assert training.ended[0].message == "it completed no step in 200 s, and the longest before took 20.0 s"
 
 
-def test_what_was_slow_long_ago_is_forgotten(training):
+def test_a_slow_step_long_ago_is_forgotten(training):
     training.step()
     training.step(3600)
     for _ in range(REMEMBERED_STEPS):
@@ -107,7 +107,7 @@ def test_saving_is_no_part_of_a_step(training):
     assert not training.idle(60)
 
 
-def test_a_training_that_was_told_to_stop_or_waits_for_its_save_is_left_alone(training):
+def test_a_training_asked_to_stop_or_waiting_for_its_save_is_left_alone(training):
     training.step()
     training.excused = True
     assert not training.idle(10_000)

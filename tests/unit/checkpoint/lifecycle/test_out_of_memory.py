@@ -17,9 +17,9 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from support.lineage import LINEAGE, ref
-from support.memory import MemoryStore
-from support.sessions import Clock, open_session, state_at
+from support.builders.lineage import LINEAGE, ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, open_session, state_at
 
 from tiphys import threads
 from tiphys.checkpoint import tracked_session
@@ -84,7 +84,7 @@ def test_a_save_that_finds_no_memory_for_a_moment_is_tried_again():
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_a_save_that_finds_none_is_told_and_the_training_goes_on(capsys):
+def test_a_save_without_memory_is_reported_and_the_training_goes_on(capsys):
     store = Scarce(missing=1000)
     with behind(store) as session:
         assert session.save(1, state_at(1)).wait(GUARD_SECONDS) is None
@@ -103,7 +103,7 @@ def test_a_training_that_waits_for_its_saves_goes_on_too():
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_who_waits_hears_of_the_end_even_if_there_is_no_memory_to_tell_it(monkeypatch):
+def test_a_waiting_save_returns_even_without_memory_to_report_the_end(monkeypatch):
     """Neither for the log, nor, for a while, for those who wait."""
     store, missing = Scarce(missing=1000), [1, 1]
     monkeypatch.setattr(saver, "_MEMORY_RETRY_SECONDS", 0.0)
@@ -128,7 +128,7 @@ def test_who_waits_hears_of_the_end_even_if_there_is_no_memory_to_tell_it(monkey
         assert session.save(2, state_at(2)).wait(GUARD_SECONDS) == ref(1, 2)
 
 
-def test_what_follows_a_commit_may_lack_memory_without_an_end_of_the_training(monkeypatch):
+def test_cleanup_after_a_commit_may_lack_memory_without_ending_the_training(monkeypatch):
     def none_left(committed):
         raise MemoryError
 
@@ -152,7 +152,7 @@ def test_at_the_end_of_the_program_the_save_under_way_is_tried_at_once(monkeypat
     assert (crash.error, crash.fingerprint) == ("MemoryError", "")
 
 
-def test_what_the_program_held_is_let_go_of_before_anything_is_told():
+def test_memory_of_the_program_is_released_before_the_report():
     class Batch:
         pass
 
@@ -201,17 +201,17 @@ class Alarms(KernelAlarm):
     """Notes what it is set to; nothing in a test may end the process that tests."""
 
     def __init__(self):
-        self.set_to, self.told = 0.0, []
+        self.set_to, self.calls = 0.0, []
 
     def install(self):
-        self.told.append("installed")
+        self.calls.append("installed")
         return True
 
     def arm(self, seconds):
         self.set_to = seconds
 
     def uninstall(self):
-        self.told.append("uninstalled")
+        self.calls.append("uninstalled")
         self.set_to = 0.0
 
 
@@ -220,18 +220,18 @@ def test_the_kernel_is_to_end_a_session_that_stands_still_without_memory_and_not
     with pytest.raises(ZeroDivisionError), OutOfMemoryGuard(MemoryError(), CrashLog(), alarm):
         assert alarm.set_to == 2 * DRAIN_TIMEOUT_SECONDS
         raise ZeroDivisionError  # whatever happens in there: the program may go on outside of its session
-    assert (alarm.told, alarm.set_to) == (["installed", "uninstalled"], 0)
+    assert (alarm.calls, alarm.set_to) == (["installed", "uninstalled"], 0)
 
 
 @pytest.mark.parametrize("error", [None, ValueError(), SystemExit(75)])
-def test_any_other_end_may_take_as_long_as_it_likes(error):
+def test_an_end_without_memory_shortage_starts_no_alarm(error):
     alarm = Alarms()
     with OutOfMemoryGuard(error, CrashLog(), alarm) as ending:
         assert not ending.is_out_of_memory
-        assert "installed" not in alarm.told
+        assert "installed" not in alarm.calls
 
 
-def test_what_is_put_aside_comes_free():
+def test_a_released_memory_reserve_is_free_again():
     reserve = MemoryReserve()
     reserve.allocate()
     held = reserve._reserve
@@ -266,17 +266,17 @@ def test_without_threads_the_training_saves_and_restores_by_itself(capsys):
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_without_threads_nobody_looks_whether_steps_are_completed(capsys):
+def test_the_hang_watchdog_is_off_where_no_thread_can_start(capsys):
     """Nor does the kernel, which only a thread can put off."""
     alarm = Alarms()
     watch = HangWatchdog(60, lambda stuck: None, clock=lambda: 0.0, is_excused=lambda: False, alarm=alarm)
     watch.open()
     watch.close()
-    assert "installed" not in alarm.told
+    assert "installed" not in alarm.calls
     assert "a training that hangs is not detected" in capsys.readouterr().err
 
 
-def test_who_looks_after_a_training_survives_a_lack_of_memory_with_it():
+def test_the_hang_watchdog_survives_a_lack_of_memory():
     ended, lacks = threading.Event(), [1, 1]
 
     def excused():
@@ -293,7 +293,7 @@ def test_who_looks_after_a_training_survives_a_lack_of_memory_with_it():
     watch.close()
 
 
-def test_who_hears_the_other_ranks_does_so_too(monkeypatch):
+def test_the_listener_for_save_requests_survives_a_lack_of_memory(monkeypatch):
     heard, lacks = threading.Event(), [1, 1]
 
     class Others:

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.lineage import LINEAGE, RUN, ref
-from support.memory import MemoryStore
-from support.polling import until
-from support.sessions import Clock, open_session, state_at
+from support.builders.lineage import LINEAGE, RUN, ref
+from support.fakes.memory_store import MemoryStore
+from support.processes.polling import until
+from support.stories.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionReport,
@@ -70,7 +70,7 @@ approaches = st.builds(
 
 
 @given(approaches)
-def test_what_is_committed_at_last_is_never_given_up_for_what_will_not_land(seen):
+def test_a_save_that_will_not_land_never_replaces_one_that_does(seen):
     if choose_preemption_save(seen) is PreemptionSaveChoice.REPLACE:
         assert seen.state_bytes / seen.bytes_per_second < seen.seconds_left
 

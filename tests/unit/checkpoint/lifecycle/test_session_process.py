@@ -17,9 +17,9 @@ import signal
 from typing import Any
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
-from support.memory import MemoryStore
-from support.sessions import open_session, state_at
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session, state_at
 
 from tiphys import checkpoint
 from tiphys.errors import StoreError, UsageError

@@ -20,9 +20,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import Clock, open_session
+from support.builders.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, open_session
 
 from tiphys.checkpoint.ranks import barrier, coordination
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
@@ -153,7 +153,7 @@ def test_shards_of_all_ranks_are_one_checkpoint_and_each_rank_restores_its_own(s
     assert list_commits(store, LINEAGE)[0] == ref(2, 8)
 
 
-def test_where_all_have_one_state_the_first_rank_saves_it_and_every_rank_restores_it(store):
+def test_a_state_shared_by_all_ranks_is_saved_by_the_first_and_restored_by_every_rank(store):
     Training(store, sharded=False).run()
     assert {shard.rank for shard in read_manifest(store, ref(1, 6)).shards} == {0}
     write_end(store, end_of(1))
@@ -206,7 +206,7 @@ def test_a_sigterm_that_reaches_all_ranks_at_once_is_one_stop(store):
     assert len(list_commits(store, LINEAGE)) == 1
 
 
-def test_a_rank_that_is_told_to_stop_before_it_can_begin_a_save_holds_nobody_up(store):
+def test_a_rank_stopped_before_it_can_begin_a_save_holds_up_no_other(store):
     def tell(rank, step):
         session = training.sessions[rank]
         if rank == 1 and step == 4:
@@ -242,7 +242,7 @@ def gang_of(store, rank, ranks, incarnation=0):
     return RankBarrier(store, LINEAGE, 1, RankInfo(rank, ranks, incarnation), sharded=True, check_fence=lambda: None)
 
 
-def test_a_rank_that_hears_too_late_says_so_and_nobody_waits(store):
+def test_a_rank_that_hears_too_late_says_so_and_no_rank_waits(store):
     first = gang_of(store, 0, 2)
     late = coordination.SaveRequestListener(gang_of(store, 1, 2))
     with open_session(store, admit=False) as session:
@@ -266,7 +266,7 @@ def test_a_damaged_shard_of_one_rank_takes_all_ranks_back(store):
     assert list_quarantined(store, LINEAGE) == {ref(1, 6)}
 
 
-def test_what_processes_stored_before_their_restart_is_not_mixed_in(store):
+def test_shards_stored_before_a_restart_are_not_mixed_in(store):
     """The first start stored one share of step 2 and died; the second has other numbers."""
     before = gang_of(store, 0, RANKS)
     with open_session(store, admit=False) as session:
@@ -340,12 +340,12 @@ def test_without_a_launcher_there_is_one_rank():
 
 
 @pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (1.0, 3), (0.01, 250), (0.0, 2_500_000)])
-def test_a_call_names_a_step_that_nobody_has_reached_when_it_is_heard(step_seconds, steps):
+def test_a_call_names_a_step_that_no_rank_has_reached_when_it_is_heard(step_seconds, steps):
     assert real_steps_ahead(step_seconds, 1.0) == steps
 
 
 @pytest.mark.parametrize("other_step", [30, 50])
-def test_all_ranks_stop_by_one_request(store, other_step):
+def test_ranks_stop_by_a_single_request(store, other_step):
     first, second = gang_of(store, 0, 2), gang_of(store, 1, 2)
     listener = coordination.SaveRequestListener(second)
     assert first.request_save(35, stop=False).global_step == 35
@@ -357,7 +357,7 @@ def test_all_ranks_stop_by_one_request(store, other_step):
     assert [request.global_step for request in first.read_save_requests()] == [35, 40, 45]
 
 
-def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
+def test_ranks_request_no_save_before_the_pace_is_known(store, monkeypatch):
     monkeypatch.undo()
     clock = Clock()
     ours = coordination.SaveRequestListener(gang_of(store, 0, 2), clock)

@@ -12,9 +12,9 @@
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, claim_of, ref, write_claim
-from support.memory import MemoryStore
-from support.sessions import open_session
+from support.builders.lineage import LINEAGE, claim_of, ref, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.ranks import barrier
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
@@ -64,7 +64,7 @@ def test_without_torchrun_a_second_node_would_train_for_itself_and_is_refused():
         RankInfo.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "1"})
 
 
-def test_a_call_to_stop_was_for_those_who_have_gone(store):
+def test_a_call_to_stop_of_ranks_that_have_gone_is_ignored(store):
     rank(store, 1, 3, 41000).request_save(9, stop=True)
     assert rank(store, 0, 2, 42000).read_save_requests() == []
 
@@ -92,7 +92,7 @@ def test_a_port_that_comes_again_is_noticed_by_the_first_rank(store):
     rank(store, 0, 2, 42000).open()
 
 
-def test_one_state_for_all_is_restored_by_fewer_ranks_in_the_same_attempt(store):
+def test_a_state_shared_by_all_ranks_is_restored_by_fewer_ranks_in_the_same_attempt(store):
     for ranks, port, begins, step in ((3, 41000, 0, 4), (2, 42000, 4, 6)):
         place = RankInfo(0, ranks, port, is_elastic=True)
         with open_session(store, rank_info=place, admit=False) as session:

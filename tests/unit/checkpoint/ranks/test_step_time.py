@@ -9,8 +9,8 @@
 """
 
 import pytest
-from support.memory import MemoryStore
-from support.sessions import Clock, open_session, state_at
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.ranks.step_time import (
@@ -33,9 +33,9 @@ class Training:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.told: list[tuple[int, float]] = []
+        self.published: list[tuple[int, float]] = []
         self.pace = StepTimer(
-            lambda *told: self.told.append(told),
+            lambda *published: self.published.append(published),
             clock=lambda: self.now,
             wall_clock=lambda: self.now + STEP_TIME_WINDOW_SECONDS * 9,
         )
@@ -58,8 +58,8 @@ class Training:
 def test_only_its_own_work_counts():
     training = Training()
     training.go_on(3 * STEP_TIME_WINDOW_SECONDS, works=1.5, waits=2.0, saves=4.0)
-    assert [own for _, own in training.told] == [pytest.approx(1.5)] * len(training.told)
-    windows = [window for window, _ in training.told]
+    assert [own for _, own in training.published] == [pytest.approx(1.5)] * len(training.published)
+    windows = [window for window, _ in training.published]
     assert windows == list(range(windows[0], windows[0] + len(windows)))
     assert len(windows) >= 2
 
@@ -69,19 +69,19 @@ def test_the_median_does_not_go_by_a_single_slow_step():
     training.step()
     training.step(works=60.0)
     training.go_on(STEP_TIME_WINDOW_SECONDS, works=1.0)
-    assert training.told[0][1] == pytest.approx(1.0)
+    assert training.published[0][1] == pytest.approx(1.0)
 
 
-def test_who_never_says_where_it_waits_tells_nothing():
+def test_a_rank_that_never_marks_its_waits_publishes_no_step_time():
     training = Training()
     training.go_on(3 * STEP_TIME_WINDOW_SECONDS, waits=None)
-    assert training.told == []
+    assert training.published == []
 
 
 def test_few_steps_of_a_window_say_nothing():
     training = Training()
     training.go_on(3 * STEP_TIME_WINDOW_SECONDS, works=STEP_TIME_WINDOW_SECONDS / 3, waits=1.0)
-    assert training.told == []
+    assert training.published == []
 
 
 def test_a_wait_within_a_save_counts_once():
@@ -90,10 +90,10 @@ def test_a_wait_within_a_save_counts_once():
     with training.pace.excluded(), training.pace.waiting():
         training.now += 50.0
     training.go_on(STEP_TIME_WINDOW_SECONDS, works=1.0)
-    assert training.told[0][1] == pytest.approx(1.0)
+    assert training.published[0][1] == pytest.approx(1.0)
 
 
-def test_what_is_told_can_be_listed_and_only_the_last_windows_stay():
+def test_step_times_can_be_listed_and_only_the_last_windows_stay():
     store = MemoryStore()
     teller = StepTimePublisher(store, "r/fit", 2, member=1, rank=11)
     for window in range(KEPT_WINDOWS + 3):
@@ -125,11 +125,11 @@ def test_storage_that_fails_does_not_reach_the_training():
     ("environ", "member"),
     [({"PET_NODE_RANK": "3"}, 3), ({"JOB_COMPLETION_INDEX": "2"}, 2), ({}, 1), ({"PET_NODE_RANK": ""}, 1)],
 )
-def test_the_pod_of_a_rank_is_told_by_its_job(environ, member):
+def test_the_pod_of_a_rank_is_known_from_its_job(environ, member):
     assert member_index(RankInfo(rank=11, world_size=16, local_world_size=8), environ) == member
 
 
-def test_one_process_keeps_no_pace():
+def test_a_single_process_keeps_no_pace():
     alone = open_step_timer(MemoryStore(), "r/fit", 1, RankInfo(), {}, lambda: 0.0)
     assert type(alone) is NoStepTimer
     with alone.waiting(), alone.excluded():
@@ -146,8 +146,8 @@ def test_a_session_that_keeps_nothing_waits_as_well():
 
 
 def test_a_session_leaves_out_its_saves_and_what_is_said_to_be_waiting(monkeypatch):
-    store, clock, told = MemoryStore(), Clock(), []
-    pace = StepTimer(lambda *one: told.append(one), clock=clock, wall_clock=clock)
+    store, clock, published = MemoryStore(), Clock(), []
+    pace = StepTimer(lambda *one: published.append(one), clock=clock, wall_clock=clock)
     monkeypatch.setattr("tiphys.checkpoint.tracked_session.open_step_timer", lambda *_: pace)
 
     def slow_copy():
@@ -160,5 +160,5 @@ def test_a_session_leaves_out_its_saves_and_what_is_said_to_be_waiting(monkeypat
             with session.waiting():
                 clock.advance(30.0)
             session.step(step, slow_copy)
-    assert told
-    assert [own for _, own in told] == [pytest.approx(1.0)] * len(told)
+    assert published
+    assert [own for _, own in published] == [pytest.approx(1.0)] * len(published)

@@ -3,7 +3,7 @@
 from itertools import islice
 
 import pytest
-from support.lineage import claim_of, commit, ref, write_claim
+from support.builders.lineage import claim_of, commit, ref, write_claim
 
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.settings import CheckpointSettings
@@ -52,12 +52,12 @@ def history(store) -> None:
     write_claim(store, claim_of(1, ref(2, 30), run="hot"))
 
 
-def test_it_goes_back_through_the_parent_from_where_it_began(store):
+def test_a_fork_falls_back_to_checkpoints_of_its_parent_before_the_fork_point(store):
     history(store)
     assert candidates(store, 1, f"{PARENT}/2-30") == [f"{PARENT}/2-30", f"{PARENT}/1-10"]
 
 
-def test_its_own_come_first(store):
+def test_checkpoints_of_the_fork_come_before_those_of_its_parent(store):
     history(store)
     commit(store, ref(1, 35, FORK))
     write_claim(store, claim_of(2, ref(1, 35, FORK), run="hot"))
@@ -77,7 +77,7 @@ def test_forks_of_each_other_are_each_visited_once(store):
     assert list(islice(found, 9)) == [ref(1, 10, PARENT), ref(1, 10, FORK)]
 
 
-def test_what_is_barred_in_the_parent_is_barred_here(store):
+def test_a_checkpoint_quarantined_in_the_parent_is_barred_in_the_fork(store):
     history(store)
     quarantine_checkpoint(store, ref(2, 30), "bit rot", by="verify")
     assert candidates(store, 1, f"{PARENT}/2-30") == [f"{PARENT}/1-10"]

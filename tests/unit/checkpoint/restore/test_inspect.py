@@ -6,9 +6,9 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from support.lineage import ref
-from support.memory import MemoryStore
-from support.sessions import open_session
+from support.builders.lineage import ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.restore import inspect
 from tiphys.checkpoint.restore.inspect import (
@@ -142,7 +142,7 @@ def test_equal_states_do_not_differ_however_they_are_cut(monkeypatch):
         ({"a": [1, 2]}, {"a": [1]}, [("state.a.1", "removed")]),
     ],
 )
-def test_what_changed_is_told_by_path(one, other, expected):
+def test_a_change_between_checkpoints_is_reported_by_path(one, other, expected):
     assert changes(one, other) == expected
 
 
@@ -164,7 +164,7 @@ def test_metrics_that_json_has_no_number_for_are_text_in_the_comparison():
     assert pair == {"name": "loss", "before": "inf", "after": "nan"}
 
 
-def test_how_far_numbers_lie_apart_is_told_on_request():
+def test_statistics_of_a_change_are_computed_on_request():
     one, other = {"a": np.array([3.0, 4.0]), "step": 1}, {"a": np.array([3.0, 9.0]), "step": 2}
     assert all(change.statistics is None for change in compared(one, other).changes)
     found = {change.path: change.statistics for change in compared(one, other, values=True).changes}
@@ -196,7 +196,7 @@ def test_text_has_no_distance():
     assert compute_statistics(np.zeros(0), np.zeros(0)) is None
 
 
-def test_what_grows_from_nothing_is_infinitely_far_away():
+def test_growth_from_zero_has_an_infinite_relative_change():
     found = compute_statistics(np.zeros(2), np.ones(2))
     assert found is not None and found.relative == math.inf
 

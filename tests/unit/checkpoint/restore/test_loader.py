@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from support.counting import CountingStore
-from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import newest_shards, open_session, state_at, train
+from support.builders.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import newest_shards, open_session, state_at, train
 
 from tiphys.checkpoint.restore import shard_reader
 from tiphys.checkpoint.restore.loader import CheckpointLoader
@@ -76,7 +76,7 @@ def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, mon
     assert len(readers) > 1
 
 
-def test_one_shard_is_hashed_while_another_is_read(store, monkeypatch):
+def test_a_shard_is_hashed_while_the_next_one_is_read(store, monkeypatch):
     from tiphys.checkpoint.save import passed_states
 
     state = {f"layer{n}": np.arange(1000, dtype=np.float32) * n for n in range(4)}
@@ -111,13 +111,13 @@ def test_one_shard_is_hashed_while_another_is_read(store, monkeypatch):
     assert all((restored[name] == array).all() for name, array in state.items())
 
 
-def test_a_program_that_is_told_to_stop_reads_no_further_shard(store):
+def test_a_program_asked_to_stop_reads_no_further_shard(store):
     train(store, 3)
     with pytest.raises(LoadStoppedError):
         load(store, CheckpointLoader(store, should_stop=lambda: True))
 
 
-def test_what_a_node_has_read_is_not_fetched_again(store, tmp_path):
+def test_a_shard_in_the_cache_of_the_node_is_not_fetched_again(store, tmp_path):
     train(store, 3)
     cache = NodeCache(tmp_path / "cache")
     load(store, CheckpointLoader(store, cache=cache))
@@ -171,7 +171,7 @@ def test_the_cache_keeps_what_was_just_read_and_forgets_the_oldest(store, tmp_pa
     assert kept == {shard.sha256 for shard in loader.read_manifest(ref(1, 3)).shards}
 
 
-def test_two_processes_of_a_node_fetch_a_shard_once(store, tmp_path):
+def test_processes_of_a_node_fetch_a_shard_once(store, tmp_path):
     """The second waits for the first, as the lock is of the file and not of the object."""
     train(store, 3)
     counting = CountingStore(store)

@@ -2,7 +2,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from support.memory import MemoryStore
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.checkpoint.restore.shard_reader import NodeCache, ShardReader
 from tiphys.checkpoint.state.shards import SHARD_BYTES
@@ -14,7 +14,7 @@ SHARD = Shard(key="shard", size=SHARD_BYTES, sha256=hashlib.sha256(DATA).hexdige
 
 
 @pytest.mark.parametrize("place", [0, SHARD_BYTES // 2, SHARD_BYTES - 1])
-def test_one_flipped_bit_in_a_shard_of_full_size_is_noticed(place: int) -> None:
+def test_a_flipped_bit_in_a_shard_of_full_size_is_noticed(place: int) -> None:
     damaged = bytearray(DATA)
     damaged[place] ^= 1
     store = MemoryStore({SHARD.key: bytes(damaged)})
@@ -26,7 +26,7 @@ def test_one_flipped_bit_in_a_shard_of_full_size_is_noticed(place: int) -> None:
     assert ShardReader(store).read(SHARD) == DATA
 
 
-def test_one_flipped_bit_in_a_cached_shard_of_full_size_is_noticed(tmp_path) -> None:
+def test_a_flipped_bit_in_a_cached_shard_of_full_size_is_noticed(tmp_path) -> None:
     store = MemoryStore({SHARD.key: DATA})
     damaged = bytearray(DATA)
     damaged[SHARD_BYTES // 2] ^= 1

@@ -10,9 +10,9 @@
 """
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
-from support.memory import MemoryStore
-from support.sessions import newest_shards, open_session, state_at, train
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import newest_shards, open_session, state_at, train
 
 from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
@@ -70,7 +70,7 @@ def test_a_late_commit_loses_against_an_attempt_that_has_gone_on(runs, volume):
     assert start_of(runs, volume, 3) == 4
 
 
-def test_when_all_of_the_last_attempt_is_corrupt_its_own_start_is_used_and_not_a_late_commit(runs, volume):
+def test_a_corrupt_last_attempt_falls_back_to_its_own_start_and_not_to_a_late_commit(runs, volume):
     attempt(runs, volume, 1, 3)
     attempt(runs, volume, 2, 4)
     commit(volume, ref(1, 9))

@@ -10,9 +10,9 @@
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, claim_of, ref, write_claim
-from support.memory import MemoryStore
-from support.sessions import open_session
+from support.builders.lineage import LINEAGE, claim_of, ref, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import open_session
 
 from tiphys.checkpoint.tracked_session import TrackedSession
 from tiphys.errors import FencedError, StoreFullError

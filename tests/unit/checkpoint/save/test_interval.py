@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.lineage import claim_of, end_of
-from support.sessions import Clock
+from support.builders.lineage import claim_of, end_of
+from support.stories.sessions import Clock
 
 from tiphys.checkpoint.save.interval import (
     FailureHistory,
@@ -81,7 +81,7 @@ def test_rarer_failures_never_bring_more_saves(cost, one, other):
 
 
 @given(st.lists(st.builds(SaveCost, costs, costs), min_size=1, max_size=5), times, costs, costs)
-def test_it_stays_within_its_bounds_and_above_every_upload(saves, mtbf, one, other):
+def test_the_advised_interval_stays_within_bounds_and_above_every_upload(saves, mtbf, one, other):
     lowest, highest = sorted((one, other))
     slowest = max(save.upload_seconds for save in saves)
     found = advised_interval_seconds(saves, mtbf, lowest, highest)
@@ -159,11 +159,11 @@ def test_auto_follows_what_saves_cost_and_tells_only_large_changes():
     assert interval.seconds == pytest.approx(daly_interval_seconds(1.2, DAY))
 
 
-def test_small_changes_are_told_once_they_add_up():
+def test_small_changes_are_reported_once_they_add_up():
     interval = SaveIntervalController(AUTO, clock=Clock())
     interval.observe_save(1.0, 0.0, 1)
-    told = [interval.observe_save(1.0 + 0.12 * n, 0.0, 1) is not None for n in range(12)]
-    assert 0 < sum(told) < 4
+    reported = [interval.observe_save(1.0 + 0.12 * n, 0.0, 1) is not None for n in range(12)]
+    assert 0 < sum(reported) < 4
 
 
 def test_failures_of_earlier_attempts_shorten_it_and_quiet_time_lengthens_it():
@@ -181,7 +181,7 @@ def test_failures_of_earlier_attempts_shorten_it_and_quiet_time_lengthens_it():
     assert troubled.seconds > before
 
 
-def test_one_slow_save_does_not_decide_about_the_cost_of_all():
+def test_a_single_slow_save_does_not_decide_the_cost_of_saves():
     interval = SaveIntervalController(AUTO, clock=Clock())
     for stall in (1.0, 1.0, 400.0, 1.0, 1.0):
         interval.observe_save(stall, 0.0, 1)

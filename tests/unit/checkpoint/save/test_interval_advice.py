@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.lineage import LINEAGE, START_TIMES, claim_of, end_of
+from support.builders.lineage import LINEAGE, START_TIMES, claim_of, end_of
 
 from tiphys.checkpoint.save.interval import IntervalLimit, advise_interval, daly_interval_seconds
 from tiphys.checkpoint.settings import IntervalBounds
@@ -48,7 +48,7 @@ def test_medians_of_what_was_measured():
     assert found.advised_seconds == pytest.approx(daly_interval_seconds(1.4, found.mtbf_seconds))
 
 
-def test_what_is_advised_loses_less_than_what_was_used():
+def test_the_advised_interval_loses_less_than_the_used_one():
     saves = [manifest(1, step, 5.0 * step) for step in range(1, 20)]
     found = advise_interval(saves, [attempt(1, 0, 3600)], None)
     assert found.lost_share > found.advised_lost_share > 0
@@ -82,6 +82,6 @@ def test_uploads_of_no_time_have_no_bandwidth():
     assert advise_interval([manifest(1, 10, 600, upload=0.0)], [], None).bytes_per_second is None
 
 
-def test_what_would_never_end_has_no_share_of_lost_time():
+def test_an_interval_that_would_never_end_has_no_share_of_lost_time():
     saves = [manifest(1, step, 1e9 * step) for step in (1, 2)]
     assert advise_interval(saves, [attempt(number, 0, 60) for number in range(1, 50)], None).lost_share is None

@@ -18,9 +18,9 @@ import itertools
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import Clock, open_session, state_at, train
+from support.builders.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, open_session, state_at, train
 
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.checkpoint.state.serialization import flatten_state
@@ -97,20 +97,20 @@ def test_credentials_that_expire_during_an_upload_cost_that_save_and_nothing_els
     assert [checkpoint_fault(store, one) for one in list_commits(store, LINEAGE)] == [None, None]
 
 
-def test_when_the_newest_is_deleted_the_one_before_is_the_newest(store):
+def test_the_checkpoint_before_a_deleted_one_is_the_newest(store):
     train(store, 3)
     store.delete(LineageLayout(LINEAGE).manifest(1, 3))
     assert next_attempt(store, 2).restore(default=state_at(0))["step"] == 2
 
 
-def test_when_the_newest_is_damaged_the_one_before_is_taken(store):
+def test_the_checkpoint_before_a_damaged_one_is_restored(store):
     train(store, 3)
     key = read_manifest(store, ref(1, 3)).shards[1].key
     store.objects[key] = store.objects[key][:-1] + b"\xff"
     assert next_attempt(store, 2).restore(default=state_at(0))["step"] == 2
 
 
-def test_two_processes_that_both_believe_to_be_the_attempt_leave_one_whole_checkpoint_of_a_step(store):
+def test_processes_that_both_believe_to_be_the_attempt_leave_one_whole_checkpoint_of_a_step(store):
     mine, other = open_session(store), open_session(store, admit=False)
     first = mine.save(5, {"weights": np.full(4, 1.0)}).wait()
     assert other.save(5, {"weights": np.full(4, 2.0)}).wait() is None
@@ -118,7 +118,7 @@ def test_two_processes_that_both_believe_to_be_the_attempt_leave_one_whole_check
     assert next_attempt(store, 2).restore()["weights"].tolist() == [1.0] * 4
 
 
-def test_two_attempts_that_both_believe_to_be_live_leave_only_the_newer_ones_checkpoints(store):
+def test_attempts_that_both_believe_to_be_live_leave_only_the_checkpoints_of_the_newer(store):
     old = open_session(store)
     old.save(1, state_at(1)).wait()
     new = next_attempt(store, 2)
@@ -163,7 +163,7 @@ def test_no_shard_is_too_large_for_one_request_however_large_an_array_is():
         ({frozenset({1}): 0}, r"key frozenset\(\{1\}\) cannot be saved"),
     ],
 )
-def test_what_cannot_be_kept_exactly_is_named_and_leaves_earlier_checkpoints_alone(store, state, said):
+def test_a_state_that_cannot_be_kept_exactly_leaves_earlier_checkpoints_alone(store, state, said):
     session = open_session(store)
     session.save(1, state_at(1)).wait()
     with pytest.raises(UsageError, match=said):

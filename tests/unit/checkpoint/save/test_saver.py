@@ -15,9 +15,9 @@ import weakref
 
 import numpy as np
 import pytest
-from support.lineage import LINEAGE, START_TIMES, claim_of, end_of, ref, write_claim, write_end
-from support.memory import MemoryStore
-from support.sessions import Clock, open_session, state_at
+from support.builders.lineage import LINEAGE, START_TIMES, claim_of, end_of, ref, write_claim, write_end
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.save import saver as saver_module
 from tiphys.checkpoint.save.commit import CommitSink
@@ -137,13 +137,13 @@ def test_a_save_that_is_due_while_another_is_under_way_is_put_off_to_the_next_fr
 
 
 @pytest.mark.parametrize(("unit", "rule"), [("steps", "wait"), ("seconds", "skip")])
-def test_who_counts_steps_has_the_training_wait_unless_something_else_is_said(unit, rule):
+def test_a_save_under_way_is_waited_for_by_steps_and_skipped_by_seconds_unless_set(unit, rule):
     settings = CheckpointSettings("r-1", "fit", 1, LINEAGE, "memory://", "memory://", save_every=SaveInterval(5, unit))
     assert settings.busy_rule == rule
     assert dataclasses.replace(settings, when_busy="queue").busy_rule == "queue"
 
 
-def test_one_save_may_wait_for_another(gated):
+def test_a_save_may_wait_for_the_save_under_way(gated):
     with behind(gated, when_busy="queue") as session:
         saves = [session.step(step, state_at(step)) for step in (1, 2)]
         assert session._saver.is_busy

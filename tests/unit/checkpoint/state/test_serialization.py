@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support.shards import packed, unpack
+from support.builders.shards import packed, unpack
 
 from tiphys.checkpoint.state.serialization import flatten_state
 from tiphys.errors import IntegrityError, UsageError
@@ -106,7 +106,7 @@ def test_a_class_without_a_name_in_its_module_is_refused_at_the_save_unless_the_
     assert round_trip({"r": record}, like=record)["r"].value == 1
 
 
-def test_two_classes_of_one_name_are_refused():
+def test_classes_of_the_same_name_are_refused():
     with pytest.raises(UsageError, match=r"state\.1: the state holds two classes .*Local"):
         flatten_state([local_record(1), local_record(2)])
 
@@ -477,7 +477,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("state", "words"), REFUSED)
-def test_what_cannot_be_kept_exactly_is_refused_by_its_path(state, words):
+def test_a_value_that_cannot_be_kept_exactly_is_refused_by_its_path(state, words):
     with pytest.raises(UsageError, match=words):
         flatten_state(state)
 

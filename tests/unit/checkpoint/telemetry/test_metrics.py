@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.sessions import Clock
+from support.stories.sessions import Clock
 
 from tiphys.checkpoint.telemetry.metrics import (
     METRIC_DECLARATIONS,
@@ -100,7 +100,7 @@ def test_saves_by_result_and_failures_by_cause():
     assert found["tiphys_checkpoint_upload_seconds_count",] == 1
 
 
-def test_how_old_the_newest_checkpoint_is_and_how_old_it_may_become():
+def test_metrics_show_the_last_commit_and_the_interval_of_saves():
     times = iter([100, 160, 250])
     timed = TrainingMetrics(interval_seconds=600.0, now=lambda: datetime.fromtimestamp(next(times), UTC))
     assert shown(timed)["tiphys_checkpoint_last_commit_timestamp_seconds",] == 100, "the start counts as a commit"
@@ -157,12 +157,12 @@ def test_no_label_has_values_without_a_bound():
     assert {sample.labels.get("rank") for family in families for sample in family.samples} == {"3"}
 
 
-def test_both_kinds_of_metrics_take_the_same_calls():
+def test_kinds_of_metrics_take_the_same_calls():
     calls = {name for name in vars(TrainingMetrics) if not name.startswith("_")}
     assert calls == {name for name in vars(NoMetrics) if not name.startswith("_")}
 
 
-def test_nothing_is_shown_that_nobody_asked_for(capsys):
+def test_metrics_are_off_unless_asked_for(capsys):
     metrics = open_metrics({})
     metrics.record_step(1)
     metrics.close()
@@ -222,12 +222,12 @@ def test_a_file_for_each_process_is_whole_and_leaves_with_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_missing_folder_is_reported(tmp_path, capsys):
     assert type(open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}/none"})) is NoMetrics
     assert "is not an existing folder" in capsys.readouterr().err
 
 
-def test_a_file_that_can_no_longer_be_written_is_told_once(tmp_path, capsys):
+def test_a_file_that_can_no_longer_be_written_is_reported_once(tmp_path, capsys):
     folder = tmp_path / "collector"
     folder.mkdir()
     metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{folder}"})
@@ -255,12 +255,12 @@ def test_an_image_without_the_library_trains_without_metrics(monkeypatch, capsys
         ("textfile:/var/lib/node", MetricsEndpoint(folder=Path("/var/lib/node"))),
     ],
 )
-def test_what_can_be_asked_for(text, exposure):
+def test_metrics_are_exposed_at_a_port_or_in_a_folder(text, exposure):
     assert MetricsEndpoint.parse(text) == exposure
 
 
 @pytest.mark.parametrize("text", ["9464", "port:", "port:0", "port:70000", "textfile:relative", "statsd:8125"])
-def test_what_is_wrong_is_refused_before_the_training_begins(text):
+def test_an_invalid_metrics_setting_is_refused_before_the_training_begins(text):
     with pytest.raises(UsageError, match=r"TIPHYS_METRICS=.* is not valid: write port:9464"):
         open_metrics({"TIPHYS_METRICS": text})
 

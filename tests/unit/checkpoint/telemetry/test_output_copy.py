@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 
 from tiphys.checkpoint.telemetry import output_copy
 from tiphys.checkpoint.telemetry.output_copy import CHUNK_BYTES, HEAD_CHUNKS, OutputCopy, tee_stream

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.lineage import LINEAGE, ref
-from support.memory import MemoryStore
-from support.sessions import Clock, open_session, state_at
+from support.builders.lineage import LINEAGE, ref
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.ranks.coordination import SingleProcessCoordinator
 from tiphys.checkpoint.session import Session

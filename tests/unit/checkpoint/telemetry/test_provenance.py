@@ -7,14 +7,14 @@ import types
 
 import numpy as np
 import pytest
-from support.lineage import claim_of
+from support.builders.lineage import claim_of
 
 from tiphys.checkpoint.telemetry import provenance
 from tiphys.errors import UsageError
 from tiphys.records import Provenance
 
 
-def test_nothing_is_known_outside_of_a_compiled_step_but_the_versions():
+def test_provenance_outside_of_a_compiled_step_has_the_versions_only():
     found = provenance.gather_provenance({})
     assert found == Provenance(versions=found.versions)
     assert found.versions["python"] == platform.python_version()

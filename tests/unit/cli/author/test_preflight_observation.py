@@ -30,7 +30,7 @@ def test_a_bug_is_not_hidden() -> None:
         BoundedReads(60).start("it", fail).wait()
 
 
-def test_all_reads_share_the_limit_and_none_is_waited_for() -> None:
+def test_pending_reads_share_one_time_limit() -> None:
     forever = threading.Event()
     reads = BoundedReads(0.05)
     pending = [reads.start(f"read {number}", forever.wait) for number in range(3)]

@@ -25,7 +25,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @given(profile=st.just("") | TEXTS, defaults=TABLES, profiles=st.dictionaries(TEXTS, TABLES, max_size=3))
-def test_what_is_written_is_what_is_read(
+def test_a_written_configuration_file_reads_back_the_same(
     profile: str,
     defaults: dict[str, str],
     profiles: dict[str, dict[str, str]],

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from support.cluster_nodes import MODEL, foreign_pod, labelled_pod, node
-from support.desk import Desk
-from support.kube_server import serving
-from support.kueue import FLAVOR, FakeKueue
-from support.ledger import ask
+from support.builders.cluster_nodes import MODEL, foreign_pod, labelled_pod, node
+from support.builders.ledger import ask
+from support.fakes.kueue import FLAVOR, FakeKueue
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import Desk
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 
 from tiphys.kube.resources import NODES, PODS
@@ -89,7 +89,7 @@ def test_nodes_count_the_pods_of_what_kueue_admitted_as_held_and_all_others_as_o
     assert out.splitlines()[1].split()[:6] == ["n1", MODEL, "8", "4", "3", "1"]
 
 
-def test_who_may_list_one_namespace_sees_that_one(desk, kueue):
+def test_an_account_of_one_namespace_sees_the_requests_of_that_namespace(desk, kueue):
     admit(desk, kueue, ask(6, "u1"))
     desk.server.authorize = lambda request: bool(request.namespace)
     assert desk.tiphys("why", "run-u1")[0] == 0

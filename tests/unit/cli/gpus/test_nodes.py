@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, node
-from support.desk import Desk
-from support.kube_server import serving
-from support.ledger import lease, ledger_status, waiting
+from support.builders.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, node
+from support.builders.ledger import lease, ledger_status, waiting
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import Desk
 from tiphys_plugin.quota.lease import LedgerState
 
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
@@ -79,7 +79,7 @@ def test_nodes_are_shown_by_flavor(desk):
     assert [one["flavor"] for one in json.loads(out)["nodes"]] == ["far", "", "", ""]
 
 
-def test_who_does_not_go_by_nodes_is_told_so_and_shown_them(desk):
+def test_queues_that_ignore_nodes_are_named_beside_the_nodes(desk):
     desk.queues("apply")
     code, out, err = desk.tiphys("nodes")
     assert code == 0
@@ -121,7 +121,7 @@ def told_slow(folder, member: int = 1) -> str:
     return str(folder)
 
 
-def test_nodes_of_slow_ranks_are_told_of_where_a_store_is_given(desk, tmp_path):
+def test_nodes_of_slow_ranks_are_shown_where_a_store_is_given(desk, tmp_path):
     desk.queues("apply", text=BY_NODES)
     gang = replace(lease(8, "gang", members=4, gpu_type=MODEL), nodes=("n1", "n1", "n2", "n2"))
     desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": ledger_status(LedgerState((gang,)))}, subresource="status")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
-from support.desk import QUEUES, Desk
-from support.kube_server import serving
-from support.kube_store import Collection
-from support.ledger import ask
+from support.builders.ledger import ask
+from support.servers.kube_server import serving
+from support.servers.kube_store import Collection
+from support.stories.kubeconfig_folder import QUEUES, Desk
 
 from tiphys.kube.resources import GPU_LEDGERS
 
@@ -153,34 +153,34 @@ def test_wrong_queue_file_is_refused_before_anything_is_asked(desk, text, says):
     assert desk.server.requests == []
 
 
-def test_cluster_without_the_kind_is_told_of_the_chart(desk):
+def test_cluster_without_the_kind_is_pointed_to_the_chart(desk):
     desk.server.unknown.add("gpuledgers")
     code, _, err = desk.queues("apply")
     assert code == 3
     assert "install the chart of Tiphys, and choose its namespace with -n" in err
 
 
-def test_account_that_may_not_is_told_in_the_words_of_the_server(desk):
+def test_account_that_may_not_is_refused_in_the_words_of_the_server(desk):
     desk.server.authorize = lambda request: request.verb == "get"
     code, _, err = desk.queues("apply")
     assert code == 78
     assert 'cannot create resource "gpuledgers"' in err
 
 
-def test_show_tells_quotas_holders_and_who_waits(desk):
+def test_show_lists_quotas_holders_and_waiting_requests(desk):
     desk.queues("apply")
     desk.ledger().request(ask(8))
     desk.ledger().request(ask(2, "u2"))
     code, out, _ = desk.queues("show")
     assert code == 0
-    told = rows(out)
-    assert told[:2] == [
+    shown = rows(out)
+    assert shown[:2] == [
         ["QUEUE", "GPU", "TYPE", "QUOTA", "UP", "TO", "HELD", "WAITING"],
         ["research", "A100", "8", "8", "8", "2"],
     ]
     people = ["research", "ml", "run-u1", "fit", "1"]
-    assert [line[:8] for line in told if line[:1] == ["holds"]] == [["holds", "8", "A100", *people]]
-    assert [line[:4] for line in told if line[:1] == ["waits"]] == [["waits", "for", "2", "A100"]]
+    assert [line[:8] for line in shown if line[:1] == ["holds"]] == [["holds", "8", "A100", *people]]
+    assert [line[:4] for line in shown if line[:1] == ["waits"]] == [["waits", "for", "2", "A100"]]
 
 
 def test_show_as_a_document(desk):
@@ -278,17 +278,17 @@ queues:
 """
 
 
-def test_queues_that_have_trainings_go_say_so_and_who_goes_is_marked(desk):
+def test_queues_that_preempt_are_shown_and_victims_are_marked(desk):
     desk.queues("apply", text=GOING)
     ledger = desk.ledger()
     ledger.request(ask(16))
     ledger.request(ask(8, "u2", priority=5))
     [lease] = ledger.snapshot().leases
     assert ledger.mark_preempted(("u2", "fit"), {lease.id: 60.0})
-    told = rows(desk.queues("show")[1])
-    assert told[1][-4:] == ["preempts", "lower", "priority,", "reclaims"]
-    assert told[2][-3:] == ["first", "1800", "s"]
-    assert [line[:3] for line in told if line[:1] == ["releases"]] == [["releases", "16", "A100"]]
+    shown = rows(desk.queues("show")[1])
+    assert shown[1][-4:] == ["preempts", "lower", "priority,", "reclaims"]
+    assert shown[2][-3:] == ["first", "1800", "s"]
+    assert [line[:3] for line in shown if line[:1] == ["releases"]] == [["releases", "16", "A100"]]
     first, second = json.loads(desk.queues("show", "-o", "json")[1])["queues"]
     assert (first["preempts_lower_priority"], first["reclaims"]) == (True, True)
     assert second["min_runtime_seconds"] == 1800

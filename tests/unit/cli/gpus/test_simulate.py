@@ -91,7 +91,7 @@ def test_columns_that_would_be_zero_are_left_out(desk):
     assert "NOT STARTED" not in out
 
 
-def test_two_queue_files_are_shown_side_by_side(desk):
+def test_queue_files_are_shown_side_by_side(desk):
     code, out, err = desk.simulate("--against", "larger.yaml")
     assert code == 0
     lines = [cells(line) for line in out.splitlines()]
@@ -157,12 +157,12 @@ def test_declared_durations_let_others_go_first(desk):
         "jobs.csv",
         "submit_seconds,duration_seconds,gpus,queue\n0,100,3,research\n1,100,4,research\n2,50,1,research\n",
     )
-    silent, told = desk.document(), desk.document("--declare-durations")
-    waits = [found["replays"][0]["total"]["wait"]["mean"] for found in (silent, told)]
+    silent, declared = desk.document(), desk.document("--declare-durations")
+    waits = [found["replays"][0]["total"]["wait"]["mean"] for found in (silent, declared)]
     assert waits[0] > waits[1] == pytest.approx(33)
 
 
-def test_what_was_left_out_is_told(desk):
+def test_rows_columns_and_time_limits_left_out_of_a_replay_are_reported(desk):
     desk.write("jobs.csv", "num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time\n1,1000,0,9,0\n1,500,0,9,0\n")
     assert "left out: 1 row with a part of a GPU" in desk.simulate()[2]
     desk.write("jobs.csv", "submit_seconds,duration_seconds,gpus,limit_seconds,color\n0,10,1,5,red\n")
@@ -171,7 +171,7 @@ def test_what_was_left_out_is_told(desk):
     assert "1 job ended at limit_seconds, before the duration was over" in err
 
 
-def test_jobs_of_a_stopped_queue_are_told(desk):
+def test_jobs_of_a_stopped_queue_are_reported(desk):
     desk.write("queues.yaml", 'queues: [{name: research, gpus: {"*": 4}, stopped: true}]\n')
     desk.write("jobs.csv", "submit_seconds,duration_seconds,gpus\n0,10,1\n")
     code, out, err = desk.simulate("--plot", "out.svg")
@@ -248,7 +248,7 @@ def test_trainings_that_go_are_counted_with_what_it_cost(desk):
     assert found["replays"][0]["total"]["lost_gpu_hours"] == pytest.approx(4 * (30 + 60) / 3600)
 
 
-def test_nobody_goes_under_the_plain_policies(desk):
+def test_a_plain_policy_preempts_no_lease(desk):
     desk.write("jobs.csv", LONG_AND_SHORT)
     desk.write("queues.yaml", ATTAINED)
     code, out, _ = desk.simulate("--policy", "skip")
@@ -270,7 +270,7 @@ LOSES = (
 """The line closes for the second job after two days, so the last ones wait beside an idle GPU."""
 
 
-def test_a_queue_that_loses_to_a_plain_one_is_told_with_what_would_change_it(desk):
+def test_a_queue_that_loses_to_a_plain_one_is_named_with_the_change_that_helps(desk):
     desk.write("jobs.csv", LOSES)
     code, _, err = desk.simulate()
     assert code == 0
@@ -286,7 +286,7 @@ def test_a_queue_that_loses_to_a_plain_one_is_told_with_what_would_change_it(des
 @pytest.mark.parametrize(
     "arguments", [("--no-advice",), ("--policy", "skip"), ("--against", "larger.yaml"), ("--declare-durations",)]
 )
-def test_nothing_is_advised_where_nothing_is_lost_or_asked(desk, arguments):
+def test_advice_is_absent_where_no_time_is_lost_or_it_is_not_asked_for(desk, arguments):
     desk.write("jobs.csv", LOSES)
     code, _, err = desk.simulate(*arguments)
     assert code == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 from hera.workflows import DAG
-from support.compiled import History, gated, pipeline_of
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines import Pipeline, Step
@@ -63,7 +63,9 @@ def test_lines_as_documents_say_where_they_are_from(finished: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(("options", "lines"), [(["--tail", "1"], "two␛[31m\n"), (["-f"], "one\ntwo␛[31m\n")])
-def test_one_step(finished: Path, capsys: pytest.CaptureFixture[str], options: list[str], lines: str) -> None:
+def test_logs_of_a_step_are_printed(
+    finished: Path, capsys: pytest.CaptureFixture[str], options: list[str], lines: str
+) -> None:
     code, out, _ = logs(finished, capsys, f"{RUN}/first", *options)
     assert (code, out) == (0, lines)
 
@@ -77,7 +79,7 @@ def test_one_step(finished: Path, capsys: pytest.CaptureFixture[str], options: l
         (["another"], 3, "has no run 'another'"),
     ],
 )
-def test_what_there_is_not(
+def test_a_missing_run_step_or_attempt_is_named(
     finished: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
 ) -> None:
     refused, out, err = logs(finished, capsys, *arguments)

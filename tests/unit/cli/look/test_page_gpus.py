@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster_nodes import MODEL, condition, foreign_pod, node
-from support.desk import Desk
-from support.kube_server import serving
-from support.ledger import ask, lease, ledger_status, waiting
+from support.builders.cluster_nodes import MODEL, condition, foreign_pod, node
+from support.builders.ledger import ask, lease, ledger_status, waiting
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import Desk
 from tiphys_plugin import SqliteLedger, load_queues
 from tiphys_plugin.quota.lease import Admitted, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file

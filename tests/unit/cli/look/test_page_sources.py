@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.compiled import gated, pipeline_of
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.cli.look.page_sources import CommandActions
@@ -127,7 +127,7 @@ def test_no_program_of_a_run_gets_the_token(
         ("local:elsewhere:/state/cluster", None, "was started on machine elsewhere"),
     ],
 )
-def test_what_this_process_cannot_do_is_said(
+def test_an_action_that_the_pages_cannot_take_has_a_reason(
     store: Store, begin: Callable[..., CommandActions], cluster: str, options: ClusterOptions | None, words: str
 ) -> None:
     assert words in begin(cluster, options).find_obstacle("r", RunHistory(store, "r").last_submission)

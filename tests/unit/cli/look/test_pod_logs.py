@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.argo_pods import pod, runs
-from support.compiled import History, gated, pipeline_of, ungated
-from support.desk import Desk
-from support.kube_server import KubeServer, serving
+from support.builders.argo_pods import pod, runs
+from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
+from support.servers.kube_server import KubeServer, serving
+from support.stories.kubeconfig_folder import Desk
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
@@ -161,7 +161,7 @@ def test_of_a_large_log_only_the_end_is_read(here: Here) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_what_argo_archived_is_left_when_the_pod_is_gone(here: Here, compressed: bool) -> None:
+def test_the_log_archived_by_argo_is_shown_when_the_pod_is_gone(here: Here, compressed: bool) -> None:
     here.store.create("data/argo/fit/main.log", b"kept\nlonger\n")
     nodes = archived(here.store.artifact_key("data/argo/fit/main.log"))
     packed = {"compressedNodes": b64encode(gzip.compress(json.dumps(nodes).encode())).decode()}
@@ -237,7 +237,7 @@ def test_a_pod_of_a_step_without_a_gate_that_has_not_started_is_said_to_wait_and
     assert "they were full" not in err
 
 
-def test_what_the_program_stored_needs_no_cluster(here: Here) -> None:
+def test_the_log_stored_by_the_program_needs_no_cluster(here: Here) -> None:
     [attempt] = read_step_attempts(here.store, RUN, "fit")
     logs = StoredLogs(here.store)
     assert list(logs.find(attempt.claim, None)) == []

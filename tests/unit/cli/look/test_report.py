@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree
 
 import pytest
-from support.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
+from support.builders.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
 from tiphys_controller.failure_cost import (
     AttemptTimeUsage,
     Recovery,
@@ -52,8 +52,8 @@ def store(tmp_path):
 def tiphys(store, tmp_path, capsys):
     def call(*arguments):
         code = main(["report", *map(str, arguments), "--store", str(tmp_path / "store")])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return call
 
@@ -87,7 +87,7 @@ def test_the_table_of_a_run_tells_phases_causes_and_recoveries(tiphys):
     assert figures.endswith("GPU time lost 2m 32s"), "as the causes say"
 
 
-def test_without_a_name_every_run_and_every_queue_is_told(tiphys, store):
+def test_every_run_and_every_queue_is_reported_where_none_is_named(tiphys, store):
     write_run(store, run="idle-1")
     _, out, _ = tiphys()
     runs, queues = out.strip().split("\n\n")

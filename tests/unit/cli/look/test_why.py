@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.desk import Desk
-from support.kube_server import serving
-from support.ledger import NOW, ask, lease
-from support.lineage import RUN, STEP, claim_of, end_of, write_run
-from support.world import commit
+from support.builders.ledger import NOW, ask, lease
+from support.builders.lineage import RUN, STEP, claim_of, end_of, write_run
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import Desk
+from support.stories.plugin import commit
 from tiphys_plugin.quota.lease import PreemptionNotice
 from tiphys_plugin.quota.preemption.victims import VictimSelection
 
@@ -50,7 +50,7 @@ def why(desk: Desk, *arguments: str) -> tuple[int, str, str]:
     return desk.tiphys("why", *arguments)
 
 
-def test_each_reason_is_told_with_its_numbers(desk):
+def test_a_reason_to_wait_is_shown_with_its_numbers(desk):
     ledger = desk.ledger()
     ledger.request(ask(6, "u1", seconds=3600))
     ledger.request(ask(4, "u2"))
@@ -63,7 +63,7 @@ def test_each_reason_is_told_with_its_numbers(desk):
     assert lines[2].startswith("  position 1; expected to start by 20")
 
 
-def test_who_waits_for_others_is_told_for_whom(desk):
+def test_a_waiting_step_shows_the_requests_before_it(desk):
     ledger = desk.ledger()
     ledger.request(ask(6, "u1"))
     ledger.request(ask(4, "u2"))
@@ -76,7 +76,7 @@ def test_who_waits_for_others_is_told_for_whom(desk):
     assert "position 2; no expected start" in out
 
 
-def test_who_holds_gpus_is_told_since_when(desk):
+def test_a_step_with_a_lease_shows_since_when(desk):
     desk.ledger().request(ask(6, "u1"))
     _, out, _ = why(desk, "run-u1")
     assert out.startswith("run-u1/fit holds 6 A100 of queue research since 20")
@@ -107,7 +107,7 @@ def test_items_are_named_and_found_as_people_type_them(desk):
     assert json.loads(why(desk, "run-u1/fit[1]", "-o", "json")[1])["waiting"][0]["step"] == "fit.0123456789ab.1"
 
 
-def test_a_step_that_could_start_is_told_so(desk):
+def test_a_step_that_could_start_is_shown_as_such(desk):
     ledger = desk.ledger()
     ledger.request(ask(8, "u1"))
     ledger.request(ask(4, "u2"))
@@ -116,7 +116,7 @@ def test_a_step_that_could_start_is_told_so(desk):
     assert "the GPUs are free" in out
 
 
-def test_a_step_whose_queue_shrank_is_told_that_it_never_starts(desk):
+def test_a_step_whose_queue_shrank_is_shown_as_never_starting(desk):
     ledger = desk.ledger()
     ledger.request(ask(8, "u1"))
     ledger.request(ask(4, "u2"))
@@ -136,7 +136,7 @@ def test_the_document_has_the_same_reasons(desk):
     assert [one["reason"] for one in waiting["reasons"]] == ["WaitingForQuota", "FirstInLine"]
 
 
-def test_a_run_that_nobody_knows_is_named_with_what_to_do(desk):
+def test_an_unknown_run_is_named_with_what_to_do(desk):
     code, _, err = why(desk, "run-u9/fit")
     assert code != 0
     assert "run-u9/fit neither holds GPUs nor waits for any in GPULedger ml/default; `tiphys get run-u9` shows" in err
@@ -172,10 +172,10 @@ def test_why_names_what_keeps_a_pod_from_starting_with_the_remedy(desk, ledger):
     assert "fit: no node takes its pod: 0/1 nodes are available: 1 Insufficient cpu." in out
     assert "free or add nodes" in out
     assert ("holds 6 A100" in out) is ledger
-    [told] = json.loads(why(desk, *arguments, "-o", "json")[1])["obstacles"]
-    assert told["sentence"].startswith("no node takes its pod")
-    task = told["step"]
-    assert json.loads(why(desk, f"run-u1/{task}", *arguments[1:], "-o", "json")[1])["obstacles"] == [told]
+    [obstacle] = json.loads(why(desk, *arguments, "-o", "json")[1])["obstacles"]
+    assert obstacle["sentence"].startswith("no node takes its pod")
+    task = obstacle["step"]
+    assert json.loads(why(desk, f"run-u1/{task}", *arguments[1:], "-o", "json")[1])["obstacles"] == [obstacle]
 
 
 @pytest.mark.usefixtures("later")
@@ -198,7 +198,7 @@ def preempting(desk: Desk, min_runtime_seconds: int = 0):
     return ledger
 
 
-def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
+def test_why_names_the_victims_and_their_lost_time(desk, tmp_path):
     preempting(desk)
     store = DirectoryStore(tmp_path / "store")
     commit(store, "run-u2/fit", 1, 7)
@@ -217,7 +217,7 @@ def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
     assert (victim["run"], victim["step"], victim["gpus"]) == ("run-u2", "fit", 4)
 
 
-def test_it_is_told_who_would_move_to_other_nodes():
+def test_why_names_the_leases_that_would_move_to_other_nodes():
     stays, moves = lease(2, "u1"), lease(3, "u2")
     selection = VictimSelection((stays, moves), {stays.id: 4.0, moves.id: 6.0}, frozenset({moves.id}))
     yields, moved = map(str, describe_preemption(selection, is_exact=True))
@@ -226,7 +226,7 @@ def test_it_is_told_who_would_move_to_other_nodes():
     assert [one["movesToOtherNodes"] for one in preemption_document(selection)["victims"]] == [False, True]
 
 
-def test_it_is_told_why_nobody_goes(desk):
+def test_why_gives_the_reason_that_no_lease_is_preempted(desk):
     preempting(desk, min_runtime_seconds=3600)
     _, out, _ = why(desk, "run-u3")
     assert "no lease would be preempted for it: MinRuntimeProtected: run-u" in out
@@ -238,7 +238,7 @@ def test_it_is_told_why_nobody_goes(desk):
     assert "no lease would be preempted for it: queue research preempts no training" in out
 
 
-def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
+def test_a_preempted_step_and_the_step_that_waits_for_it_are_shown(desk):
     ledger = preempting(desk)
     first = ledger.snapshot().leases[0]
     assert ledger.mark_preempted(("u3", "fit"), {first.id: 60.0})
@@ -249,7 +249,7 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
     assert "no lease would be preempted for it: others were asked to leave for run-u3/fit already" in out
 
 
-def test_who_would_move_later_is_told(desk):
+def test_a_lease_that_would_move_later_is_shown_with_the_time(desk):
     desk.queues("apply", text=MOVING)
     ledger = desk.ledger()
     leases = {uid: ledger.request(ask(gpus, uid)) for uid, gpus in (("ends", 6), ("stays", 3), ("moves", 2))}
@@ -264,13 +264,13 @@ def test_who_would_move_later_is_told(desk):
     )
 
 
-def test_who_moves_to_other_nodes_is_not_said_to_be_preempted():
+def test_a_lease_that_moves_to_other_nodes_is_not_called_preempted():
     notice = PreemptionNotice("u3", "fit", NOW, NOW + timedelta(minutes=2), moves=True)
     said = describe_eviction(replace(lease(2, "u1"), preemption=notice))
     assert said == "; asked to move to other nodes at 00:00:00, must save and exit by 00:02:00"
 
 
-def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, monkeypatch):
+def test_failed_attempts_are_shown_from_the_store(desk, tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path / "store")
     write_run(store)
     found = FailureEvidence(rule="pod-out-of-memory", matched_text="OOMKilled", node="node-3")

@@ -37,7 +37,7 @@ def test_only_messages_are_cut_and_a_few_columns_stay_free_for_an_echo(board: Pr
     assert max(len(line.rstrip()) for line in (first, second)) <= width - 4
 
 
-def test_what_concerns_the_whole_run_stands_below_the_table(board: ProgressTable) -> None:
+def test_a_notice_about_the_run_stands_below_the_table(board: ProgressTable) -> None:
     board.notice = "stopping"
     assert rendered(board, 60)[-1].strip() == "stopping"
 

@@ -40,7 +40,7 @@ def test_a_node_belongs_to_the_task_that_its_name_begins_with(name: str, task: s
     assert (change.node, change.task) == (f"wf{name}", task)
 
 
-def test_only_what_is_new_is_told() -> None:
+def test_only_new_changes_are_reported() -> None:
     reader = NodeChangeReader("wf", ["fit"])
     assert len(reader.changes(state(node(".fit")))) == 1
     assert reader.changes(state(node(".fit"))) == []
@@ -54,7 +54,7 @@ def test_changes_come_in_the_order_in_which_nodes_began() -> None:
     assert [one.node for one in changes] == ["wf.fit", "wf.fit.admit", "wf.fit[1].x"]
 
 
-def test_a_run_that_has_ended_is_told_in_the_order_in_which_it_happened() -> None:
+def test_an_ended_run_is_reported_in_the_order_of_its_events() -> None:
     nodes = [
         node(".a", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),
         node(".a.run", "Succeeded", finishedAt="2026-01-01T12:00:09Z"),

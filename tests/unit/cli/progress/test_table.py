@@ -47,7 +47,7 @@ def change(
     return NodeChange(NOON + timedelta(seconds=at), node, task, kind, "t", phase, message, log_tail)
 
 
-def test_what_concerns_the_whole_run_is_told_and_kept_for_the_live_view() -> None:
+def test_a_message_about_the_run_is_printed_and_kept_for_the_live_view() -> None:
     board = ProgressTable(["fit"])
     assert board.apply_change(change("wf", message="stopping: press again", task="", kind="Workflow")) == [
         "stopping: press again"
@@ -74,7 +74,7 @@ def test_a_wait_inside_the_task_tells_its_reason_once() -> None:
     assert board.apply_change(wait) == []
 
 
-def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
+def test_a_composite_that_repeats_a_failure_is_not_reported() -> None:
     board = ProgressTable(["fit"])
     failed = change("wf.fit(0)", NodePhase.ERROR, "child 'wf-123' errored", kind="DAG")
     assert board.apply_change(failed) == []
@@ -113,7 +113,7 @@ def test_a_task_that_could_not_start_tells_why() -> None:
 def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:
     board = ProgressTable(["fit"])
     again = "Attempt 1 ended by preemption, asked to stop; attempt 2 resumes from step 7"
-    told = [
+    printed = [
         board.apply_change(change(f"wf.{node}", phase, message, kind=kind))
         for node, phase, message, kind in (
             ("fit", NodePhase.RUNNING, "", "Retry"),
@@ -123,7 +123,7 @@ def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:
             ("fit", NodePhase.RUNNING, "Backoff for 5 seconds", "Retry"),
         )
     ]
-    assert told == [["fit: Running"], [], [f"fit: {again}"], [], ["fit: Backoff for 5 seconds"]]
+    assert printed == [["fit: Running"], [], [f"fit: {again}"], [], ["fit: Backoff for 5 seconds"]]
     assert board.rows["fit"].message == "Backoff for 5 seconds"
     board.apply_change(change("wf.fit(1)", kind="DAG"))
     assert board.apply_change(change("wf.fit(1).admit")) == []
@@ -134,7 +134,7 @@ def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:
 def test_the_tries_of_a_step_without_a_gate_are_neither_items_nor_attempts() -> None:
     board = ProgressTable(["prep"])
     error = "main: Error (exit code 1)"
-    told = [
+    printed = [
         board.apply_change(change(f"wf.{node}", phase, message, "prep", kind=kind))
         for node, phase, message, kind in (
             ("prep", NodePhase.RUNNING, "", "Retry"),
@@ -144,7 +144,7 @@ def test_the_tries_of_a_step_without_a_gate_are_neither_items_nor_attempts() -> 
             ("prep(1)", NodePhase.PENDING, "", "Pod"),
         )
     ]
-    assert told == [["prep: Running"], [], [f"prep: {error}"], ["prep: Backoff for 5 seconds"], []]
+    assert printed == [["prep: Running"], [], [f"prep: {error}"], ["prep: Backoff for 5 seconds"], []]
     row = board.rows["prep"]
     assert (row.message, row.items, row.attempt, row.tries, row.phase) == ("", {}, 1, 2, NodePhase.RUNNING)
     assert board.running_lines(NOON + timedelta(seconds=9)) == ["prep: Running for 9s, try 2"]
@@ -177,7 +177,7 @@ def test_a_message_of_a_running_task_makes_it_no_item_of_itself() -> None:
     assert board.rows["fit"].items == {}
 
 
-def test_nodes_above_the_tasks_belong_to_nobody() -> None:
+def test_nodes_above_the_tasks_belong_to_no_task() -> None:
     board = ProgressTable(["fit"])
     assert board.apply_change(change("wf", message="hello", task="")) == []
     assert board.rows["fit"].phase is None
@@ -217,7 +217,7 @@ def test_items_that_failed_are_counted_beside_those_that_are_done() -> None:
     assert board.running_lines(NOON) == ["sweep: Running for 0s, 1 of 2 items, 1 failed"]
 
 
-def test_running_items_of_a_fan_out_are_told_with_their_steps() -> None:
+def test_running_items_of_a_fan_out_are_reported_with_their_steps() -> None:
     board = ProgressTable(["sweep"])
     board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
     for index in range(7):
@@ -246,7 +246,7 @@ def test_a_pause_inside_a_task_is_not_shown(phase: NodePhase) -> None:
     assert board.rows["fit"].message == ""
 
 
-def test_two_items_may_say_the_same() -> None:
+def test_items_may_show_the_same_text() -> None:
     board = ProgressTable(["sweep"])
     for item in (0, 1):
         said = change(f"wf.sweep({item}:{item})(0).admit", message="starts", task="sweep")
@@ -271,14 +271,14 @@ def test_the_last_words_of_a_failed_container_are_kept() -> None:
     assert board.rows["fit"].log_tail == ("out", "of luck")
 
 
-def test_a_new_checkpoint_is_told_once() -> None:
+def test_a_new_checkpoint_is_reported_once() -> None:
     board = ProgressTable(["fit"])
     assert board.record_training("fit", TrainingSnapshot(100)) == ["fit: step 100 is saved"]
     assert board.record_training("fit", TrainingSnapshot(100)) == []
     assert board.record_training("fit", TrainingSnapshot()) == []
 
 
-def test_a_running_task_is_told_with_its_progress() -> None:
+def test_a_running_task_is_reported_with_its_progress() -> None:
     board = ProgressTable(["fit", "later"])
     board.apply_change(change("wf.fit", kind="Steps"))
     board.record_training("fit", TrainingSnapshot(100, report(at=30)))
@@ -287,7 +287,7 @@ def test_a_running_task_is_told_with_its_progress() -> None:
     ]
 
 
-def test_without_a_report_a_running_task_is_told_with_items_and_checkpoints() -> None:
+def test_a_running_task_without_a_report_is_shown_with_items_and_checkpoints() -> None:
     board = ProgressTable(["sweep"])
     board.apply_change(change("wf.sweep", task="sweep", kind="Steps"))
     board.apply_change(change("wf.sweep(0:1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps"))
@@ -310,21 +310,21 @@ def test_the_report_of_an_attempt_before_is_not_that_of_the_next() -> None:
 
 
 def test_ten_seconds_never_pass_in_silence() -> None:
-    now, told = [NOON], []
+    now, printed = [NOON], []
     board = ProgressTable(["fit"])
-    lines = TimedLines(told.append, lambda: now[0])
+    lines = TimedLines(printed.append, lambda: now[0])
     for seconds in range(60):
         now[0] = NOON + timedelta(seconds=seconds)
         if seconds == 3:
             lines.write(board.apply_change(change("wf.fit", at=3, kind="Steps")))
         lines.break_silence(board)
-    assert [line[9:] for line in told] == [
+    assert [line[9:] for line in printed] == [
         "fit: Running",
         *(f"fit: Running for {seconds}s" for seconds in (8, 16, 24, 32, 40, 48, 56)),
     ]
 
 
-def test_what_finalize_says_stands_for_all_failures() -> None:
+def test_the_sentence_of_finalize_replaces_all_failures() -> None:
     board = ProgressTable(["fit"])
     board.apply_change(change("wf.fit", NodePhase.FAILED, "exit code 1", kind="Pod"))
     ended = format_submission_end("r", 1, "Failed", "fit failed in attempt 1 by user error")
@@ -341,7 +341,7 @@ def test_only_failed_tasks_are_failures() -> None:
     assert board.failure_sentences() == ["fit: exit code 1", "other: Error"]
 
 
-def test_what_a_running_program_reports_stands_below_the_table() -> None:
+def test_the_report_of_a_running_program_stands_below_the_table() -> None:
     table = ProgressTable(["fit"])
     table.apply_change(change("wf.fit(0).run", message="step 7 is not saved yet", kind="Pod"))
     assert table.notice == "fit: step 7 is not saved yet"

@@ -1,8 +1,8 @@
 """What storage shows of the trainings of a run, for its display."""
 
 import pytest
-from support.compiled import gated, pipeline_of
-from support.memory import MemoryStore
+from support.builders.compiled_workflows import gated, pipeline_of
+from support.fakes.memory_store import MemoryStore
 
 from hera_pipelines.cli.progress import local
 from hera_pipelines.cli.progress.local import build_training_lookup

@@ -15,13 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.argo_objects import put, put_agent, workflow
-from support.compiled import gated, pipeline_of
-from support.desk import Desk
-from support.faults import dying_at
-from support.kube_server import serving
-from support.ledger import ask, queues, spec
-from support.submitter import FakeSubmitter
+from support.builders.argo_objects import put, put_agent, workflow
+from support.builders.compiled_workflows import gated, pipeline_of
+from support.builders.ledger import ask, queues, spec
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
+from support.servers.kube_server import serving
+from support.stories.kubeconfig_folder import Desk
 from tiphys_controller import start_run
 
 from hera_pipelines.cli import main
@@ -80,12 +80,12 @@ def left(store: DirectoryStore, desk: Desk) -> tuple[bool, bool, int]:
     )
 
 
-def test_everything_is_told_and_what_nobody_needs_is_removed(desk: Desk, store: DirectoryStore) -> None:
+def test_the_janitor_reports_every_finding_and_removes_garbage(desk: Desk, store: DirectoryStore) -> None:
     asked = ("janitor", store.url, "-n", "ml", "--ledger-namespace", "tiphys")
     code, out, err = desk.tiphys(*asked, "--dry-run", "-o", "json")
-    told = json.loads(out)
-    assert (code, told["kind"], told["dry_run"]) == (0, "JanitorRound", True)
-    assert [(one["what"], one["state"]) for one in told["items"]] == [
+    document = json.loads(out)
+    assert (code, document["kind"], document["dry_run"]) == (0, "JanitorRound", True)
+    assert [(one["what"], one["state"]) for one in document["items"]] == [
         ("agent", "would_be_removed"),
         ("lease", "left"),
         ("upload", "would_be_removed"),

@@ -14,8 +14,17 @@ import sys
 from typing import Any
 
 import pytest
-from support.authored import STORE, artifact, by_name, output_parameter, parameters, step, train, workflow
-from support.gangs import filled_in
+from support.builders.authored_workflows import (
+    STORE,
+    artifact,
+    by_name,
+    output_parameter,
+    parameters,
+    step,
+    train,
+    workflow,
+)
+from support.fakes.resource_templates import filled_in
 
 from hera_pipelines import Pipeline
 from hera_pipelines import train as train_function
@@ -79,7 +88,7 @@ def env(container: Manifest) -> dict[str, Any]:
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
 
 
-def test_it_is_an_indexed_job_that_ends_as_a_whole() -> None:
+def test_a_gang_is_an_indexed_job_that_ends_as_a_whole() -> None:
     run = compiled(gang())["fit-run"]
     job = made(gang())
     assert (
@@ -117,7 +126,7 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
     assert "podFailurePolicy" not in spec, "a member that is lost must not end the others"
     container = spec["template"]["spec"]["containers"][0]
     assert container["command"][:4] == ["python", "-P", "-m", "tiphys.launch"], "it says where they meet"
-    told = env(container)
+    variables = env(container)
     expected = {
         "PET_NNODES": "2:3",
         "PET_RDZV_BACKEND": "c10d",
@@ -127,12 +136,12 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
         "PET_NPROC_PER_NODE": "8",
         "TIPHYS_ELASTIC": "2:4",
     }
-    assert told.items() >= expected.items()
-    assert "NODE_RANK" in told
-    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & told.keys(), "they change, and torchrun tells them"
+    assert variables.items() >= expected.items()
+    assert "NODE_RANK" in variables
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & variables.keys(), "they change, and torchrun tells them"
 
 
-def test_it_bears_the_marks_by_which_plugin_and_controller_find_it() -> None:
+def test_a_gang_has_the_labels_by_which_plugin_and_controller_find_it() -> None:
     job = made(gang())
     found = {
         "tiphys.dev/run": "<run-id>",
@@ -147,18 +156,18 @@ def test_it_bears_the_marks_by_which_plugin_and_controller_find_it() -> None:
     assert metadata["annotations"] == {"tiphys.dev/node": KNOWN["node.name"]}
 
 
-def test_members_are_told_who_they_are_as_torchrun_expects() -> None:
+def test_members_get_rank_and_address_as_torchrun_expects() -> None:
     container = pod(gang(asked={"gpu": GpuRequest(gpus=32, members=4)}))["spec"]["containers"][0]
-    told = env(container)
+    variables = env(container)
     first = dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "<gang>-0.tiphys-members")
-    assert told.items() >= {**first, "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "4"}.items()
+    assert variables.items() >= {**first, "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "4"}.items()
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    assert [told[name] for name in ("RANK", "NODE_RANK", "PET_NODE_RANK")] == [index] * 3
-    assert told.items() >= {"TIPHYS_ATTEMPT": "<attempt>", "TIPHYS_RUN": "<run-id>", "TIPHYS_STORE": STORE}.items()
+    assert [variables[name] for name in ("RANK", "NODE_RANK", "PET_NODE_RANK")] == [index] * 3
+    assert variables.items() >= {"TIPHYS_ATTEMPT": "<attempt>", "TIPHYS_RUN": "<run-id>", "TIPHYS_STORE": STORE}.items()
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}, "of each node, not of all"
 
 
-def test_what_the_author_sets_goes_before_what_members_are_told() -> None:
+def test_variables_of_the_author_override_those_of_the_gang() -> None:
     container = pod(gang({"env": [{"name": "MASTER_PORT", "value": "1"}]}))["spec"]["containers"][0]
     assert env(container)["MASTER_PORT"] == "1", "of two variables of one name the later one holds"
 
@@ -225,7 +234,7 @@ def placed(job: Manifest) -> tuple[Manifest, Manifest]:
     return pod["spec"], pod["spec"]["containers"][0]
 
 
-def test_what_admit_asks_of_nodes_is_added_to_every_alternative_of_the_author() -> None:
+def test_node_requirements_are_added_to_every_alternative_of_the_author() -> None:
     terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}, {}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     affinity = {"nodeAffinity": required, "podAntiAffinity": {"x": 1}}
@@ -238,7 +247,7 @@ def test_what_admit_asks_of_nodes_is_added_to_every_alternative_of_the_author() 
     ]
 
 
-def test_a_deadline_is_that_of_each_pod_so_that_it_is_told_from_a_failure() -> None:
+def test_a_deadline_is_that_of_each_pod_and_distinct_from_a_failure() -> None:
     found = pod(gang(asked={"deadline_seconds": 3600}))
     assert found["spec"]["activeDeadlineSeconds"] == 3600
     assert "activeDeadlineSeconds" not in compiled(gang(asked={"deadline_seconds": 3600}))["fit-run"]
@@ -314,7 +323,7 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         ),
     ],
 )
-def test_what_several_pods_cannot_keep_is_refused_by_name(template: Manifest, sentence: str) -> None:
+def test_a_setting_that_several_pods_cannot_keep_is_refused_by_name(template: Manifest, sentence: str) -> None:
     with pytest.raises(UsageError, match="step 'fit'") as refused:
         compiled(template)
     assert sentence in str(refused.value)
@@ -372,7 +381,7 @@ def test_memory_that_may_grow_is_what_admit_answers(backend: GangBackend) -> Non
 
 
 @pytest.mark.parametrize(("retry", "kept"), [(RetryPolicy(), True), (RetryPolicy(on_demand_after=2), False)])
-def test_who_may_leave_spot_nodes_has_no_selector_for_them(retry: RetryPolicy, kept: bool) -> None:
+def test_a_gang_that_may_leave_spot_nodes_has_no_selector_for_them(retry: RetryPolicy, kept: bool) -> None:
     template = gang(asked={"spot": (Spot(label="spot"),), "retry": retry}, nodeSelector={"disk": "fast"})
     selector = pod(template)["spec"]["nodeSelector"]
     assert selector == {"disk": "fast", **({"spot": "true"} if kept else {})}

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.counting import CountingStore
-from support.faults import dying_at
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.counting_store import CountingStore
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import LiveWorkflow, resume_run, start_run
 from tiphys_controller.alerts.handler import AlertHandler, build_fork_name
 from tiphys_controller.alerts.rules import (
@@ -142,7 +142,7 @@ def test_a_thousand_duplicated_and_reordered_deliveries_make_one_resume(desk: De
     assert event.data["outcome"] == "resumed"
 
 
-def test_two_alerts_about_one_end_make_one_resume(desk: Desk) -> None:
+def test_alerts_about_the_same_end_make_one_resume(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert(fingerprint="1"), alert(fingerprint="2"))
     assert desk.work() == 0
@@ -173,7 +173,7 @@ def test_a_run_that_goes_on_is_not_resumed(desk: Desk) -> None:
     assert desk.submitter.names() == [RUN]
 
 
-def test_what_a_person_has_stopped_no_alert_begins_again(desk: Desk) -> None:
+def test_an_alert_does_not_resume_a_run_that_a_person_stopped(desk: Desk) -> None:
     ended(desk)
     desk.shut[f"uid-of-{RUN}"] = "Terminate"
     desk.deliver(alert())
@@ -218,7 +218,7 @@ def test_a_worker_that_died_before_it_stopped_a_run_does_so_when_it_is_back(desk
 
 
 @pytest.mark.parametrize("point", ["", "start.after_record", "start.after_claim", "start.after_create"])
-def test_another_run_goes_on_from_it_once(desk: Desk, point: str) -> None:
+def test_an_alert_forks_a_run_once(desk: Desk, point: str) -> None:
     desk.deliver(alert("Diverged"))
     if point:
         with dying_at(point):
@@ -240,7 +240,7 @@ def test_a_run_that_is_well_again_is_not_restarted(desk: Desk) -> None:
     assert not hasattr(desk.submitter, "stopped")
 
 
-def test_other_alerts_are_told_and_nothing_is_done(desk: Desk) -> None:
+def test_an_alert_without_a_rule_is_recorded_as_told_only(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert("Other"), alert("Unheard", fingerprint="2"), alert(fingerprint="3", tiphys_run="nobody"))
     assert desk.work() == 0
@@ -248,7 +248,7 @@ def test_other_alerts_are_told_and_nothing_is_done(desk: Desk) -> None:
     assert desk.submitter.names() == [RUN]
 
 
-def test_somebody_who_was_faster_is_not_followed_by_another(desk: Desk) -> None:
+def test_an_alert_about_a_submission_already_resumed_is_left(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert())
     desk.orders._pin_alert(
@@ -267,7 +267,7 @@ def test_somebody_who_was_faster_is_not_followed_by_another(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("name", "runs"), [("RunFailed", False), ("TrainingStalled", False), ("TrainingStalled", True)]
 )
-def test_one_alert_scans_the_results_of_its_run_once(desk: Desk, name: str, runs: bool) -> None:
+def test_an_alert_scans_the_results_of_its_run_once(desk: Desk, name: str, runs: bool) -> None:
     if not runs:
         ended(desk)
     scanned: list[str] = []
@@ -301,7 +301,7 @@ FORK = build_fork_name(RUN, parse_delivery(delivery(alert("Diverged"))).alerts[0
     ],
 )
 @pytest.mark.parametrize("mode", [AutomationMode.OFF, AutomationMode.DRY_RUN])
-def test_where_nothing_is_done_an_alert_says_what_would_have_been(
+def test_an_alert_without_permission_records_the_action_that_was_left_out(
     desk: Desk, mode: AutomationMode, name: str, runs: bool, would: str, why: str
 ) -> None:
     if not runs:
@@ -344,12 +344,14 @@ def test_an_alert_is_the_same_by_fingerprint_and_start(desk: Desk) -> None:
         (None, "a/b", ""),
     ],
 )
-def test_whose_alert_it_is(namespaces: tuple[str, ...] | None, label: str, expected: str) -> None:
+def test_an_alert_belongs_to_the_tenant_of_its_namespace_label(
+    namespaces: tuple[str, ...] | None, label: str, expected: str
+) -> None:
     inbox = AlertInbox(lambda _: pytest.fail("nothing is stored here"), namespaces)
     assert inbox.find_tenant({"namespace": label} if label else {}) == expected
 
 
-def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
+def test_an_alert_of_an_unknown_tenant_is_counted_and_not_stored(desk: Desk) -> None:
     assert desk.deliver(alert(namespace="another"), alert()) == DeliveryReceipt(accepted=1, unmatched=1)
     kept = [info.key for info in desk.store.list("control/alerts/")]
     assert kept == [alert_key(parse_delivery(delivery(alert())).alerts[0].id, "firing")]
@@ -367,7 +369,7 @@ def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
         (delivery(*[alert()] * 1001), "at most 1000"),
     ],
 )
-def test_what_is_no_delivery_is_refused_with_the_place(document: object, sentence: str) -> None:
+def test_an_invalid_delivery_is_refused_with_the_place(document: object, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parse_delivery(document)
 
@@ -413,7 +415,7 @@ def test_labels_that_name_a_run_or_a_workflow() -> None:
     assert find_run_label({"workflow": "w"}) == ""
 
 
-def test_what_was_done_stays_on_record(desk: Desk) -> None:
+def test_the_result_of_an_alert_stays_on_record(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert())
     desk.work()

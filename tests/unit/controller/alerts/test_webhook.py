@@ -1,5 +1,5 @@
 import pytest
-from support.memory import MemoryStore
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
 
 from tiphys.errors import StoreError

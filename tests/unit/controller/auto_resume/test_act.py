@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.lineage import START_TIMES
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import START_TIMES
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import resume_run, start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies, ReconcileResult
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
@@ -141,7 +141,7 @@ def test_a_workflow_that_was_only_not_shown_for_a_moment_begins_anew(desk: Desk)
 
 
 @pytest.mark.parametrize("cause", [Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.DEADLINE, Cause.OUTPUT_MISSING])
-def test_what_another_try_does_not_help_waits_for_a_person(desk: Desk, cause: Cause) -> None:
+def test_a_failure_that_a_retry_cannot_help_waits_for_a_person(desk: Desk, cause: Cause) -> None:
     desk.fail(cause=cause)
     attended = desk.attend()
     assert attended.decision.reason == "NeedsPerson"
@@ -178,7 +178,7 @@ def test_a_run_that_a_person_stopped_stays_stopped_when_its_workflow_is_gone(des
 @pytest.mark.parametrize(
     "message", ["fit-run: workflow shutdown with strategy:  Stop", "fit-admit: Stopped with strategy 'Stop'"]
 )
-def test_a_stop_that_nobody_watched_is_told_by_what_its_workflow_left(desk: Desk, message: str) -> None:
+def test_an_unobserved_stop_is_recognised_by_the_state_of_its_workflow(desk: Desk, message: str) -> None:
     desk.fail()
     desk.store.create(
         LAYOUT.submission_end(1), SubmissionEnd(run=RUN, submission=1, status="Failed", message=message).to_bytes()
@@ -193,7 +193,7 @@ def test_the_stop_of_an_earlier_workflow_says_nothing_about_this_one(desk: Desk)
     assert desk.reason(shutdowns={f"uid-of-{RUN}": "Stop"}) == "Resume"
 
 
-def test_a_run_that_gets_no_further_is_given_up_after_two_cycles_whoever_leads(desk: Desk) -> None:
+def test_a_run_without_progress_is_given_up_after_two_cycles_across_controllers(desk: Desk) -> None:
     for submission, expected in ((1, "Resume"), (2, "CoolingDown")):
         desk.fail(submission)
         desk.restart()
@@ -226,7 +226,7 @@ def test_progress_pays_back_and_a_person_closes_the_breaker(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "point", ["automatic.after_intent", "resume.after_fence", "resume.after_claim", "resume.after_create"]
 )
-def test_whoever_comes_after_a_crash_goes_on_and_makes_one_workflow(desk: Desk, point: str) -> None:
+def test_a_controller_after_a_crash_continues_and_makes_one_workflow(desk: Desk, point: str) -> None:
     desk.fail()
     with dying_at(point):
         desk.attend()
@@ -256,7 +256,7 @@ def test_several_controllers_at_once_make_one_workflow(desk: Desk) -> None:
     assert desk.submitter.names() == [RUN, f"{RUN}-2"]
 
 
-def test_a_run_that_is_forgotten_keeps_its_lock_for_those_who_wait(desk: Desk) -> None:
+def test_a_forgotten_run_keeps_its_lock_for_waiting_callers(desk: Desk) -> None:
     inside, most, entered = 0, 0, threading.Semaphore(0)
     go_on, count = threading.Event(), threading.Lock()
 
@@ -306,7 +306,7 @@ def test_a_dry_run_writes_nothing(desk: Desk) -> None:
     assert list(desk.store.list("")) == before
 
 
-def test_whoever_does_not_lead_any_more_does_nothing(desk: Desk) -> None:
+def test_a_controller_that_lost_leadership_does_nothing(desk: Desk) -> None:
     desk.fail()
     desk.leads = False
     before = list(desk.store.list(""))

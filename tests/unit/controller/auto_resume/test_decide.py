@@ -97,7 +97,9 @@ def submission(bound: str = "uid-1", end: str = "", cluster: str = "west") -> Su
         (submission(cluster="east", end="Failed"), None, SubmissionStatus.OTHER_CLUSTER),
     ],
 )
-def test_where_a_run_stands(last: Submission | None, live: tuple[str, str] | None, expected: SubmissionStatus) -> None:
+def test_the_submission_status_follows_from_record_and_workflow(
+    last: Submission | None, live: tuple[str, str] | None, expected: SubmissionStatus
+) -> None:
     shown = LiveWorkflow("r", "ml", live[0], live[1], live[1] == "Running") if live else None
     assert determine_submission_status(last, shown, "west") is expected
 
@@ -161,7 +163,7 @@ def test_an_alert_may_ask_for_what_the_author_did_not_and_all_brakes_hold() -> N
 
 
 @given(observations, st.floats(0, 1e7), st.booleans())
-def test_nothing_that_runs_or_that_a_person_ended_is_ever_resumed_first(
+def test_auto_resume_never_acts_on_a_running_run_or_one_that_a_person_ended(
     seen: RunObservation, waited: float, demanded: bool
 ) -> None:
     decision = decide_auto_resume(seen, waited, LIMITS, requested_by_alert=demanded)
@@ -244,7 +246,9 @@ def test_a_run_that_never_gets_further_costs_at_most_two_cycles_before_a_pause_o
         (ObservationHealth(vanished_workflows=5, running_runs=6), True, True),
     ],
 )
-def test_what_can_be_believed(health: ObservationHealth, vanished: bool, trusted: bool) -> None:
+def test_an_observation_is_trusted_only_while_it_is_healthy(
+    health: ObservationHealth, vanished: bool, trusted: bool
+) -> None:
     assert (find_distrust_reason(health, LIMITS, vanished=vanished) == "") == trusted
 
 

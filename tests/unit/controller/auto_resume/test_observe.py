@@ -1,8 +1,8 @@
 import pytest
-from support.compiled import History, gated, pipeline_of, ungated
-from support.submitted import SubmittedWorkflow
-from support.submitter import FakeSubmitter
-from support.world import commit
+from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
+from support.fakes.submitted_workflow import SubmittedWorkflow
+from support.fakes.submitter import FakeSubmitter
+from support.stories.plugin import commit
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.observe import observe_run
 

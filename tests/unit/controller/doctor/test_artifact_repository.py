@@ -114,7 +114,7 @@ def test_the_repository_is_of_the_kind_of_the_store(
     assert says in finding.sentence
 
 
-def test_what_may_not_be_read_is_unknown() -> None:
+def test_an_artifact_repository_that_may_not_be_read_is_unknown() -> None:
     assert check(None, FORBIDDEN).state is CheckStatus.UNKNOWN
     assert check(config_map(bucket="ml-runs"), FORBIDDEN).state is CheckStatus.OK
 

@@ -141,7 +141,7 @@ def test_secrets_that_exist_are_in_order_where_their_content_is_not_read() -> No
     assert "Secret tiphys-store exists" in [one.sentence for one in found]
 
 
-def test_what_costs_time_at_each_step_is_said_first() -> None:
+def test_the_check_of_the_requeue_time_comes_first() -> None:
     assert check_cluster(GOOD)[0].name == "requeue-time"
 
 
@@ -306,7 +306,9 @@ def test_the_ways_to_switch_executor_plugins_on(
     ],
     ids=["nobody answers", "both answer"],
 )
-def test_argo_and_tiphys_must_agree_who_answers(observed: ClusterObservation, sentence: str, remedy: str) -> None:
+def test_argo_and_tiphys_must_agree_on_the_answering_process(
+    observed: ClusterObservation, sentence: str, remedy: str
+) -> None:
     found = only(observed)
     assert (found.name, found.state) == ("agent-pods", CheckStatus.FAILED)
     assert sentence in found.sentence
@@ -347,7 +349,7 @@ def test_a_plugin_that_is_not_ready_with_its_reason() -> None:
     assert found.remedy == "kubectl logs -n tiphys p-1"
 
 
-def test_one_pod_of_two_is_enough_to_go_on() -> None:
+def test_a_ready_pod_of_two_is_enough_to_go_on() -> None:
     pods = (
         *(GOOD.pods if isinstance(GOOD.pods, tuple) else ()),
         PodReadiness("plugin", "tiphys", "p-2", "Unschedulable"),
@@ -409,7 +411,7 @@ def test_a_service_that_cannot_use_kueue_has_another_remedy() -> None:
         ('{"tenants": {"failing": "x"}}', ()),
     ],
 )
-def test_what_a_ready_process_complains_of_is_read_from_its_answer(body: str, expected: tuple[str, ...]) -> None:
+def test_partial_failures_are_read_from_the_answer_of_a_ready_process(body: str, expected: tuple[str, ...]) -> None:
     assert parse_partial_failures(body) == expected
     assert parse_ledger_failure(body) == ("gone" if "gone" in body else "")
 
@@ -512,7 +514,9 @@ CASES: list[tuple[str, dict[str, Any], str, CheckStatus, str]] = [
 @pytest.mark.parametrize(
     ("lacking", "name", "state", "sentence"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_what_is_missing_in_a_namespace(lacking: dict[str, Any], name: str, state: CheckStatus, sentence: str) -> None:
+def test_a_missing_part_of_a_namespace_is_found_with_its_remedy(
+    lacking: dict[str, Any], name: str, state: CheckStatus, sentence: str
+) -> None:
     found = only(replace(GOOD, namespaces=(replace(NAMESPACE, **lacking),)))
     assert (found.name, found.state) == (name, state)
     assert sentence in found.sentence
@@ -588,7 +592,7 @@ def test_partial_rights_are_no_failure() -> None:
     assert not failed_checks(findings)
 
 
-def test_clocks_are_told_from_the_times_of_one_write() -> None:
+def test_clocks_are_compared_by_the_times_of_one_write() -> None:
     lease = {
         "metadata": {"name": "node-1", "managedFields": [{"manager": "kubelet", "time": "2026-05-04T12:00:00Z"}]},
         "spec": {"renewTime": "2026-05-04T12:02:00.500000Z"},
@@ -641,7 +645,7 @@ def pod(**status: Any) -> Object:
         ({}, "Kubernetes gives no reason"),
     ],
 )
-def test_what_kubernetes_says_of_a_pod_that_is_not_ready(status: Any, reason: str) -> None:
+def test_a_pod_that_is_not_ready_shows_the_reason_of_kubernetes(status: Any, reason: str) -> None:
     assert describe_not_ready(pod(**status)) == reason
 
 

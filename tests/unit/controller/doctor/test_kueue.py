@@ -12,7 +12,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.kube_server import KubeServer, serving
+from support.servers.kube_server import KubeServer, serving
 from tiphys_controller.doctor import CheckStatus
 from tiphys_controller.doctor.checks_kueue import check_kueue, check_local_queues
 from tiphys_controller.doctor.observe import observe_cluster
@@ -119,7 +119,7 @@ def test_namespace_without_a_local_queue_is_a_warning(server):
     assert "namespace vision has no LocalQueue" in warning.sentence
 
 
-def test_what_may_not_be_read_is_unknown(server):
+def test_a_kueue_that_may_not_be_read_is_unknown(server):
     server.authorize = lambda request: request.plural != "localqueues"
     [found] = check_kueue(observed(server))
     assert found.state is CheckStatus.UNKNOWN

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.kube_server import serving
+from support.servers.kube_server import serving
 from tiphys_controller.doctor.obstacles import Obstacle, distinct_obstacles, find_obstacles, observe_obstacles
 
 from tiphys.errors import ForbiddenError
@@ -176,7 +176,7 @@ def test_an_error_that_another_try_may_pass_is_none() -> None:
     assert not find_obstacles(workflow(node("fit.run(0)", "Pod", "Error", "pod deleted")), [], [], NOW)
 
 
-def test_a_namespace_that_nobody_serves_is_named_after_a_minute() -> None:
+def test_a_namespace_without_a_service_is_named_after_a_minute() -> None:
     admit = node("fit.admit", "Plugin", "Pending", age=70)
     found = only(*find_obstacles(workflow(admit), [], [], NOW))
     assert "no service of Tiphys answers for this namespace" in found.sentence
@@ -191,7 +191,7 @@ def test_a_workflow_that_argo_does_not_see() -> None:
     assert not find_obstacles(workflow(phase="", age=5), [], [], NOW)
 
 
-def test_the_same_cause_is_told_once() -> None:
+def test_the_same_cause_is_reported_once() -> None:
     pods = [pod(unscheduled("0/1 nodes: 1 Insufficient cpu."), step=f"fit({n}:{n})") for n in range(50)]
     found = find_obstacles(workflow(), pods, [], NOW)
     assert len(distinct_obstacles(found)) == 1

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.argo_objects import workflow
-from support.irregular import Irregular
-from support.memory import MemoryStore
+from support.builders.argo_objects import workflow
+from support.builders.irregular_samples import Irregular
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.kubernetes.alert_worker import AlertSweep, AlertWorker
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -27,8 +27,8 @@ class Events:
         self.workflows.append(found.name)
 
 
-@pytest.mark.parametrize(("run", "told"), [("", []), ("digits-1", ["digits-1"]), ("digits-9", [])])
-def test_an_alert_is_told_beside_the_workflows_of_its_run_only(run: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("run", "expected"), [("", []), ("digits-1", ["digits-1"]), ("digits-9", [])])
+def test_an_alert_becomes_an_event_of_the_workflows_of_its_run_only(run: str, expected: list[str]) -> None:
     store, view, events, metrics = MemoryStore(), WatchCache(), Events(), ControllerMetrics()
     named, unnamed = workflow("digits-1", run="digits-1"), workflow("unrelated")
     view.apply_workflow_change("ml", ListSnapshot([named, unnamed]))
@@ -40,7 +40,7 @@ def test_an_alert_is_told_beside_the_workflows_of_its_run_only(run: str, told: l
     with capture_logs() as logs:
         worker.record_handled(("ml", run), "a" * 32, record, done)
 
-    assert events.workflows == told
+    assert events.workflows == expected
     assert [entry["event"] for entry in logs] == ["alert.handled" if run else "alert.unmatched"]
     assert metrics.registry.get_sample_value("tiphys_controller_alerts_handled_total", {"outcome": done.outcome}) == 1
 

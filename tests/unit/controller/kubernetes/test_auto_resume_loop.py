@@ -14,10 +14,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.argo_objects import told
-from support.compiled import History, gated, pipeline_of
-from support.kube_server import KubeServer
-from support.resume_loop import RUN, Bench, hour_of_time_outs
+from support.builders.argo_objects import posted_events
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.servers.kube_server import KubeServer
+from support.stories.auto_resume_loop import RUN, Bench, hour_of_time_outs
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.state import AutomationMode
 from tiphys_controller.kubernetes import KubernetesSubmitter
@@ -45,7 +45,7 @@ def test_a_run_that_fails_goes_on_in_the_round_in_which_that_is_seen(bench: Benc
     bench.round()
 
     assert bench.names() == [RUN, f"{RUN}-2"]
-    [(reason, message)] = told(bench.server)
+    [(reason, message)] = posted_events(bench.server)
     assert reason == "AutoResumed"
     assert message == "resumed automatically as submission 2: step fit failed by preemption"
     assert bench.count("resumes_total", cause="preemption") == 1
@@ -55,7 +55,7 @@ def test_a_run_that_fails_goes_on_in_the_round_in_which_that_is_seen(bench: Benc
     assert bench.metrics.render()
 
 
-def test_what_a_failure_has_cost_is_counted_when_its_run_goes_on(bench: Bench) -> None:
+def test_the_cost_of_a_failure_is_counted_when_its_run_resumes(bench: Bench) -> None:
     manifest = pipeline_of(gated("fit"))
     manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
     manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
@@ -94,7 +94,7 @@ def test_a_workflow_that_is_deleted_while_it_runs_is_replaced_after_a_while(benc
     assert bench.count("resumes_total", cause="gone") == 1
 
 
-def test_what_ended_while_nobody_watched_is_found_in_storage(bench: Bench) -> None:
+def test_a_run_that_ended_unobserved_is_found_in_storage(bench: Bench) -> None:
     bench.started()
     bench.started("sealed")
     sealed = SubmissionEnd(run="sealed", submission=1, status="Failed")
@@ -117,7 +117,9 @@ def test_what_ended_while_nobody_watched_is_found_in_storage(bench: Bench) -> No
     ],
     ids=["succeeded", "not asked for", "terminated"],
 )
-def test_what_is_left_alone(bench: Bench, asks: bool, change: Object, events: list[str]) -> None:
+def test_a_run_without_auto_resume_or_cause_is_left_alone(
+    bench: Bench, asks: bool, change: Object, events: list[str]
+) -> None:
     history = bench.started(asks=asks)
     bench.round(times=2)
     if change["status"]["phase"] == "Succeeded":
@@ -131,14 +133,14 @@ def test_what_is_left_alone(bench: Bench, asks: bool, change: Object, events: li
     assert bench.reasons() == events
 
 
-def test_a_broken_program_is_left_to_its_author_who_is_told_once(bench: Bench) -> None:
+def test_a_broken_program_is_left_to_its_author_with_one_event(bench: Bench) -> None:
     history = bench.started()
     bench.round(times=2)
     history.failed("fit", cause=Cause.USER_ERROR, message="exit code 1")
     bench.fail()
     bench.round(400, times=3)
     assert bench.names() == [RUN]
-    [(reason, message)] = told(bench.server)
+    [(reason, message)] = posted_events(bench.server)
     assert reason == "AutoResumeNeedsPerson"
     assert f"`tiphys resume {RUN} --store {bench.store.url}`" in message
 
@@ -168,7 +170,7 @@ def test_an_open_breaker_shows_and_closes(bench: Bench) -> None:
     assert bench.count("breakers_open") == 0
 
 
-def test_when_half_of_all_runs_fail_at_once_nothing_is_done_for_a_minute(bench: Bench) -> None:
+def test_failures_of_half_of_all_runs_at_once_pause_auto_resume_for_a_minute(bench: Bench) -> None:
     runs = [f"digits-{number}" for number in range(8)]
     for run in runs:
         bench.started(run)

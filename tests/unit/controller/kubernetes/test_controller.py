@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.argo_objects import NARRATED, put, put_agent, told, workflow
-from support.compiled import History
-from support.kube_server import KubeServer, Request
-from support.polling import until
-from support.recorded import ArgoWorkflow, bare
+from support.builders.argo_objects import NARRATED, posted_events, put, put_agent, workflow
+from support.builders.compiled_workflows import History
+from support.fakes.argo_workflow import ArgoWorkflow, bare
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, Request
 from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, HealthServer
 from tiphys_controller.kubernetes.events.recorder import EventRecorder
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
@@ -107,7 +107,7 @@ def bench(server: KubeServer, api: KubeApi, store: Store) -> Bench:
     return Bench(server, api, store)
 
 
-def test_a_failed_agent_pod_is_deleted_and_its_workflow_told(bench: Bench) -> None:
+def test_a_failed_agent_pod_is_deleted_with_an_event_of_its_workflow(bench: Bench) -> None:
     owner = put(bench.api, workflow())
     put_agent(bench.api, owner)
     put_agent(bench.api, owner, name="works", phase="Running")
@@ -116,7 +116,7 @@ def test_a_failed_agent_pod_is_deleted_and_its_workflow_told(bench: Bench) -> No
     bench.round()
 
     assert [pod["metadata"]["name"] for pod in bench.server.objects("pods")] == ["not-ours", "works"]
-    assert [reason for reason, _ in told(bench.server)] == ["AgentPodDeleted"]
+    assert [reason for reason, _ in posted_events(bench.server)] == ["AgentPodDeleted"]
     assert bench.metrics.registry.get_sample_value("tiphys_controller_agent_pods_deleted_total") == 1
 
 
@@ -130,7 +130,7 @@ def test_an_agent_pod_that_its_node_does_not_end_is_removed_without_it(bench: Be
     bench.healer.delete_stuck_pods()
 
     assert bench.server.objects("pods") == []
-    [(reason, message)] = told(bench.server)
+    [(reason, message)] = posted_events(bench.server)
     assert reason == "AgentPodDeleted"
     assert "its node has not ended it since 2026-05-04T11:00:00Z" in message
 
@@ -157,21 +157,21 @@ def test_a_deletion_that_fails_is_tried_again(bench: Bench) -> None:
     assert bench.server.objects("pods") == []
 
 
-def test_whoever_does_not_lead_any_more_writes_nothing(bench: Bench) -> None:
+def test_a_controller_that_lost_leadership_writes_nothing(bench: Bench) -> None:
     put_agent(bench.api, bench.submitted())
     History(bench.store, RUN).failed("fit")
     bench.leads = False
     bench.round()
     assert len(bench.server.objects("pods")) == 1
-    assert told(bench.server) == []
+    assert posted_events(bench.server) == []
     assert bench.annotation("title") == "digits"
 
 
-def test_what_happened_to_a_run_is_told_once_whoever_leads(bench: Bench) -> None:
+def test_an_event_of_a_run_is_posted_once_across_controllers(bench: Bench) -> None:
     bench.submitted()
     History(bench.store, RUN).failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
     bench.round()
-    first = told(bench.server)
+    first = posted_events(bench.server)
     assert first == [("AttemptFailed", "fit: attempt 1 ended by preemption: the node was taken away")]
     [event] = bench.server.objects("events")
     assert event["involvedObject"]["kind"] == "Workflow"
@@ -182,15 +182,15 @@ def test_what_happened_to_a_run_is_told_once_whoever_leads(bench: Bench) -> None
     bench.restart()
     bench.round()
 
-    assert told(bench.server) == first
+    assert posted_events(bench.server) == first
 
 
-def test_old_news_are_not_told_by_a_controller_that_comes_late(bench: Bench) -> None:
+def test_old_events_are_not_posted_by_a_controller_that_comes_late(bench: Bench) -> None:
     bench.submitted()
     History(bench.store, RUN).failed("fit")
     bench.now += timedelta(hours=2)
     bench.round()
-    assert told(bench.server) == []
+    assert posted_events(bench.server) == []
 
 
 def test_title_and_description_follow_the_run_and_are_written_on_change_only(bench: Bench) -> None:
@@ -275,7 +275,7 @@ def test_a_refused_resubmission_does_not_carry_the_description_of_the_run_that_i
 
 
 @pytest.mark.parametrize("ours", ["", "title", "description"])
-def test_what_the_author_wrote_stays(ours: str, bench: Bench) -> None:
+def test_annotations_of_the_author_stay(ours: str, bench: Bench) -> None:
     bench.submitted(annotations={**NARRATED, "tiphys.dev/narrated": ours})
     bench.round()
     assert (bench.annotation("title") != "digits") == (ours == "title")
@@ -285,7 +285,7 @@ def test_what_the_author_wrote_stays(ours: str, bench: Bench) -> None:
 def test_a_failed_workflow_says_how_to_go_on(bench: Bench) -> None:
     bench.submitted(phase="Failed")
     bench.round()
-    [(reason, message)] = told(bench.server)
+    [(reason, message)] = posted_events(bench.server)
     assert reason == "RunFailed"
     assert message.endswith(f"`tiphys resume {RUN} --store {bench.store.url}`")
     resume = f"`tiphys resume {RUN} --store {bench.store.url}`"
@@ -339,7 +339,7 @@ def test_a_workflow_that_is_deleted_while_it_runs_says_how_to_go_on(bench: Bench
     bench.api.delete(WORKFLOWS, "ml", RUN)
     bench.round()
     bench.round()
-    [(reason, message)] = told(bench.server)
+    [(reason, message)] = posted_events(bench.server)
     assert reason == "WorkflowDeleted"
     assert f"`tiphys resume {RUN} --store" in message
 
@@ -348,22 +348,22 @@ def test_a_workflow_of_another_store_is_left_to_the_plugins_refusal(bench: Bench
     put(bench.api, workflow(store="s3://elsewhere", run=RUN))
     History(bench.store, RUN).failed("fit")
     bench.round()
-    assert told(bench.server) == []
+    assert posted_events(bench.server) == []
 
 
-def test_one_run_that_cannot_be_read_silences_no_other(bench: Bench) -> None:
+def test_a_run_that_cannot_be_read_silences_no_other(bench: Bench) -> None:
     put(bench.api, workflow("broken", store=bench.store.url, run="broken"))
     bench.store.create(RunLayout("broken").submission(1), b"not a record")
     bench.submitted(phase="Failed")
     bench.round()
-    assert [reason for reason, _ in told(bench.server)] == ["RunFailed"]
+    assert [reason for reason, _ in posted_events(bench.server)] == ["RunFailed"]
     assert bench.metrics.registry.get_sample_value("tiphys_controller_failures_total", {"what": "look"}) == 1
 
 
 def test_a_workflow_that_was_over_long_ago_costs_nothing(bench: Bench) -> None:
     put(bench.api, workflow(phase="Failed", store=bench.store.url, status={"finishedAt": "2020-01-01T00:00:00Z"}))
     bench.round()
-    assert told(bench.server) == []
+    assert posted_events(bench.server) == []
     assert bench.metrics.registry.get_sample_value("tiphys_controller_looks_total") == 0
 
 
@@ -408,7 +408,7 @@ def test_a_controller_leads_heals_and_tells_until_it_is_stopped(server: KubeServ
         until(lambda: leads(controller) and ready(controller))
         put_agent(api, put(api, workflow(phase="Failed", name="over")))
         put_agent(api, put(api, workflow()), name="agent-of-digits-1")
-        until(lambda: {reason for reason, _ in told(server)} == {"AgentPodDeleted", "RunFailed"})
+        until(lambda: {reason for reason, _ in posted_events(server)} == {"AgentPodDeleted", "RunFailed"})
     assert not leads(controller)
     assert len(server.objects("pods")) == 1
     [lease] = server.objects("leases")
@@ -441,13 +441,13 @@ def test_pods_are_seen_and_workflows_patched_only_where_that_is_switched_on(
     History(store, RUN).failed("fit")
     before = len(server.requests)
     with running(api, store, agent_pods=switched_on, descriptions=switched_on) as controller:
-        until(lambda: ready(controller) and told(server))
+        until(lambda: ready(controller) and posted_events(server))
     asked = {(one.verb, one.plural) for one in server.requests[before:]}
     assert (("patch", "workflows") in asked) is switched_on
     assert ("pods" in {plural for _, plural in asked}) is switched_on
 
 
-def test_one_leads_and_the_next_takes_over(server: KubeServer, api: KubeApi, store: Store) -> None:
+def test_a_second_controller_takes_over_the_lost_leadership(server: KubeServer, api: KubeApi, store: Store) -> None:
     server.add_namespace("tiphys-system")
     with running(api, store, "one") as one:
         until(lambda: leads(one))

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.argo_objects import agent_pod, workflow
+from support.builders.argo_objects import agent_pod, workflow
 from tiphys_controller.kubernetes.agent_pods import parse_stuck_agent_pod, select_agent_pods_to_delete
 from tiphys_controller.kubernetes.events.recorder import StorageLook, is_long_finished, is_look_due
 from tiphys_controller.kubernetes.workflow_view import build_live_workflow, build_workflow_view, possible_run_names
@@ -33,7 +33,7 @@ NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("phase", "running", "told"),
+    ("phase", "running", "expected"),
     [
         ("", True, "Pending"),
         ("Pending", True, "Pending"),
@@ -43,10 +43,10 @@ NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
         ("Error", False, "Error"),
     ],
 )
-def test_a_workflow_runs_until_argo_says_that_it_is_over(phase: str, running: bool, told: str) -> None:
+def test_a_workflow_runs_until_argo_says_that_it_is_over(phase: str, running: bool, expected: str) -> None:
     found = build_live_workflow(workflow(phase=phase))
     assert (found.name, found.namespace, found.uid) == ("digits-1", "ml", "uid-of-digits-1")
-    assert (found.running, found.phase) == (running, told)
+    assert (found.running, found.phase) == (running, expected)
 
 
 def test_the_facts_of_a_workflow_are_read_from_where_argo_keeps_them() -> None:
@@ -125,7 +125,9 @@ def test_the_names_that_a_run_may_have(given: dict[str, Any], names: list[str]) 
         ("Failed", False, "Failed", 4, True),
     ],
 )
-def test_when_to_look_again(last_phase: str, complete: bool, phase: str, waited: float, due: bool) -> None:
+def test_storage_is_looked_at_again_once_a_look_is_due(
+    last_phase: str, complete: bool, phase: str, waited: float, due: bool
+) -> None:
     last = StorageLook(100.0, build_workflow_view(workflow(phase=last_phase)), complete)
     assert is_look_due(build_workflow_view(workflow(phase=phase)), last, 100.0 + waited) == due
 
@@ -145,7 +147,7 @@ def test_our_own_annotations_are_no_reason_to_look_again() -> None:
     ("phase", "ended", "past"),
     [("Running", None, False), ("Failed", timedelta(minutes=59), False), ("Failed", timedelta(minutes=61), True)],
 )
-def test_nobody_waits_for_news_of_what_was_over_long_ago(phase: str, ended: timedelta | None, past: bool) -> None:
+def test_a_workflow_counts_as_long_finished_after_an_hour(phase: str, ended: timedelta | None, past: bool) -> None:
     status = {"finishedAt": (NOW - ended).strftime("%Y-%m-%dT%H:%M:%SZ")} if ended else {}
     assert is_long_finished(build_workflow_view(workflow(phase=phase, status=status)), NOW) == past
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from support.argo_objects import workflow
-from support.compiled import History
-from support.memory import MemoryStore
+from support.builders.argo_objects import workflow
+from support.builders.compiled_workflows import History
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.kubernetes.events import run_log
 from tiphys_controller.kubernetes.events.description import describe_refused_workflow, describe_workflow
 from tiphys_controller.kubernetes.events.messages import build_event_messages
@@ -47,7 +47,7 @@ def history(store: MemoryStore) -> History:
     return History(store, RUN)
 
 
-def told(store: MemoryStore, submission: int = 1, found: Object | None = None) -> Iterator[tuple[str, str]]:
+def posted(store: MemoryStore, submission: int = 1, found: Object | None = None) -> Iterator[tuple[str, str]]:
     log = RunLog(RUN)
     log.read(store)
     for one in build_event_messages(
@@ -79,19 +79,19 @@ def resumed_from(store: MemoryStore, attempt: int, start: CheckpointRef, skipped
     store.create(LAYOUT.attempt("fit", attempt), record.to_bytes())
 
 
-def test_an_attempt_that_ended_badly_is_told_with_its_cause_and_the_next_with_its_start(
+def test_a_failed_attempt_is_an_event_with_its_cause_and_the_next_one_with_its_start(
     store: MemoryStore, history: History
 ) -> None:
     history.failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
     resumed_from(store, 2, OLDER, skipped=OLD)
-    assert list(told(store)) == [
+    assert list(posted(store)) == [
         ("AttemptFailed", "fit: attempt 1 ended by preemption: the node was taken away"),
         ("AttemptStarted", "fit: attempt 2 starts from checkpoint 80 of attempt 1"),
         ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 was skipped: its bytes do not match"),
     ]
 
 
-def test_items_are_told_by_the_names_that_people_type(store: MemoryStore) -> None:
+def test_items_are_named_as_people_type_them(store: MemoryStore) -> None:
     item = "fit.0123456789ab.0"
     claim = AttemptClaim(
         run=RUN, step=item, attempt=1, submission=1, uid="u", node="n", instance="wf-1.fit(2:lr:0.1)", step_key="k"
@@ -102,7 +102,7 @@ def test_items_are_told_by_the_names_that_people_type(store: MemoryStore) -> Non
     retry = claim.model_copy(update={"attempt": 2, "written_at": utc_now()})
     store.create(LAYOUT.attempt(item, 2), retry.to_bytes())
     append_events(store, RUN, "w", [Event(name="lease.forced", step=item, attempt=2, message="by force")])
-    assert list(told(store)) == [
+    assert list(posted(store)) == [
         ("AttemptFailed", "fit[2]: attempt 1 ended by hang"),
         ("AttemptStarted", "fit[2]: attempt 2 starts from the beginning"),
         ("LeaseForced", "fit[2]: by force"),
@@ -110,22 +110,22 @@ def test_items_are_told_by_the_names_that_people_type(store: MemoryStore) -> Non
     assert narrated(store)["description"].startswith("Under way: fit[2] (attempt 2). Attempt 1 of fit[2] ended by hang")
 
 
-def test_what_argo_shows_by_itself_is_not_told(store: MemoryStore, history: History) -> None:
+def test_events_that_argo_shows_by_itself_are_not_posted(store: MemoryStore, history: History) -> None:
     history.opened("fit")
     history.done("prep")
-    assert list(told(store)) == []
+    assert list(posted(store)) == []
 
 
 def test_other_submissions_have_workflows_of_their_own(store: MemoryStore, history: History) -> None:
     history.failed("fit", 1, submission=1)
     history.failed("fit", 2, Cause.GPU_OUT_OF_MEMORY, submission=2)
-    assert list(told(store, submission=2)) == [
+    assert list(posted(store, submission=2)) == [
         ("AttemptStarted", "fit: attempt 2 starts from the beginning"),
         ("AttemptFailed", "fit: attempt 2 ended by GPU out of memory"),
     ]
 
 
-def test_what_the_training_program_and_a_resume_have_stored_is_told(store: MemoryStore, history: History) -> None:
+def test_events_of_the_training_program_and_of_a_resume_are_posted(store: MemoryStore, history: History) -> None:
     history.opened("fit", 1, submission=2)
     events = [
         Event(name="run.resumed", message="submission 2 runs fit", data={"submission": 2}),
@@ -135,7 +135,7 @@ def test_what_the_training_program_and_a_resume_have_stored_is_told(store: Memor
         Event(name="checkpoint.save_failed", step="fit", attempt=7, message="of another submission"),
     ]
     append_events(store, RUN, "test", events)
-    assert list(told(store, submission=2)) == [
+    assert list(posted(store, submission=2)) == [
         ("RunResumed", "submission 2 runs fit"),
         ("RunTriggered", "submission 2 was made for s3://raw/a"),
         ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 is corrupt"),
@@ -163,10 +163,10 @@ def test_what_the_training_program_and_a_resume_have_stored_is_told(store: Memor
     ],
     ids=["runs", "succeeded", "failed", "terminated"],
 )
-def test_the_end_of_a_workflow_is_told_with_what_to_do(
+def test_the_end_of_a_workflow_is_an_event_with_what_to_do(
     found: Object, expected: list[tuple[str, str]], store: MemoryStore
 ) -> None:
-    assert list(told(store, found=found)) == expected
+    assert list(posted(store, found=found)) == expected
 
 
 def test_the_description_says_where_the_run_stands(store: MemoryStore, history: History) -> None:
@@ -206,7 +206,7 @@ def test_the_description_begins_with_what_is_the_matter(found: Object, beginning
         ("", "Failed: report: user error; resume with"),
     ],
 )
-def test_a_failure_is_told_with_its_step_and_reason_first(
+def test_a_failure_is_an_event_with_its_step_and_reason_first(
     message: str, beginning: str, store: MemoryStore, history: History
 ) -> None:
     history.failed("fit", 1, message="a failure that was made good")
@@ -225,14 +225,14 @@ def test_a_failure_is_told_with_its_step_and_reason_first(
         pytest.param("1 A100 asked" * 50_000, "Waits for GPUs: fit, 1 A100 asked1 A100", id="long"),
     ],
 )
-def test_a_wait_for_gpus_is_told_with_their_number_and_the_position(
+def test_a_wait_for_gpus_is_an_event_with_their_number_and_the_position(
     message: str, beginning: str, store: MemoryStore
 ) -> None:
     described = narrated(store, found=waiting("WaitingForQuota", message))
     assert described["description"].startswith(beginning)
 
 
-def test_a_training_is_told_with_its_step_first(store: MemoryStore) -> None:
+def test_a_training_is_described_with_its_step_first(store: MemoryStore) -> None:
     view, reference = build_workflow_view(workflow()), SubmissionRef(RUN, 1)
     first, second = TrainingProgress(global_step=1200, total_steps=5000), TrainingProgress(global_step=7)
 
@@ -281,7 +281,7 @@ def test_a_long_run_is_read_piece_by_piece(
     assert (len(log.attempt_starts), len(log.attempt_outcomes)) == (3, 3)
 
 
-def test_what_was_read_is_not_read_again(store: MemoryStore, history: History) -> None:
+def test_a_record_already_read_is_not_read_again(store: MemoryStore, history: History) -> None:
     history.failed("fit", 1)
     log = RunLog(RUN)
     log.read(store)
@@ -318,7 +318,7 @@ def waiting(reason: str, message: str, name: str = "digits-1.fit(0).admit") -> O
     )
 
 
-def test_a_step_that_waits_is_told_of_once_for_each_reason() -> None:
+def test_a_step_that_waits_is_an_event_once_for_each_reason() -> None:
     def keys(found: Object) -> list[str]:
         return [one.key for one in build_event_messages(build_workflow_view(found), None, None, RESUME)]
 

@@ -17,11 +17,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.argo_objects import workflow
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.ledger import lease
-from support.submitter import FakeSubmitter
+from support.builders.argo_objects import workflow
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.ledger import lease
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.state import AutomationMode
 from tiphys_controller.kubernetes.janitor import Janitor
@@ -90,7 +90,9 @@ def litter(store: DirectoryStore) -> Callable[[], list[str]]:
     )
 
 
-def test_what_is_old_enough_is_removed_and_nothing_else(store: DirectoryStore, litter: Callable[[], list[str]]) -> None:
+def test_the_janitor_removes_old_garbage_and_nothing_else(
+    store: DirectoryStore, litter: Callable[[], list[str]]
+) -> None:
     found = janitor(store)
     found.run_round(threading.Event())
     assert litter() == [alert_key(IDS["b"], "firing"), "new"]
@@ -108,7 +110,7 @@ def test_a_dry_run_and_one_that_does_not_lead_remove_nothing(
     assert value(found, "litter_total", "upload") == (1 if leads else 0)
 
 
-def test_the_age_of_a_file_is_told_by_the_clock_that_wrote_it(
+def test_the_age_of_a_file_is_measured_by_the_clock_that_wrote_it(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create("x", b"")
@@ -137,7 +139,7 @@ def test_runs_that_nothing_carries_on_are_counted(store: DirectoryStore, tmp_pat
     assert (value(blind, "runs_unfinished", "gone"), value(blind, "runs_unfinished", "unsent")) == (0, 1)
 
 
-def test_leases_that_nobody_counts_on_are_counted_and_left_to_the_ledger(store: DirectoryStore) -> None:
+def test_unused_leases_are_counted_and_left_to_the_ledger(store: DirectoryStore) -> None:
     History(store, "run-ended").failed("fit")
     History(store, "run-runs").opened("fit")
     store.create(RunLayout("run-damaged").attempt_end("fit", 1), b"no record")

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from support.argo_objects import put, workflow
-from support.compiled import History, gated, pipeline_of
-from support.kube_server import KubeServer
+from support.builders.argo_objects import put, workflow
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.servers.kube_server import KubeServer
 from tiphys_controller import LiveWorkflow, ShutdownStrategy, resume_run, start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
@@ -117,7 +117,7 @@ def test_a_workflow_is_watched_until_it_is_over(submitter: KubernetesSubmitter, 
     assert phases == ["", "Running", "Succeeded"]
 
 
-def test_one_that_is_over_is_shown_once(submitter: KubernetesSubmitter, api: KubeApi) -> None:
+def test_a_workflow_that_has_ended_is_shown_once(submitter: KubernetesSubmitter, api: KubeApi) -> None:
     uid = put(api, workflow(phase="Failed"))["metadata"]["uid"]
     assert watched(submitter, LiveWorkflow("digits-1", "ml", uid, "Running", True)) == ["Failed"]
 

@@ -13,8 +13,8 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from support.argo_objects import put, workflow
-from support.kube_server import KubeServer
+from support.builders.argo_objects import put, workflow
+from support.servers.kube_server import KubeServer
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.pod_cleanup import SECOND_LOOK_SECONDS, GangCleaner
 from tiphys_controller.kubernetes.watch_cache import WatchCache
@@ -79,12 +79,12 @@ def test_an_ended_one_does_not(bench: Bench, monkeypatch: pytest.MonkeyPatch, ph
     assert bench.metrics.registry.get_sample_value("tiphys_controller_gangs_ended_total") == 1
 
 
-def test_one_that_has_ended_by_itself_stays_for_its_logs(bench: Bench) -> None:
+def test_a_job_that_has_ended_by_itself_stays_for_its_logs(bench: Bench) -> None:
     bench.job(put(bench.api, workflow(phase="Failed", spec=TEMPLATES)), conditions=conditions("Failed"))
     assert bench.round() == ["digits-fit-1"]
 
 
-def test_one_that_is_created_while_its_workflow_ends_is_found_later(bench: Bench) -> None:
+def test_a_job_that_is_created_while_its_workflow_ends_is_found_later(bench: Bench) -> None:
     owner = put(bench.api, workflow(phase="Failed", spec=TEMPLATES))
     assert bench.round() == []
     bench.job(owner)
@@ -97,7 +97,7 @@ def test_one_that_is_created_while_its_workflow_ends_is_found_later(bench: Bench
     assert bench.server.count("list", "jobs") == asked, "that was the last look"
 
 
-def test_what_fails_is_tried_again(bench: Bench) -> None:
+def test_a_failed_deletion_is_tried_again(bench: Bench) -> None:
     bench.job(put(bench.api, workflow(phase="Failed", spec=TEMPLATES)))
     bench.server.fail_next(500, verb="delete", plural="jobs")
     assert bench.round() == ["digits-fit-1"]
@@ -115,23 +115,23 @@ def member(bench: Bench, name: str, phase: str, deleted_at: str) -> None:
 
 def test_a_gang_that_waits_for_a_lost_node_is_ended(bench: Bench) -> None:
     owner = put(bench.api, workflow(spec=TEMPLATES))
-    told = {
+    members = {
         "lost": ("Running", "2026-05-04T11:58:00Z"),
         "still-in-time": ("Running", "2026-05-04T11:59:30Z"),
         "has-ended": ("Failed", "2026-05-04T11:58:00Z"),
     }
-    for name, (phase, deleted_at) in told.items():
+    for name, (phase, deleted_at) in members.items():
         bench.job(owner, name)
         member(bench, name, phase, deleted_at)
-    told["elastic"] = told["lost"]
+    members["elastic"] = members["lost"]
     bench.job(owner, "elastic", {"backoffLimitPerIndex": 0})
-    member(bench, "elastic", *told["lost"])
-    assert bench.round() == sorted(told)
+    member(bench, "elastic", *members["lost"])
+    assert bench.round() == sorted(members)
     bench.gangs.end_lost()
     assert bench.round() == ["elastic", "has-ended", "still-in-time"]
 
 
-def test_nobody_looks_at_pods_where_no_training_runs_on_several_nodes(bench: Bench) -> None:
+def test_pods_are_not_listed_where_no_gang_runs(bench: Bench) -> None:
     put(bench.api, workflow())
     put(bench.api, workflow("digits-2", phase="Failed", spec=TEMPLATES))
     bench.round()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.compiled import gated, pipeline_of
-from support.kube_server import KubeServer
+from support.builders.compiled_workflows import gated, pipeline_of
+from support.servers.kube_server import KubeServer
 from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 from tiphys_controller.kubernetes.resume_once import main
@@ -30,9 +30,9 @@ def test_a_run_is_resumed_once_for_each_key(
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
     assert [resumed("a"), resumed("a")] == [0, 0]
     assert len(server.objects("workflows")) == 2
-    told = capsys.readouterr()
-    assert told.out.splitlines() == ["submission 2 of run digits-1 is Workflow digits-1-2"] * 2
-    assert "is still running" in told.err
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["submission 2 of run digits-1 is Workflow digits-1-2"] * 2
+    assert "is still running" in printed.err
 
 
 def test_a_run_that_is_not_there_is_named(api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]) -> None:

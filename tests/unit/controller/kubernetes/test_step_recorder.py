@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 from cachetools import LRUCache
 from structlog.testing import capture_logs
-from support.counting import CountingStore
-from support.memory import MemoryStore
-from support.polling import until
-from support.recorded import START, ArgoWorkflow, bare, ungated
+from support.fakes.argo_workflow import START, ArgoWorkflow, bare, ungated
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
+from support.processes.polling import until
 from tiphys_controller.kubernetes import step_recorder
 from tiphys_controller.kubernetes.metrics import ControllerMetrics
 from tiphys_controller.kubernetes.step_recorder import StepRecorder
@@ -51,13 +51,13 @@ class Desk:
         self.reads = 0
         self.stores: list[str] = []
         self.metrics = ControllerMetrics()
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
         self.recorder = StepRecorder(
             self._read, lambda: "west", self._store_of, self.metrics, lambda: self.now, self._tell, lambda: self.moment
         )
 
     def _tell(self, workflow: Object, why: str) -> None:
-        self.told.append((workflow["metadata"]["name"], why))
+        self.reported.append((workflow["metadata"]["name"], why))
 
     def _read(self, namespace: str, name: str) -> Object | None:
         self.reads += 1
@@ -245,10 +245,10 @@ def test_nodes_in_a_database_are_said_once(store: MemoryStore, desk: Desk) -> No
             desk.record(manifest)
     assert [one["event"] for one in logs] == ["steps.failed"]
     assert "give them gate=True, or switch node status offloading off" in logs[0]["error"]
-    assert desk.told == [("digits-abc", logs[0]["error"])]
+    assert desk.reported == [("digits-abc", logs[0]["error"])]
 
 
-def test_a_step_that_cannot_be_recorded_is_told_once_and_the_others_are_recorded(
+def test_a_step_that_cannot_be_recorded_is_reported_once_and_the_others_are_recorded(
     store: MemoryStore, desk: Desk
 ) -> None:
     flow = ArgoWorkflow(store, [bare(), bare("sweep", fan_out=True)])
@@ -256,12 +256,12 @@ def test_a_step_that_cannot_be_recorded_is_told_once_and_the_others_are_recorded
     flow.start("prep")
     for _ in range(3):
         desk.record(flow)
-    assert [name for name, _ in desk.told] == ["digits-abc"]
-    assert "step sweep(0:deep) cannot be recorded: the fan-out item is nested too deeply" in desk.told[0][1]
+    assert [name for name, _ in desk.reported] == ["digits-abc"]
+    assert "step sweep(0:deep) cannot be recorded: the fan-out item is nested too deeply" in desk.reported[0][1]
     assert flow.claim() is not None
 
 
-def test_a_person_who_cannot_be_told_holds_up_nothing(store: MemoryStore, desk: Desk) -> None:
+def test_an_event_that_cannot_be_posted_holds_up_no_record(store: MemoryStore, desk: Desk) -> None:
     def refuse(*_: object) -> None:
         raise StoreError("the API server is away")
 
@@ -466,7 +466,7 @@ def test_a_workflow_is_recorded_by_one_thread_at_a_time(store: MemoryStore, desk
 
 
 @pytest.mark.parametrize("bound", [True, False], ids=["bound", "bare"])
-def test_two_recorders_at_once_write_one_claim_and_one_end(store: MemoryStore, bound: bool) -> None:
+def test_recorders_at_the_same_time_write_one_claim_and_one_end(store: MemoryStore, bound: bool) -> None:
     items = 20
     specs = [ungated(), bare("sweep", fan_out=True)]
     flow = ArgoWorkflow(store, specs, parameters={} if bound else BARE)

@@ -1,9 +1,9 @@
 """What the watches have seen: lists of one namespace say nothing about another, and what is gone is gone."""
 
 import pytest
-from support import authored
-from support.argo_objects import agent_pod, workflow
-from support.authored import train
+from support.builders import authored_workflows
+from support.builders.argo_objects import agent_pod, workflow
+from support.builders.authored_workflows import train
 from tiphys_controller.kubernetes.watch_cache import WatchCache
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
@@ -38,7 +38,7 @@ def test_changes_are_followed(view: WatchCache) -> None:
     assert (names(view), [one.name for one in view.pop_deleted_workflows()]) == ([], ["a"])
 
 
-def test_whoever_records_steps_is_given_each_state_and_what_is_gone() -> None:
+def test_the_recorder_gets_each_state_of_a_workflow_and_its_deletion() -> None:
     states: list[tuple[str, str]] = []
     gone: list[str] = []
     view = WatchCache(
@@ -73,12 +73,14 @@ def test_a_workflow_that_cannot_be_read_hides_no_other(view: WatchCache, hostile
 @pytest.mark.parametrize("backend", GangBackend)
 def test_the_kinds_of_gangs_are_known_from_what_compile_wrote(view: WatchCache, backend: GangBackend) -> None:
     template = train("fit", asked={"gang": GangSpec(members=2, backend=backend)})
-    spec = compile_workflow(authored.workflow(template), CompileOptions(store=authored.STORE))["spec"]
+    spec = compile_workflow(authored_workflows.workflow(template), CompileOptions(store=authored_workflows.STORE))[
+        "spec"
+    ]
     view.apply_workflow_change(None, ListSnapshot([workflow("a", spec=spec)]))
     assert [one.gangs for one in view.workflows()] == [frozenset({backend})]
 
 
-def test_one_that_was_over_is_cleaned_up_without_a_word(view: WatchCache) -> None:
+def test_a_finished_workflow_disappears_without_a_notice(view: WatchCache) -> None:
     view.apply_workflow_change(None, ListSnapshot([workflow("a", phase="Succeeded")]))
     view.apply_workflow_change(None, ListSnapshot([]))
     assert view.pop_deleted_workflows() == []

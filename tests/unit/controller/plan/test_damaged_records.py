@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.memory import MemoryStore
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import fork_run, plan_run, resume_run, start_run
 
 from tiphys.errors import IntegrityError, TiphysError, UsageError
@@ -69,14 +69,14 @@ def edit(store: MemoryStore, key: str, damage: Damage) -> None:
 
 @pytest.mark.parametrize("key", [LAYOUT.run_record, LAYOUT.submission(1)])
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b'{"run": "digits-1"}'])
-def test_what_is_no_record_is_refused(store: MemoryStore, submitter: FakeSubmitter, key: str, data: bytes) -> None:
+def test_a_damaged_record_is_refused(store: MemoryStore, submitter: FakeSubmitter, key: str, data: bytes) -> None:
     store.objects[key] = data
 
     refused(store, submitter, IntegrityError, f"{key} is not a valid ")
 
 
 @pytest.mark.parametrize("key", [LAYOUT.run_record, LAYOUT.submission(1), LAYOUT.submission_binding(1)])
-def test_another_schema_version_is_named(store: MemoryStore, submitter: FakeSubmitter, key: str) -> None:
+def test_a_foreign_schema_version_is_named(store: MemoryStore, submitter: FakeSubmitter, key: str) -> None:
     edit(store, key, lambda document: document.update(version=7))
 
     refused(store, submitter, IntegrityError, f"{key} was written by another version .*schema version 7.* reads 1")
@@ -112,12 +112,12 @@ class TestDamagedEnds:
     """The end record of ``fit`` is damaged; its checkpoints and the outputs of ``prep`` are sound."""
 
     @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b'{"run": "digits-1"}'])
-    def test_what_is_no_record_stops_a_resume(self, store: MemoryStore, submitter: FakeSubmitter, data: bytes) -> None:
+    def test_a_damaged_end_stops_a_resume(self, store: MemoryStore, submitter: FakeSubmitter, data: bytes) -> None:
         store.objects[FIT] = data
 
         refused(store, submitter, IntegrityError, f"{FIT} is not a valid .*`tiphys resume --force`", [resume_run])
 
-    def test_another_schema_version_is_named(self, store: MemoryStore, submitter: FakeSubmitter) -> None:
+    def test_a_foreign_schema_version_is_named(self, store: MemoryStore, submitter: FakeSubmitter) -> None:
         edit(store, FIT, lambda document: document.update(version=7))
 
         refused(store, submitter, IntegrityError, f"{FIT} was written by another version", [resume_run])
@@ -132,7 +132,9 @@ class TestDamagedEnds:
 
         refused(store, submitter, IntegrityError, f"{FIT} holds a record of run other", [resume_run])
 
-    def test_one_alone_is_not_said_to_have_others(self, store: MemoryStore, submitter: FakeSubmitter) -> None:
+    def test_a_single_damaged_end_is_reported_without_others(
+        self, store: MemoryStore, submitter: FakeSubmitter
+    ) -> None:
         store.objects[FIT] = b"{"
 
         with pytest.raises(IntegrityError) as caught:
@@ -166,7 +168,7 @@ class TestDamagedEnds:
         ("options", "command"),
         [({"force": True}, "`tiphys resume --force`"), ({"rerun": ["fit"]}, "`tiphys resume --from fit`")],
     )
-    def test_it_is_passed_over_on_request_and_that_is_recorded(
+    def test_a_damaged_end_is_passed_over_on_request_and_that_is_recorded(
         self, store: MemoryStore, submitter: FakeSubmitter, options: dict[str, Any], command: str
     ) -> None:
         flip_bit(store, FIT)

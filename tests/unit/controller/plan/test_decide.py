@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of, plain
+from support.builders.compiled_workflows import History, gated, pipeline_of, plain
 from tiphys_controller import PlanReport, plan_run
 from tiphys_controller.submit.planner import plan_stored_run
 
@@ -76,7 +76,7 @@ def test_verified_steps_are_skipped_and_the_rest_runs(store: Store) -> None:
     assert [step.kind for step in report.steps] == ["step", "train", "step"]
 
 
-def test_everything_done_leaves_nothing_to_run(store: Store) -> None:
+def test_a_finished_run_leaves_no_step_to_run(store: Store) -> None:
     history = recorded(store, *chain())
     for step in ("prep", "fit", "register"):
         history.done(step)

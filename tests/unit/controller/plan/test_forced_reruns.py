@@ -12,10 +12,10 @@
 """
 
 import pytest
-from support.compiled import History, gated, pipeline_of, plain
-from support.faults import dying_at
-from support.lineage import write_run
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of, plain
+from support.builders.lineage import write_run
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import fork_run, plan_run, resume_run, start_run
 from tiphys_controller.submit.planner import plan_stored_run
 
@@ -99,7 +99,7 @@ def test_a_plain_resume_knows_what_was_asked_and_not_finished(
     assert last_claim(store).rerun_since == {"fit": 2, "report": 2}
 
 
-def test_what_was_finished_since_is_skipped(store: Store, submitter: FakeSubmitter, history: History) -> None:
+def test_a_step_finished_since_is_skipped(store: Store, submitter: FakeSubmitter, history: History) -> None:
     resume_run(store, submitter, RUN, rerun=["fit"])
     for step in ("fit", "report"):
         history.done(step, attempt=2, submission=2)
@@ -152,7 +152,7 @@ def test_a_number_that_was_claimed_for_something_else_is_not_sent_for_this(
     assert plan_run(store, RUN).running == ("fit", "aside", "report")
 
 
-def test_all_items_of_a_fan_out_run_again(store: Store, submitter: FakeSubmitter) -> None:
+def test_every_item_of_a_fan_out_runs_again(store: Store, submitter: FakeSubmitter) -> None:
     start_run(store, submitter, pipeline_of(gated("sweep", withItems=["a", "b"])), RUN)
     history = History(store, RUN)
     for item in plan_run(store, RUN).steps[0].items:
@@ -182,7 +182,9 @@ def sweep(store: Store, submitter: FakeSubmitter) -> History:
 
 
 @pytest.mark.parametrize("name", ["sweep[1]", "sweep[b]", "sweep(1:b)", item_step_id("sweep", "b", 0)])
-def test_one_item_of_a_fan_out_runs_again(store: Store, submitter: FakeSubmitter, sweep: History, name: str) -> None:
+def test_a_requested_item_of_a_fan_out_runs_again(
+    store: Store, submitter: FakeSubmitter, sweep: History, name: str
+) -> None:
     resumed = resume_run(store, submitter, RUN, rerun=[name])
 
     [items, best] = resumed.plan.steps
@@ -291,7 +293,7 @@ def test_a_result_behind_a_step_that_ran_again_is_checked_even_if_a_workflow_die
     )
 
 
-def test_what_a_submission_was_to_run_and_succeeded_without_is_not_missing(
+def test_a_step_omitted_by_a_successful_submission_is_not_missing(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     """The condition of aside was false when prep had run again."""

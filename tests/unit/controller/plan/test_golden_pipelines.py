@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.compiled import History
-from support.memory import MemoryStore
+from support.builders.compiled_workflows import History
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller.plan.dag import Task, TaskGraph, find_template_names
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run

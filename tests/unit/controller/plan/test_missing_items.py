@@ -16,8 +16,8 @@ import json
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of, ungated
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import plan_run, resume_run, start_run
 
 from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
@@ -129,7 +129,7 @@ def test_a_fan_out_that_is_read_as_a_list_runs_partly(store: Store, submitter: F
         "{{tasks.sweep.id}}",
     ],
 )
-def test_all_items_run_where_something_reads_the_fan_out_otherwise(
+def test_every_item_runs_where_a_task_reads_the_fan_out_otherwise(
     store: Store, submitter: FakeSubmitter, value: str
 ) -> None:
     case = Case(store, submitter, sweep("a", "b"), reader(value))
@@ -222,21 +222,21 @@ def test_items_that_a_finished_step_made_are_those_that_are_not_done(store: Stor
     assert "depends" not in tasks["sweep"]
 
 
-def test_all_items_run_behind_a_step_that_runs(store: Store, submitter: FakeSubmitter) -> None:
+def test_every_item_runs_behind_a_step_that_runs(store: Store, submitter: FakeSubmitter) -> None:
     case = Case(store, submitter, ungated("make"), sweep("a", "b", depends="make"))
     case.done("a")
 
     assert case.resumed()["sweep"]["withItems"] == ["a", "b"]
 
 
-def test_all_items_run_where_nothing_may_be_reused(store: Store, submitter: FakeSubmitter) -> None:
+def test_every_item_runs_where_no_result_may_be_reused(store: Store, submitter: FakeSubmitter) -> None:
     case = Case(store, submitter, sweep("a", "b", spec={"cache": False}))
     case.done("a")
 
     assert case.resumed()["sweep"]["withItems"] == ["a", "b"]
 
 
-def test_all_items_of_a_gated_fan_out_run_and_take_their_results_over(store: Store, submitter: FakeSubmitter) -> None:
+def test_items_of_a_gated_fan_out_run_and_reuse_their_results(store: Store, submitter: FakeSubmitter) -> None:
     case = Case(store, submitter, gated("sweep", withItems=["a", "b"]))
     case.done("a")
 
@@ -246,7 +246,7 @@ def test_all_items_of_a_gated_fan_out_run_and_take_their_results_over(store: Sto
 @pytest.mark.parametrize(
     ("rerun", "expected"), [("sweep", ["a", "b", "c"]), ("sweep[0]", '["a","b"]'), ("sweep[1]", '["b"]')]
 )
-def test_what_is_asked_to_run_again_runs_with_what_is_missing(
+def test_a_requested_item_runs_again_with_the_missing_items(
     store: Store, submitter: FakeSubmitter, rerun: str, expected: Any
 ) -> None:
     case = Case(store, submitter, sweep("a", "b", "c"))

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from support.compiled import History, gated, pipeline_of, ungated
-from support.counting import CountingStore
-from support.memory import MemoryStore
-from support.submitted import SubmittedWorkflow
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitted_workflow import SubmittedWorkflow
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import plan_run, start_run
 
 from tiphys.errors import IntegrityError
@@ -53,7 +53,7 @@ def test_finished_steps_cost_nothing_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("failed", [1, 7])
-def test_each_step_that_failed_costs_one_read(failed: int) -> None:
+def test_a_failed_step_costs_one_read(failed: int) -> None:
     store = MemoryStore()
     history = history_of(store)
     for i in range(STEPS - failed):
@@ -277,7 +277,9 @@ def test_an_output_below_a_workflow_that_was_copied_with_the_same_bytes_is_intac
     assert plan_run(store, RUN).running == ("s4",)
 
 
-def test_what_lies_beside_the_outputs_of_a_step_does_no_harm(in_pods: tuple[MemoryStore, SubmittedWorkflow]) -> None:
+def test_a_foreign_object_beside_the_outputs_of_a_step_is_ignored(
+    in_pods: tuple[MemoryStore, SubmittedWorkflow],
+) -> None:
     """Such as the outputs of a try that failed, and a log that Argo archived."""
     store, flow = in_pods
     store.create(f"data/workflows/{flow.uid}/another-pod/data", b"x")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.compiled import gated, pipeline_of, plain
+from support.builders.compiled_workflows import gated, pipeline_of, plain
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, TaskPlan
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, prune_workflow, workflow_name
 
@@ -102,7 +102,7 @@ def test_a_path_below_an_artifact_becomes_part_of_its_key() -> None:
         "{{=tasks['prep'].status == 'Succeeded'}}",
     ],
 )
-def test_what_storage_cannot_answer_is_reported(value: str) -> None:
+def test_a_reference_that_storage_cannot_answer_is_reported(value: str) -> None:
     assert [reference.task for reference in find_unbound_references(parameter(value), DONE)] == ["prep"]
 
 
@@ -120,11 +120,11 @@ def test_an_expression_for_an_artifact_is_reported() -> None:
         "{{=item.tasks.prep + item['tasks'].prep + tasks.name}}",
     ],
 )
-def test_what_looks_like_a_task_but_is_none_is_left_alone(value: str) -> None:
+def test_a_text_that_only_looks_like_a_task_is_left_alone(value: str) -> None:
     assert list(find_references({"value": value})) == []
 
 
-def test_a_reference_that_nobody_can_answer_is_refused_by_name() -> None:
+def test_a_reference_that_cannot_be_answered_is_refused_by_name() -> None:
     manifest = pipeline_of(gated("prep"), gated("fit", arguments=parameter("{{tasks.prep.outputs.parameters.n}}")))
 
     with pytest.raises(UsageError, match=r"task fit reads \{\{tasks.prep.outputs.parameters.n\}\}, but prep does not"):
@@ -201,7 +201,7 @@ def test_the_recorded_manifest_is_not_changed() -> None:
     assert manifest == fresh()
 
 
-def test_what_a_server_added_does_not_pass_on() -> None:
+def test_fields_added_by_the_server_are_not_copied() -> None:
     manifest = pipeline_of(gated("prep"), serviceAccountName="trainer", shutdown="Stop")
     manifest["status"] = {"phase": "Failed"}
     manifest["metadata"] |= {

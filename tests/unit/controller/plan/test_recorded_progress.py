@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.counting import CountingStore
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.counting_store import CountingStore
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import describe_run, plan_run, start_run
 from tiphys_controller.runs import StepDetail, summarize_run
 

@@ -11,11 +11,11 @@
 from typing import Any
 
 import pytest
-from support.compiled import gated, pipeline_of, ungated
-from support.counting import CountingStore
-from support.memory import MemoryStore
-from support.submitted import SubmittedWorkflow
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import gated, pipeline_of, ungated
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitted_workflow import SubmittedWorkflow
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import fork_run, plan_run, resume_run, start_run
 from tiphys_controller.submit.planner import plan_stored_run
 

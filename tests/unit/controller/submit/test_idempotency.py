@@ -16,9 +16,9 @@ changes are part of what is asked.
 import copy
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import StartResult, WorkflowChange, fork_run, resume_run, start_run, start_run_once
 
 from tiphys.errors import ConflictError, UsageError
@@ -49,7 +49,7 @@ def test_the_same_key_begins_one_run(store: Store, submitter: FakeSubmitter) -> 
     assert submitter.names() == []
 
 
-def test_two_keys_begin_two_runs(store: Store, submitter: FakeSubmitter) -> None:
+def test_different_keys_begin_different_runs(store: Store, submitter: FakeSubmitter) -> None:
     runs = {start_run_once(store, submitter, PIPELINE, key).run for key in ("one", "two")}
 
     assert set(list_runs(store)) == runs
@@ -72,7 +72,9 @@ def test_a_call_that_died_is_completed_by_the_same_call(store: Store, submitter:
 
 
 @pytest.mark.parametrize("point", ["after_record", "after_claim", "after_create"])
-def test_what_a_resume_completed_is_found_by_the_same_call(store: Store, submitter: FakeSubmitter, point: str) -> None:
+def test_a_start_completed_by_a_resume_is_found_under_its_key(
+    store: Store, submitter: FakeSubmitter, point: str
+) -> None:
     with dying_at(f"start.{point}"):
         start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
     resume_run(store, submitter, "digits-1")
@@ -142,7 +144,7 @@ def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submit
 
 
 @pytest.mark.parametrize("key", ["", "a" * 256, "a\nb", "\x00"])
-def test_a_key_that_nobody_can_repeat_is_refused(store: Store, submitter: FakeSubmitter, key: str) -> None:
+def test_a_key_that_cannot_be_repeated_is_refused(store: Store, submitter: FakeSubmitter, key: str) -> None:
     with pytest.raises(UsageError, match="idempotency key"):
         start_run_once(store, submitter, PIPELINE, key)
 
@@ -208,7 +210,7 @@ def test_a_fork_that_died_is_completed_by_the_same_call(
     )
 
 
-def test_what_may_not_be_forked_takes_no_key(store: Store, submitter: FakeSubmitter, parent: str) -> None:
+def test_a_refused_fork_records_no_key(store: Store, submitter: FakeSubmitter, parent: str) -> None:
     before = keys(store)
 
     with pytest.raises(ConflictError, match="may not go on with this"):
@@ -234,7 +236,7 @@ def test_a_key_that_was_used_for_another_fork_is_refused(
     assert keys(store) == before
 
 
-def test_a_fork_under_a_key_that_nobody_can_repeat_is_refused(
+def test_a_fork_under_a_key_that_cannot_be_repeated_is_refused(
     store: Store, submitter: FakeSubmitter, parent: str
 ) -> None:
     before = keys(store)

@@ -15,10 +15,10 @@ import json
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.lineage import commit, ref
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.lineage import commit, ref
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import (
     DriftFinding,
     StartResult,
@@ -112,7 +112,7 @@ def test_a_changed_step_runs_with_all_behind_it_and_nothing_else(
     assert read_events(store, RUN)[-1].message.endswith("; changed: image")
 
 
-def test_what_it_was_made_of_is_on_record_and_the_first_workflow_stays(
+def test_a_changed_workflow_is_on_record_and_the_first_one_stays(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     before = store.read(LAYOUT.run_record)
@@ -162,7 +162,9 @@ def test_the_order_of_named_items_is_no_change(store: Store, submitter: FakeSubm
     assert drift([seed | {"value": "3"}, rate]) == ["fit: template env.SEED.value 2 → 3"]
 
 
-def test_resources_are_told_and_run_nothing_again(store: Store, submitter: FakeSubmitter, history: History) -> None:
+def test_changed_resources_are_reported_and_run_no_step_again(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
     change = WorkflowChange(edited("fit", resources={"limits": {"memory": "2Gi"}}))
 
     resumed = resume_run(store, submitter, RUN, change=change)
@@ -171,7 +173,7 @@ def test_resources_are_told_and_run_nothing_again(store: Store, submitter: FakeS
     assert resumed.plan.running == ("report",)
 
 
-def test_memory_that_admit_answers_is_told_like_any_other(
+def test_memory_that_admit_answers_is_reported_like_any_other(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     manifest = copy.deepcopy(PIPELINE)
@@ -181,7 +183,7 @@ def test_memory_that_admit_answers_is_told_like_any_other(
     assert words(resumed.plan.drift) == ["fit: template resources.limits.memory nothing → 2Gi"]
 
 
-def test_long_values_are_told_from_where_they_differ(store: Store, submitter: FakeSubmitter, history: History) -> None:
+def test_long_values_are_shown_from_where_they_differ(store: Store, submitter: FakeSubmitter, history: History) -> None:
     """A long command ends in what was changed."""
     long = ["python", "-m", "train", "--data", "/mnt/a/very/long/path/to/the/data", "--lr"]
     start_run(store, submitter, edited("fit", command=[*long, "0.1"]), "long")
@@ -217,7 +219,7 @@ def trained(store: Store, submitter: FakeSubmitter) -> None:
     submitter.end(RUN)
 
 
-def test_a_training_that_would_meet_other_frameworks_is_told(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_training_that_would_meet_other_frameworks_is_reported(store: Store, submitter: FakeSubmitter) -> None:
     trained(store, submitter)
     here = {"python": "3.11.7", "torch": "2.8.0"}
 
@@ -241,7 +243,7 @@ def test_other_frameworks_may_be_refused(store: Store, submitter: FakeSubmitter)
         resume_run(store, submitter, RUN, change=WorkflowChange(None, {"versions": "refuse"}, lambda _: ""))
 
 
-def test_another_parameter_is_another_experiment(store: Store, submitter: FakeSubmitter, history: History) -> None:
+def test_a_changed_parameter_is_another_experiment(store: Store, submitter: FakeSubmitter, history: History) -> None:
     before = keys(store)
 
     with pytest.raises(ConflictError, match=r"another experiment .*: fit: parameters lr 0\.1 → 0\.5; .*tiphys fork"):
@@ -340,7 +342,7 @@ def test_a_claim_that_was_never_sent_is_not_used_for_another_workflow(
         resume_run(store, submitter, RUN, change=WorkflowChange(REPAIRED))
 
 
-def test_a_recorded_workflow_that_is_gone_or_changed_is_told(
+def test_a_recorded_workflow_that_is_gone_or_changed_is_reported(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     resume_run(store, submitter, RUN, change=WorkflowChange(REPAIRED))

@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.counting import CountingStore
-from support.faults import dying_at
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.counting_store import CountingStore
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import LiveWorkflow, plan_run, resume_run, start_run
 from tiphys_controller.submit import resume
 
@@ -61,7 +61,7 @@ def keys(store: Store) -> list[str]:
     return [info.key for info in store.list("")]
 
 
-def test_what_is_missing_is_submitted(store: Store, submitter: FakeSubmitter, history: History) -> None:
+def test_a_resume_submits_the_missing_steps(store: Store, submitter: FakeSubmitter, history: History) -> None:
     resumed = resume_run(store, submitter, RUN)
 
     assert (resumed.submission, resumed.workflow_name) == (2, "digits-1-2")
@@ -231,7 +231,7 @@ def test_a_stranger_under_the_new_name_is_not_taken_for_the_submission(
     assert keys(store) == before
 
 
-def test_whoever_resumes_a_moment_later_is_told_of_the_first_and_not_to_delete_its_workflow(
+def test_a_second_resume_is_refused_with_the_name_of_the_first(
     store: Store, submitter: FakeSubmitter, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = submitter.find
@@ -291,7 +291,7 @@ def test_a_submission_that_ran_nothing_is_not_taken_for_success(
     assert resume_run(store, submitter, RUN).plan.running == ("fit", "register")
 
 
-def test_what_cannot_be_pruned_is_refused_before_anything_is_written(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_workflow_that_cannot_be_pruned_is_refused_before_any_write(store: Store, submitter: FakeSubmitter) -> None:
     arguments = {"parameters": [{"name": "x", "value": "{{tasks.cleanup.outputs.parameters.n}}"}]}
     pipeline = pipeline_of(
         gated("fit"),
@@ -416,7 +416,7 @@ def test_a_number_claimed_for_another_cluster_is_not_sent_from_here(
     assert resume_run(store, east, RUN, force=True).submission == 3
 
 
-def test_a_lost_claim_tells_who_won(
+def test_a_lost_claim_names_the_winner(
     store: Store, submitter: FakeSubmitter, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def beaten(*arguments: Any) -> Any:

@@ -11,9 +11,9 @@
 """
 
 import pytest
-from support.compiled import gated, pipeline_of
-from support.faults import dying_at
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import gated, pipeline_of
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import StartResult, TenantSubmitter, start_run
 from tiphys_controller.submit.start import random_suffix
 
@@ -101,7 +101,7 @@ def test_an_existing_run_is_not_started_again(store: Store, submitter: FakeSubmi
     assert submitter.names() == []
 
 
-def test_an_existing_run_is_told_from_a_stranger_while_its_workflow_lives(
+def test_an_existing_run_is_distinguished_from_a_stranger_while_its_workflow_lives(
     store: Store, submitter: FakeSubmitter
 ) -> None:
     start_run(store, submitter, PIPELINE, "digits-1")
@@ -181,7 +181,7 @@ def test_random_suffixes_may_end_a_run_name() -> None:
     assert all(check_run_name(f"digits-{suffix}") and len(suffix) == 5 for suffix in suffixes)
 
 
-def test_a_workflow_bound_to_the_first_submission_by_another_is_told(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_workflow_bound_to_the_first_submission_by_another_is_named(store: Store, submitter: FakeSubmitter) -> None:
     taken = SubmissionBinding(
         run="digits-1", submission=1, cluster="east", namespace="default", workflow_name="other", uid="another"
     )
@@ -191,7 +191,7 @@ def test_a_workflow_bound_to_the_first_submission_by_another_is_told(store: Stor
         start_run(store, submitter, PIPELINE, "digits-1")
 
 
-def test_a_first_submission_that_another_claimed_is_told(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_first_submission_that_another_claimed_is_named(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_claim"):
         start_run(store, submitter, PIPELINE, "digits-1")
     store.delete(RunLayout("digits-1").run_record)

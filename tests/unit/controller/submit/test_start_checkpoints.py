@@ -11,8 +11,8 @@
 from typing import Any
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_run
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_run
+from support.fakes.memory_store import MemoryStore
 from tiphys_controller import PlanReport, StartCheckpoint, add_start_checkpoints, find_finished_trainings, plan_run
 
 from tiphys.records import AttemptEndOutcome, item_step_id

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from support.compiled import pipeline_of, plain, ungated
-from support.faults import dying_at
-from support.submitted import SubmittedWorkflow
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import pipeline_of, plain, ungated
+from support.fakes.submitted_workflow import SubmittedWorkflow
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
 from tiphys_controller import StartResult, WorkflowChange, fork_run, plan_run, resume_run, start_run
 from tiphys_controller.submit.idempotency import start_run_once
 
@@ -165,7 +165,7 @@ def test_a_start_takes_over_what_others_share(runs: Runs, store: Store) -> None:
     assert {event.step for event in events} == {"prep", "check", *ITEMS}
 
 
-def test_what_is_taken_over_is_recorded_before_the_workflow_exists(
+def test_a_reused_result_is_recorded_before_the_workflow_exists(
     runs: Runs, submitter: FakeSubmitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs.start("a", pipeline(share=True))
@@ -212,7 +212,7 @@ def test_a_result_that_was_not_shared_is_not_taken_over(runs: Runs) -> None:
     assert runs.reused("b") == []
 
 
-def test_another_parameter_makes_another_result(runs: Runs) -> None:
+def test_a_changed_parameter_makes_another_result(runs: Runs) -> None:
     runs.start("a", pipeline(share=True))
     runs.run_all("a")
 
@@ -299,7 +299,7 @@ def test_a_start_that_died_once_it_had_recorded_what_it_takes_over_goes_on_with_
     assert len(read_submissions(store, "b")) == 1
 
 
-def test_what_a_start_has_recorded_holds_although_another_result_could_be_taken_over_by_now(
+def test_a_result_recorded_at_the_start_holds_although_another_could_be_reused(
     runs: Runs, store: Store, submitter: FakeSubmitter
 ) -> None:
     runs.start("a", pipeline(share=True))
@@ -469,7 +469,7 @@ def behind(lr: str) -> Manifest:
     )
 
 
-def test_what_rests_on_another_result_than_the_one_taken_over_runs_again(
+def test_a_step_that_rests_on_another_result_than_the_reused_one_runs_again(
     runs: Runs, store: Store, submitter: FakeSubmitter
 ) -> None:
     """The newest results behind the preparation are those of other rows."""
@@ -496,7 +496,7 @@ def test_what_rests_on_another_result_than_the_one_taken_over_runs_again(
     ]
 
 
-def test_what_rests_on_the_result_that_is_taken_over_stays(runs: Runs, store: Store, submitter: FakeSubmitter) -> None:
+def test_a_step_that_rests_on_the_reused_result_stays(runs: Runs, store: Store, submitter: FakeSubmitter) -> None:
     """The image of the preparation was named anew, and its program is the same."""
     runs.start("a", pipeline())
     runs.run_all("a")

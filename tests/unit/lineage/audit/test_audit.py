@@ -3,12 +3,23 @@
 import threading
 
 import pytest
-from support.compiled import pipeline_of, ungated
-from support.corruption import NEWEST, OLDER, Objects, sound_run
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
-from support.memory import MemoryStore
-from support.submitted import SubmittedWorkflow
-from support.submitter import FakeSubmitter
+from support.builders.compiled_workflows import pipeline_of, ungated
+from support.builders.corruption import NEWEST, OLDER, Objects, sound_run
+from support.builders.lineage import (
+    LINEAGE,
+    RUN,
+    STEP,
+    claim_of,
+    commit,
+    end_of,
+    ref,
+    write_claim,
+    write_end,
+    write_run,
+)
+from support.fakes.memory_store import MemoryStore
+from support.fakes.submitted_workflow import SubmittedWorkflow
+from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from tiphys.errors import NotFoundError, StoreError
@@ -113,7 +124,7 @@ def test_only_the_step_that_was_asked_for_is_looked_at(store):
         audit_run(store, RUN, "other")
 
 
-def test_a_run_that_is_not_there_is_told_with_similar_names(store):
+def test_a_missing_run_is_named_with_similar_names(store):
     with pytest.raises(NotFoundError, match="did you mean digits-1"):
         audit_run(store, "digits-11")
 
@@ -169,7 +180,7 @@ def test_checkpoints_of_an_attempt_that_runs_are_sound():
     assert audit_run(store, RUN, deep=True).is_sound
 
 
-def test_what_retention_removed_is_not_missed(store):
+def test_a_checkpoint_that_retention_removed_is_not_missed(store):
     for key in [key for key in store.objects if LAYOUT.parse_checkpoint(key) == OLDER or "shards/000000001-" in key]:
         store.delete(key)
     store.delete(LAYOUT.manifest(1, 10))
@@ -196,7 +207,7 @@ def test_the_checkpoint_that_the_newest_attempt_is_to_start_from_has_to_be_there
     assert [(one.layer, one.checkpoint) for one in found] == [(AuditLayer.MANIFEST, NEWEST)]
 
 
-def test_what_went_wrong_on_the_way_is_read_again(store, monkeypatch):
+def test_a_shard_damaged_on_the_way_is_read_again(store, monkeypatch):
     chunks, seen = store.chunks, set()
 
     def flaky(key, size_bytes):
@@ -238,15 +249,15 @@ def test_an_interruption_ends_all_threads(store, monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("verify")]
 
 
-def test_every_byte_is_told_of_once(store):
-    total, told, lock = [], [], threading.Lock()
+def test_every_byte_is_reported_once(store):
+    total, counted, lock = [], [], threading.Lock()
 
     def advance(count: int) -> None:
         with lock:
-            told.append(count)
+            counted.append(count)
 
     found = audit_run(store, RUN, deep=True, threads=3, on_total_bytes=total.append, on_bytes_read=advance)
-    assert [sum(told)] == total == [found.size_bytes]
+    assert [sum(counted)] == total == [found.size_bytes]
 
 
 def test_checkpoints_on_a_volume_are_read_there_or_noted(tmp_path):

@@ -11,9 +11,9 @@
 """
 
 import pytest
-from support.lineage import LINEAGE, claim_of, commit, ref, write_claim
-from support.memory import MemoryStore
-from support.sessions import newest_shards, open_session, state_at, train
+from support.builders.lineage import LINEAGE, claim_of, commit, ref, write_claim
+from support.fakes.memory_store import MemoryStore
+from support.stories.sessions import newest_shards, open_session, state_at, train
 
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Retention
@@ -48,7 +48,7 @@ def test_without_a_number_everything_is_kept(store):
     assert len(steps(store)) == 5
 
 
-def test_what_an_attempt_started_from_outlives_its_own_commits(store):
+def test_the_start_of_an_attempt_outlives_its_own_commits(store):
     train(store, 3, keep_last=2)
     train(store, 7, 2, resume_from=ref(1, 3), keep_last=2)
     assert steps(store) == [(1, 3), (2, 6), (2, 7)]
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_lost_a_shard_does_not_count_as_one_that_is_kept(store
     assert steps(store) == [(1, 2), (1, 3), (1, 4)]
 
 
-def test_nothing_is_removed_while_too_few_valid_ones_would_remain(store):
+def test_checkpoints_stay_while_too_few_valid_ones_would_remain(store):
     train(store, 3)
     for step in (2, 3):
         del store.objects[newest_shards(store, 1, step)[0]]

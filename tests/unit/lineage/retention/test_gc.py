@@ -1,8 +1,8 @@
 """Retention of a run from outside: its own policy, what a running program refers to, and what cannot be seen."""
 
 import pytest
-from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import NotFoundError
 from tiphys.lineage import RunHistory
@@ -63,12 +63,12 @@ def test_the_first_pass_marks_and_the_next_waits(store):
     }
     waiting = [fate for fate in lineage(store).collect().decisions if fate.action is RetentionAction.WAIT]
     assert [fate.checkpoint for fate in waiting] == [ref(1, 2), ref(1, 1)]
-    told = {fate.checkpoint: fate.marked_at for fate in first.decisions}
-    assert [fate.marked_at for fate in waiting] == [told[ref(1, 2)], told[ref(1, 1)]], "each tells what is on record"
+    marks = {fate.checkpoint: fate.marked_at for fate in first.decisions}
+    assert [fate.marked_at for fate in waiting] == [marks[ref(1, 2)], marks[ref(1, 1)]], "each tells what is on record"
     assert all(fate.marked_at for fate in waiting)
 
 
-def test_what_the_newest_attempt_started_from_stays(store):
+def test_the_start_of_the_newest_attempt_stays(store):
     write_claim(store, claim_of(2, ref(1, 2)))
     commit(store, ref(2, 9))
     account = lineage(store, AT_ONCE).collect()
@@ -77,7 +77,7 @@ def test_what_the_newest_attempt_started_from_stays(store):
     assert reasons[ref(1, 2)] == ("attempt 2 started from it",)
 
 
-def test_what_the_newest_attempt_restored_instead_stays_too(store):
+def test_the_checkpoint_that_the_newest_attempt_restored_instead_stays(store):
     write_claim(store, claim_of(2, ref(1, 5)))
     commit(store, ref(2, 9), restored=ref(1, 4))
     lineage(store, AT_ONCE).collect()
@@ -126,7 +126,7 @@ def test_on_a_volume_manifests_say_what_attempts_started_from(tmp_path):
     assert list_commits(volume, LINEAGE) == [ref(2, 7), ref(1, 2)]
 
 
-def test_a_volume_that_is_not_here_is_told(tmp_path):
+def test_a_volume_that_is_not_here_is_named(tmp_path):
     store = DirectoryStore(tmp_path / "runs")
     write_run(store, checkpoint_store=(tmp_path / "absent").as_uri())
     write_claim(store, claim_of(1))

@@ -13,7 +13,7 @@
 import math
 
 import pytest
-from support.lineage import ref
+from support.builders.lineage import ref
 
 from tiphys.lineage.retention.policy import LineageSnapshot, evaluate_retention
 from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy, parse_keep_best, parse_keep_every
@@ -67,7 +67,7 @@ def test_the_best_are_kept(order, best):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("order", ["min", "max"])
-def test_what_is_no_finite_number_is_never_best(value, order):
+def test_a_metric_that_is_no_finite_number_is_never_best(value, order):
     metrics = {1: {"loss": value}, 2: {"loss": 1.0}, 3: {"accuracy": 1.0}, 4: {}}
     assert set(
         kept(
@@ -105,11 +105,11 @@ def test_a_damaged_one_counts_for_nothing_and_waits_until_it_is_old():
     assert set(kept(keep, seen(3, 4, 5, damaged=[3], metrics=metrics))) == {"1-4", "1-5"}
 
 
-def test_nothing_goes_while_too_few_valid_ones_are_there():
+def test_checkpoints_stay_while_too_few_are_valid():
     assert len(kept(RetentionPolicy(last=3), seen(1, 2, 3, 4, damaged=[2, 3]))) == 4
 
 
-def test_what_is_held_stays_and_says_for_whom():
+def test_a_held_checkpoint_stays_and_says_for_whom():
     held = {ref(1, 1): ["pinned release-1", "quarantined"], ref(1, 9): ["pinned gone"]}
     assert kept(RetentionPolicy(last=1), seen(1, 2, 3, held=held)) == {
         "1-3": "newest 1",

@@ -12,9 +12,9 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.counting import CountingStore
-from support.lineage import LINEAGE, commit, ref
-from support.memory import MemoryStore
+from support.builders.lineage import LINEAGE, commit, ref
+from support.fakes.counting_store import CountingStore
+from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine_checkpoint
@@ -68,7 +68,7 @@ def marks(store):
     return sorted((one.global_step, bool(nonce)) for one, nonce in found)
 
 
-def test_what_expires_is_marked_and_waits(store, clock):
+def test_an_expired_checkpoint_is_marked_and_waits(store, clock):
     assert retention(store, clock).apply(STARTS, ()) == []
     assert (steps(store), marks(store)) == ([1, 2, 3], [(1, False), (2, False)])
 
@@ -90,7 +90,7 @@ def test_after_the_delay_it_goes_and_leaves_nothing(store, clock):
     )
 
 
-def test_another_process_goes_by_the_same_marks(store, clock):
+def test_a_restarted_process_goes_by_the_same_marks(store, clock):
     retention(store, clock).apply(STARTS, ())
     clock.jump(2 * DELAY)
     assert retention(store, clock).apply(STARTS, ()) == [ref(1, 1), ref(1, 2)]
@@ -133,7 +133,7 @@ def test_the_delay_of_a_rescued_one_begins_anew(store, clock):
     assert marks(store) == [(1, False), (2, False)]
 
 
-def test_when_the_newest_is_barred_the_one_before_is_needed_again(store, clock):
+def test_the_checkpoint_before_a_quarantined_newest_one_is_needed_again(store, clock):
     passes = retention(store, clock)
     passes.apply(STARTS, ())
     quarantine_checkpoint(store, ref(1, 3), "poison", "ana")
@@ -187,7 +187,7 @@ def test_a_reference_that_appears_after_the_announcement_is_seen(store, clock):
     assert not any(announcement for _, announcement in marks(store))
 
 
-def test_whoever_is_fenced_deletes_nothing_and_takes_its_announcements_back(store, clock):
+def test_a_fenced_attempt_deletes_nothing_and_takes_its_announcements_back(store, clock):
     def recheck():
         raise FencedError("attempt 2 exists")
 
@@ -196,7 +196,7 @@ def test_whoever_is_fenced_deletes_nothing_and_takes_its_announcements_back(stor
     assert not any(announcement for _, announcement in marks(store))
 
 
-def test_an_announcement_of_somebody_else_is_left_alone_while_the_checkpoint_is_there(store, clock):
+def test_an_announcement_of_another_process_is_left_alone_while_the_checkpoint_is_there(store, clock):
     """He may be about to delete: only he knows whether he has looked."""
     key = LAYOUT.deletion_notice(1, 1, "beef")
     store.create(key, b"{}")
@@ -225,7 +225,7 @@ def test_a_deletion_that_died_after_the_manifest_is_finished(store, clock):
     assert not any(key.startswith(LAYOUT.shards(1, 1)) for key in store.objects)
 
 
-def test_one_pass_after_a_commit_does_only_so_much(clock):
+def test_a_pass_after_a_commit_does_only_so_much(clock):
     store = MemoryStore()
     for step in range(1, 42):
         commit(store, ref(1, step))
@@ -294,7 +294,7 @@ def test_a_pass_that_deletes_one_of_many_costs_no_more_for_the_others(clock):
     assert dict(store.requests) == {"list": 10, "create": 2, "delete": 5}
 
 
-def test_nothing_is_done_without_a_policy(store, clock):
+def test_retention_without_a_policy_deletes_nothing(store, clock):
     before = dict(store.objects)
     assert Retention(store, LINEAGE, None, now=clock).apply(STARTS, ()) == []
     assert store.objects == before
@@ -313,7 +313,7 @@ def test_a_pin_is_one_of_many_and_each_is_taken_away_by_its_name(store):
         unpin_checkpoint(store, ref(1, 2), "a")
 
 
-def test_what_is_not_there_cannot_be_pinned(store):
+def test_a_missing_checkpoint_cannot_be_pinned(store):
     with pytest.raises(NotFoundError, match="has no checkpoint 1-9"):
         pin_checkpoint(store, ref(1, 9), "release")
     assert list_pins(store, LINEAGE) == {}

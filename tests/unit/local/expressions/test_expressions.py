@@ -108,7 +108,7 @@ def test_functions_that_are_not_known_are_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1 +", "a b", "sprig.int(retries)", "x = 1", "map(list, {# + 1})"])
-def test_what_is_no_expression_of_the_subset_is_refused(text: str) -> None:
+def test_a_text_outside_the_expression_subset_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is invalid"):
         parse_expression(text)
 
@@ -145,7 +145,7 @@ def test_dotted_names_become_maps_and_longer_names_win() -> None:
         ("(true || false) && index != 0", True),
     ],
 )
-def test_when(when: str, result: bool) -> None:
+def test_a_condition_of_when_is_evaluated_as_by_govaluate(when: str, result: bool) -> None:
     assert condition_holds(when) is result
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.workflows import Bench, Manifest, call, dag, workflow
+from support.stories.local_engine import Bench, Manifest, call, dag, workflow
 
 from hera_pipelines.local.nodes import NodePhase
 from hera_pipelines.local.pods.gang_pods import member_templates
@@ -70,7 +70,7 @@ def test_every_member_runs_and_knows_its_rank(bench: Bench) -> None:
     assert port != "29500", "two trainings on one machine must not meet"
 
 
-def test_one_that_fails_has_the_others_stopped(bench: Bench, tmp_path: Path) -> None:
+def test_a_failing_member_stops_the_other_members(bench: Bench, tmp_path: Path) -> None:
     others = 'trap "exit 75" TERM; touch up.$RANK; mv up.$RANK "$FOLDER/"; while :; do sleep 0.05; done'
     fails = 'while [ ! -e "$FOLDER/up.0" ] || [ ! -e "$FOLDER/up.2" ]; do sleep 0.05; done; exit 3'
     source = f'FOLDER={tmp_path}; if [ "$RANK" = 1 ]; then {fails}; fi; {others}'
@@ -143,10 +143,10 @@ def test_paths_that_members_fetch_and_store_are_their_own() -> None:
         (job("true", volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "volumes.v: use persistentVolumeClaim"),
     ],
 )
-def test_what_cannot_be_run_here_is_refused_by_name(manifest: Manifest, words: str) -> None:
+def test_an_object_that_cannot_run_locally_is_refused_by_name(manifest: Manifest, words: str) -> None:
     assert words in "\n".join(find_unsupported(flow(manifest)))
 
 
-def test_what_no_compile_made_is_no_gang() -> None:
+def test_an_object_without_a_name_is_no_gang() -> None:
     with pytest.raises(UsageError, match="nameless object"):
         member_templates({})

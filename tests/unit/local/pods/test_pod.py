@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import lives
-from support.workflows import Bench, call, dag, shell, workflow
+from support.processes.process import lives
+from support.stories.local_engine import Bench, call, dag, shell, workflow
 
 from hera_pipelines.compile.retries import step_retry_strategy
 from hera_pipelines.local.pods import init_process
@@ -155,24 +155,24 @@ def test_a_command_that_does_not_exist_is_named(bench: Bench) -> None:
     assert bench.last("wf.run").log_tail == ("cannot start 'no-such-program': No such file or directory",)
 
 
-def test_the_last_lines_of_a_failed_program_are_told(bench: Bench) -> None:
+def test_the_last_lines_of_a_failed_program_are_its_message(bench: Bench) -> None:
     bench.run(only("for i in $(seq 30); do echo line $i; done; echo broken >&2; exit 1"))
     tail = bench.last("wf.run").log_tail
     assert (len(tail), tail[0], tail[-1]) == (20, "line 12", "broken")
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"), [({}, ""), ({"terminationMessagePolicy": "FallbackToLogsOnError"}, "CUDA out of memory")]
+    ("policy", "message"), [({}, ""), ({"terminationMessagePolicy": "FallbackToLogsOnError"}, "CUDA out of memory")]
 )
-def test_the_end_of_a_log_is_told_of_a_container_that_asks_for_it(
-    bench: Bench, policy: dict[str, str], told: str
+def test_the_end_of_a_log_is_the_message_of_a_container_that_asks_for_it(
+    bench: Bench, policy: dict[str, str], message: str
 ) -> None:
     manifest = python("raise SystemExit('CUDA out of memory')")
     manifest["spec"]["templates"][1]["script"] |= policy
     bench.run(manifest)
     [found] = bench.cluster.workflows()
     [pod] = bench.cluster.workflow_pods(found["metadata"]["uid"])
-    assert pod.termination_message == told
+    assert pod.termination_message == message
 
 
 def test_a_deleted_pod_gets_sigterm_and_keeps_its_exit_code(bench: Bench) -> None:
@@ -195,7 +195,7 @@ def test_sigterm_at_any_moment_of_its_start_ends_a_program() -> None:
             process.wait(timeout=60)
 
 
-def test_a_pod_that_is_told_to_end_through_the_cluster_ends_like_a_deleted_one(bench: Bench) -> None:
+def test_a_pod_ended_through_the_cluster_ends_like_a_deleted_one(bench: Bench) -> None:
     def tell(name: str) -> None:
         [seen] = [one for one in bench.cluster.workflow_pods(uid(bench)) if one.name == name]
         bench.cluster.delete_pod(seen)
@@ -229,7 +229,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_its_grace(bench: Bench) 
     assert time.monotonic() - started >= 0.3
 
 
-def test_what_a_program_leaves_behind_ends_with_it(bench: Bench) -> None:
+def test_processes_left_behind_by_a_program_end_with_it(bench: Bench) -> None:
     bench.run(only("sleep 600 & echo pid=$!; exit 1"))
     pid = int(bench.logs("run")[0].strip().removeprefix("pid="))
     _wait_for(lambda: not lives(pid))  # the kernel may take a moment
@@ -360,7 +360,7 @@ def test_output_parameters_are_read_from_files_or_their_default(bench: Bench) ->
     assert bench.logs("use") == ["0.9 -\n"]
 
 
-def test_what_a_program_prints_is_its_result(bench: Bench) -> None:
+def test_the_printed_text_of_a_program_is_its_result(bench: Bench) -> None:
     use = shell("echo got {{inputs.parameters.r}}", "use", "r")
     tasks = dag(call("make"), call("use", parameters={"r": "{{tasks.make.outputs.result}}"}, depends="make"))
     bench.run(workflow(tasks, shell("echo 42; echo noise >&2", "make"), use))
@@ -414,7 +414,8 @@ def test_the_engine_dies_and_takes_its_programs_with_it(tmp_path: Path) -> None:
     import subprocess
 
     program = (
-        "import sys; from pathlib import Path; from support.workflows import Bench, call, dag, shell, workflow\n"
+        "import sys; from pathlib import Path\n"
+        "from support.stories.local_engine import Bench, call, dag, shell, workflow\n"
         "source = 'sleep 600 & echo $! $$; wait'\n"
         f"bench = Bench(Path({str(tmp_path)!r}), code=Path({str(tmp_path)!r}))\n"
         "bench.run(workflow(dag(call('run')), shell(source, 'run')))"

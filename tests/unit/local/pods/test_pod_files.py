@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.workflows import workflow
+from support.stories.local_engine import workflow
 from tiphys_plugin import DirectoryCluster, PodStatus
 
 from hera_pipelines.local.live_workflows import hold_workflow_lock, is_workflow_locked

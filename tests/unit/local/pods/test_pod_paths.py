@@ -28,9 +28,9 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.polling import until
-from support.processes import lives
-from support.workflows import Bench, Manifest, call, dag, shell, workflow
+from support.processes.polling import until
+from support.processes.process import lives
+from support.stories.local_engine import Bench, Manifest, call, dag, shell, workflow
 
 from hera_pipelines.local.pods import init_process, mount_namespace, pod_paths
 from hera_pipelines.local.pods.pod_paths import (
@@ -165,7 +165,7 @@ def test_a_volume_a_folder_below_it_and_an_output_below_that(bench: Bench) -> No
 
 
 @needs_namespace
-def test_what_lies_beside_a_declared_path_is_the_machines_and_what_is_new_there_is_reported(
+def test_a_file_written_beside_a_declared_path_lands_on_the_machine_and_is_reported(
     bench: Bench, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import structlog
-from support.kube_server import KubeServer, serving
-from support.polling import until
-from support.task_sets import Controller, ScriptedCore, task
+from support.fakes.task_sets import Controller, ScriptedCore, task
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
 from tiphys_plugin.agent import AgentMetrics, AgentSettings, SharedAgent
 from tiphys_plugin.agent.plugin_calls import ExecuteFunction
 
@@ -116,7 +116,7 @@ def test_a_waiting_node_shows_its_reason_and_is_asked_until_it_is_decided(server
     assert len(core.calls) == 7
 
 
-def test_one_pending_is_written_for_each_reason(server: KubeServer) -> None:
+def test_a_pending_answer_is_written_once_for_each_reason(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
     core = ScriptedCore(prep=[pending_reply("position 2", 0.001)])
@@ -306,7 +306,7 @@ def test_a_namespace_that_nothing_serves_waits_with_the_reason(server: KubeServe
         assert controller.entries()["n1"]["phase"] == "Pending"
 
 
-def test_one_watch_serves_all_namespaces(server: KubeServer) -> None:
+def test_a_single_watch_serves_all_namespaces(server: KubeServer) -> None:
     cores = {"ml": ScriptedCore(), "vision": ScriptedCore()}
     controllers = [Controller(server.api(name), name) for name in cores]
     for controller in controllers:
@@ -333,7 +333,7 @@ def test_a_namespace_of_others_is_not_touched(server: KubeServer) -> None:
     assert theirs.entries() == {}
 
 
-def test_it_says_which_namespace_it_cannot_see(server: KubeServer) -> None:
+def test_the_watch_error_names_the_namespace_that_cannot_be_seen(server: KubeServer) -> None:
     server.authorize = lambda request: request.namespace != "vision"
     server.add_namespace("vision")
     controller = Controller(server.api())

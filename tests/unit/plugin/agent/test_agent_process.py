@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import structlog
-from support import http
-from support.kube_server import KubeServer, serving
-from support.polling import until
-from support.task_sets import Controller
-from support.world import prep, workflow
+from support.fakes.task_sets import Controller
+from support.processes.polling import until
+from support.servers import http
+from support.servers.kube_server import KubeServer, serving
+from support.stories.plugin import prep, workflow
 from tiphys_plugin.agent import AgentSettings, run
 from tiphys_plugin.server.wiring import DeploymentSettings
 
@@ -115,17 +115,17 @@ def test_probes_and_metrics_tell_of_agent_and_tenants(server: KubeServer, tmp_pa
         assert "tiphys_agent_open_tasks 0.0" in http.get(f"{url}/metrics").text
 
 
-def test_trouble_with_task_sets_is_told(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
+def test_trouble_with_task_sets_is_reported(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
     server.authorize = lambda request: request.plural != "workflowtasksets"
     with agent(server, tmp_path, log) as url:
 
-        def told() -> str:
+        def health() -> str:
             return json.dumps(http.get(f"{url}/readyz").json())
 
-        until(lambda: "task sets cannot be watched; the log says where and why" in told())
-        assert "namespace ml" not in told()
+        until(lambda: "task sets cannot be watched; the log says where and why" in health())
+        assert "namespace ml" not in health()
         until(lambda: any("namespace ml" in str(entry) or entry.get("namespace") == "ml" for entry in log))
-        assert '"status": "degraded"' in told()
+        assert '"status": "degraded"' in health()
 
 
 def test_an_installation_that_cannot_be_is_refused(server: KubeServer, tmp_path: Path) -> None:

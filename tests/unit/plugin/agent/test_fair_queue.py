@@ -14,7 +14,7 @@ def filled(**sizes: int) -> FairQueue[str, int]:
     return turns
 
 
-def test_who_has_little_goes_first() -> None:
+def test_a_key_with_few_entries_goes_first() -> None:
     assert taken(filled(big=50, small=1, other=2), 3) == ["small", "other", "other"]
 
 
@@ -22,7 +22,7 @@ def test_of_equals_one_comes_after_the_other() -> None:
     assert taken(filled(a=3, b=3), 3) == ["a", "a", "a"]
 
 
-def test_who_has_much_is_served_however_many_small_ones_come() -> None:
+def test_a_key_with_many_entries_is_served_however_many_small_ones_come() -> None:
     turns = filled(big=50)
     served = []
     for number in range(400):
@@ -38,7 +38,7 @@ def test_items_of_one_key_come_in_their_order() -> None:
     assert [turns.take(), turns.take(), turns.take(), turns.take()] == [("a", 0), ("a", 1), ("a", 2), None]
 
 
-def test_one_key_never_has_more_than_its_share_out() -> None:
+def test_a_key_never_has_more_than_its_share_in_progress() -> None:
     turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2))
     for number in range(5):
         turns.add("slow", number)
@@ -59,7 +59,7 @@ def test_keys_of_one_group_share_what_it_may_have_out() -> None:
     assert taken(turns, 9) == ["ml/a"]
 
 
-def test_it_tells_how_many_may_go_out_now() -> None:
+def test_the_queue_counts_the_entries_that_are_ready() -> None:
     turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2))
     assert turns.count_ready(8) == 0
     for number in range(5):
@@ -77,7 +77,7 @@ def test_it_tells_how_many_may_go_out_now() -> None:
     assert turns.count_ready(8) == 1
 
 
-def test_what_is_dropped_is_not_taken() -> None:
+def test_a_dropped_key_is_not_taken() -> None:
     turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2))
     turns.add("a", 1)
     turns.add("b", 1)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from support.kube_server import KubeServer, serving
-from support.task_sets import Controller, task
+from support.fakes.task_sets import Controller, task
+from support.servers.kube_server import KubeServer, serving
 from tiphys_plugin.agent.patch import PatchOutcome, patch_task_set, workflow_awaits_node
 from tiphys_plugin.agent.task_sets import TaskSet, parse_task_set
 
@@ -54,7 +54,7 @@ def test_a_task_set_that_is_gone_or_another_one_is_a_conflict_without_one(server
     assert patch_task_set(api, before, {"n1": DONE}, lambda: True) == (PatchOutcome.CONFLICT, None, "")
 
 
-def test_nothing_is_sent_by_who_does_not_lead(server: KubeServer) -> None:
+def test_a_replica_that_does_not_lead_sends_no_patch(server: KubeServer) -> None:
     api = server.api()
     assert patch_task_set(api, stored(api), {"n1": DONE}, lambda: False).outcome is PatchOutcome.NOT_LEADING
     assert server.count("patch") == 0
@@ -74,7 +74,9 @@ def test_nothing_is_sent_by_who_does_not_lead(server: KubeServer) -> None:
         (0, "", PatchOutcome.UNREACHABLE),
     ],
 )
-def test_what_a_refusal_means(server: KubeServer, status: int, message: str, outcome: PatchOutcome) -> None:
+def test_a_refused_patch_has_an_outcome_by_status_and_message(
+    server: KubeServer, status: int, message: str, outcome: PatchOutcome
+) -> None:
     api = server.api()
     before = stored(api)
     server.fail_next(status, verb="patch", message=message)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.task_sets import task, task_set
+from support.fakes.task_sets import task, task_set
 from tiphys_plugin.agent.task_sets import TaskNode, TaskSet, TaskSetState, parse_task_set
 
 DONE = {"phase": "Succeeded", "message": "done"}
@@ -89,7 +89,7 @@ def test_a_task_that_comes_back_is_asked_again() -> None:
     assert not story.memory.record_answer(first, DONE), "what is still asked of the one before is void"
 
 
-def test_a_final_entry_of_somebody_else_stands() -> None:
+def test_a_final_entry_of_another_writer_stands() -> None:
     story = Story({"n1": task()}, n1=STOPPED)
     assert story.asked() == []
     story = Story({"n1": task()})

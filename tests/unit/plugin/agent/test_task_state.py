@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import structlog
-from support.task_sets import task, task_set
+from support.fakes.task_sets import task, task_set
 from tiphys_plugin.agent import AgentMetrics, AgentSettings
 from tiphys_plugin.agent.patch import PatchOutcome, PatchResult
 from tiphys_plugin.agent.plugin_calls import CallResult
@@ -82,7 +82,7 @@ def test_answers_that_come_together_are_one_patch() -> None:
     assert desk.job() is None
 
 
-def test_the_last_answer_waits_for_nobody() -> None:
+def test_the_last_answer_waits_for_no_other() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
@@ -92,7 +92,7 @@ def test_the_last_answer_waits_for_nobody() -> None:
     assert desk.writing().changes == {"n1": DONE.entry, "n2": DONE.entry}
 
 
-def test_the_last_answer_waits_for_nobody_even_if_the_task_before_it_went_away() -> None:
+def test_the_last_answer_waits_for_no_other_even_if_the_task_before_it_went_away() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
@@ -129,7 +129,7 @@ def test_a_reason_to_wait_is_in_no_hurry() -> None:
     assert desk.writing()
 
 
-def test_what_comes_while_a_patch_is_under_way_is_the_next_patch() -> None:
+def test_an_answer_during_a_patch_goes_into_the_next_patch() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
@@ -234,7 +234,7 @@ def test_a_pending_is_taken_back_after_a_while() -> None:
     assert desk.writing().changes == {"n1": None}
 
 
-def test_a_pending_that_nobody_stored_yet_is_not_taken_back() -> None:
+def test_a_pending_answer_that_is_not_stored_yet_is_not_taken_back() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
     desk.board.record_answer(desk.question(), waiting("position 2", again_in=1000.0), desk.now)
@@ -436,7 +436,7 @@ def test_the_log_says_once_for_each_workflow_that_others_have_to_answer() -> Non
     assert desk.board.foreign_tasks == 2
 
 
-def test_closing_asks_nobody_and_writes_at_once() -> None:
+def test_closing_makes_no_call_and_writes_at_once() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit"), "n3": task("register")})
     first, second = desk.questions()

@@ -26,8 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.gang_world import JOB, gang_world, objects, pod, put
-from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said
+from support.stories.plugin import Flow, World, commit, fit, gpus, outputs, phase, records, said
+from support.stories.plugin_with_gangs import JOB, gang_world, objects, pod, put
 from tiphys_plugin import PodStatus, Queues
 from tiphys_plugin.attempts import gangs
 from tiphys_plugin.eviction.evict import longest_grace_seconds, select_pods_on_nodes, select_pods_to_evict
@@ -83,7 +83,7 @@ def look(here: World) -> None:
     PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock).run_once()
 
 
-def test_it_starts_with_all_where_all_are_free(here: World) -> None:
+def test_an_elastic_gang_starts_with_all_members_where_enough_gpus_are_free(here: World) -> None:
     flow = here.submit(spec())
     reply = flow.admit("fit", 0)
     answer = outputs(reply)
@@ -94,7 +94,7 @@ def test_it_starts_with_all_where_all_are_free(here: World) -> None:
     assert outputs(flow.admit("fit", 0)) == answer, "asked again, it answers the same"
 
 
-def test_it_starts_with_fewer_where_fewer_fit_and_waits_as_the_fewest(here: World) -> None:
+def test_an_elastic_gang_starts_with_fewer_members_where_fewer_fit(here: World) -> None:
     flow = here.submit(spec())
     other = here.submit(fit(gpu=gpus(5)), name="other-abc12", uid="uid-2")
     assert outputs(other.admit("fit", 0))["run"] == "true"
@@ -111,7 +111,7 @@ def test_it_starts_with_fewer_where_fewer_fit_and_waits_as_the_fewest(here: Worl
     assert said(reply).startswith("Attempt 1, 3 of 4 pods, holds 6 A100")
 
 
-def test_what_a_lost_member_held_is_given_back_once_its_pod_is_gone(here: World) -> None:
+def test_gpus_of_a_lost_member_are_released_once_its_pod_is_gone(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     look(here)
@@ -286,7 +286,7 @@ def test_from_a_bad_node_only_its_members_go_if_the_others_can_go_on(
     assert [one.rank for one in select_pods_on_nodes(lease(here), living, {"bad"})] == leave
 
 
-def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(here: World) -> None:
+def test_an_elastic_gang_without_a_watcher_is_ended_although_a_member_has_failed(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     put(here, 3, "Failed", after=5, exit_code=1)
@@ -358,7 +358,7 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
         ([pod(0, "Running")], False, Cause.INFRASTRUCTURE, "no pod of the gang shows how the attempt ended"),
     ],
 )
-def test_what_it_could_not_go_on_without_decides(
+def test_the_cause_of_an_elastic_end_is_that_of_the_members_it_needed(
     found: list[PodStatus], crashed: bool, cause: Cause, evidence: str
 ) -> None:
     verdict = classify_failure(gangs.observe_elastic_end(GANG, 2, found, "Failed", crashed=crashed))

@@ -1,7 +1,7 @@
 """Fan-out items are known by their value, and equal ones by who asked first."""
 
 import pytest
-from support.world import World, fit, outputs, phase, prep, records, world
+from support.stories.plugin import World, fit, outputs, phase, prep, records, world
 
 from tiphys.records import item_step_id
 from tiphys.store import read_step_attempts
@@ -25,7 +25,7 @@ def test_item_has_a_step_id_of_its_own(here):
     assert step_of(flow.admit("sweep", item="1:b")) == item_step_id("sweep", "b", 0)
 
 
-def test_equal_items_are_told_apart_and_keep_their_place(here):
+def test_equal_items_are_distinguished_and_keep_their_place(here):
     flow = here.submit(SWEEP)
     first, second = flow.admit("sweep", item="0:a"), flow.admit("sweep", item="1:a")
     assert [step_of(first), step_of(second)] == [item_step_id("sweep", "a", 0), item_step_id("sweep", "a", 1)]

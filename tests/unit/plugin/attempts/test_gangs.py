@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.authored import STORE, train
-from support.authored import workflow as authored
-from support.gang_world import JOB, gang_world, objects, pod, put
-from support.gangs import filled_in
-from support.world import Flow, World, artifacts, fit, gpus, outputs, phase, records, said, workflow
+from support.builders.authored_workflows import STORE, train
+from support.builders.authored_workflows import workflow as authored
+from support.fakes.resource_templates import filled_in
+from support.stories.plugin import Flow, World, artifacts, fit, gpus, outputs, phase, records, said, workflow
+from support.stories.plugin_with_gangs import JOB, gang_world, objects, pod, put
 from tiphys_plugin import PodStatus, Queues
 from tiphys_plugin.attempts import gangs
 
@@ -146,7 +146,7 @@ def test_nodes_of_the_lease_and_the_chosen_type_become_requirements() -> None:
     ]
 
 
-def test_members_are_told_where_their_inputs_lie(here: World) -> None:
+def test_members_get_the_keys_of_their_inputs(here: World) -> None:
     key = here.store.artifact_key("data/runs/digits-abc12/outputs/prep/000000001/artifacts/data")
     given = [{"name": "data", "s3": {"key": key}}, {"name": "extra", "optional": True}]
     answer = outputs(here.submit(spec()).admit("fit", 0, artifacts=given))
@@ -176,7 +176,7 @@ def test_gpus_are_held_until_the_last_pod_is_gone(here: World) -> None:
     assert not here.ledger.snapshot().leases
 
 
-def test_one_that_goes_on_without_its_watcher_is_ended(here: World) -> None:
+def test_a_gang_without_its_watcher_is_ended(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     assert phase(flow.end_try("fit", 0, status="Error")) == "Pending"
@@ -220,7 +220,7 @@ def test_gpus_of_a_workflow_that_is_over_wait_for_pods_that_may_still_come(here:
     assert not here.ledger.snapshot().leases
 
 
-def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
+def test_a_gang_is_done_only_if_every_member_succeeded(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
@@ -280,7 +280,7 @@ def test_next_try_of_a_gang_whose_end_was_not_concluded_takes_its_result_over_wi
 
 
 @pytest.mark.parametrize("status", ["Failed", "Error"])
-def test_one_member_that_succeeded_makes_no_success(here: World, status: str) -> None:
+def test_a_single_successful_member_makes_no_success(here: World, status: str) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
@@ -296,8 +296,10 @@ def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
     name = started(here, flow, GangPhase.FINISHED)
     full = "torch.OutOfMemoryError: CUDA out of memory"
     for rank in range(4):
-        told = full if rank == 2 else ""
-        put(here, rank, "Failed", after=1.0 + (rank != 2), exit_code=1, termination_message=told, host=f"node-{rank}")
+        message = full if rank == 2 else ""
+        put(
+            here, rank, "Failed", after=1.0 + (rank != 2), exit_code=1, termination_message=message, host=f"node-{rank}"
+        )
     assert "ended by GPU out of memory, rank 2 of 4" in said(flow.end_try("fit", 0))
     del objects(here).objects[name]
     before = outputs(flow.admit("fit", 1))
@@ -356,7 +358,7 @@ def test_memory_is_answered_only_as_it_was_declared(here: World) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("spot",), ("spot", "cheap")])
-def test_all_members_leave_spot_nodes_that_were_taken_away(here: World, kinds: tuple[str, ...]) -> None:
+def test_members_leave_spot_nodes_that_were_taken_away(here: World, kinds: tuple[str, ...]) -> None:
     spot = tuple(NodeLabelValue(label=kind, value="true") for kind in kinds)
     flow = asks(here, spec(retry=RetryPolicy(on_demand_after=2), spot=spot))
 
@@ -385,7 +387,7 @@ def test_a_gang_avoids_a_node_where_the_queue_chooses_its_nodes(tmp_path: Path, 
     assert requirement.get("values") == (["n2", "n3", "n4", "n5"] if knows_nodes else None)
 
 
-def test_what_compile_asks_for_admit_answers_and_the_members_get_it(here: World) -> None:
+def test_outputs_of_admit_reach_the_members_of_a_compiled_gang(here: World) -> None:
     resources = {"requests": {"memory": "4Gi"}, "limits": {"memory": "8Gi"}}
     retry = RetryPolicy(on_demand_after=1, memory_ceiling_bytes=1024**4)
     asked = {"gang": FOUR, "retry": retry, "spot": (Spot(label="spot"),)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.world import Flow, phase, prep, world
+from support.stories.plugin import Flow, phase, prep, world
 
 STEPS = 8
 

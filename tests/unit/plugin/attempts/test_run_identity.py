@@ -12,8 +12,8 @@
 """
 
 import pytest
-from support.irregular import Irregular, WorkflowPlace
-from support.world import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
+from support.builders.irregular_samples import Irregular, WorkflowPlace
+from support.stories.plugin import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
 
 from tiphys.errors import StoreError
 from tiphys.recording.run_binding import bind_workflow, submitted_manifest

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from support.argo_pods import BEGAN, ended, pod, waits
+from support.builders.argo_pods import BEGAN, ended, pod, waits
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
@@ -96,7 +96,7 @@ def test_a_gang_that_the_chart_does_not_allow_is_refused_with_the_remedy(server,
         cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
 
 
-def test_what_makes_the_pods_of_a_gang_is_read_and_ended(api, cluster):
+def test_the_job_of_a_gang_is_read_and_ended(api, cluster):
     metadata = {"name": "digits-fit-1", "labels": {WORKFLOW_UID_LABEL: "uid-1"}}
     assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1") is None
     conditions = [{"type": "FailureTarget", "status": "True", "message": "…"}]
@@ -153,7 +153,7 @@ def test_workflow_is_read_whole_and_anew(api, cluster):
     assert cluster.workflow("ml", "digits")["status"]["phase"] == "Failed"
 
 
-def test_that_a_workflow_goes_on_is_asked_every_five_seconds(server, api, cluster, clock):
+def test_a_workflow_is_read_every_five_seconds_at_most(server, api, cluster, clock):
     made = workflow(api)
     for _ in range(5):
         seen = cluster.workflow_summary("ml", "digits")
@@ -193,7 +193,7 @@ def test_api_server_in_trouble_is_said(server, cluster):
         cluster.workflow("ml", "digits")
 
 
-def test_a_pod_is_told_to_end_with_its_own_grace_period(server, api, cluster):
+def test_a_pod_is_ended_with_its_own_grace_period(server, api, cluster):
     api.create(PODS, "ml", pod(name="mine"))
     [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
     cluster.delete_pod(found)
@@ -202,7 +202,7 @@ def test_a_pod_is_told_to_end_with_its_own_grace_period(server, api, cluster):
     assert server.count("delete", "pods") == 2
 
 
-def test_another_pod_that_has_the_name_by_now_is_left_alone(api, cluster):
+def test_a_new_pod_of_the_same_name_is_not_deleted(api, cluster):
     api.create(PODS, "ml", pod(name="mine"))
     [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
     api.delete(PODS, "ml", "mine")

@@ -14,7 +14,7 @@
 """
 
 import pytest
-from support.argo_pods import disruption, ended, pod, runs, waits
+from support.builders.argo_pods import disruption, ended, pod, runs, waits
 from tiphys_plugin.attempts.pods import observe_pod_end
 from tiphys_plugin.cluster.pod_status import pod_status
 
@@ -215,7 +215,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("found", "cause", "says"), CAUSES.values(), ids=CAUSES.keys())
-def test_cause_is_told_from_the_pod_alone(found, cause, says):
+def test_cause_is_derived_from_the_pod_alone(found, cause, says):
     """As when an attempt is ended by the next one: Argo's word for it is not known there."""
     verdict = classify_failure(observe_pod_end([pod_status(found)], status="", exit_code=""))
     assert verdict.cause is cause
@@ -237,8 +237,8 @@ def test_lines_of_argos_executor_are_no_words_of_the_program():
         'time="2026-11-23T02:09:23.058Z" level=warning msg="cannot save artifact" argo=true\n'
         "Error: exit status 1"
     )
-    told = pod_status(pod(ended("main", 1, message=log), phase="Failed")).termination_message
-    assert told.splitlines()[-1] == "PermissionError: [Errno 13] Permission denied: 'points.json'"
+    message = pod_status(pod(ended("main", 1, message=log), phase="Failed")).termination_message
+    assert message.splitlines()[-1] == "PermissionError: [Errno 13] Permission denied: 'points.json'"
     assert pod_status(pod(ended("main", 1, message="Error: exit status 1\n"), phase="Failed")).termination_message == ""
 
 
@@ -248,7 +248,7 @@ def test_pod_says_to_which_workflow_and_node_it_belongs():
     assert (seen.namespace, seen.labels["tiphys.dev/attempt"]) == ("ml", "1")
 
 
-def test_pod_that_nobody_has_scheduled_yet_is_pending():
+def test_pod_that_is_not_scheduled_yet_is_pending():
     fresh = pod()
     del fresh["status"], fresh["metadata"]["ownerReferences"], fresh["metadata"]["annotations"]
     seen = pod_status(fresh)

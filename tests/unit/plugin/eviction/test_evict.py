@@ -16,12 +16,12 @@ import contextlib
 from datetime import timedelta
 
 import pytest
-from support.counting import CountingStore
-from support.faults import dying_at
-from support.ledger import ask, ledger_api, queues
-from support.lineage import START_TIMES
-from support.polling import until
-from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
+from support.builders.ledger import ask, ledger_api, queues
+from support.builders.lineage import START_TIMES
+from support.fakes.counting_store import CountingStore
+from support.processes.failpoints import dying_at
+from support.processes.polling import until
+from support.stories.plugin import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
 from tiphys_plugin import DirectoryCluster, Queues
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.eviction import cost
@@ -106,7 +106,7 @@ def ended(here: World, run: str = "low") -> dict:
     return end
 
 
-def test_pods_are_told_to_end_and_their_gpus_stay_held(here):
+def test_pods_are_asked_to_end_and_their_gpus_stay_held(here):
     low, high = asked(here)
     leaving = only_lease(here).preemption
     assert leaving is not None
@@ -119,14 +119,14 @@ def test_pods_are_told_to_end_and_their_gpus_stay_held(here):
     )
 
 
-def test_nobody_is_asked_twice_however_many_look(here, monkeypatch):
+def test_a_victim_is_evicted_once_however_often_the_job_runs(here, monkeypatch):
     asked(here)
-    told = only_lease(here).preemption
+    notice = only_lease(here).preemption
     monkeypatch.setattr(DirectoryCluster, "delete_pod", lambda *_: pytest.fail("told again"))
     for _ in range(3):
         here.clock.advance(5)
         job(here).run_once()
-    assert only_lease(here).preemption == told
+    assert only_lease(here).preemption == notice
 
 
 def test_a_service_that_dies_between_mark_and_deletion_leaves_it_to_the_next(here):
@@ -160,7 +160,7 @@ def test_a_mark_that_meets_a_fault_is_made_once_all_the_same(here, fault):
     assert here.cluster.workflow_pods("low")[0].ending
 
 
-def test_a_pod_that_comes_after_the_mark_is_told_too(here):
+def test_a_pod_that_comes_after_the_mark_is_asked_to_end_too(here):
     low = here.submit(fit(gpu=gpus(8)), name="low", uid="uid-low")
     low.admit("fit", 0)
     want(here)
@@ -173,7 +173,7 @@ def test_a_pod_that_comes_after_the_mark_is_told_too(here):
     assert here.cluster.workflow_pods(low.uid)[0].ending
 
 
-def test_the_gpus_go_to_whom_they_were_wanted_for(here):
+def test_gpus_of_a_victim_go_to_its_preemptor(here):
     low, high = asked(here)
     assert phase(low.end_try("fit", 0, exit_code="75")) == "Pending"
     assert phase(high.admit("fit", 0)) == "Pending"
@@ -237,7 +237,7 @@ def test_the_end_of_one_that_did_not_save_says_what_is_lost(here, saved_at, says
     assert "tiphys_preemption_seconds_count 1.0" in metrics
 
 
-def test_one_for_whom_nobody_waits_any_more_says_so(here):
+def test_a_victim_without_a_waiting_request_names_another_training(here):
     low, high = asked(here)
     here.ledger.withdraw(high.uid)
     end_pod(low)
@@ -280,7 +280,7 @@ def test_a_preemption_by_others_is_charged_as_before(here):
     assert phase(low.end_try("fit", 0, exit_code="75")) == "Failed", "it is not tried again"
 
 
-def test_those_that_lose_least_are_asked_by_what_is_committed(here):
+def test_the_victim_with_the_least_loss_since_its_checkpoint_is_chosen(here):
     first, second = (begin(here, name, gpu=gpus(4)) for name in ("first", "second"))
     here.clock.advance(600)
     saved(here, first, 100)
@@ -290,7 +290,7 @@ def test_those_that_lose_least_are_asked_by_what_is_committed(here):
     assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption] == ["second"]
 
 
-def test_what_is_lost_is_looked_up_seldom_and_is_the_whole_where_storage_fails(here, monkeypatch):
+def test_a_loss_is_cached_and_counts_as_the_whole_attempt_where_storage_fails(here, monkeypatch):
     begin(here)
     counting = CountingStore(here.store)
     losses = cost.CheckpointLossEstimator(SingleStore(counting), here.clock)
@@ -334,7 +334,7 @@ def test_a_mark_is_not_made_on_a_changed_state(here):
     assert here.ledger.mark_preempted((high.uid, "fit"), graces) == ()
 
 
-def test_one_that_cannot_be_told_keeps_nobody_else_from_being_told(here, monkeypatch):
+def test_a_victim_that_cannot_be_evicted_does_not_hold_up_the_others(here, monkeypatch):
     flows = [begin(here, name, gpu=gpus(4)) for name in ("one", "two")]
     want(here)
     end = DirectoryCluster.delete_pod
@@ -352,7 +352,7 @@ def test_one_that_cannot_be_told_keeps_nobody_else_from_being_told(here, monkeyp
     assert here.cluster.workflow_pods(flows[0].uid)[0].ending
 
 
-def test_those_for_whom_others_leave_already_keep_nobody_behind_them_from_being_looked_at(here):
+def test_requests_with_victims_under_way_do_not_hold_up_those_behind_them(here):
     for number in range(8):
         begin(here, f"low-{number}", gpu=gpus(1))
     for number in range(7):
@@ -361,7 +361,7 @@ def test_those_for_whom_others_leave_already_keep_nobody_behind_them_from_being_
     assert len([one for one in here.ledger.snapshot().leases if one.preemption is not None]) == 7
 
 
-def test_one_whose_node_is_lost_is_not_waited_for(here):
+def test_a_victim_on_a_lost_node_is_replaced_by_another_one(here):
     low = begin(here, "low", gpu=gpus(4))
     other = begin(here, "other", gpu=gpus(4))
     high = want(here, count=4)
@@ -397,7 +397,7 @@ def test_the_job_looks_by_itself_until_it_is_ended(here):
     assert not running._thread.is_alive()
 
 
-def test_where_no_queue_says_so_nobody_is_asked(tmp_path):
+def test_leases_are_not_preempted_where_no_queue_allows_it(tmp_path):
     here = world(tmp_path, queues(research={"A100": 8}))
     begin(here)
     want(here)
@@ -405,9 +405,9 @@ def test_where_no_queue_says_so_nobody_is_asked(tmp_path):
     assert only_lease(here).preemption is None
 
 
-def test_a_pod_says_how_long_it_may_take_and_whether_it_was_told():
+def test_a_pod_shows_its_grace_period_and_whether_it_was_asked_to_end():
     pod = {"metadata": {"name": "p", "uid": "u"}, "spec": {"terminationGracePeriodSeconds": 90}, "status": {}}
     seen = pod_status(pod)
     assert (seen.uid, seen.grace_seconds, seen.ending) == ("u", 90, False)
-    told = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert pod_status(told).ending
+    deleted = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert pod_status(deleted).ending

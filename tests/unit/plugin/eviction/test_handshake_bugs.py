@@ -6,7 +6,7 @@
 from collections.abc import Callable
 
 import pytest
-from support.world import World, fit, gpus, outputs, phase, world
+from support.stories.plugin import World, fit, gpus, outputs, phase, world
 from tiphys_plugin import DirectoryCluster, Queues
 from tiphys_plugin.eviction import loop
 from tiphys_plugin.eviction.loop import PreemptionLoop

@@ -12,9 +12,9 @@
 """
 
 import pytest
-from support.gang_world import gang_world, objects, pod
-from support.ledger import queues
-from support.world import Flow, World, fit, gpus, outputs, phase, records, said, world
+from support.builders.ledger import queues
+from support.stories.plugin import Flow, World, fit, gpus, outputs, phase, records, said, world
+from support.stories.plugin_with_gangs import gang_world, objects, pod
 from tiphys_plugin.cluster.interface import GangStatus
 from tiphys_plugin.eviction.image_pulls import ImagePullSweep
 from tiphys_plugin.runtime.context import SingleStore

@@ -15,8 +15,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
-from support.ledger import lease
+from support.builders.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
+from support.builders.ledger import lease
 from tiphys_plugin.cluster.interface import requested_gpus
 from tiphys_plugin.nodes.health import NodeHealth
 from tiphys_plugin.nodes.node import ObservedNode, observe_nodes
@@ -56,7 +56,7 @@ def test_labels_may_be_others_and_the_host_name_is_what_pods_are_sent_by():
     assert (seen.node.name, seen.object_name, seen.node.rack, seen.node.memory_mb) == ("host", "object", "r7", 10)
 
 
-def test_what_does_not_count_is_left_out():
+def test_a_node_outside_of_the_selection_is_left_out():
     others = [
         node("none", 0),
         node("other", labels={"pool": "web"}),
@@ -66,12 +66,12 @@ def test_what_does_not_count_is_left_out():
     assert [one.node.name for one in observe_nodes(others, [], USUAL, NOW)] == ["other"]
 
 
-def test_two_nodes_of_one_host_name_count_once():
+def test_nodes_of_the_same_host_name_count_once():
     twice = [node("b", labels={"kubernetes.io/hostname": "h"}), node("a", labels={"kubernetes.io/hostname": "h"})]
     assert only(observe_nodes(twice, [], USUAL, NOW)).object_name == "a"
 
 
-def test_gpus_of_no_type_serve_who_does_not_ask_for_one():
+def test_gpus_of_no_type_serve_requests_without_a_type():
     assert looked_at(node("n1", labels={"nvidia.com/gpu.product": ""})).node.gpu_type == "unknown"
 
 
@@ -89,7 +89,7 @@ def test_gpus_of_no_type_serve_who_does_not_ask_for_one():
     ],
     ids=["cordoned", "not-ready", "lost", "hot", "fault", "fault-when-false", "label", "notice"],
 )
-def test_nothing_new_starts_on_a_node_of_which_somebody_says_so(found, state, broken, going):
+def test_a_cordoned_or_faulty_node_takes_no_new_trainings(found, state, broken, going):
     seen = looked_at(found)
     assert seen.node.cordoned
     assert (seen.verdict.state, seen.verdict.is_broken, seen.verdict.is_departing) == (state, broken, going)

@@ -19,12 +19,12 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
-from support.kube_server import KubeServer, serving
-from support.ledger import NOW, ask, lease, waiting
-from support.memory import MemoryStore
-from support.polling import until
-from support.world import Clock
+from support.builders.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
+from support.builders.ledger import NOW, ask, lease, waiting
+from support.fakes.memory_store import MemoryStore
+from support.processes.polling import until
+from support.servers.kube_server import KubeServer, serving
+from support.stories.plugin import Clock
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.nodes.evacuate import NodeEvacuation, nodes_to_evacuate
 from tiphys_plugin.nodes.metrics import NodesCollector
@@ -116,7 +116,7 @@ def test_the_inventory_follows_the_cluster(api, inventory):
     until(lambda: names(inventory) == ["n2"])
 
 
-def test_it_is_the_very_same_until_something_changes_that_counts(api, inventory):
+def test_the_inventory_stays_the_same_object_until_a_relevant_change(api, inventory):
     add(api, node("n1"))
     until(lambda: names(inventory))
     first = inventory.resolve_rules(RULES)
@@ -129,7 +129,7 @@ def test_it_is_the_very_same_until_something_changes_that_counts(api, inventory)
     assert inventory.resolve_rules(RULES) is inventory.resolve_rules(RULES) is not first
 
 
-def test_what_was_seen_last_counts_while_the_watch_is_lost(api, server, inventory):
+def test_the_last_known_nodes_count_while_the_watch_is_lost(api, server, inventory):
     add(api, node("n1"))
     until(lambda: names(inventory) == ["n1"])
     server.pause()
@@ -201,7 +201,7 @@ def test_failures_are_remembered_when_their_pods_are_gone_and_forgotten_in_time(
     assert not any(one.cordoned for one in nodes(inventory))
 
 
-def test_metrics_count_verdicts_and_gpus_and_nothing_where_nobody_goes_by_nodes(api, inventory):
+def test_metrics_count_verdicts_and_gpus_only_where_nodes_are_used(api, inventory):
     registry = CollectorRegistry()
     registry.register(NodesCollector(lambda: inventory.observed_nodes))
     value = registry.get_sample_value
@@ -243,7 +243,7 @@ def test_gpus_of_others_are_not_free():
     assert "4 of 16 A100 of the cluster are in use" in answer.message
 
 
-def test_what_no_node_of_today_could_serve_waits_and_holds_nobody_up():
+def test_a_request_that_no_present_node_fits_waits_without_blocking_others():
     for request, reason in (
         (ask(16, "large"), AdmissionReason.GANG_FRAGMENTED),
         (ask(1, "other", gpu_type="H100"), AdmissionReason.NO_MATCHING_GPU_TYPE),
@@ -259,7 +259,7 @@ def test_what_no_node_of_today_could_serve_waits_and_holds_nobody_up():
     assert isinstance(decided(today(8, 8, 16), ask(16)), Admitted), "until such a node comes"
 
 
-def test_what_quotas_forbid_is_rejected_whatever_nodes_come():
+def test_a_request_above_the_quota_is_rejected_whatever_nodes_come():
     assert isinstance(decided(today(8), ask(65)), Rejected)
     assert isinstance(decided(RULES.with_nodes([GpuNode(name="n", gpu_type="A100", gpus=8)]), ask(16)), Rejected), (
         "declared ones stay"
@@ -272,7 +272,7 @@ def test_nodes_are_declared_or_looked_at(beside):
         parse_queues({**DECLARED, **beside}, "queue file q.yaml")
 
 
-def test_one_machine_has_no_cluster_to_look_at(tmp_path):
+def test_a_ledger_in_a_file_needs_declared_nodes(tmp_path):
     with pytest.raises(UsageError, match="declare `nodes`"):
         SqliteLedger(tmp_path / "ledger.db", RULES)
 
@@ -303,7 +303,7 @@ class Held:
         return self
 
 
-def test_what_runs_on_a_node_that_will_go_is_asked_to_go(api, inventory):
+def test_a_training_on_a_node_that_will_go_is_evacuated(api, inventory):
     add(api, node("n1", taints=(SPOT,)))
     add(api, node("n2", 8, condition("GpuMemWatch")))
     add(api, node("n3", 8, condition("GpuThermalWatch")))

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
-from support.cluster_nodes import condition, node
-from support.ledger import NOW, lease
-from support.memory import MemoryStore
-from support.world import Clock
+from support.builders.cluster_nodes import condition, node
+from support.builders.ledger import NOW, lease
+from support.fakes.memory_store import MemoryStore
+from support.stories.plugin import Clock
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.nodes.cluster_state import ClusterState
 from tiphys_plugin.nodes.health import NodeHealth, judge_node_health
@@ -34,7 +34,7 @@ GANG: Lease = replace(lease(8, "g", members=4), nodes=("n0", "n1", "n2", "n3"))
 LATEST = int(NOW.timestamp()) // STEP_TIME_WINDOW_SECONDS - 1
 
 
-def told(store: Store, slow: int | None, windows: int = 4, latest: int = LATEST) -> None:
+def write_step_times(store: Store, slow: int | None, windows: int = 4, latest: int = LATEST) -> None:
     """What four pods of one rank each have told of the last windows."""
     layout = LineageLayout(f"{GANG.request.run}/fit")
     for window in range(latest - windows + 1, latest + 1):
@@ -66,15 +66,15 @@ def store() -> MemoryStore:
 
 @pytest.mark.parametrize("change", [{"namespace": "vision"}, {"workflow_uid": "uid-of-another"}])
 def test_a_training_named_like_another_says_nothing_about_the_nodes_of_the_other(store, change):
-    told(store, slow=2)
+    write_step_times(store, slow=2)
     slow = find_slow_gangs(SingleStore(store), [GANG], NOW)
     foreign = [pod.model_copy(update=change) for pod in pods("a", "b", "c", "d")]
     assert slow
     assert evidence_by_node(slow, foreign) == {}
 
 
-def test_all_trainings_of_one_namespace_are_one_source(store):
-    told(store, slow=2)
+def test_trainings_of_the_same_namespace_are_one_source(store):
+    write_step_times(store, slow=2)
     [(lease, slow)] = find_slow_gangs(SingleStore(store), [GANG], NOW)
     again = [(lease, slow), (lease, slow)]
     [evidence] = evidence_by_node(again, pods("a", "b", "c", "d")).values()
@@ -86,8 +86,8 @@ def test_a_step_time_of_many_digits_is_none():
     assert parse_step_time("data/lineages/r/fit/step-times/000000001/000000001-000000001-00001-" + "9" * 400) is None
 
 
-def test_the_node_of_a_slow_member_is_told_with_numbers(store):
-    told(store, slow=2)
+def test_the_node_of_a_slow_member_is_named_with_numbers(store):
+    write_step_times(store, slow=2)
     slow = find_slow_gangs(SingleStore(store), [GANG, lease(8, "single")], NOW)
     found = evidence_by_node(slow, pods("a", "b", "c", "d"))
     assert list(found) == ["c"]
@@ -100,16 +100,16 @@ def test_the_node_of_a_slow_member_is_told_with_numbers(store):
 
 
 def test_a_member_whose_pod_has_no_node_points_at_nothing(store):
-    told(store, slow=2)
+    write_step_times(store, slow=2)
     assert evidence_by_node(find_slow_gangs(SingleStore(store), [GANG], NOW), pods("a", "b", "")) == {}
 
 
-def test_what_was_told_long_ago_is_over(store):
-    told(store, slow=2, latest=LATEST - 10)
+def test_an_old_step_time_names_no_straggler(store):
+    write_step_times(store, slow=2, latest=LATEST - 10)
     assert find_slow_gangs(SingleStore(store), [GANG], NOW) == []
 
 
-def test_a_store_that_does_not_answer_accuses_nobody():
+def test_a_store_that_does_not_answer_makes_no_straggler():
     class Silent(MemoryStore):
         def list(self, prefix):
             raise StoreError("no answer")
@@ -137,12 +137,12 @@ class Heard:
         return pods("a", "b", "c", "d")
 
 
-def test_it_is_looked_up_again_and_ends_with_its_cause(store):
+def test_a_straggler_is_looked_up_again_and_ends_with_its_cause(store):
     world, clock = Heard(GANG), Clock()
     looks = StragglerDetection(world, world, SingleStore(store), world, clock)
     looks.run_once()
     assert (world.heard, world.listed) == ([{}], 0), "pods are not asked where nobody is slow"
-    told(store, slow=1, latest=int(clock().timestamp()) // STEP_TIME_WINDOW_SECONDS - 1)
+    write_step_times(store, slow=1, latest=int(clock().timestamp()) // STEP_TIME_WINDOW_SECONDS - 1)
     looks.run_once()
     assert list(world.heard[-1]) == ["b"]
     world.leases = ()
@@ -159,7 +159,7 @@ def verdict(facts: ClusterState, now: datetime = NOW):
 
 
 def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store):
-    told(store, slow=0)
+    write_step_times(store, slow=0)
     found = evidence_by_node(find_slow_gangs(SingleStore(store), [GANG], NOW), pods("n1", "b", "c", "d"))
     facts = ClusterState()
     facts.nodes.apply(ListSnapshot([node("n1")]))
@@ -176,8 +176,8 @@ def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store)
     assert verdict(facts).verdict.state is NodeHealth.HEALTHY
 
 
-def test_items_of_a_fan_out_are_told_apart(store):
-    told(store, slow=2)
+def test_items_of_a_fan_out_are_distinguished(store):
+    write_step_times(store, slow=2)
     slow = find_slow_gangs(SingleStore(store), [GANG], NOW)
     other = [pod.model_copy(update={"node": "wf-g.fit(1:b)(0).run"}) for pod in pods("x", "x", "x", "x")]
     assert list(evidence_by_node(slow, [*pods("a", "b", "c", "d"), *other])) == ["c"]

@@ -1,8 +1,8 @@
 """A checkpoint that kills whoever loads it is passed over after two deaths, whatever the budget says."""
 
 import pytest
-from support.lineage import ref
-from support.world import Flow, World, commit, fit, keys, outputs, phase, said, world
+from support.builders.lineage import ref
+from support.stories.plugin import Flow, World, commit, fit, keys, outputs, phase, said, world
 
 from tiphys.faults import InjectedFaultError
 from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
@@ -61,7 +61,7 @@ def two_checkpoints(here: World, retry: RetryPolicy = ONE_RETRY) -> Flow:
     return flow
 
 
-def test_two_deaths_alike_quarantine_the_checkpoint_and_the_third_attempt_starts_from_the_one_before(here):
+def test_a_second_death_alike_quarantines_the_checkpoint_and_attempt_three_starts_before_it(here):
     flow = two_checkpoints(here)
     assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Error: ")
     assert outputs(flow.admit("fit", 2))["resume-from"] == "1-20"
@@ -89,12 +89,12 @@ def test_people_find_it_in_the_lineage_and_among_the_events(here):
     )
     assert node.status is CheckpointStatus.QUARANTINED
     assert "crashed in the same way" in node.reason and node.reason.endswith("(by conclude)")
-    told = [
+    messages = [
         event.message
         for event in read_timeline(RunHistory.for_display(here.store, RUN))
         if event.name == "checkpoint.quarantined"
     ]
-    assert len(told) == 1 and "checkpoint 20 of attempt 1 was quarantined" in told[0]
+    assert len(messages) == 1 and "checkpoint 20 of attempt 1 was quarantined" in messages[0]
 
 
 def test_the_try_from_the_older_checkpoint_is_given_although_the_budget_is_spent_and_only_once(here):

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 import pytest
-from support.world import Flow, World, fit, gpus, outputs, phase, said, workflow, world
+from support.stories.plugin import Flow, World, fit, gpus, outputs, phase, said, workflow, world
 from tiphys_plugin import Queues
 
 from tiphys.protocol.step_spec import NodeLabelValue, RetryPolicy, StepSpec
@@ -135,7 +135,7 @@ def test_a_program_is_advised_to_take_a_smaller_batch(here):
     assert patch(flow, 2)["containers"] == [container]
 
 
-def test_what_the_ledger_says_of_nodes_is_kept(tmp_path):
+def test_the_node_selector_of_the_ledger_is_kept(tmp_path):
     here = world(tmp_path, Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]}))
     flow = submit(here, fit(gpu=gpus(1, gpu_type=None)))
     for number in (1, 2):

@@ -11,8 +11,8 @@
 """
 
 import pytest
-from support.ledger import queues
-from support.world import Flow, World, commit, fit, gpus, outputs, phase, said, world
+from support.builders.ledger import queues
+from support.stories.plugin import Flow, World, commit, fit, gpus, outputs, phase, said, world
 
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence, TrainingProgress
@@ -47,7 +47,7 @@ def end(here: World) -> AttemptEnd:
     return found
 
 
-def test_a_full_gpu_is_told_from_other_failures_and_not_tried_again_unasked(here):
+def test_a_full_gpu_is_distinguished_from_other_failures_and_not_tried_again_unasked(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     assert dies(flow, FULL, 1) == (
@@ -147,8 +147,8 @@ def test_an_evacuated_attempt_has_its_cost_and_is_charged_to_its_budget(tmp_path
 REFUSED = 'Pod "fit" is invalid: spec.nodeSelector: Invalid value: "nvidia.com/gpu"'
 
 
-@pytest.mark.parametrize(("node", "told"), [("(0).run", True), ("(1).run", False)])
-def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node, told):
+@pytest.mark.parametrize(("node", "expected"), [("(0).run", True), ("(1).run", False)])
+def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node, expected):
     here = world(tmp_path, queues(research={"A100": 8}))
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
@@ -156,7 +156,7 @@ def test_a_pod_that_was_never_created_leaves_the_message_of_argo(tmp_path, node,
     document["status"]["nodes"] = {"1": {"name": f"{flow.name}.fit{node}", "phase": "Error", "message": REFUSED}}
     here.cluster.write_workflow(document)
 
-    assert (f"Argo: {REFUSED}" in said(flow.end_try("fit", 0, status="Error", exit_code="-1"))) == told
+    assert (f"Argo: {REFUSED}" in said(flow.end_try("fit", 0, status="Error", exit_code="-1"))) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from support.faults import dying_at
-from support.ledger import queues
-from support.world import World, artifacts, fit, gpus, keys, outputs, phase, prep, records, said, world
+from support.builders.ledger import queues
+from support.processes.failpoints import dying_at
+from support.stories.plugin import World, artifacts, fit, gpus, keys, outputs, phase, prep, records, said, world
 from tiphys_plugin.operations import admit, end_attempt, start_checkpoint
 
 from tiphys.errors import IntegrityError, StoreError

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.world import commit, fit, gpus, outputs, phase, prep, records, resumed, said, world
+from support.stories.plugin import commit, fit, gpus, outputs, phase, prep, records, resumed, said, world
 from tiphys_plugin import LOCAL_SETTINGS, PluginSettings, Queues
 from tiphys_plugin.operations import finalize
 from tiphys_plugin.operations.finalize import summarize_failures
@@ -195,7 +195,7 @@ def test_step_whose_pod_still_ends_delays_neither_the_end_nor_the_gpus_of_anothe
     assert not flow.world.ledger.snapshot().leases
 
 
-def test_end_that_cannot_be_recorded_is_told_and_does_not_keep_the_submission_open(tmp_path, monkeypatch):
+def test_end_that_cannot_be_recorded_is_reported_and_does_not_keep_the_submission_open(tmp_path, monkeypatch):
     flow = started_step(tmp_path)
     flow.pod("prep", 1, None, phase="Succeeded", exit_code=0)
 
@@ -372,7 +372,7 @@ WAITED = "Stopped with strategy 'Stop'"
         (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
     ],
 )
-def test_what_counts_is_said_first_whatever_the_order(nodes, line):
+def test_the_deciding_failure_comes_first_in_any_order_of_nodes(nodes, line):
     for order in (nodes, nodes[::-1]):
         assert summarize_failures(json.dumps(json.dumps(order)), trainings=("fit",)) == line
 

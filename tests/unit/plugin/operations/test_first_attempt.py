@@ -9,8 +9,8 @@
 """
 
 import pytest
-from support.counting import CountingStore
-from support.world import Flow, World, keys, outputs, phase, prep, said, world
+from support.fakes.counting_store import CountingStore
+from support.stories.plugin import Flow, World, keys, outputs, phase, prep, said, world
 from tiphys_plugin.operations import admit
 
 from tiphys.records import AttemptClaim, SubmissionClaim, SubmissionKind
@@ -34,7 +34,7 @@ def flow(here) -> Flow:
     return flow
 
 
-def test_it_costs_one_look_and_one_write(flow):
+def test_the_first_attempt_costs_one_read_and_one_write(flow):
     assert outputs(flow.admit("prep"))["attempt"] == "1"
     assert flow.world.store.requests == {"read": 1, "create": 1}
 
@@ -45,14 +45,14 @@ def test_asking_again_gives_the_recorded_answer(flow):
     assert keys(flow.world.store, f"{ATTEMPTS}/prep/") == [f"{ATTEMPTS}/prep/000000001.json"]
 
 
-def test_another_node_takes_over_what_the_first_one_made(flow):
+def test_a_second_node_of_the_step_takes_over_the_attempt_of_the_first(flow):
     flow.write_output(flow.admit("prep"), "0/artifacts/data", b"rows")
     assert phase(flow.conclude("prep")) == "Succeeded"
     again = flow.call({**flow.body("admit", "prep"), "node": "digits-abc12.again.prep.admit"})
     assert said(again) == "Adopted from attempt 1"
 
 
-def test_whoever_loses_the_race_for_it_waits_for_the_winner(flow, monkeypatch):
+def test_the_loser_of_the_race_for_an_attempt_waits_for_the_winner(flow, monkeypatch):
     winner = AttemptClaim(
         run="digits-abc12",
         step="prep",

@@ -8,7 +8,7 @@
 """
 
 import pytest
-from support.world import Flow, World, commit, fit, outputs, phase, prep, said, workflow, world
+from support.stories.plugin import Flow, World, commit, fit, outputs, phase, prep, said, workflow, world
 
 from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, item_step_id, json_digest
 from tiphys.store import RunLayout, claim_record
@@ -67,7 +67,7 @@ def test_of_a_fan_out_only_the_item_that_is_asked_for_runs_again(here):
     assert [outputs(flow.admit("sweep", item=item))["run"] for item in ("0:a", "1:b")] == ["false", "true"]
 
 
-def test_what_was_made_since_is_taken_over(here):
+def test_a_result_made_since_the_request_is_reused(here):
     finish(here.submit(STEP), "prep", "0/artifacts/data")
     finish(resumed(here, STEP, prep=2), "prep", "0/artifacts/data", b"new")
     assert said(resumed(here, STEP, submission=3, prep=2).admit("prep")) == "Adopted from attempt 2"

@@ -14,7 +14,7 @@
 import copy
 
 import pytest
-from support.world import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
+from support.stories.plugin import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
 
 from tiphys.errors import StoreError
 from tiphys.lineage import RunHistory
@@ -102,13 +102,13 @@ def test_any_generation_up_is_looked_at(here):
 
 
 @pytest.mark.parametrize("given", [{"inputs": {"n": "2"}}, {}])
-def test_what_was_made_of_something_else_or_is_asked_for_anew_runs(here, given):
+def test_a_step_with_other_inputs_or_a_forced_rerun_runs(here, given):
     finish(here.submit(STEP), inputs={"n": "1"})
     fork = forked(here, "hot", STEP, fresh=() if given else ("prep",))
     assert outputs(fork.admit("prep", **(given or {"inputs": {"n": "1"}})))["run"] == "true"
 
 
-def test_what_the_parent_was_asked_to_make_anew_and_has_not_counts_no_more(here):
+def test_a_result_that_the_parent_was_asked_to_make_anew_is_not_reused(here):
     finish(here.submit(STEP))
     again = SubmissionClaim(
         run=PARENT,
@@ -122,7 +122,7 @@ def test_what_the_parent_was_asked_to_make_anew_and_has_not_counts_no_more(here)
     assert outputs(forked(here, "hot", STEP).admit("prep"))["run"] == "true"
 
 
-def test_what_the_parent_was_to_make_anew_is_not_taken_from_its_own_parent(here):
+def test_a_result_that_the_parent_makes_anew_is_not_reused_from_its_own_parent(here):
     finish(here.submit(STEP))
     forked(here, "hot", STEP, fresh=("prep",))
     assert outputs(forked(here, "hotter", STEP, parent="hot").admit("prep"))["run"] == "true"
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_is_being_deleted_starts_no_attempt(here):
     assert read_step_attempts(here.store, "hot", "fit") == []
 
 
-def test_what_cannot_be_used_is_passed_over_and_told(here):
+def test_a_quarantined_checkpoint_of_the_parent_is_skipped_and_named(here):
     trained(here)
     quarantine_checkpoint(here.store, ref(1000), "bit rot", by="verify")
     reply = forked(here, "hot", fit()).admit("fit", 0)

@@ -14,11 +14,24 @@
 import json
 
 import pytest
-from support.counting import CountingStore
-from support.faults import dying_at
-from support.irregular import Irregular
-from support.ledger import cohort, queues
-from support.world import World, artifacts, commit, fit, gpus, outputs, phase, prep, records, said, workflow, world
+from support.builders.irregular_samples import Irregular
+from support.builders.ledger import cohort, queues
+from support.fakes.counting_store import CountingStore
+from support.processes.failpoints import dying_at
+from support.stories.plugin import (
+    World,
+    artifacts,
+    commit,
+    fit,
+    gpus,
+    outputs,
+    phase,
+    prep,
+    records,
+    said,
+    workflow,
+    world,
+)
 from tiphys_plugin import PluginCore, SqliteLedger
 from tiphys_plugin.runtime.background import HashingProgress
 
@@ -163,7 +176,7 @@ def test_repeated_request_that_can_never_be_met_gets_the_same_answer_whatever_th
     assert phase(first) == "Failed"
 
 
-def test_each_attempt_asks_anew(here):
+def test_an_attempt_asks_for_gpus_anew(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
     flow.end_try("fit", 0, exit_code="75")
@@ -242,7 +255,7 @@ def test_training_without_checkpoints_has_no_lineage_and_starts_over(here):
     assert said(answer) == "Attempt 2 holds 2 A100 of queue research and runs, and keeps no checkpoints"
 
 
-def test_one_gpu_is_spoken_of_as_one(tmp_path):
+def test_a_single_gpu_is_written_in_the_singular(tmp_path):
     here = world(tmp_path, queues({"A100": {"count": 1}}, research={"*": 1}))
     wanted = fit(gpu=gpus(1, gpu_type=None), checkpoints=None)
     admitted = here.submit(wanted).admit("fit", 0)
@@ -293,7 +306,7 @@ def test_metrics_of_a_queue_sum_its_leases_and_its_quotas_and_none_of_another_qu
     assert by_queue("tiphys_gpus_borrowed") == [3 + 2, 0]
 
 
-def test_who_waits_behind_a_training_with_a_deadline_is_told_when_it_starts(here):
+def test_a_request_behind_a_training_with_a_deadline_has_an_expected_start(here):
     here.submit(fit(gpu=gpus(8, seconds=3600)), prep()).admit("fit", 0)
     assert "position 1, expected to start by " in said(other(here, 8).admit("fit", 0))
 
@@ -305,7 +318,7 @@ def test_gpus_of_a_fenced_attempt_come_back_while_its_workflow_still_seems_to_ru
     assert outputs(other(here).admit("fit", 0))["run"] == "true"
 
 
-def test_damaged_record_of_a_holder_keeps_its_gpus_and_refuses_nobody_else(here):
+def test_damaged_record_of_a_holder_keeps_its_gpus_and_refuses_no_other(here):
     here.submit(fit(gpu=gpus(8))).admit("fit", 0)
     fence(here, b"garbage")
     assert phase(other(here).admit("fit", 0)) == "Pending"
@@ -337,7 +350,7 @@ def test_gpus_that_a_dead_admit_node_got_go_to_the_next_try(here, monkeypatch):
     assert held(here) == []
 
 
-def test_gpus_of_an_attempt_are_not_given_back_by_who_came_too_late_to_open_it(here, monkeypatch):
+def test_gpus_of_an_attempt_are_not_released_by_a_call_that_came_too_late_to_open_it(here, monkeypatch):
     flow = here.submit(fit(gpu=gpus(8)))
     opened = []
 

@@ -12,7 +12,7 @@
 """
 
 import pytest
-from support.world import Flow, World, fit, gpus, phase, said, workflow, world
+from support.stories.plugin import Flow, World, fit, gpus, phase, said, workflow, world
 from tiphys_plugin import Queues
 from tiphys_plugin.operations import lease_reclaim
 
@@ -75,7 +75,7 @@ def test_no_time_takes_gpus_away_that_may_be_in_use(patient):
     assert b"tiphys_leases_forced_total 0.0" in patient.core.metrics.render()
 
 
-def test_after_a_declared_time_they_come_back_and_it_is_counted_and_told(here):
+def test_gpus_come_back_after_a_declared_time_and_that_is_counted_and_reported(here):
     lost(here)
     waiting = another(here)
     time_passes(here, waiting, 5)
@@ -107,7 +107,7 @@ def test_an_attempt_without_an_end_is_fenced_before_its_gpus_are_taken_back(here
         check_fence(here.store, RUN, "fit", 1)
 
 
-def test_who_cannot_be_fenced_keeps_its_gpus(here, monkeypatch):
+def test_a_holder_that_cannot_be_fenced_keeps_its_gpus(here, monkeypatch):
     over(here)
     waiting = another(here)
     with monkeypatch.context() as patched:
@@ -122,7 +122,7 @@ def failing(*_: object) -> None:
     raise StoreError("no space left")
 
 
-def test_who_goes_on_is_never_overdue(here):
+def test_a_holder_with_a_live_pod_is_never_overdue(here):
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
     flow.pod("fit", 1)

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import pytest
 import structlog
-from support.counting import CountingStore
-from support.gang_world import gang_world, put
-from support.ledger import queues
-from support.world import Clock, World, fit, gpus, outputs, phase, said, world
+from support.builders.ledger import queues
+from support.fakes.counting_store import CountingStore
+from support.stories.plugin import Clock, World, fit, gpus, outputs, phase, said, world
+from support.stories.plugin_with_gangs import gang_world, put
 from tiphys_plugin import DirectoryCluster, PluginCore, Queues, SqliteLedger
 
 from tiphys.protocol.gang import GangSpec
@@ -122,7 +122,7 @@ def test_start_with_a_ledger_that_knows_all_reads_nothing(here):
     core.close()
 
 
-def test_lowered_quota_takes_nothing_from_who_holds_it(here, tmp_path):
+def test_lowered_quota_takes_no_gpus_from_a_holder(here, tmp_path):
     running(here)
     ledger = SqliteLedger(tmp_path / "strict.db", queues(research={"A100": 4}), clock=Clock())
     core = PluginCore(here.store, DirectoryCluster(here.root / "cluster"), ledger, clock=here.clock)

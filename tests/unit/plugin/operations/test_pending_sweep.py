@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gang_world import JOB, gang_world, objects, put
-from support.ledger import ask, queues
-from support.world import World, fit, gpus, outputs
+from support.builders.ledger import ask, queues
+from support.stories.plugin import World, fit, gpus, outputs
+from support.stories.plugin_with_gangs import JOB, gang_world, objects, put
 from tiphys_plugin import Queues
 from tiphys_plugin.operations.pending_sweep import PendingRequestSweep, StoppedLeaseSweep
 from tiphys_plugin.quota.lease import Admitted
@@ -95,7 +95,7 @@ def test_a_workflow_that_cannot_be_read_hides_no_other() -> None:
     assert sweep(ledger, Workflows(broken=StoreError("no answer"))) == ["broken"]
 
 
-def test_another_namespace_is_not_asked_about() -> None:
+def test_a_foreign_namespace_is_not_asked_about() -> None:
     ledger, workflows = line(ask(8, uid="late", workflow="late", namespace="vision")), Workflows()
 
     assert sweep(ledger, workflows) == ["late"]

@@ -11,8 +11,8 @@
 import json
 
 import pytest
-from support.ledger import queues
-from support.world import Flow, World, fit, gpus, outputs, phase, said, workflow, world
+from support.builders.ledger import queues
+from support.stories.plugin import Flow, World, fit, gpus, outputs, phase, said, workflow, world
 from tiphys_plugin import PluginCore, SqliteLedger
 from tiphys_plugin.quota.queues import Queues
 
@@ -107,7 +107,7 @@ def test_of_several_types_the_one_that_was_chosen_is_asked_for(tmp_path):
     assert patched(plain, wanted)["nodeSelector"] == {"nvidia.com/gpu.product": "T4"}
 
 
-def test_the_node_is_told_beside_the_flavor(tmp_path):
+def test_the_node_is_patched_beside_the_flavor(tmp_path):
     nodes = [{"name": f"n-{pool}", "gpu_type": "A100", "gpus": 8, "labels": {"pool": pool}} for pool in ("own", "spot")]
     nodes.append({"name": "n-t4", "gpu_type": "T4", "gpus": 8})
     placed = world(tmp_path, Queues.model_validate({**RULES.model_dump(exclude_defaults=True), "nodes": nodes}))
@@ -124,7 +124,7 @@ def test_pods_of_a_gang_get_the_same_by_their_manifest(here):
     assert requirements["nvidia.com/gpu.product"]["values"] == ["A100"]
 
 
-def test_the_claim_names_the_flavor_and_so_does_who_looks(here):
+def test_the_claim_and_the_ledger_name_the_flavor(here):
     flow = here.submit(fit(gpu=gpus(2)))
     assert "holds 2 a100-own of queue research" in said(flow.admit("fit", 0))
     claim = read_record(here.store, RunLayout("digits-abc12").attempt("fit", 1), AttemptClaim)

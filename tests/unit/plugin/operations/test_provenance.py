@@ -1,7 +1,7 @@
 """What a claim says about the parameters and the data that its attempt works on, for the facts of checkpoints."""
 
 import pytest
-from support.world import Flow, World, fit, workflow, world
+from support.stories.plugin import Flow, World, fit, workflow, world
 
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import AttemptClaim, DataVersion

@@ -27,9 +27,9 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.recorded import RUN, ArgoWorkflow, ungated
-from support.recorded_flow import RecordedFlow
-from support.world import World, fit, keys, outputs, phase, prep, said, world
+from support.fakes.argo_workflow import RUN, ArgoWorkflow, ungated
+from support.stories.plugin import World, fit, keys, outputs, phase, prep, said, world
+from support.stories.recorded_flow import RecordedFlow
 from tiphys_plugin.operations.recording import _LONGEST_WAIT_SECONDS
 from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import _MAX_RECORDERS, RecorderCache
@@ -234,7 +234,7 @@ def test_stopped_step_is_not_charged_and_the_record_says_that_it_was_stopped(her
     assert live.flow.sealed()["message"] == f"prep: {STOPPED}"
 
 
-def test_record_that_cannot_be_read_is_told_and_does_not_keep_the_submission_open(here):
+def test_record_that_cannot_be_read_is_reported_and_does_not_keep_the_submission_open(here):
     live = submit(here, ungated(), ungated("other"))
     live.finish()
     live.finish(step="other")

@@ -13,7 +13,20 @@
 """
 
 import pytest
-from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, resumed, said, world
+from support.stories.plugin import (
+    Flow,
+    World,
+    artifacts,
+    fit,
+    keys,
+    outputs,
+    phase,
+    prep,
+    records,
+    resumed,
+    said,
+    world,
+)
 from tiphys_plugin.runtime.background import HashingProgress
 
 from tiphys.records import AttemptEnd, DataVersion

@@ -12,7 +12,7 @@
 import hashlib
 
 import pytest
-from support.world import Flow, World, artifacts, outputs, phase, said, world
+from support.stories.plugin import Flow, World, artifacts, outputs, phase, said, world
 from tiphys_plugin.operations import reuse_gate
 from tiphys_plugin.sidecar.outages import OutageClock
 
@@ -161,7 +161,7 @@ def test_a_gate_that_is_refused_takes_nothing_over(here, steps):
     assert outputs(answer) == {name: "false" if "__" not in name else "" for name in outputs(answer)}
 
 
-def test_a_gate_that_nobody_answers_takes_nothing_over_in_the_end(here):
+def test_an_unanswered_gate_takes_nothing_over_in_the_end(here):
     flow = here.submit(bare())
     document = flow.document({"op": "reuse", "node": GATE, "steps": ["prep"]})
     document["template"]["outputs"] = {"parameters": [{"name": "prep"}, {"name": "prep__rows"}]}

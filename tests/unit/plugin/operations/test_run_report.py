@@ -7,8 +7,8 @@ not keep a workflow from its end.
 from html.parser import HTMLParser
 
 import pytest
-from support.memory import MemoryStore
-from support.world import Flow, fit, gpus, phase, said, world
+from support.fakes.memory_store import MemoryStore
+from support.stories.plugin import Flow, fit, gpus, phase, said, world
 
 from tiphys.protocol.operations import REPORT_ARTIFACT
 

@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, resumed, said, world
+from support.stories.plugin import QUICK, World, artifacts, keys, outputs, phase, prep, records, resumed, said, world
 
 from tiphys.errors import ObjectMissingError
 from tiphys.faults import InjectedFaultError
@@ -99,7 +99,7 @@ def test_done_projection_is_the_digest_of_the_listing(here):
     assert keys(here.store, "control/runs/digits-abc12/done/") == [expected]
 
 
-def test_nothing_vouches_for_a_result_that_lost_an_object_before_its_projection_was_written(here, monkeypatch):
+def test_a_result_that_lost_an_object_before_its_projection_gets_no_projection(here, monkeypatch):
     flow = ran(here)
     monkeypatch.setenv("TIPHYS_FAILPOINTS", "conclude.after_end=raise@1")
     with pytest.raises(InjectedFaultError):

@@ -15,7 +15,7 @@ import json
 from datetime import timedelta
 
 import pytest
-from support.world import World, artifacts, commit, fit, outputs, phase, records, said, world
+from support.stories.plugin import World, artifacts, commit, fit, outputs, phase, records, said, world
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy

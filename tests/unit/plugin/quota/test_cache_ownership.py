@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import tiphys_plugin.quota
-from support.ledger import ask, queues
+from support.builders.ledger import ask, queues
 from tiphys_plugin.quota.lease import Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.backend import BaseLedger, MemoryLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
@@ -102,7 +102,7 @@ def fill(ledger: BaseLedger, name: str) -> None:
         ledger.request(ask(8, f"{name}-{number}"))
 
 
-def test_two_ledgers_in_one_process_never_meet() -> None:
+def test_ledgers_in_one_process_never_meet() -> None:
     """They have the same queues, and requests of the same steps."""
     first, second = MemoryLedger(EIGHT), MemoryLedger(EIGHT)
     assert isinstance(first.request(ask(8, "u1")), Admitted)

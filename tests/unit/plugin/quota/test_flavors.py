@@ -13,7 +13,7 @@
 from dataclasses import replace
 
 import pytest
-from support.ledger import NOW, ask, deferral, lease, waiting
+from support.builders.ledger import NOW, ask, deferral, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState, Rejected
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues, parse_queues
@@ -92,14 +92,14 @@ def test_room_within_a_quota_goes_before_gpus_of_others():
         (ask(1, gpu_type="own"), AdmissionReason.NO_MATCHING_GPU_TYPE, "has no own"),
     ],
 )
-def test_what_no_flavor_of_the_queue_can_serve_is_rejected(request_, reason, words):
+def test_a_request_that_no_flavor_of_the_queue_can_serve_is_rejected(request_, reason, words):
     answer = given(rules(queue()), request_)
     assert isinstance(answer, Rejected)
     assert answer.reason is reason
     assert words in answer.message
 
 
-def test_a_step_is_told_that_spot_nodes_are_what_it_would_have_to_allow():
+def test_a_step_reads_that_it_would_have_to_allow_spot_nodes():
     only_spot = rules({"name": "research", "gpus": {"spot": 8}}, flavors=(SPOT,))
     answer = given(only_spot, ask(1))
     assert isinstance(answer, Rejected)
@@ -115,13 +115,13 @@ def test_a_step_is_told_that_spot_nodes_are_what_it_would_have_to_allow():
     assert "spot nodes only" in answer.message
 
 
-def test_a_step_without_a_type_is_told_why_the_star_is_not_for_it():
+def test_a_step_without_a_type_reads_why_the_star_is_not_for_it():
     answer = given(rules({"name": "research", "gpus": {"*": 8}}), ask(1, gpu_type=None))
     assert isinstance(answer, Rejected)
     assert answer.message.endswith("name one (gpu_type), or give the queue a quota of a flavor")
 
 
-def test_who_waits_is_told_of_flavors_by_name():
+def test_a_waiting_request_reads_its_flavors_by_name():
     answer = given(rules(queue()), ask(4, spot="allowed"), lease(6, "a", "own"), lease(8, "b", "spot"))
     assert isinstance(answer, Deferred)
     assert answer.reason is AdmissionReason.WAITING_FOR_QUOTA
@@ -159,7 +159,7 @@ def test_the_flavor_of_the_node_decides():
     assert "the cluster has 4" in answer.message
 
 
-def test_who_names_no_type_does_not_get_gpus_of_which_nobody_knows_the_nodes():
+def test_a_request_without_a_type_gets_no_gpus_without_known_nodes():
     rest = rules({"name": "research", "gpus": {"*": 8}})
     assert isinstance(given(rest, ask(1, gpu_type=None)), Rejected)
     assert pool(given(Queues.model_validate({"queues": [{"name": "research", "gpus": {"*": 8}}]}), ask(1))) == "*"
@@ -226,7 +226,7 @@ def test_usage_is_by_flavor():
         ({"queues": [{"name": "q", "gpus": {"own": 1}, "flavor_order": ["own"]}]}, "there are no flavors"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(document, words):
+def test_an_invalid_flavor_is_refused_by_name(document, words):
     with pytest.raises(UsageError, match="queue file"):
         parse_queues({"queues": [], **document}, "queue file q.yaml")
     with pytest.raises(UsageError) as refused:
@@ -242,7 +242,7 @@ def test_nodes_of_today_may_have_none_of_a_flavor():
     assert "for now" in answer.message
 
 
-def test_who_avoids_spot_nodes_waits_for_others_where_these_could_ever_serve_it():
+def test_a_request_that_avoids_spot_waits_where_other_nodes_could_ever_serve_it():
     cheap = rules(queue(flavor_order=["spot"]))
     assert pool(given(cheap, ask(4, spot="avoided"))) == "own"
     assert deferral(given(cheap, ask(4, spot="avoided"), lease(6, "a", "own"))) is AdmissionReason.WAITING_FOR_QUOTA
@@ -253,7 +253,7 @@ def test_who_avoids_spot_nodes_waits_for_others_where_these_could_ever_serve_it(
     assert pool(given(none, ask(4, spot="avoided"))) == "spot"
 
 
-def test_kinds_of_requests_that_nobody_asks_for_again_are_forgotten():
+def test_kinds_of_requests_not_asked_for_again_are_forgotten():
     declared = rules(queue())
     [research] = declared.queues
     for memory in range(1, 4200):

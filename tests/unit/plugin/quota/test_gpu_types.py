@@ -14,7 +14,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.ledger import NOW, ask, lease, ledger_api, queues, waiting
+from support.builders.ledger import NOW, ask, lease, ledger_api, queues, waiting
 from tiphys_plugin.quota.kueue.workload import build_workload
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
@@ -64,7 +64,7 @@ def test_the_preferred_type_is_taken_and_then_the_next():
         ({"A100": 4, "H100": 4, "T4": 5}, "T4 A100 H100"),
     ],
 )
-def test_of_the_types_with_room_the_fastest_is_taken(speed, taken):
+def test_a_type_with_room_and_the_highest_speed_is_taken(speed, taken):
     gpu = GpuRequest(gpus=8, gpu_types=("A100", "H100", "T4"), speed=speed, queue="research")
     held: tuple[Lease, ...] = ()
     for kind in taken.split():
@@ -93,7 +93,7 @@ def test_no_other_type_is_taken():
     assert "H100 or A100" in answer.message
 
 
-def test_what_it_waits_for_is_kept_and_what_it_cannot_use_is_not():
+def test_a_blocked_request_reserves_only_types_that_it_can_use():
     queue = {"name": "research", "gpus": {"A100": 8, "H100": 8, "T4": 8}, "backfill": "strict"}
     strict = Queues.model_validate({"queues": [queue]})
     full = (lease(8, "a", "A100"), lease(8, "h", "H100", gpu_type="H100"))

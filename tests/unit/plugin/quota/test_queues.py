@@ -123,7 +123,7 @@ def test_missing_file_is_named(tmp_path):
         load_queues(tmp_path / "none.yaml")
 
 
-def test_level_is_told_by_the_gpu_hours_at_which_the_next_one_begins():
+def test_level_is_given_by_the_gpu_hours_at_which_the_next_one_begins():
     queue = Queue(name="a", gpus={}, order="attained", attained_gpu_hours=(1, 8))
     hours = (0, 0.99, 1, 7.9, 8, 1000)
     assert [attained_level(queue, 3600 * one, 1000) for one in hours] == [0, 0, 1, 1, 2, 2]

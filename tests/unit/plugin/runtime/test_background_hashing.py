@@ -4,8 +4,8 @@ import threading
 from dataclasses import replace
 
 import pytest
-from support.irregular import Irregular
-from support.world import QUICK, Flow, outputs, phase, prep, records, said, world
+from support.builders.irregular_samples import Irregular
+from support.stories.plugin import QUICK, Flow, outputs, phase, prep, records, said, world
 from tiphys_plugin import core
 
 from tiphys.errors import StoreError

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
 import pytest
-from support.polling import until
+from support.processes.polling import until
 from tiphys_plugin.runtime import concurrency
 from tiphys_plugin.runtime.concurrency import LockTimeoutError, SingleFlight
 
@@ -44,7 +44,7 @@ class Waiting:
         monkeypatch.setattr(concurrency, "Future", Watched)
 
 
-def test_those_who_come_while_somebody_looks_share_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_during_a_lookup_share_the_next_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     together, look, waiting = SingleFlight(), Look(), Waiting(monkeypatch)
     with ThreadPoolExecutor(CALLERS + 1) as pool:
         first = pool.submit(together.lookup, "newest?", look, PATIENCE)
@@ -56,7 +56,7 @@ def test_those_who_come_while_somebody_looks_share_the_next_look(monkeypatch: py
         assert [one.result(PATIENCE) for one in later] == [2] * CALLERS
 
 
-def test_nobody_gets_an_answer_that_is_older_than_its_question() -> None:
+def test_an_answer_is_never_older_than_its_question() -> None:
     together, numbers, begun = SingleFlight(), count(1), [0]
 
     def look() -> int:
@@ -71,7 +71,7 @@ def test_nobody_gets_an_answer_that_is_older_than_its_question() -> None:
         assert all(before < answer for before, answer in pool.map(ask, range(300)))
 
 
-def test_other_questions_do_not_wait() -> None:
+def test_a_lookup_of_another_key_does_not_wait() -> None:
     together, look = SingleFlight(), Look()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(together.lookup, "newest?", look, PATIENCE)
@@ -81,7 +81,7 @@ def test_other_questions_do_not_wait() -> None:
         assert first.result(PATIENCE) == 1
 
 
-def test_a_look_that_fails_fails_for_all_who_share_it_and_for_nobody_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_lookup_fails_for_all_that_share_it_and_for_no_later_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     together, look, waiting = SingleFlight(), Look(), Waiting(monkeypatch)
 
     def fails() -> int:

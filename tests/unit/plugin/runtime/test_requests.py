@@ -10,7 +10,7 @@
 """
 
 import pytest
-from support.world import QUICK, Flow, fit, outputs, phase, prep, said, world
+from support.stories.plugin import QUICK, Flow, fit, outputs, phase, prep, said, world
 
 from tiphys.errors import StoreError
 from tiphys.store import DirectoryStore, read_run

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.installation import Site, Submitted, site
-from support.kueue import FLAVOR, LABELS, FakeKueue, is_true
-from support.world import fit, gpus, outputs
+from support.fakes.kueue import FLAVOR, LABELS, FakeKueue, is_true
+from support.stories.plugin import fit, gpus, outputs
+from support.stories.plugin_installation import Site, Submitted, site
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.operations.lease_reclaim import find_unleased_pods
 from tiphys_plugin.server.kueue_upkeep import KueueUpkeep
@@ -85,7 +85,7 @@ def test_evicted_training_saves_and_goes_before_kueue_has_its_gpus_back(here, ku
     assert "Attempt 2" in flow.call("admit", "fit", 1).message
 
 
-def test_missing_kueue_is_told_in_the_node_and_to_doctor(here):
+def test_missing_kueue_is_reported_in_the_node_and_to_doctor(here):
     here.server.unknown = {"workloads", "localqueues", "resourceflavors"}
     flow = here.submit("ml", fit(gpu=gpus(8)))
     reply = flow.call("admit", "fit", 0)
@@ -116,7 +116,7 @@ def test_workload_that_was_deleted_under_running_pods_is_recorded_again(here, ku
     assert not find_unleased_pods(here.tenants.cluster, here.tenants.ledger)
 
 
-def test_kueue_is_told_once_all_pods_run(here, kueue):
+def test_kueue_is_informed_once_all_pods_run(here, kueue):
     flow = here.submit("ml", fit(gpu=gpus(8)))
     admitted(flow, kueue)
     upkeep(here).run_once()

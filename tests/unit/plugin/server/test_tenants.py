@@ -17,10 +17,10 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
-from support.installation import RELEASE, Site, site
-from support.irregular import Irregular
-from support.polling import until
-from support.world import fit, gpus, outputs, phase, prep, said
+from support.builders.irregular_samples import Irregular
+from support.processes.polling import until
+from support.stories.plugin import fit, gpus, outputs, phase, prep, said
+from support.stories.plugin_installation import RELEASE, Site, site
 from tiphys_plugin.operations.pending_sweep import StoppedLeaseSweep
 from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.ledger import kubernetes_ledger
@@ -54,7 +54,7 @@ def leases(here: Site) -> list[tuple[str, int]]:
     return sorted((one.request.namespace, one.request.gpus) for one in here.tenants.ledger.snapshot().leases)
 
 
-def test_each_namespace_keeps_its_runs_in_its_own_store(here):
+def test_a_namespace_keeps_its_runs_in_its_own_store(here):
     for namespace in ("ml", "vision"):
         flow = here.submit(namespace, prep(parameters=(), artifacts=()))
         assert outputs(flow.call("admit", "prep"))["run"] == "true"
@@ -92,7 +92,7 @@ def test_caller_that_names_no_namespace_is_turned_away(here, workflow):
         here.tenants.execute("ml", {**document, "workflow": workflow})
 
 
-def test_template_of_another_plugin_is_not_ours_whoever_asks(here):
+def test_template_of_another_plugin_is_not_ours_for_any_caller(here):
     assert here.tenants.execute("ml", {"template": {"plugin": {"slack": {}}}}) is NOT_MINE
 
 
@@ -150,7 +150,7 @@ def test_workflow_for_another_store_is_refused_however_often_the_service_starts(
     assert "s3://elsewhere" in said(flow.call("conclude", "prep", status="Succeeded"))
 
 
-def test_broken_store_is_waited_for_and_nobody_else_feels_it(here):
+def test_broken_store_is_waited_for_without_effect_on_other_tenants(here):
     here.break_store("vision")
     broken, well = here.submit("vision", prep()), here.submit("ml", prep())
     reply = broken.call("admit", "prep")
@@ -184,7 +184,7 @@ def test_service_starts_although_a_store_does_not_answer(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["ml"]
 
 
-def test_holder_whose_store_is_broken_keeps_its_gpus_and_stops_nobody(here):
+def test_holder_whose_store_is_broken_keeps_its_gpus_and_stops_no_other(here):
     holder = here.submit("vision", fit(gpu=gpus(8)))
     holder.call("admit", "fit", 0)
     here.start()
@@ -290,7 +290,7 @@ def mend(here: Site) -> None:
 
 
 @pytest.mark.parametrize("when", ["while the service runs", "before the service starts"])
-def test_nothing_is_granted_while_the_store_of_live_pods_cannot_be_read(broken_vision, when):
+def test_gpus_are_not_granted_while_the_store_of_live_pods_cannot_be_read(broken_vision, when):
     here = broken_vision
     if when == "before the service starts":
         with structlog.testing.capture_logs() as logs:
@@ -435,7 +435,7 @@ def test_cluster_in_trouble_is_an_error_that_the_sidecar_waits_out(here):
     assert phase(flow.call("admit", "prep")) == "Succeeded"
 
 
-def test_one_tenant_cannot_occupy_all_threads(here, monkeypatch):
+def test_a_tenant_cannot_occupy_all_threads(here, monkeypatch):
     go = threading.Event()
     began = threading.Semaphore(0)
     slow = here.tenants.core("vision")

@@ -72,7 +72,7 @@ def test_account_speaks_for_its_own_namespace(gate):
         "",
     ],
 )
-def test_anybody_else_is_refused(server, gate, user):
+def test_a_token_of_another_account_is_refused(server, gate, user):
     server.tokens["bad"] = user
     with pytest.raises(UnauthenticatedError, match="not that of a service account tiphys-executor-plugin"):
         gate.authenticate("bad")

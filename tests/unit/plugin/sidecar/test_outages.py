@@ -95,7 +95,7 @@ def test_step_that_gives_up_names_the_command_that_continues(outages, clock):
     assert node_after(outages, clock, call(), LIMIT)["message"].endswith("`tiphys resume läufe.v1`")
 
 
-def test_each_outage_has_its_own_time(outages, clock):
+def test_an_outage_has_its_own_time(outages, clock):
     for _ in range(5):
         assert node_after(outages, clock, call(), LIMIT - 1)["phase"] == "Pending"
         outages.end(call())

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-from support.triggers import FakeBuckets
+from support.stories.triggers import FakeBuckets
 from tiphys_controller.submit.triggers.bucket import S3Buckets
 
 from tiphys.errors import SettingsError

@@ -11,7 +11,7 @@
 from typing import Any
 
 import pytest
-from support.triggers import CREATED, SOURCE, STORE_URL, template, version
+from support.stories.triggers import CREATED, SOURCE, STORE_URL, template, version
 from tiphys_controller.submit.triggers.catalog import (
     MAX_TRIGGERS_PER_NAMESPACE,
     ObjectSources,
@@ -63,7 +63,7 @@ def test_a_trigger_may_look_at_nothing_else(allowed: str, objects: str) -> None:
 
 
 @pytest.mark.parametrize("objects", ["s3://runs/ml/tiphys/", "s3://runs/nlp/tiphys/data/runs/"])
-def test_what_runs_write_starts_nothing(objects: str) -> None:
+def test_objects_of_a_run_store_cannot_be_trigger_sources(objects: str) -> None:
     with pytest.raises(UsageError, match="is a run store"):
         ObjectSources(["s3://runs"], STORE_URL).check("ml", TriggerSpec(objects=objects))
 
@@ -119,7 +119,7 @@ def test_prefix_and_pattern_choose_objects(key: str, matches: bool) -> None:
     assert not trigger.wants(version(key, bucket="other"))
 
 
-def test_one_bad_trigger_leaves_the_others_alone() -> None:
+def test_a_bad_trigger_leaves_the_others_alone() -> None:
     damaged = template("damaged", objects="s3://raw/ml/")
     damaged["metadata"]["annotations"][TRIGGER_ANNOTATION] = "{"
     foreign = template("foreign", objects="s3://raw/nlp/")

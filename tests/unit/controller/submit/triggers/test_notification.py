@@ -118,7 +118,7 @@ def test_a_notification_names_objects(body: Any, objects: list[NotifiedObject]) 
         ({"Type": "SubscriptionConfirmation", "SubscribeURL": "http://10.0.0.1/"}, "which Tiphys does not make"),
     ],
 )
-def test_what_is_no_notification_is_refused_with_the_place_of_the_mistake(body: Any, mistake: str) -> None:
+def test_an_invalid_notification_is_refused_with_the_place_of_the_mistake(body: Any, mistake: str) -> None:
     with pytest.raises(UsageError, match=mistake):
         parse_notification(body)
 

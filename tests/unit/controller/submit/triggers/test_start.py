@@ -16,11 +16,11 @@
 import re
 
 import pytest
-from support.compiled import History, gated, pipeline_of
-from support.faults import dying_at
-from support.irregular import Irregular
-from support.submitter import FakeSubmitter
-from support.triggers import template, version
+from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.builders.irregular_samples import Irregular
+from support.fakes.submitter import FakeSubmitter
+from support.processes.failpoints import dying_at
+from support.stories.triggers import template, version
 from tiphys_controller import start_run
 from tiphys_controller.run_deletion import delete_runs
 from tiphys_controller.submit.triggers.catalog import Trigger, read_trigger
@@ -104,7 +104,7 @@ def test_the_same_object_is_the_same_run(store: Store, submitter: FakeSubmitter)
     assert [one.name for one in read_events(store, made[0].record.run)] == ["run.triggered"]
 
 
-def test_another_content_another_key_and_another_trigger_are_other_runs(store: Store, submitter: FakeSubmitter) -> None:
+def test_a_run_is_identified_by_content_key_and_trigger(store: Store, submitter: FakeSubmitter) -> None:
     other = template("other", objects="s3://raw/", parameters={"source": "url"})
     start(store, submitter)
     start(store, submitter, version("ml/a.csv", "2"))

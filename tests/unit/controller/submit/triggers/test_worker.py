@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from support.irregular import Irregular
-from support.triggers import TriggerWorld, template, version
+from support.builders.irregular_samples import Irregular
+from support.stories.triggers import TriggerWorld, template, version
 from tiphys_controller.submit.triggers.notification import NotifiedObject
 
 from tiphys.errors import ForbiddenError, StoreError
@@ -68,7 +68,7 @@ def test_a_delivered_object_starts_a_run_of_its_tenant(world: TriggerWorld) -> N
     ]
 
 
-def test_whatever_comes_again_is_the_same_run(world: TriggerWorld) -> None:
+def test_a_repeated_notification_starts_no_second_run(world: TriggerWorld) -> None:
     world.buckets.put(version("ml/a"))
     counts = [world.worker.handle_notification(notified("ml/a", "ml/a")) for _ in range(2)]
     restarted = world.new_worker()
@@ -235,7 +235,7 @@ def test_names_of_objects_fill_neither_the_log_nor_the_turn(world: TriggerWorld)
     assert [one["reason"][:22] for one in log] == ["there are more reasons"]
 
 
-def test_what_is_refused_takes_nothing_of_the_rate(world: TriggerWorld) -> None:
+def test_a_refused_trigger_takes_nothing_of_the_rate(world: TriggerWorld) -> None:
     world.rates["ml"] = 1
     world.templates["ml", "digits"] = template(objects="s3://raw/ml/", parameter="other")
     world.templates["ml", "foreign"] = template("foreign", objects="s3://raw/ml/")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from support.faults import dying_at
-from support.kube_server import KubeServer, serving
-from support.kueue import FLAVOR, LABELS, FakeKueue, is_true
-from support.ledger import ask, deferral
-from support.world import Clock
+from support.builders.ledger import ask, deferral
+from support.fakes.kueue import FLAVOR, LABELS, FakeKueue, is_true
+from support.processes.failpoints import dying_at
+from support.servers.kube_server import KubeServer, serving
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
 
@@ -211,7 +211,7 @@ def test_queue_on_hold_is_a_stopped_queue(backend, kueue):
         ("ReasonOfAKueueToCome", AdmissionReason.PENDING_EVALUATION),
     ],
 )
-def test_every_reason_of_kueue_is_told_with_its_sentence(backend, kueue, reason, known):
+def test_every_reason_of_kueue_is_shown_with_its_sentence(backend, kueue, reason, known):
     backend.request(ask(8))
     kueue.set_condition(kueue.workloads[0], "QuotaReserved", False, reason, "the sentence of Kueue")
     answer = backend.request(ask(8))
@@ -402,7 +402,7 @@ def test_queue_that_goes_while_the_request_waits_defers_it(backend, kueue, serve
         ({"members": 8, "within": "rack"}, "within one rack"),
     ],
 )
-def test_what_kueue_cannot_do_is_refused_by_name(backend, server, changes, words):
+def test_a_request_that_kueue_cannot_serve_is_refused_by_name(backend, server, changes, words):
     answer = backend.request(ask(8, **changes))
     assert isinstance(answer, Rejected)
     assert answer.reason is AdmissionReason.UNSUPPORTED_BY_KUEUE
@@ -536,7 +536,7 @@ def test_tenant_cannot_speak_for_another_namespace(backend, kueue, server):
     assert sorted(lease.request.namespace for lease in everywhere.snapshot().leases) == ["ml", "other"]
 
 
-def test_sweep_deletes_what_is_over_and_what_nobody_asks_for(backend, kueue, clock):
+def test_sweep_deletes_finished_and_abandoned_workloads(backend, kueue, clock):
     answer = admitted(backend, kueue, 2)
     kept = admitted(backend, kueue, 2, uid="u2")
     backend.request(ask(2, "u3"))
@@ -616,7 +616,7 @@ def test_a_hold_lasts_however_late_the_next_attempt_asks(backend, kueue, server,
     assert [one["spec"]["active"] for one in kueue.workloads if not is_true(one, "Finished")] == [False]
 
 
-def test_what_waits_for_its_admission_checks_has_left_the_line(backend, kueue, server):
+def test_a_request_that_waits_for_admission_checks_has_left_the_line(backend, kueue, server):
     backend.request(ask(4))
     waiting_for_a_check(server, kueue)
     backend.request(ask(8, "u2"))
@@ -626,7 +626,7 @@ def test_what_waits_for_its_admission_checks_has_left_the_line(backend, kueue, s
     assert "position" not in answer.message
 
 
-def test_another_step_of_the_workflow_is_not_held(backend, kueue, server):
+def test_a_different_step_of_the_workflow_is_not_held(backend, kueue, server):
     first = admitted(backend, kueue, 2)
     hold(server, first.lease.partition("/")[2])
     backend.request(ask(2, attempt=2, step="eval"))
@@ -635,7 +635,7 @@ def test_another_step_of_the_workflow_is_not_held(backend, kueue, server):
     ] == [True]
 
 
-def test_a_waiting_one_is_not_told_that_its_gpus_were_taken(backend, kueue, server):
+def test_a_waiting_request_is_not_reported_as_having_lost_its_gpus(backend, kueue, server):
     backend.request(ask(8))
     [workload] = kueue.workloads
     hold(server, workload["metadata"]["name"])

@@ -5,8 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.ledger import ask, deferral, ledger_api, queues
-from support.world import Clock
+from support.builders.ledger import ask, deferral, ledger_api, queues
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.admission_backend import AdmissionBackend
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, PreemptionNotice, Rejected, hash_node_name
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
@@ -112,7 +112,7 @@ def test_releasing_twice_takes_nothing_from_the_next_holder(ledger):
     assert held(ledger) == [("u2", 8)]
 
 
-def test_who_stops_asking_blocks_nobody_but_keeps_its_place(ledger, clock):
+def test_a_request_that_stops_asking_blocks_no_other_and_keeps_its_place(ledger, clock):
     first = ledger.request(ask(8, "u1"))
     assert isinstance(first, Admitted)
     ledger.request(ask(8, "dead"))
@@ -206,7 +206,7 @@ def test_next_attempt_is_not_given_the_gpus_of_the_one_before(ledger):
     assert deferral(ledger.request(ask(8, node="u1.fit(1).admit", attempt=2))) is AdmissionReason.WAITING_FOR_QUOTA
 
 
-def test_another_step_of_the_workflow_takes_nothing_over(ledger):
+def test_a_different_step_of_the_workflow_takes_nothing_over(ledger):
     ledger.request(ask(8, step="fit"))
     assert deferral(ledger.request(ask(8, step="tune"))) is AdmissionReason.WAITING_FOR_QUOTA
 
@@ -319,7 +319,7 @@ def open_two(kind: str, rules: Queues, folder: Path, clock: Clock) -> Iterator[l
         one.close()
 
 
-def test_what_has_left_for_one_is_kept_for_it_by_every_service(two_services):
+def test_gpus_of_a_victim_are_reserved_by_every_service(two_services):
     here, there = two_services
     lease = here.request(ask(8, "u1"))
     there.request(ask(8, "u2", priority=5))
@@ -330,7 +330,7 @@ def test_what_has_left_for_one_is_kept_for_it_by_every_service(two_services):
     assert isinstance(there.request(ask(8, "u2", priority=5)), Admitted)
 
 
-def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services, clock):
+def test_a_preemption_is_marked_for_all_services_and_once(two_services, clock):
     here, there = two_services
     lease = here.request(ask(8, "u1"))
     there.request(ask(8, "u2", priority=5))
@@ -348,7 +348,7 @@ def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services,
     assert isinstance(here.request(ask(8, "u2", priority=5)), Admitted)
 
 
-def test_who_moves_to_other_nodes_is_marked_so_for_all_services(two_moving_services, clock):
+def test_a_move_to_other_nodes_is_marked_for_all_services(two_moving_services, clock):
     here, there = two_moving_services
     leases = {uid: here.request(ask(gpus, uid)) for uid, gpus in (("ends", 6), ("stays", 3), ("moves", 2))}
     here.release(leases["ends"].lease)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import ValidationError
-from support.ledger import lease, ledger_status
+from support.builders.ledger import lease, ledger_status
 from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, Toleration
 from tiphys_plugin.quota.lease import LedgerState
 from tiphys_plugin.quota.ledger.ledger_object import MAX_ENTRY_BYTES
@@ -71,7 +71,7 @@ def test_label_values_are_those_of_a_queue_file(value, accepted):
         assert accepted
 
 
-def test_what_the_status_requires_is_written():
+def test_the_written_status_has_every_required_field():
     status = ledger_status(LedgerState((lease(8),)))
     assert STATUS.keys() == status.keys()
     for part in ("summary", "log"):

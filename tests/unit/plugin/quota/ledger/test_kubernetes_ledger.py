@@ -16,10 +16,10 @@
 import json
 
 import pytest
-from support.kube_server import serving
-from support.kube_store import Collection, Place
-from support.ledger import LedgerApi, ask, deferral, ledger_api, ledger_status, queues, spec
-from support.world import Clock
+from support.builders.ledger import LedgerApi, ask, deferral, ledger_api, ledger_status, queues, spec
+from support.servers.kube_server import serving
+from support.servers.kube_store import Collection, Place
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
@@ -114,7 +114,7 @@ def test_asking_again_is_written_only_when_the_last_sign_of_life_is_old(api, led
     assert ledger.snapshot().pending[0].seen_at == clock.now
 
 
-def test_one_write_stores_the_signs_of_life_of_all_who_asked_here(api, ledger, clock):
+def test_a_write_stores_the_last_seen_times_of_all_requests_of_the_service(api, ledger, clock):
     for uid in ("u1", "u2", "u3", "u4"):
         ledger.request(ask(8, uid))
     clock.advance(30)
@@ -126,7 +126,7 @@ def test_one_write_stores_the_signs_of_life_of_all_who_asked_here(api, ledger, c
     assert ages == [10, 10, 0]
 
 
-def test_who_asks_at_one_service_is_not_forgotten_by_another(api, clock):
+def test_a_request_seen_by_one_service_is_not_dropped_by_another(api, clock):
     one, other = service(api, clock), service(api, clock)
     holder = one.request(ask(8, "u1"))
     assert isinstance(holder, Admitted)
@@ -184,7 +184,7 @@ def test_object_that_is_missing_at_the_start_is_made_and_limits_nothing():
     assert api.store.get(PLACE)["kind"] == GPU_LEDGERS.kind
 
 
-def test_two_services_that_make_the_object_at_once_share_it(monkeypatch):
+def test_services_that_make_the_object_at_once_share_it(monkeypatch):
     api = LedgerApi()
     other = service(api)
     create = api.create
@@ -200,7 +200,7 @@ def test_two_services_that_make_the_object_at_once_share_it(monkeypatch):
     assert len(one.snapshot().leases) == len(other.snapshot().leases) == 2
 
 
-def test_account_that_may_not_make_the_object_is_told_who_does(monkeypatch):
+def test_account_that_may_not_make_the_object_reads_which_command_does(monkeypatch):
     api = LedgerApi()
 
     def forbidden(*_):
@@ -211,7 +211,7 @@ def test_account_that_may_not_make_the_object_is_told_who_does(monkeypatch):
         service(api).snapshot()
 
 
-def test_cluster_without_the_kind_is_told_of_the_chart():
+def test_cluster_without_the_kind_is_pointed_to_the_chart():
     with serving() as server:
         server.unknown.add("gpuledgers")
         with pytest.raises(StoreError, match=r"install the chart of Tiphys, which brings the kind GPULedger"):
@@ -365,7 +365,7 @@ def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledge
     assert isinstance(ledger.request(ask(1, "u2")), Admitted)
 
 
-def test_full_ledger_lets_nobody_in_and_says_so(api, clock, monkeypatch):
+def test_full_ledger_admits_no_request_and_says_so(api, clock, monkeypatch):
     edit(api, spec={**spec(EIGHT), "ledger_share": 1})
     ledger = service(api, clock)
     ledger.request(ask(8, "u1"))
@@ -397,7 +397,7 @@ def test_status_has_a_stable_form_and_a_summary_for_people():
     "changes",
     [{"priority": 1}, {"members": 2}, {"tensor_parallel": 2, "members": 2}, {"spot": "allowed"}, {"attained": 0.5}],
 )
-def test_what_is_next_to_a_default_is_written_and_read(changes):
+def test_a_lease_that_differs_from_the_default_in_one_field_reads_back(changes):
     book = LedgerState((Lease("one", ask(8, **changes), "A100", Clock().now, Clock().now),))
     assert decode_state(json.loads(json.dumps(encode_state(book)))) == book
 
@@ -425,7 +425,7 @@ def test_write_on_an_old_version_is_refused_by_the_server_over_http():
         assert one.read().state == LedgerState((lease,))
 
 
-def test_what_another_service_left_alone_is_the_very_same_as_before(api, clock):
+def test_entries_unchanged_by_another_service_stay_the_same_objects(api, clock):
     one, other = service(api, clock), service(api, clock)
     one.request(ask(4, "u1"))
     one.request(ask(8, "u2"))

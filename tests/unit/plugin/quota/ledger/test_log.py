@@ -22,9 +22,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.kube_store import Collection, Place
-from support.ledger import NOW, LedgerApi, ask, deferral, ledger_api, queues
-from support.world import Clock
+from support.builders.ledger import NOW, LedgerApi, ask, deferral, ledger_api, queues
+from support.servers.kube_store import Collection, Place
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger import ledger_object, transitions
@@ -231,9 +231,7 @@ def test_a_damaged_record_is_refused_and_healed_by_a_service_that_has_the_leases
     assert isinstance(late.request(ask(1, "new")), Admitted)
 
 
-def test_whoever_looks_at_a_damaged_log_reads_what_happens_next_and_sees_the_leases_once_it_is_replaced(
-    api, clock, small_parts
-):
+def test_a_reader_of_a_damaged_log_sees_the_leases_once_it_is_replaced(api, clock, small_parts):
     service = Service(api, clock)
     fill(service, 12)
     service.replace_damaged_log()
@@ -325,7 +323,7 @@ def test_a_service_that_follows_does_not_skip_a_gap(api, clock, small_parts):
         follows.request(ask(1, "new"))
 
 
-def test_a_log_that_nobody_can_heal_begins_again_and_every_service_records_live_pods_first(api, clock, small_parts):
+def test_a_log_that_cannot_be_healed_begins_again_and_every_service_records_live_pods_first(api, clock, small_parts):
     lost = Service(api, clock)
     held = fill(lost, 12)
     drop(api, log_records(api)[1])
@@ -383,7 +381,7 @@ def test_a_head_that_is_wrong_is_refused(api, clock, small_parts, log, says):
             Service(api, clock).request(ask(1, "new"))
 
 
-def test_entries_that_are_cut_from_the_head_are_missed_by_who_needs_them(api, clock, small_parts):
+def test_entries_cut_from_the_head_are_missed_by_readers_that_need_them(api, clock, small_parts):
     ledger = Service(api, clock)
     fill(ledger, 13)
     change_head(api, entries=[])

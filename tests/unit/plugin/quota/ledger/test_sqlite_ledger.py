@@ -5,8 +5,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.ledger import ask, deferral, queues
-from support.world import Clock
+from support.builders.ledger import ask, deferral, queues
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
@@ -49,7 +49,7 @@ def test_lease_outlives_a_restart(tmp_path, clock):
     after.close()
 
 
-def test_lowered_quota_admits_nobody_until_the_holders_fit(tmp_path, clock):
+def test_lowered_quota_admits_no_request_until_the_holders_fit(tmp_path, clock):
     path = tmp_path / "ledger.db"
     before = SqliteLedger(path, EIGHT, clock=clock)
     before.request(ask(8, "u1"))

@@ -59,21 +59,21 @@ def test_without_gaps_the_slower_one_never_writes() -> None:
     assert site.written["slow"] == 0
 
 
-def test_with_gaps_it_does_again_and_again() -> None:
+def test_slower_service_writes_again_and_again_with_gaps() -> None:
     site = Site()
     site.run(site.service("quick", 0.04, leaves_gaps=True), site.service("slow", 0.05, leaves_gaps=True))
     assert site.written["slow"] > 100
     assert site.longest_in_vain < 16, "as often as a service tries"
 
 
-def test_three_get_their_turns_in_equal_parts() -> None:
+def test_services_of_equal_speed_write_in_equal_parts() -> None:
     site = Site()
     site.run(*(site.service(name, 0.04, leaves_gaps=True) for name in "abc"))
     assert min(site.written.values()) > 0.2 * site.version
     assert site.longest_in_vain < 16
 
 
-def test_who_writes_seldom_waits_for_nobody() -> None:
+def test_a_service_that_writes_seldom_does_not_wait() -> None:
     waits: list[float] = []
     now = 0.0
     gaps = WriteBackoff(waits.append, lambda: now)

@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.ledger import LedgerApi, ask, ledger_api, queues
+from support.builders.ledger import LedgerApi, ask, ledger_api, queues
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
 from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger, QueuedWrite, WriteBatcher
@@ -49,7 +49,7 @@ def all_at_once(ledger: KubernetesLedger, gate: Gate):
         return first.result(), [other.result() for other in others]
 
 
-def test_one_write_serves_all_who_came_while_another_wrote():
+def test_requests_during_a_write_are_served_by_one_write():
     api = ledger_api(queues(research={"A100": 8}))
     ledger = KubernetesLedger(api, "tiphys")
     first, others = all_at_once(ledger, Gate(api))
@@ -62,7 +62,7 @@ def test_one_write_serves_all_who_came_while_another_wrote():
     assert sorted(answer.position for answer in others if isinstance(answer, Deferred)) == list(range(1, MANY - 6))
 
 
-def test_who_comes_before_another_try_is_served_by_it():
+def test_a_request_before_a_second_try_is_served_by_it():
     api = ledger_api(queues(research={"A100": 8}))
     conflicts = ["conflict"]
     api.meanwhile = lambda: conflicts.pop() if conflicts else ""
@@ -81,7 +81,7 @@ def test_who_comes_before_another_try_is_served_by_it():
     assert api.calls.count("replace") == 2, "one met the conflict, and one was for both"
 
 
-def test_after_conflicts_fewer_are_decided_together_and_all_get_their_answer():
+def test_fewer_requests_are_decided_together_after_conflicts_and_all_are_answered():
     api = ledger_api(queues(research={"A100": 8}))
     ledger = KubernetesLedger(api, "tiphys", pause=lambda _: None)
     gate = Gate(api)
@@ -100,7 +100,7 @@ def test_after_conflicts_fewer_are_decided_together_and_all_get_their_answer():
     assert len(ledger.snapshot().leases) == 8
 
 
-def test_who_has_no_room_takes_it_from_nobody(monkeypatch):
+def test_a_request_without_room_takes_no_room_from_others(monkeypatch):
     monkeypatch.setattr(room, "ROOM_ENTRIES", 4)
     api = ledger_api(queues(research={"A100": 100}).model_copy(update={"ledger_share": 1}))
     first, others = all_at_once(KubernetesLedger(api, "tiphys"), Gate(api))
@@ -109,7 +109,7 @@ def test_who_has_no_room_takes_it_from_nobody(monkeypatch):
     assert {answer.reason for answer in others if isinstance(answer, Deferred)} == {AdmissionReason.LEDGER_FULL}
 
 
-def test_all_who_shared_a_write_are_told_that_it_failed():
+def test_a_failed_write_fails_every_request_that_shared_it():
     def down(turns):
         raise StoreError("the API server did not answer")
 
@@ -119,7 +119,7 @@ def test_all_who_shared_a_write_are_told_that_it_failed():
     assert [str(one.exception()) for one in asked] == ["the API server did not answer"] * 4
 
 
-def test_who_gives_up_waiting_is_not_decided_on_later():
+def test_a_request_that_gave_up_waiting_is_not_decided_later():
     entered, opened, served = threading.Event(), threading.Event(), []
 
     def slow(turns: list[QueuedWrite]):

@@ -62,7 +62,7 @@ def test_best_fit_takes_the_smallest_free_capacity_that_fits() -> None:
     ) == ("b",)
 
 
-def test_of_equal_free_capacities_the_one_with_the_least_memory_is_taken() -> None:
+def test_a_node_with_the_least_memory_is_taken_among_equal_free_capacities() -> None:
     nodes = free(node("a", 2, memory_mb=80_000), node("b", 2, memory_mb=40_000), node("c", 2))
     assert where(find_placement(nodes, GangRequest(PodRequest(2, min_gpu_memory_mb=24_000)), BEST_FIT)) == ("b",)
 
@@ -101,7 +101,7 @@ def test_the_demand_for_a_type_is_what_is_typically_asked_of_its_gpus() -> None:
 
 
 @pytest.mark.parametrize("scorer", [BestFitScorer, FragmentationScorer])
-def test_who_takes_any_type_leaves_those_that_others_must_have(
+def test_a_request_for_any_type_leaves_the_types_that_others_must_have(
     scorer: type[BestFitScorer | FragmentationScorer],
 ) -> None:
     nodes = [node("t", 4, gpu_type="T4"), node("a1", gpu_type="A100"), node("k", 4, gpu_type="K80")]
@@ -136,7 +136,7 @@ def test_typical_requests_are_the_most_frequent() -> None:
     assert find_typical_requests([]) == {}
 
 
-def test_all_members_go_to_one_node_if_one_has_room_for_them() -> None:
+def test_members_go_to_one_node_if_it_has_room_for_them() -> None:
     nodes = free(node("a", 4, rack="r1"), node("b", 4, rack="r1"), node("c", 8, rack="r2"))
     assert where(find_placement(nodes, GangRequest(PodRequest(2), 4), BEST_FIT)) == ("c",) * 4
 
@@ -221,7 +221,7 @@ def test_a_gang_that_must_share_a_rack_waits_for_room_in_one() -> None:
     assert len({*where(find_placement(nodes, GangRequest(PodRequest(4), 2, within="rack"), BEST_FIT))}) == 1
 
 
-def test_a_domain_that_no_node_names_is_told() -> None:
+def test_a_domain_that_no_node_names_is_reported() -> None:
     nodes = free(node("a", block="k"), node("b", block="k"))
     assert where(find_placement(nodes, GangRequest(PodRequest(8), 2, within="block"), BEST_FIT)) == ("a", "b")
     assert why(find_placement(nodes, GangRequest(PodRequest(8), 2, within="rack"), BEST_FIT)).message == (
@@ -283,7 +283,9 @@ def test_a_gang_gets_gpus_of_one_type() -> None:
         ),
     ],
 )
-def test_what_has_no_place_is_told_why(gang: GangRequest, reason: UnschedulableReason, message: str) -> None:
+def test_a_gang_without_a_placement_gets_the_reason(
+    gang: GangRequest, reason: UnschedulableReason, message: str
+) -> None:
     nodes = free(*(node(name, 4, memory_mb=40_000, cpu_milli=8000) for name in "abcd"))
     found = why(find_placement(nodes, gang, BEST_FIT))
     assert (found.reason, found.message) == (reason, message)
@@ -308,7 +310,7 @@ def test_a_node_that_was_overfilled_offers_nothing_until_enough_is_given_back() 
     assert where(find_placement(nodes, GangRequest(PodRequest(2)), BEST_FIT)) == ("a",)
 
 
-def test_what_ran_on_a_node_that_is_gone_uses_nothing() -> None:
+def test_a_lost_node_holds_no_gpus_in_use() -> None:
     nodes = free(node("a", 2))
     nodes.allocate(Placement(GangRequest(PodRequest(2), 2), ("a", "gone")))
     assert why(find_placement(nodes, GangRequest(PodRequest(1)), BEST_FIT)).free_gpus == 0
@@ -342,7 +344,7 @@ def test_a_share_comes_from_the_fullest_gpu_and_cannot_be_given_back() -> None:
         (lambda: NodeInventory([node("a"), node("b"), node("a")]), "node 'a' is declared twice"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong, message: str) -> None:
+def test_an_invalid_gang_or_inventory_is_refused(wrong, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wrong()
 

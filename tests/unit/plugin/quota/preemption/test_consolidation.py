@@ -19,10 +19,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, lease, waiting
-from support.preempting import Arena
-from support.preemption_oracle import come_to_rest
-from support.world import commit, fit, gpus, outputs, phase, said, world
+from support.builders.ledger import NOW, ask, lease, waiting
+from support.checks.preemption_laws import come_to_rest
+from support.checks.preemption_rounds import Arena
+from support.stories.plugin import commit, fit, gpus, outputs, phase, said, world
 from tiphys_plugin.eviction.cost import CACHE_DURATION
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PreemptionNotice
@@ -116,7 +116,7 @@ def test_the_smaller_one_of_two_nodes_moves_to_the_other():
         "another yields soon",
     ],
 )
-def test_who_stays(queues, leases, mine):
+def test_a_lease_is_not_moved_without_room_time_or_permission(queues, leases, mine):
     assert moved(queues, leases, mine) == []
 
 
@@ -150,7 +150,7 @@ def test_a_gang_gets_several_nodes():
     assert isinstance(decide_pending(LedgerState(kept, queues=rules(4)), gang, NOW), Admitted)
 
 
-def test_one_that_the_rules_ask_to_yield_needs_no_room_elsewhere():
+def test_a_lease_that_the_rules_preempt_needs_no_room_elsewhere():
     """Of two that stand in the way, one is behind the request and ends, and the other moves."""
     behind = replace(on("n0", 4, "behind"), request=ask(4, "behind"), granted_at=NOW - timedelta(minutes=21))
     leases = [behind, on("n0", 2, "moves"), on("n1", 6, "stays")]
@@ -212,7 +212,7 @@ def test_a_queue_that_would_borrow_moves_nothing():
         assert moved(queues, leases, waits(8)) == chosen, quota
 
 
-def test_two_large_requests_are_not_promised_the_same_room():
+def test_large_requests_are_not_promised_the_same_room():
     """24 GPUs: 2 on n0, 2 on n1 and 6 on n2, which has room for one of the small ones only."""
     leases = (on("n0", 2, "v0"), on("n1", 2, "v1"), on("n2", 6, "v2"))
     first, second = (replace(waits(8), arrival=number, request=ask(8, f"large-{number}")) for number in (7, 8))
@@ -319,7 +319,7 @@ def search() -> int:
     return moves
 
 
-def test_whoever_moves_starts_again_at_once():
+def test_a_moved_training_starts_again_at_once():
     assert search() >= 10
 
 

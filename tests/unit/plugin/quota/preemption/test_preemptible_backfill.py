@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, lease, waiting
+from support.builders.ledger import NOW, ask, lease, waiting
 from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
@@ -70,7 +70,7 @@ def test_idle_gpus_are_used_behind_a_blocked_request(changes):
     assert isinstance(answer(strict, (senior,), blocked, later), Deferred)
 
 
-def test_another_queue_gets_nothing_that_the_blocked_request_lacks():
+def test_a_foreign_queue_gets_nothing_that_the_blocked_request_lacks():
     document = rules(cohort="lab").model_dump()["queues"]
     other = {"name": "other", "gpus": {"A100": 0}, "cohort": "lab"}
     queues = Queues.model_validate({"queues": [*document, other]})
@@ -110,7 +110,7 @@ def test_gpus_of_victims_are_not_used_for_backfill():
         ({"backfill": None}, ran(900, "later", 8)),
     ],
 )
-def test_who_is_not_behind_stays(changes, held):
+def test_a_lease_that_is_not_behind_the_request_stays(changes, held):
     mine = waits(1000, 8, 1)
     assert victims(rules(), (ran(900, "later", 8),), mine) == ["later"]
     assert victims(rules(**changes), (held,), mine) == []
@@ -193,14 +193,14 @@ def test_the_wait_of_a_gang_in_a_plain_queue_is_bounded_by_what_asked_before_it(
 
 
 @pytest.mark.parametrize("queue", [{}, {**ATTAINED, "min_runtime_seconds": None}])
-def test_who_is_asked_to_go_has_run_for_its_protected_time(queue):
+def test_a_victim_has_run_for_its_protected_time(queue):
     protected = rules(**queue).queues[0].protected_seconds
     asked = [one for run in endless(4, queue).runs for one in run.attempts[:-1]]
     assert asked
     assert all(one.held_seconds >= protected + COSTS.save_seconds for one in asked)
 
 
-def test_nothing_is_asked_to_go_where_backfill_is_not_preemptible():
+def test_preemption_is_absent_where_backfill_is_not_preemptible():
     assert sum(run.preemptions for run in endless(4, {"backfill": None}).runs) == 0
     found = select_victims(LedgerState(queues=rules(backfill=None)), waits(0, 8, 1), lambda _: {}, NOW)
     assert isinstance(found, NoVictims)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, lease, waiting
+from support.builders.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queue import PREEMPTIBLE_MIN_RUNTIME_SECONDS
@@ -48,7 +48,7 @@ def names(found: VictimSelection | NoVictims) -> list[str]:
     return [one.request.uid for one in found.leases]
 
 
-def test_one_of_a_higher_level_goes_and_of_those_the_one_that_loses_least():
+def test_the_lease_of_a_higher_level_with_the_least_loss_is_the_victim():
     assert names(chosen(rules(), (ran(HOUR, "long"), ran(600, "short")))) == ["long"]
     resumed = ran(60, "resumed", attained=20 * HOUR)
     assert names(chosen(rules(), (ran(HOUR, "long"), resumed))) == ["resumed"], "its earlier attempts count"
@@ -64,7 +64,7 @@ def test_one_of_a_higher_level_goes_and_of_those_the_one_that_loses_least():
         ({"cohort": "lab"}, (ran(9 * HOUR, "a", queue="other"), ran(9 * HOUR, "b", queue="other")), NEW),
     ],
 )
-def test_nobody_else_goes(changes, leases, mine):
+def test_a_lease_outside_the_rules_of_preempts_longer_stays(changes, leases, mine):
     queues = rules(**changes)
     if "cohort" in changes:
         other = {"name": "other", "gpus": {"A100": 0}, "cohort": "lab"}
@@ -88,7 +88,7 @@ def test_the_shortest_time_of_the_queue_protects():
     assert names(chosen(by_default, leases, waited)) == ["b"], "at 4 GPUs both have had more than an hour"
 
 
-def test_who_has_waited_for_less_than_a_preemption_costs_has_nobody_go():
+def test_a_request_that_waited_less_than_a_preemption_costs_preempts_none():
     leases = (ran(HOUR, "a"), ran(HOUR, "b"))
     for seconds, goes in ((PREEMPTIBLE_MIN_RUNTIME_SECONDS - 1, False), (PREEMPTIBLE_MIN_RUNTIME_SECONDS, True)):
         waited = replace(NEW, since=NOW - timedelta(seconds=seconds))
@@ -96,7 +96,7 @@ def test_who_has_waited_for_less_than_a_preemption_costs_has_nobody_go():
         assert isinstance(found, VictimSelection) is goes
 
 
-def test_who_is_not_next_has_nobody_go():
+def test_a_request_that_is_not_next_preempts_none():
     earlier = waiting(4, 1, "earlier")
     found = chosen(rules(), (ran(HOUR, "long"), ran(600, "short")), NEW, (earlier,))
     assert isinstance(found, NoVictims), "what comes free would go to the earlier one"

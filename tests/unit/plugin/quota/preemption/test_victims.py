@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, cohort, lease, waiting
+from support.builders.ledger import NOW, ask, cohort, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, LedgerState, PendingRequest, PreemptionNotice
 from tiphys_plugin.quota.preemption import victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
@@ -55,14 +55,14 @@ HIGH = waiting(4, 9, "high", priority=5)
 FOUR = (lease(2, "a"), lease(2, "b"), lease(2, "c"), lease(2, "d"))
 
 
-def test_those_go_that_lose_least_and_only_as_many_as_it_takes():
+def test_victims_are_the_fewest_leases_with_the_least_loss():
     found = chosen(LedgerState(FOUR, queues=one_queue(**OWN)), HIGH, {"a": 50.0, "b": 3.0, "c": 40.0, "d": 2.0})
     assert names(found) == ["b", "d"]
     assert isinstance(found, VictimSelection)
     assert (found.gpu_seconds_by_lease, found.gpu_seconds_lost) == ({"lease-b": 3.0, "lease-d": 2.0}, 5.0)
 
 
-def test_one_that_loses_more_goes_if_it_makes_two_needless():
+def test_a_costlier_victim_is_chosen_if_it_spares_two_others():
     held = (lease(4, "big"), lease(2, "a"), lease(2, "b"))
     assert names(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH, {"big": 9.0, "a": 5.0, "b": 5.0})) == ["big"]
     assert names(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH, {"big": 11.0, "a": 5.0, "b": 5.0})) == [
@@ -71,19 +71,19 @@ def test_one_that_loses_more_goes_if_it_makes_two_needless():
     ]
 
 
-def test_a_queue_that_says_nothing_has_nobody_go():
+def test_a_queue_without_a_rule_preempts_no_lease():
     assert "it sets none of preempts_lower_priority, reclaims, preempts_longer and backfill: preemptible" in why(
         chosen(LedgerState(FOUR, queues=one_queue()), HIGH)
     )
 
 
 @pytest.mark.parametrize("priority", [5, 6])
-def test_nobody_goes_for_one_of_the_same_priority_or_a_lower_one(priority):
+def test_a_lease_of_the_same_or_a_higher_priority_is_not_preempted(priority):
     state = LedgerState((lease(4, "a", priority=priority),), queues=one_queue(4, **OWN))
     assert why(chosen(state, HIGH)) == "no training has a lower priority in its own queue"
 
 
-def test_who_has_only_just_started_is_left_alone_and_it_is_said_until_when():
+def test_a_protected_lease_stays_and_the_message_says_until_when():
     state = LedgerState((lease(4, "a"),), queues=one_queue(4, min_runtime_seconds=7200, **OWN))
     found = chosen(state, HIGH)
     assert isinstance(found, NoVictims)
@@ -92,13 +92,13 @@ def test_who_has_only_just_started_is_left_alone_and_it_is_said_until_when():
     assert names(chosen(state, HIGH, now=NOW + 2 * HOUR)) == ["a"]
 
 
-def test_what_is_free_is_used_before_anybody_goes():
+def test_free_gpus_are_used_before_any_preemption():
     held = (lease(2, "a"), lease(4, "b"))
     assert names(chosen(LedgerState(held, queues=one_queue(8, **OWN)), HIGH, {"a": 1.0, "b": 2.0})) == ["a"]
     assert "enough GPUs are free" in why(chosen(LedgerState(held, queues=one_queue(10, **OWN)), HIGH))
 
 
-def test_nobody_more_goes_while_somebody_leaves_for_it():
+def test_a_second_victim_is_not_chosen_while_the_first_one_leaves():
     held = (leaving(FOUR[0], "high"), *FOUR[1:])
     assert (
         why(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH))
@@ -106,24 +106,24 @@ def test_nobody_more_goes_while_somebody_leaves_for_it():
     )
 
 
-def test_nobody_goes_while_those_who_leave_for_others_make_room_enough():
+def test_preemptions_under_way_that_free_enough_add_no_victim():
     held = tuple(leaving(one, "gone") for one in FOUR[:2]) + FOUR[2:]
     assert "after the preemptions under way" in why(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH))
 
 
-def test_two_that_wait_have_different_ones_go():
+def test_requests_that_wait_together_have_different_victims():
     other = waiting(4, 8, "other", priority=5)
     held = tuple(leaving(one, "other") for one in FOUR[:2]) + FOUR[2:]
     assert names(chosen(LedgerState(held, (other,), queues=one_queue(**OWN)), HIGH)) == ["c", "d"]
 
 
-def test_who_does_not_go_in_time_is_not_waited_for():
+def test_an_overdue_victim_is_not_waited_for():
     overdue = timedelta(seconds=-1) - victims.OVERDUE_AFTER
     held = tuple(leaving(one, "high", overdue) for one in FOUR[:2]) + FOUR[2:]
     assert names(chosen(LedgerState(held, queues=one_queue(**OWN)), HIGH)) == ["c", "d"]
 
 
-def test_nobody_goes_for_one_that_would_not_start():
+def test_a_request_that_would_not_start_preempts_none():
     state = LedgerState((lease(2, "a"), lease(2, "b", priority=5)), queues=one_queue(4, **OWN))
     assert "it would not start without the one training that it may preempt" in why(chosen(state, HIGH))
     first = waiting(4, 1, "first", priority=7)
@@ -138,14 +138,14 @@ def borrowed(*leases: Lease) -> LedgerState:
     return LedgerState(leases, queues=LAB)
 
 
-def test_what_was_lent_comes_back_from_who_borrows():
+def test_lent_gpus_are_taken_back_from_the_lease_that_borrows():
     late = replace(lease(4, "more", queue="b"), granted_at=NOW + timedelta(seconds=1))
     state = borrowed(lease(4, "own", queue="b"), late, lease(4, "c", queue="c"))
     mine = waiting(4, 9, "mine")
     assert names(chosen(state, mine)) == ["more"]
 
 
-def test_who_keeps_to_its_quota_stays_although_its_queue_borrows_and_it_would_lose_less():
+def test_a_lease_within_its_quota_stays_although_it_would_lose_less():
     first = replace(lease(4, "own", queue="b"), granted_at=NOW - HOUR)
     state = borrowed(first, lease(4, "more", queue="b"), lease(4, "c", queue="c"))
     assert names(chosen(state, waiting(4, 9, "mine"), {"own": 0.0, "more": 99.0, "c": 0.0})) == ["more"]
@@ -157,18 +157,18 @@ def test_the_higher_priority_of_a_queue_is_the_one_that_keeps_to_its_quota():
     assert names(chosen(state, waiting(4, 9, "mine"))) == ["early"]
 
 
-def test_who_borrows_takes_nothing_back():
+def test_a_request_that_would_borrow_takes_nothing_back():
     state = borrowed(lease(2, "own"), lease(6, "b", queue="b"), lease(4, "c", queue="c"))
     assert isinstance(chosen(state, waiting(4, 9, "mine", priority=9)), NoVictims)
 
 
-def test_a_queue_that_does_not_reclaim_has_nobody_go_of_another():
+def test_a_queue_that_does_not_reclaim_preempts_no_lease_of_another():
     lab = cohort(research={**LENT, **OWN}, b=LENT)
     state = LedgerState((lease(8, "b", queue="b"),), queues=lab)
     assert why(chosen(state, waiting(4, 9, "mine", priority=9))) == "no training has a lower priority in its own queue"
 
 
-def test_another_cohort_is_out_of_reach():
+def test_a_foreign_cohort_is_out_of_reach():
     document = {"queues": [{"name": "research", **LENT, "cohort": "lab", "reclaims": True}, {"name": "b", **LENT}]}
     stock = {"inventory": {"A100": {"count": 4}}}
     state = LedgerState((lease(4, "b", queue="b"),), queues=Queues.model_validate({**document, **stock}))
@@ -188,7 +188,7 @@ def test_a_request_beyond_its_own_quota_preempts_in_its_own_queue_although_other
     assert names(chosen(state, waiting(2, 9, "mine", priority=9), {"b": 0.0, "other": 9.0})) == ["own"]
 
 
-def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_vain(monkeypatch):
+def test_the_search_for_victims_is_bounded_and_still_preempts_none_in_vain(monkeypatch):
     monkeypatch.setattr(victims, "_MAX_TRIED_SETS", 3)
     held = tuple(lease(1 + number % 3, f"u{number}", seconds=None) for number in range(12))
     total = sum(one.request.gpus for one in held)
@@ -200,21 +200,21 @@ def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_
     assert all(gone - one.request.gpus < total - 2 for one in found.leases)
 
 
-def test_what_is_not_known_counts_as_all_that_it_has_held():
+def test_an_unknown_loss_counts_as_the_whole_time_held():
     state = LedgerState((lease(4, "a"),), queues=one_queue(4, **OWN))
     found = select_victims(state, HIGH, lambda _: {}, LATER)
     assert isinstance(found, VictimSelection)
     assert found.gpu_seconds_lost == 4 * 3600
 
 
-def test_without_queues_nobody_goes():
+def test_leases_are_not_preempted_without_queues():
     assert why(chosen(LedgerState(FOUR, queues=None), HIGH)) == "there are no queues to go by"
     assert why(chosen(LedgerState(FOUR, queues=one_queue(**OWN)), replace(HIGH, request=ask(4, queue="none")))) == (
         "there are no queues to go by"
     )
 
 
-def test_those_go_who_make_room_on_one_node_although_others_would_lose_less():
+def test_victims_make_room_on_one_node_although_others_would_lose_less():
     nodes = [{"name": name, "gpu_type": "A100", "gpus": 8} for name in ("n1", "n2")]
     rules = Queues.model_validate(
         {"queues": [{"name": "research", "gpus": {"A100": 16}, "preempts_lower_priority": True}], "nodes": nodes}

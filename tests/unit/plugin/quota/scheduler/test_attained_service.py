@@ -14,8 +14,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, lease, queues, waiting
-from support.world import Clock, fit, gpus, records, world
+from support.builders.ledger import NOW, ask, lease, queues, waiting
+from support.stories.plugin import Clock, fit, gpus, records, world
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.ledger.status_codec import decode_state, encode_state
@@ -69,7 +69,7 @@ def test_a_lower_level_goes_before_an_earlier_arrival_and_behind_a_higher_priori
         assert first(queues(research={"A100": 8}), *line) == "earlier", "a queue that goes by arrival heeds none of it"
 
 
-def test_who_is_behind_less_gpu_time_is_told_so():
+def test_a_request_behind_less_attained_gpu_time_gets_the_reason():
     state = LedgerState(pending=(waiting(8, 2, "new", attained=0.5 * HOUR),), queues=RULES)
     answer = decide_admission(state, ask(8, "long", attained=20 * HOUR), 1, NOW)
     assert isinstance(answer, Deferred)
@@ -79,7 +79,7 @@ def test_who_is_behind_less_gpu_time_is_told_so():
     )
 
 
-def test_who_is_behind_one_that_began_earlier_is_told_so():
+def test_a_request_behind_an_earlier_start_gets_the_reason():
     state = LedgerState(pending=(waiting(8, 2, "old", attained=HOUR, first_start=100.0),), queues=RULES)
     answer = decide_admission(state, ask(8, "young", attained=HOUR, first_start=200.0), 1, NOW)
     assert isinstance(answer, Deferred)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, lease, waiting
+from support.builders.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
 from tiphys_plugin.quota.queue import DEFAULT_BACKFILL_HOURS
@@ -65,7 +65,7 @@ def test_the_first_is_overtaken_for_its_hours_and_no_longer(leases, first_asked_
     assert isinstance(answer(rules(), leases, first, LATER), Admitted) is starts
 
 
-def test_nothing_is_open_to_a_lower_priority_or_another_queue():
+def test_backfill_is_closed_to_a_lower_priority_and_to_another_queue():
     first = asked(1, 8, 1, priority=3)
     assert isinstance(answer(rules(), (started(5, 5),), first, LATER), Deferred)
     own = {**rules().model_dump()["queues"][0], "cohort": "lab", "weight": 1000}
@@ -110,8 +110,8 @@ def test_the_reasons_name_the_bound_and_its_end():
     behind = reasons(answer(rules(), held, asked(3, 8, 1), LATER))
     assert "nothing starts before run-waiter-1/fit (8 A100)" in behind[AdmissionReason.LINE_CLOSED]
     strict = rules(backfill="strict", backfill_hours=DEFAULT_BACKFILL_HOURS)
-    told = reasons(answer(strict, held, asked(3, 8, 1), LATER))
-    assert AdmissionReason.LINE_CLOSED not in told
+    found = reasons(answer(strict, held, asked(3, 8, 1), LATER))
+    assert AdmissionReason.LINE_CLOSED not in found
     preemptible = rules(backfill="preemptible", backfill_hours=DEFAULT_BACKFILL_HOURS)
     own = reasons(decide_pending(LedgerState(held, (), queues=preemptible), first, NOW))
     assert "it may preempt them once they have run for 1200 s" in own[AdmissionReason.FIRST_IN_LINE]

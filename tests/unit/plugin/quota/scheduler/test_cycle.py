@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, cohort, deferral, lease, queues, strict, waiting
+from support.builders.ledger import NOW, ask, cohort, deferral, lease, queues, strict, waiting
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
     Admitted,
@@ -73,20 +73,20 @@ def test_no_more_is_lent_than_the_lending_limit(asked, admitted):
         )
 
 
-def test_what_a_queue_keeps_for_itself_is_there_whatever_the_others_hold():
+def test_gpus_above_the_lending_limit_stay_with_their_queue():
     rules = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}, "lending_limit": {"A100": 3}})
     greedy = LedgerState((lease(11),), (waiting(4, 1, priority=99),), queues=rules)
     assert admits(greedy, ask(5, queue="nightly"))
     assert not admits(greedy, ask(6, queue="nightly"))
 
 
-def test_what_even_the_whole_cohort_cannot_lend_is_rejected():
+def test_a_request_above_the_quota_of_the_cohort_is_rejected():
     answer = decided(LedgerState(queues=PAIR), ask(17))
     assert isinstance(answer, Rejected)
     assert "queue research may hold at most 16, borrowed ones included" in answer.message
 
 
-def test_a_stopped_queue_admits_nobody_and_lends_what_it_has():
+def test_a_stopped_queue_admits_no_request_and_lends_its_quota():
     rules = cohort(research={"gpus": {"A100": 8}, "stopped": True}, nightly={"gpus": {"A100": 8}})
     answer = decided(LedgerState((), (waiting(1, 1),), queues=rules), ask(1))
     assert isinstance(answer, Deferred)
@@ -94,14 +94,14 @@ def test_a_stopped_queue_admits_nobody_and_lends_what_it_has():
     assert admits(LedgerState((), (waiting(16, 1, priority=9),), queues=rules), ask(16, queue="nightly"))
 
 
-def test_who_stays_within_its_quota_goes_before_who_borrows():
+def test_a_request_within_its_quota_goes_before_one_that_borrows():
     borrower = waiting(16, 1, queue="nightly", priority=50)
     assert admits(LedgerState((), (borrower,), queues=PAIR), ask(8), arrival=2)
     answer = decided(LedgerState((), (waiting(8, 2),), queues=PAIR), ask(16, queue="nightly", priority=50), arrival=1)
     assert deferral(answer) is AdmissionReason.BEHIND_SMALLER_SHARE
 
 
-def test_of_two_that_borrow_the_queue_that_uses_less_goes_first():
+def test_a_queue_that_uses_less_goes_first_of_two_that_borrow():
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     held = (lease(4, queue="a"),)
     assert not admits(LedgerState(held, (waiting(4, 9, queue="b"),), queues=rules), ask(4, queue="a"), arrival=1)
@@ -116,7 +116,7 @@ def test_weight_is_how_much_more_a_queue_may_use():
     assert admits(LedgerState(held, (waiting(8, 1, queue="b"),), queues=rules), ask(8, queue="a"), arrival=9)
 
 
-def test_what_was_used_lately_counts_and_is_forgotten():
+def test_recent_usage_counts_and_is_forgotten():
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     rival = (waiting(8, 9, queue="b"),)
     recent = (EndedUsage("a", "A100", 8.0, NOW - timedelta(hours=1)),)
@@ -158,14 +158,14 @@ def test_a_long_one_starts_before_it_if_enough_will_be_left():
     assert not admits(LedgerState(running, (waiting(7, 1),), queues=EIGHT), ask(2))
 
 
-def test_two_that_start_before_it_do_not_delay_it_together():
+def test_requests_that_start_earlier_do_not_delay_the_blocked_one_together():
     running = (lease(4, seconds=HOUR),)
     state = LedgerState(running, (waiting(6, 1), waiting(2, 2)), queues=EIGHT)
     answer = decided(state, ask(2), arrival=3)
     assert deferral(answer) is AdmissionReason.RESERVED, "the second has taken the two that the first leaves over"
 
 
-def test_without_a_known_end_nobody_starts_before_it():
+def test_backfill_is_closed_where_no_end_is_known():
     state = LedgerState((lease(6),), (waiting(8, 1),), queues=STRICT)
     assert not admits(state, ask(1, seconds=60))
 
@@ -180,7 +180,7 @@ def test_an_end_that_has_passed_is_not_known():
     )
 
 
-def test_the_one_that_waits_is_told_when_it_will_start():
+def test_the_blocked_request_has_an_expected_start():
     answer = decided(LedgerState((lease(6, seconds=HOUR),), queues=EIGHT), ask(8))
     assert isinstance(answer, Deferred)
     assert answer.expected_start == NOW + timedelta(hours=1)
@@ -188,7 +188,7 @@ def test_the_one_that_waits_is_told_when_it_will_start():
     assert decided(LedgerState((lease(6),), queues=EIGHT), ask(8)).expected_start is None
 
 
-def test_all_reasons_are_given_and_the_heaviest_first():
+def test_reasons_are_given_with_the_heaviest_first():
     stocked = queues({"A100": {"count": 8}}, research={"A100": 8}, nightly={"A100": 8})
     held = (lease(8, queue="research"),)
     answer = decided(LedgerState(held, (waiting(2, 1),), queues=stocked), ask(4))
@@ -200,7 +200,7 @@ def test_all_reasons_are_given_and_the_heaviest_first():
     assert answer.reason is AdmissionReason.WAITING_FOR_QUOTA
 
 
-def test_one_that_waits_for_its_own_quota_keeps_nothing_from_other_queues():
+def test_a_request_that_waits_for_its_own_quota_reserves_nothing_of_other_queues():
     stocked = queues({"A100": {"count": 16}}, research={"A100": 8}, nightly={"A100": 8})
     state = LedgerState((lease(8),), (waiting(8, 1, priority=99),), queues=stocked)
     assert admits(state, ask(8, queue="nightly"))
@@ -211,7 +211,7 @@ def leaving(gpus: int, uid: str, whom: str, **changes):
     return replace(lease(gpus, uid, **changes), preemption=asked)
 
 
-def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
+def test_a_preemptor_waits_for_its_victim_with_an_expected_start():
     state = LedgerState((leaving(8, "victim", whom="first"),), (waiting(4, 1, "other", priority=9),), queues=EIGHT)
     answer = decided(state, ask(8, "first"), arrival=2)
     assert isinstance(answer, Deferred), "nothing is free before it is gone"
@@ -235,7 +235,7 @@ def test_the_cache_of_request_shapes_is_bounded_and_changes_no_decision(monkeypa
     assert len(rules.pool_options_caches[0]) <= 2
 
 
-def test_nobody_takes_what_has_come_free_for_another():
+def test_freed_gpus_are_reserved_for_the_request_that_preempted():
     state = LedgerState((leaving(4, "victim", whom="first"),), (waiting(8, 2, "first"),), queues=EIGHT)
     answer = decided(state, ask(2, "quick", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
@@ -246,14 +246,14 @@ def test_nobody_takes_what_has_come_free_for_another():
     assert admits(state, ask(2, "quick", seconds=60), arrival=3), "and who is over before that is in nobody's way"
 
 
-def test_who_has_to_wait_as_well_is_told_why_another_goes_first():
+def test_a_deferred_request_names_the_reservation_before_it():
     state = LedgerState((leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),), queues=EIGHT)
     answer = decided(state, ask(8, "other", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
     assert "behind run-first/fit (8 A100, for which GPUs are kept)" in answer.reasons[1].message
 
 
-def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves():
+def test_freed_gpus_do_not_go_to_the_preemptor_of_another_victim():
     """The four free ones are those that left for ``first``; nothing says so any more, but that it came before."""
     queue = {"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}
     rules = Queues.model_validate({"queues": [queue]})
@@ -263,7 +263,7 @@ def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves(
     assert not admits(state, ask(4, "low"), arrival=1), "nor does one that was behind it"
 
 
-def test_of_two_that_are_promised_gpus_the_higher_priority_goes_first_and_the_other_is_told():
+def test_the_higher_priority_goes_first_of_two_requests_with_reserved_gpus():
     stocked = queues({"A100": {"count": 8}}, a={"A100": 8}, b={"A100": 8})
     low = replace(waiting(8, 1, "low", queue="a", priority=5), promised_at=NOW)
     high = replace(waiting(8, 2, "high", queue="b", priority=9), promised_at=NOW)
@@ -274,7 +274,7 @@ def test_of_two_that_are_promised_gpus_the_higher_priority_goes_first_and_the_ot
     assert (answer.reason, answer.position) == (AdmissionReason.RESERVED, 2)
 
 
-def test_who_should_be_gone_and_is_not_holds_on():
+def test_an_overdue_victim_still_holds_its_gpus():
     late = LedgerState((leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),), queues=EIGHT)
     answer = decide_admission(late, ask(1, "other"), 2, NOW + timedelta(minutes=3))
     assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA

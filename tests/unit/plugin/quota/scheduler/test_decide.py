@@ -1,7 +1,7 @@
 """The decision on one request for GPUs, by what is held, what waits and what exists."""
 
 import pytest
-from support.ledger import NOW, ask, deferral, lease, queues, strict, waiting
+from support.builders.ledger import NOW, ask, deferral, lease, queues, strict, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState, Rejected
 from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.quota.scheduler.decide import decide_admission
@@ -62,7 +62,7 @@ def test_reason_of_a_full_queue_has_the_numbers():
         (ask(9, queue="nightly"), AdmissionReason.EXCEEDS_MAX_QUOTA, "the largest quota is 8, of queue research"),
     ],
 )
-def test_what_can_never_be_had_is_rejected_with_the_nearest_possible(request_, reason, says):
+def test_an_impossible_request_is_rejected_with_the_nearest_possible(request_, reason, says):
     answer = decided(LedgerState(queues=MIXED), request_)
     assert isinstance(answer, Rejected)
     assert answer.reason is reason
@@ -141,7 +141,7 @@ def test_requests_for_the_inventory_compete_across_queues():
         (ask(6, gpu_type="T4"), AdmissionReason.EXCEEDS_MAX_QUOTA),
     ],
 )
-def test_what_the_cluster_does_not_have_is_rejected(request_, reason):
+def test_a_request_that_the_cluster_cannot_serve_is_rejected(request_, reason):
     answer = decided(LedgerState(queues=queues(STOCK, research={"*": 20})), request_)
     assert isinstance(answer, Rejected)
     assert answer.reason is reason
@@ -167,7 +167,7 @@ def test_memory_that_is_not_declared_is_taken_as_enough():
     assert isinstance(decided(LedgerState(queues=types), ask(1, min_gpu_memory_mb=10**6)), Admitted)
 
 
-def test_waiting_request_of_a_queue_that_was_removed_blocks_nobody():
+def test_waiting_request_of_a_removed_queue_blocks_no_other():
     state = LedgerState((), (waiting(8, 1, queue="gone", priority=99),), queues=EIGHT)
     assert isinstance(decided(state, ask(2), arrival=2), Admitted)
 

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from datetime import timedelta
 
-from support.ledger import NOW, ask, lease, waiting
+from support.builders.ledger import NOW, ask, lease, waiting
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.transitions import admit_or_queue, release, shrink
 from tiphys_plugin.quota.queues import Queues

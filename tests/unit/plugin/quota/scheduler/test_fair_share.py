@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, cohort, lease
+from support.builders.ledger import NOW, cohort, lease
 from tiphys_plugin.quota.lease import EndedUsage, LedgerState
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, FairShares, add_ended_usage
@@ -18,7 +18,7 @@ def share(queue, leases=(), history=(), at=NOW, rules=RULES) -> float:
     return FairShares(rules, DecayedUsage(rules, leases, history), at).share_of(queue, Capacity(rules, leases))
 
 
-def test_what_is_held_counts_at_once():
+def test_held_gpus_count_at_once():
     assert share(A, (lease(4, queue="a"),)) == pytest.approx(4 / 16)
     assert share(B, (lease(4, queue="b"),)) == pytest.approx(4 / 16 / 2)
     assert share(A) == 0
@@ -35,7 +35,7 @@ def test_a_half_life_of_holding_is_half_of_it():
     assert share(A, held, at=NOW + 20 * DAY) == pytest.approx((8 + 8) / 16, abs=1e-4)
 
 
-def test_what_is_over_is_forgotten_by_half_in_each_half_life():
+def test_past_usage_is_halved_in_each_half_life():
     past = (EndedUsage("a", "A100", 8.0, NOW),)
     assert share(A, (), past) == pytest.approx(8 / 16)
     assert share(A, (), past, NOW + DAY) == pytest.approx(4 / 16)
@@ -50,7 +50,7 @@ def test_the_end_of_a_lease_takes_away_what_it_held_and_nothing_of_what_it_has_u
     assert share(A, (), past, then) == pytest.approx(share(A, (held,), (), then) - 8 / 16)
 
 
-def test_ends_add_up_however_they_are_told():
+def test_ends_add_up_in_any_grouping():
     first, second = lease(2, "x", queue="a"), lease(4, "y", queue="a")
     later = NOW + timedelta(hours=7)
     state = LedgerState(queues=RULES)
@@ -69,7 +69,7 @@ def test_usage_that_is_carried_on_is_that_which_would_be_counted_anew():
         assert carried.usage_at(at) == pytest.approx(anew.usage_at(at))
 
 
-def test_what_is_nearly_forgotten_takes_no_room():
+def test_nearly_forgotten_usage_takes_no_room():
     state = LedgerState(history=(EndedUsage("a", "A100", 8.0, NOW),), queues=RULES)
     assert add_ended_usage(state, [], NOW + 20 * DAY) == ()
 

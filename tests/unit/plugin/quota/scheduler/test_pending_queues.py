@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, waiting
+from support.builders.ledger import NOW, waiting
 from tiphys_plugin.quota.lease import PendingRequest
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import pytest
 from pydantic import ValidationError
-from support.ledger import NOW, ask, deferral, lease, waiting
+from support.builders.ledger import NOW, ask, deferral, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, LedgerState, Rejected
 from tiphys_plugin.quota.queues import Queues, parse_queues
 from tiphys_plugin.quota.scheduler.decide import decide_admission
@@ -49,7 +49,7 @@ def test_a_pod_takes_the_node_with_the_smallest_free_capacity_that_fits():
     assert decided(state, ask(5)) == Admitted("", "A100", nodes=("n3",))
 
 
-def test_scattered_gpus_are_told_from_missing_ones():
+def test_scattered_gpus_are_distinguished_from_missing_ones():
     state = LedgerState((on("n1", 4, "a"), on("n2", 5, "b")), queues=cluster(8, 8))
     answer = decided(state, ask(6))
     assert isinstance(answer, Deferred)
@@ -76,7 +76,7 @@ def test_a_tensor_parallel_group_stays_in_its_nvlink_domain():
     assert set(decided(LedgerState(one_each[:1], queues=rules), ask(16, **group)).nodes) == {"n3", "n4"}
 
 
-def test_what_no_node_can_hold_is_rejected_with_what_one_can():
+def test_a_request_larger_than_every_node_is_rejected_with_the_largest_possible():
     answer = decided(LedgerState(queues=cluster(8, 4)), ask(12))
     assert isinstance(answer, Rejected)
     assert "12 A100 can never be had" in answer.message
@@ -99,7 +99,7 @@ def test_a_start_is_expected_when_a_node_comes_free_and_not_when_enough_do():
     assert answer.expected_start == NOW + timedelta(seconds=600)
 
 
-def test_who_would_take_the_node_that_is_kept_has_to_wait():
+def test_a_request_for_a_reserved_node_waits():
     state = LedgerState((on("n1", 8, "a", seconds=600), on("n2", 4, "b")), (waiting(8, 1),), queues=cluster(8, 8))
     assert isinstance(decided(state, ask(4, seconds=3600)), Admitted), "n2 is of no use to the one that waits"
     state = LedgerState((on("n1", 4, "a", seconds=600), on("n2", 8, "b")), (waiting(8, 1),), queues=cluster(8, 8))

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.ledger import ask, lease
-from support.world import Clock
+from support.builders.ledger import ask, lease
+from support.stories.plugin import Clock
 from tiphys_plugin.quota.lease import Admitted, Deferred
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.queues import parse_queues

@@ -27,7 +27,7 @@ from bench.quota.workloads import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger import cohort, queues, strict
+from support.builders.ledger import cohort, queues, strict
 from tiphys_plugin.quota.lease import AdmissionReason
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
@@ -110,7 +110,7 @@ def test_a_job_that_is_alone_does_not_wait(policy: str, rules: Queues, jobs: lis
 @policies
 @given(jobs=jobs_of_any_kind, less=quotas, more=quotas)
 @settings(max_examples=30)
-def test_more_quota_turns_nobody_away(
+def test_more_quota_rejects_no_job(
     policy: str, jobs: list[TraceJob], less: dict[str, int], more: dict[str, int]
 ) -> None:
     larger = {pool: less[pool] + more[pool] for pool in less}
@@ -150,7 +150,7 @@ def starts(done: ReplayResult) -> dict[str, float]:
     return {run.job.name: run.started_seconds for run in done.runs}
 
 
-def test_each_policy_has_its_order() -> None:
+def test_a_policy_has_its_order() -> None:
     """4 GPUs, 3 of them held until 10 s; who comes needs 4, then 1 for longer, then 1 for a short time."""
     jobs = [
         TraceJob("holder", 0, 10, 3, "research", limit_seconds=10),
@@ -164,7 +164,7 @@ def test_each_policy_has_its_order() -> None:
     assert starts(replay_jobs(rules, jobs)) == {"holder": 0, "short": 3, "large": 10, "long": 20}
 
 
-def test_a_stopped_queue_starts_nobody_and_holds_up_nobody() -> None:
+def test_a_stopped_queue_starts_no_job_and_holds_up_no_other() -> None:
     rules = Queues.model_validate(
         {"queues": [{"name": "research", "gpus": {"*": 4}, "stopped": True}, {"name": "nightly", "gpus": {"*": 4}}]}
     )
@@ -192,7 +192,7 @@ def test_owners_of_queues_hold_for_jobs_that_name_their_namespace() -> None:
     }
 
 
-def test_the_rejected_are_told_with_their_reason() -> None:
+def test_the_rejected_jobs_are_listed_with_their_reason() -> None:
     jobs = [
         TraceJob("size", 0, 1, 9, "research"),
         TraceJob("type", 0, 1, 1, "research", gpu_type="T4"),
@@ -211,7 +211,7 @@ def test_a_job_beyond_its_limit_is_ended() -> None:
     assert done.runs[0].ended_seconds == 30
 
 
-def test_who_has_used_less_lately_goes_first() -> None:
+def test_a_queue_with_less_recent_usage_goes_first() -> None:
     """What is over counts, as in the service: both hold nothing when both ask for what a third one lends."""
     rules = cohort(owner={"gpus": {"*": 4}}, used={"gpus": {"*": 0}}, fresh={"gpus": {"*": 0}})
     jobs = [
@@ -224,14 +224,14 @@ def test_who_has_used_less_lately_goes_first() -> None:
     assert starts(replay_jobs(rules, jobs, POLICIES["skip"]))["again"] == 3700
 
 
-def test_progress_is_told_to_the_last_job() -> None:
-    told: list[int] = []
+def test_progress_is_reported_to_the_last_job() -> None:
+    progress: list[int] = []
     jobs = [TraceJob("a", 0, 1, 1, "research"), TraceJob("b", 0, 1, 1, "research"), TraceJob("c", 0, 1, 1, "unknown")]
-    replay_jobs(queues(research={"*": 1}), jobs, advance=told.append)
-    assert sum(told) == 3
+    replay_jobs(queues(research={"*": 1}), jobs, advance=progress.append)
+    assert sum(progress) == 3
 
 
-def test_nothing_is_looked_at_while_nobody_fits() -> None:
+def test_a_replay_runs_few_cycles_while_no_request_fits() -> None:
     jobs = [TraceJob("holder", 0, 100, 4, "research"), *(TraceJob(f"j{n}", n, 1, 1, "research") for n in range(1, 50))]
     assert replay_jobs(queues(research={"*": 4}), jobs).cycles < 20
 

@@ -1,7 +1,7 @@
 """The numbers of a replay, on cases that are counted by hand."""
 
 import pytest
-from support.ledger import cohort, queues
+from support.builders.ledger import cohort, queues
 from tiphys_plugin.quota.lease import AdmissionReason
 from tiphys_plugin.quota.simulation.jobs import TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
@@ -82,7 +82,7 @@ def test_the_total_is_over_jobs_and_not_over_queues():
     assert found.span_seconds == 4 * HOUR
 
 
-def test_who_is_turned_away_is_counted_where_it_asked():
+def test_a_rejected_job_is_counted_in_its_queue():
     found = measure_replay(
         replay_jobs(queues(research={"*": 1}), [job(0, 1, 2), job(0, 1, 1, "lost"), job(0, 1, 1, "lost")])
     )

@@ -90,7 +90,7 @@ def test_the_type_of_a_job_on_any_quota_is_that_of_its_node():
     assert [run_of(replay_jobs(rules, jobs), name).ended_seconds for name in "01"] == [HOUR / 2, HOUR + 1]
 
 
-def test_who_is_ended_at_once_does_again_what_no_checkpoint_held():
+def test_a_training_preempted_without_a_save_repeats_the_lost_part():
     done = replay_jobs(rules(), [LONG, SHORT], costs=PreemptionCosts(600, 30, 60, waits_for_save=False))
     assert run_of(done, "short").started_seconds == SHORT.submit_seconds
     first, second = run_of(done, "long").attempts
@@ -98,12 +98,12 @@ def test_who_is_ended_at_once_does_again_what_no_checkpoint_held():
     assert second.kept_seconds == 2 * HOUR
 
 
-def test_nobody_goes_unless_costs_are_given_or_the_queue_has_it_so():
+def test_replays_preempt_only_with_costs_and_permission_of_the_queue():
     for queues, costs in ((rules(), None), (rules(preempts_longer=False), COSTS)):
         assert run_of(replay_jobs(queues, [LONG, SHORT], costs=costs), "short").started_seconds == 4 * HOUR
 
 
-def test_one_that_reaches_the_next_level_goes_for_one_that_waits():
+def test_a_training_that_reaches_the_next_level_is_preempted_for_a_waiting_one():
     """After an hour of 8 GPUs; the one that waits had come long before."""
     done = replay_jobs(rules(), [LONG, job("short", 10, 600)], costs=COSTS)
     assert run_of(done, "short").started_seconds == pytest.approx(HOUR / 8 + 30, abs=1e-3)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.ledger import cohort, queues
+from support.builders.ledger import cohort, queues
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import TraceJob, build_lease_request
 from tiphys_plugin.quota.simulation.prepare import assign_by_quota, assign_to_queue, declare_job_durations
@@ -43,7 +43,7 @@ def test_the_columns_of_the_own_form_stand_in_any_order(written):
     assert trace.jobs == (TraceJob("pretrain", 60.5, 7200, 8, "research", "A100", -3, 9000),)
 
 
-def test_what_is_optional_may_be_missing_or_empty(written):
+def test_optional_columns_may_be_missing_or_empty(written):
     short = read_trace(written(f"{HEADER}\n0,10,1\n"))
     empty = read_trace(written(f"{HEADER},queue,gpu_type,priority,name,limit_seconds\n0,10,1,,,,,\n"))
     assert short.jobs == empty.jobs == (TraceJob("line-2", 0, 10, 1),)
@@ -105,7 +105,7 @@ def test_a_spreadsheets_file_is_read(written):
     assert trace.jobs == (TraceJob("line-3", 0, 10, 1),)
 
 
-def test_columns_of_others_are_told(written):
+def test_columns_of_others_are_named(written):
     assert read_trace(written(f"{HEADER},prioritty\n0,10,1,5\n")).ignored == ("prioritty",)
 
 
@@ -223,7 +223,7 @@ def test_a_queue_that_only_borrows_is_drawn_as_well():
     assert {job.queue for job in assign_by_quota(JOBS, rules, seed=1)} == {"owner", "guest"}
 
 
-def test_a_job_for_nobody_is_drawn_as_well():
+def test_a_job_too_large_for_every_queue_is_drawn_as_well():
     assert assign_by_quota([TraceJob("huge", 0, 1, 100)], queues(one={"*": 1}), seed=1)[0].queue == "one"
 
 

@@ -1,0 +1,1 @@
+"""Starts, watches and kills processes of Tiphys and of training programs."""

@@ -1,0 +1,1 @@
+"""Training programs that tests start as processes of their own."""
