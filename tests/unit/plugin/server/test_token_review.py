@@ -115,8 +115,12 @@ def test_api_server_that_is_away_is_no_verdict(server, gate):
     assert gate.reviews("unavailable") == 1
 
 
-def test_memory_is_bounded_and_forgets_the_oldest(server, gate, monkeypatch):
+@pytest.fixture
+def room_for_two(monkeypatch):
     monkeypatch.setattr(token_review, "_MAX_CACHED_REVIEWS", 2)
+
+
+def test_memory_is_bounded_and_forgets_the_oldest(room_for_two, server, gate):
     server.tokens["third"] = ACCOUNT.format("ml")
     for token in ("good", "other", "third"):
         gate.authenticate(token)
