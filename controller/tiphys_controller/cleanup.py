@@ -75,7 +75,7 @@ class _AlertRemoval:
 
     def __init__(self, store: Store, keys: list[str]) -> None:
         self._store = store
-        self._keys = sorted(keys, key=lambda one: one.endswith("/result.json"))
+        self._keys = sorted(keys, key=lambda key: key.endswith("/result.json"))
 
     def __call__(self) -> None:
         for key in self._keys:

@@ -115,7 +115,9 @@ class StepTimeUsage(Record):
     @property
     def elapsed_seconds(self) -> float:
         """Seconds from its first admission to its end, without pauses."""
-        return max(0.0, (self.ended_at - self.began_at).total_seconds() - sum(one.pause for one in self.recoveries))
+        return max(
+            0.0, (self.ended_at - self.began_at).total_seconds() - sum(recovery.pause for recovery in self.recoveries)
+        )
 
     @property
     def held_seconds(self) -> float:
@@ -324,7 +326,7 @@ def measure_time_usage(
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    submissions = {one.claim.submission: one for one in history.submissions}
+    submissions = {submission.claim.submission: submission for submission in history.submissions}
     pipeline, names, attempts = history.pipeline, history.names, history.read_attempts(window)
 
     def measure_step(step: str) -> StepTimeUsage:
@@ -379,7 +381,11 @@ def _read_checkpoint_moments(
     last = attempts[-1].claim
     lineage = last.lineage
     starts = find_restored_starts(attempts, events)
-    saved = {one.claim.attempt: one.end.last_checkpoint for one in attempts if one.end and one.end.last_checkpoint}
+    saved = {
+        attempt.claim.attempt: attempt.end.last_checkpoint
+        for attempt in attempts
+        if attempt.end and attempt.end.last_checkpoint
+    }
     if store is None or not lineage:
         return CheckpointMoments(starts=starts, saved=saved, at={})
     if last.attempt not in saved and (newest := read_newest_commit(store, lineage, last.attempt)) is not None:

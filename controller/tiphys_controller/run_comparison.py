@@ -63,7 +63,10 @@ def compare_runs(store: Store, before: str, after: str) -> RunComparison:
         *_compare("metric", _metrics(trees[0]), _metrics(trees[1])),
         *_compare("version", _versions(trees[0]), _versions(trees[1])),
     ]
-    named = (one.model_copy(update={"name": labels.get(one.step, one.step)}) for one in differences)
+    named = (
+        difference.model_copy(update={"name": labels.get(difference.step, difference.step)})
+        for difference in differences
+    )
     return RunComparison(before=before, after=after, differences=tuple(named))
 
 

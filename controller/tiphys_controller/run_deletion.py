@@ -139,7 +139,11 @@ def _decide(
     reasons = {run: list(own_reasons[run]) for run in runs}
     while True:
         deleted = {run for run in runs if not reasons[run]}
-        found = [one for one in dependencies if one.run in deleted and one.dependent not in deleted]
+        found = [
+            dependency
+            for dependency in dependencies
+            if dependency.run in deleted and dependency.dependent not in deleted
+        ]
         if not found:
             break
         for one in found:

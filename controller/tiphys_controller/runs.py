@@ -291,7 +291,7 @@ def describe_run(
         code_version=read_code_version(history.workflow) if changed else record.code_version,
         submissions=tuple(map(_submission_detail, history.submissions)),
         steps=steps,
-        models=tuple(one.report() for one in models if selects_step(selected, one.request.step)),
+        models=tuple(model.report() for model in models if selects_step(selected, model.request.step)),
         damaged=tuple(one.message for one in sorted({*history.damaged_records, *damaged})),
     )
 

@@ -113,7 +113,7 @@ def with_option_groups(command: CommandT) -> CommandT:
     names = tuple(signature.parameters)
     described: Any = run
     described.__signature__ = signature.replace(parameters=parameters)
-    described.__annotations__ = {one.name: one.annotation for one in parameters}
+    described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return cast("CommandT", run)
 
 

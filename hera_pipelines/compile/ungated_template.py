@@ -56,8 +56,8 @@ def _outputs(step: AuthoredStep, prefix: str) -> Manifest:
     folder = prefix + pod_outputs("{{workflow.uid}}", "{{pod.name}}")
     spec = step.spec()
     artifacts = [
-        {**one, "archive": {"none": {}}, "s3": {"key": f"{folder}{spec.artifact_file(one['name'])}"}}
-        for one in step.output_artifacts
+        {**artifact, "archive": {"none": {}}, "s3": {"key": f"{folder}{spec.artifact_file(artifact['name'])}"}}
+        for artifact in step.output_artifacts
     ]
     own = step.program.get("outputs") or {}
     return drop_empty_fields({**own, "artifacts": artifacts})

@@ -177,8 +177,12 @@ def _give_defaults_to_fan_ins(entry: Manifest, templates: list[Manifest]) -> Non
     }
     for task in tasks:
         arguments = list_declared(task, "arguments", "parameters") if references_to_items else []
-        lists = {one["name"] for one in arguments if str(one.get("value")).replace(" ", "") in references_to_items}
-        program = next((one for one in templates if lists and one["name"] == task.get("template")), {})
+        lists = {
+            argument["name"]
+            for argument in arguments
+            if str(argument.get("value")).replace(" ", "") in references_to_items
+        }
+        program = next((template for template in templates if lists and template["name"] == task.get("template")), {})
         for parameter in list_declared(program, "inputs", "parameters"):
             if parameter["name"] in lists and "value" not in parameter:
                 parameter.setdefault("default", "[]")

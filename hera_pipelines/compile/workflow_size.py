@@ -71,7 +71,9 @@ def _list_warning(spec: Manifest) -> str | None:
     """A sentence about the first list that the API server refuses where Argo's full CRDs are installed."""
     templates: list[Manifest] = spec["templates"]
     lists = {"spec.templates": templates}
-    lists |= {f"the tasks of template {one['name']!r}": list_declared(one, "dag", "tasks") for one in templates}
+    lists |= {
+        f"the tasks of template {template['name']!r}": list_declared(template, "dag", "tasks") for template in templates
+    }
     for name, entries in lists.items():
         if len(entries) > _MAX_LIST_ITEMS:
             return (

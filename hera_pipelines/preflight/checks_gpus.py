@@ -60,7 +60,7 @@ def _decide(observed: PreflightObservation, request: LeaseRequest) -> Finding:
             return failed(f"{admission.reason}: {admission.message}", remedy, request.step)
         case Deferred():
             remedy = f"see `tiphys queues show`, and after the submission `tiphys why RUN/{request.step}`"
-            reasons = "; ".join(f"{one.reason}: {one.message}" for one in admission.reasons)
+            reasons = "; ".join(f"{reason.reason}: {reason.message}" for reason in admission.reasons)
             return warning(f"{wanted} would not be granted even if nothing else ran: {reasons}", remedy, request.step)
         case Admitted() if observed.queues is None:
             return passed(f"{format_gpus(request.gpus, request.type_text)}: no queues are declared", request.step)

@@ -37,7 +37,11 @@ def find_made_claims(subject: PreflightSubject) -> dict[str, tuple[frozenset[str
         users = [
             pod
             for pod in subject.pods
-            if any(mount.get("name") == name for one in pod.containers for mount in one.get("volumeMounts") or [])
+            if any(
+                mount.get("name") == name
+                for container in pod.containers
+                for mount in container.get("volumeMounts") or []
+            )
         ]
         made[name] = (modes, users)
     return made

@@ -85,7 +85,7 @@ def _repeats_everything(strategy: Manifest) -> bool:
 def check_checkpoints(subject: PreflightSubject) -> Iterator[Finding]:
     """Long work can be continued: a training keeps checkpoints, and GPUs go to trainings."""
     for pod in subject.pods:
-        asked = [one for each in pod.containers for one in find_gpu_resources({"container": each})]
+        asked = [gpu_resource for each in pod.containers for gpu_resource in find_gpu_resources({"container": each})]
         if asked and not subject.steps_of(pod.template):
             sentence = (
                 f"a plain task asks for {asked[0].name}: no queue counts its GPUs, and a retry loses all of its work"

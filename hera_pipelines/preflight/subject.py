@@ -202,7 +202,10 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                     template=name,
                     step=step,
                     containers=tuple(
-                        container for one in specs for field in _CONTAINER_FIELDS for container in one.get(field) or []
+                        container
+                        for spec in specs
+                        for field in _CONTAINER_FIELDS
+                        for container in spec.get(field) or []
                     ),
                     main_images=tuple(str(one["containers"][0].get("image") or "") for one in specs),
                     volumes=tuple(chain.from_iterable(one.get("volumes") or [] for one in specs)),
@@ -235,7 +238,7 @@ def _iter_pod_specs(part: Any, depth: int = 0) -> Iterator[Manifest]:
         return
     if isinstance(part, dict):
         containers = part.get("containers")
-        if isinstance(containers, list) and containers and all(isinstance(one, dict) for one in containers):
+        if isinstance(containers, list) and containers and all(isinstance(container, dict) for container in containers):
             yield part
         for value in part.values():
             yield from _iter_pod_specs(value, depth + 1)

@@ -152,7 +152,7 @@ class _SpanDerivation:
     def _is_damaged(self, attempt: Attempt) -> bool:
         """Whether its end cannot be read. Then its span would say what is not known, and differ once it is restored."""
         key = RunLayout(self.history.record.run).attempt_end(attempt.claim.step, attempt.claim.attempt)
-        return any(one.key == key for one in self.history.damaged_records)
+        return any(record.key == key for record in self.history.damaged_records)
 
     def _step_span(self, step: str, submission: int, attempts: Sequence[Attempt], last: AttemptEnd) -> ReadableSpan:
         attributes: Attributes = {

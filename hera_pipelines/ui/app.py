@@ -275,7 +275,7 @@ class _Pages:
 
     def _list_known_runs(self) -> set[str]:
         """Runs that have a page, of those that were read so far."""
-        return {one.summary.run for one in self._index.runs}
+        return {run.summary.run for run in self._index.runs}
 
     def _find_waiting(self, view: RunView) -> list[WaitingRow]:
         """Requests of a run that wait for GPUs; none if the ledger does not answer, which its own page says."""
@@ -291,7 +291,7 @@ class _Pages:
         now, quotas = self._clock(), dict[str, int]()
         with contextlib.suppress(TiphysError):  # the page says so; what was held is known without the ledger
             quotas = self._queues().quotas
-        holds = (hold for one in self._index.runs for hold in one.holds)
+        holds = (hold for run in self._index.runs for hold in run.holds)
         title = f"GPUs held by queue in the last {'day' if days == 1 else f'{days} days'}"
         return render_shares_svg(title, holds, now - timedelta(days=days), now, quotas)
 

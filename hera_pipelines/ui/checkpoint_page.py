@@ -104,8 +104,14 @@ def _count_records(lineage: RunLineage, most: int) -> int:
 
 def _describe_lineage(name: str, report: CollectionReport, now: datetime) -> StepCheckpoints:
     rows = [
-        CheckpointRow(one.checkpoint, one.size_bytes, one.action, one.reasons, report.find_due_time(one, now))
-        for one in _order_decisions(report.decisions)
+        CheckpointRow(
+            decision.checkpoint,
+            decision.size_bytes,
+            decision.action,
+            decision.reasons,
+            report.find_due_time(decision, now),
+        )
+        for decision in _order_decisions(report.decisions)
     ]
     going = [row for row in rows if not row.stays]
     return StepCheckpoints(
@@ -114,5 +120,5 @@ def _describe_lineage(name: str, report: CollectionReport, now: datetime) -> Ste
 
 
 def _order_decisions(decisions: Sequence[RetentionDecision]) -> list[RetentionDecision]:
-    going = [one for action in _FIRST for one in reversed(decisions) if one.action is action]
+    going = [decision for action in _FIRST for decision in reversed(decisions) if decision.action is action]
     return [*going, *(one for one in decisions if one.action is RetentionAction.KEEP)]

@@ -54,7 +54,7 @@ def place_tasks(needs: Mapping[str, Sequence[str]]) -> DagPicture:
     }
     return DagPicture(
         tuple(boxes.values()),
-        tuple(_curve(boxes[one], box) for name, box in boxes.items() for one in needs[name]),
+        tuple(_curve(boxes[need], box) for name, box in boxes.items() for need in needs[name]),
         max((box.x for box in boxes.values()), default=0) + BOX_WIDTH + _EDGE,
         max((box.y for box in boxes.values()), default=0) + BOX_HEIGHT + _EDGE,
     )

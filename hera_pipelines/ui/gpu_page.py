@@ -100,7 +100,7 @@ class QueuesView:
         return QueuesView(
             self.place,
             self.queues,
-            tuple(one for one in self.holders if one.queue == queue),
+            tuple(holder for holder in self.holders if holder.queue == queue),
             tuple(one for one in self.waiting if one.queue == queue),
             self.hidden_holders,
             self.hidden_waiting,

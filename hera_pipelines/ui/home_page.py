@@ -98,7 +98,7 @@ def read_home_view(index: RunIndex, chosen: HomeFilter) -> HomeView:
     phases = [one.summary.phase.value for one in known]
     return HomeView(
         groups=tuple(
-            (pipeline, tuple(RunRow(one.summary, tuple(_timeline(one))) for one in runs))
+            (pipeline, tuple(RunRow(run.summary, tuple(_timeline(run))) for run in runs))
             for pipeline, runs in groupby(shown, key=lambda one: one.summary.pipeline)
         ),
         pipelines=tuple(sorted({one.summary.pipeline for one in known})),

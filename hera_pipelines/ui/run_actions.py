@@ -150,7 +150,7 @@ def read_action_view(
         plan = add_start_checkpoints(store, plan_run(store, run))
     elif action is RunAction.FORK:
         plan = backend.plan_fork(run, changed)
-    attempts = [one for step in detail.steps for one in step.attempts]
+    attempts = [attempt for step in detail.steps for attempt in step.attempts]
     obstacle = backend.find_obstacle(run, history.last_submission)
     if not obstacle and plan is not None and plan.refusal is not None:
         obstacle = plan.refusal.message
@@ -159,7 +159,7 @@ def read_action_view(
     return ActionView(
         action=action,
         detail=detail,
-        after=max((one.submission for one in detail.submissions), default=0),
+        after=max((submission.submission for submission in detail.submissions), default=0),
         nonce=nonce if action is RunAction.FORK else "",
         plan=plan,
         ending=tuple(one for one in attempts if not one.outcome) if action is RunAction.STOP else (),
@@ -196,7 +196,7 @@ class ActionDesk:
             newest = last.claim.submission if last else 0
             if newest != request.after and request.action is not RunAction.FORK:
                 digest = digest_idempotency_key(request.key)
-                if any(one.claim.key == digest for one in submissions):
+                if any(submission.claim.key == digest for submission in submissions):
                     return request.run
                 raise ConflictError(
                     f"run {request.run} has changed since this plan was shown: submission {newest} was made meanwhile; "

@@ -235,7 +235,7 @@ def read_run_view(
     history = open_history(store, run, max(MAX_MEASURED, window.stop))
     detail, usage = describe_run(history, submitter, window=window), usages.measure(history)
     attempts = sorted(
-        (one for step in detail.steps for one in step.attempts if number in (None, one.submission)),
+        (attempt for step in detail.steps for attempt in step.attempts if number in (None, attempt.submission)),
         key=lambda one: (one.opened_at, one.attempt),
         reverse=True,
     )

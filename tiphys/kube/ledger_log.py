@@ -99,7 +99,7 @@ def parse_head(status: JsonObject) -> LogHead:
     except (ValidationError, KeyError, TypeError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
         raise IntegrityError(f"log: {reason}") from error
-    if [one.get("n") for one in head.entries] != list(range(head.first, head.number + 1)):
+    if [entry.get("n") for entry in head.entries] != list(range(head.first, head.number + 1)):
         raise IntegrityError("log.entries: their numbers do not end with the number of the log")
     return head
 
@@ -235,7 +235,7 @@ class LedgerRecords:
                 raise LogDamagedError(f"{self._record_name(head.id, first)} is empty")
             entries += segment
             first += len(segment)
-        entries = [one for one in (*entries, *head.entries) if one["n"] > number]
+        entries = [entry for entry in (*entries, *head.entries) if entry["n"] > number]
         if [one["n"] for one in entries] != list(range(number + 1, head.number + 1)):
             raise LogDamagedError(f"entries are missing between {number} and {head.number}")
         return entries

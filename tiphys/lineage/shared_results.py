@@ -67,7 +67,7 @@ def list_shared_results(store: Store, selected: SharedResultFilter) -> list[Shar
         if memo.run in sources and _selects(selected, memo, source := sources[memo.run]):
             step = source.names.name(memo.step) if source.names else memo.step
             results.append(SharedResult(key, memo.run, source.pipeline, step, memo.attempt, memo.written_at))
-    return sorted(results, key=lambda one: (one.run, one.step, one.step_key))
+    return sorted(results, key=lambda result: (result.run, result.step, result.step_key))
 
 
 def drop_shared_result(store: Store, result: SharedResult) -> None:

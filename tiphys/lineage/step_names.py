@@ -243,7 +243,7 @@ def read_item_bindings(store: Store, run: str, submissions: Iterable[Submission]
     Costs a listing for each submission, and a read for each item.
     """
     layout = RunLayout(run)
-    keys = [info.key for one in submissions for info in store.list(layout.items(one.claim.submission))]
+    keys = [info.key for submission in submissions for info in store.list(layout.items(submission.claim.submission))]
     return [binding for binding in read_concurrently(lambda key: _read_binding(store, key), keys) if binding]
 
 

@@ -112,7 +112,11 @@ def _without_reuse_gate(manifest: Manifest) -> Manifest:
     gate, spec = f"{REUSE_TEMPLATE}-", manifest["spec"]
     if not str(spec.get("entrypoint")).startswith(gate):
         return manifest
-    kept = [one for one in spec.get("templates") or [] if one.get("name") not in (spec["entrypoint"], REUSE_TEMPLATE)]
+    kept = [
+        template
+        for template in spec.get("templates") or []
+        if template.get("name") not in (spec["entrypoint"], REUSE_TEMPLATE)
+    ]
     return {**manifest, "spec": {**spec, "entrypoint": spec["entrypoint"].removeprefix(gate), "templates": kept}}
 
 
@@ -178,7 +182,9 @@ def _read_step_specs(manifest: Manifest) -> Iterator[StepSpec]:
     """
     templates = manifest["spec"].get("templates", [])
     by_template = dict(read_template_specs(templates))
-    entry: Manifest = next((one for one in templates if one.get("name") == manifest["spec"].get("entrypoint")), {})
+    entry: Manifest = next(
+        (template for template in templates if template.get("name") == manifest["spec"].get("entrypoint")), {}
+    )
     for task in (entry.get("dag") or {}).get("tasks") or []:
         spec = by_template.get(task.get("template", ""))
         if spec is None:

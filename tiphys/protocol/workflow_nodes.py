@@ -149,13 +149,13 @@ class StepNode(NamedTuple):
     def _entries(self, side: str, kind: str) -> list[dict[str, Any]]:
         entries = self._side(side).get(kind) or []
         is_list = isinstance(entries, list)
-        if not is_list or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in entries):
+        if not is_list or not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
             raise UsageError(f"node {self.instance} has {kind} among its {side} that Argo did not write")
         return list(entries)
 
     def _values(self, side: str) -> dict[str, str]:
         entries = self._entries(side, "parameters")
-        return {one["name"]: str(one["value"]) for one in entries if one.get("value") is not None}
+        return {entry["name"]: str(entry["value"]) for entry in entries if entry.get("value") is not None}
 
 
 def find_step_nodes(workflow: str, nodes: Iterable[Mapping[str, Any]], tasks: Mapping[str, bool]) -> Iterator[StepNode]:

@@ -49,12 +49,12 @@ def find_known_inputs(
     arguments = body.get("arguments") or {}
     given = {one["name"]: one.get("value") for one in arguments.get("parameters") or []}
     values: dict[str, str] = {}
-    for one in declared.get("parameters") or []:
-        value = given.get(one["name"])
-        value = next((v for v in (value, one.get("value"), one.get("default")) if v is not None), None)
+    for parameter in declared.get("parameters") or []:
+        value = given.get(parameter["name"])
+        value = next((v for v in (value, parameter.get("value"), parameter.get("default")) if v is not None), None)
         if value is None:
             return None
-        values[one["name"]] = _argo_text(value)
+        values[parameter["name"]] = _argo_text(value)
     values.pop(ITEM_PARAMETER, None)
     values |= {
         f"{_WORKFLOW_PARAMETER}{name}": parameters.get(f"{_WORKFLOW_PARAMETER}{name}", "")
@@ -85,7 +85,7 @@ def _admit_inputs(pipeline: CompiledPipeline, step: str) -> Mapping[str, str]:
 
 def _bind_artifacts(declared: Sequence[Manifest], arguments: Sequence[Manifest]) -> list[dict[str, Any]] | None:
     """The input artifacts with their locations; None if one is made at run time."""
-    given = {one["name"]: one for one in arguments}
+    given = {argument["name"]: argument for argument in arguments}
     if any("from" in one or "fromExpression" in one for one in given.values()):
         return None
     return [{**one, **given.get(one["name"], {})} for one in declared]

@@ -135,7 +135,7 @@ def _locate_artifacts(
     store: Store, spec: StepSpec, uid: str, node: StepNode
 ) -> tuple[str, dict[str, str]] | OutputFault:
     """The folder of the pod and the key of each artifact, without a final slash."""
-    artifacts = {one["name"]: one for one in node.output_artifacts()}
+    artifacts = {artifact["name"]: artifact for artifact in node.output_artifacts()}
     prefix, keys = "", dict[str, str]()
     for name in spec.artifacts:
         place = find_artifact_place(artifacts.get(name) or {})

@@ -49,7 +49,7 @@ class DataVersion(Record):
 
 def encode_data_versions(versions: Iterable[DataVersion]) -> str:
     """The JSON list of the versions of a step, as its program gets it."""
-    return json.dumps([one.model_dump(mode="json") for one in versions])
+    return json.dumps([version.model_dump(mode="json") for version in versions])
 
 
 def check_data_bytes(versions: Iterable[DataVersion]) -> None:

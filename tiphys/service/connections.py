@@ -170,7 +170,7 @@ class LimitedConnection(H11Protocol):
             self._deadline = None
 
     def _end_oldest_waiting(self) -> None:
-        connections = (one for one in self.connections if isinstance(one, LimitedConnection))
+        connections = (connection for connection in self.connections if isinstance(connection, LimitedConnection))
         waiting = [one for one in connections if one._waits_for_caller and one.transport is not None]
         oldest = min(waiting, key=lambda one: one._opened_at)
         oldest.transport.abort()

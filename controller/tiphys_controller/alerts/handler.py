@@ -96,7 +96,9 @@ class AlertHandler:
         if claim is not None:
             return claim
         run = self.context.find_run(namespace, record.labels)
-        last = max((one.claim.submission for one in read_submissions(store, run)), default=0) if run else 0
+        last = (
+            max((submission.claim.submission for submission in read_submissions(store, run)), default=0) if run else 0
+        )
         claim = AlertClaimRecord(run=run, submission=last)
         return claim_record(store, alert_key(alert, "claim"), claim).record
 

@@ -131,7 +131,10 @@ def read_node_clocks(leases: Iterable[Object]) -> Iterable[NodeClock]:
     """Offsets of node clocks. A kubelet writes its own time into its Lease; the server records when it did."""
     for lease in leases:
         renewed = (lease.get("spec") or {}).get("renewTime")
-        written = max((one.get("time", "") for one in lease["metadata"].get("managedFields") or []), default="")
+        written = max(
+            (managed_field.get("time", "") for managed_field in lease["metadata"].get("managedFields") or []),
+            default="",
+        )
         if renewed and written:
             ahead = datetime.fromisoformat(renewed) - datetime.fromisoformat(written)
             yield NodeClock(lease["metadata"]["name"], ahead.total_seconds())
@@ -196,7 +199,7 @@ def _deployments(
     api: KubeApi, fallback_namespaces: Iterable[str], is_match: Callable[[Object], bool], labels: str = ""
 ) -> DeploymentSearch:
     try:
-        return DeploymentSearch(tuple(one for one in api.list(DEPLOYMENTS, None, labels).items if is_match(one)))
+        return DeploymentSearch(tuple(item for item in api.list(DEPLOYMENTS, None, labels).items if is_match(item)))
     except ForbiddenError as error:
         deployments: list[Object] = []
         for namespace in dict.fromkeys(fallback_namespaces):
@@ -267,7 +270,7 @@ def _namespace(api: KubeApi, tiphys: DeploymentSearch, opens_secrets: bool, name
         exists=_read_or_unknown(lambda: api.get(NAMESPACES, None, name) is not None),
         accounts=_read_or_unknown(lambda: names(SERVICE_ACCOUNTS, accounts)),
         config_maps=_read_or_unknown(lambda: names(CONFIG_MAPS, (PLUGIN_CONFIG,))),
-        secrets={one: _read_or_unknown(partial(read_secret, api, name, one)) for one in secrets},
+        secrets={secret: _read_or_unknown(partial(read_secret, api, name, secret)) for secret in secrets},
         permissions=_read_or_unknown(
             lambda: {
                 (account, right): is_permitted(api, name, (name, account), right)

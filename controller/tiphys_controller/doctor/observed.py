@@ -179,7 +179,8 @@ def find_argo_container(deployment: Object) -> Object:
     """The container of Argo's controller."""
     containers = _containers(deployment)
     return next(
-        (one for one in containers if any(ARGO_CONTROLLER in text for text in _container_texts(one))), containers[0]
+        (container for container in containers if any(ARGO_CONTROLLER in text for text in _container_texts(container))),
+        containers[0],
     )
 
 
@@ -194,7 +195,7 @@ def read_environment_value(container: Object, name: str) -> str | None:
 def has_flag(container: Object, flag: str) -> bool:
     """Whether the program is started with ``flag``, or ``flag=true``."""
     arguments = [*(container.get("command") or []), *(container.get("args") or [])]
-    return any(one in (flag, f"{flag}=true") for one in arguments)
+    return any(argument in (flag, f"{flag}=true") for argument in arguments)
 
 
 def read_argo_version(deployment: Object) -> ArgoVersion | None:
@@ -213,7 +214,7 @@ def read_component_label(deployment: Object) -> str:
 
 def find_plugin_mode(deployments: tuple[Object, ...]) -> PluginMode | None:
     """Plugin mode of the installation; None without a plugin."""
-    plugins = [one for one in deployments if read_component_label(one) == "plugin"]
+    plugins = [deployment for deployment in deployments if read_component_label(deployment) == "plugin"]
     if not plugins:
         return None
     arguments = [argument for container in _containers(plugins[0]) for argument in container.get("args") or []]
@@ -223,15 +224,18 @@ def find_plugin_mode(deployments: tuple[Object, ...]) -> PluginMode | None:
 def is_kueue_ledger(deployments: tuple[Object, ...]) -> bool:
     """Whether the plugin was installed with ``ledger.kind: kueue``."""
     arguments = [
-        argument for one in deployments for container in _containers(one) for argument in container.get("args") or []
+        argument
+        for deployment in deployments
+        for container in _containers(deployment)
+        for argument in container.get("args") or []
     ]
     return "--ledger-kind=kueue" in arguments
 
 
 def find_served_store(deployments: tuple[Object, ...], namespace: str) -> ServedStore | None:
     """The store of the plugin that serves ``namespace``; None if no such plugin was found."""
-    for one in deployments:
-        arguments = [argument for container in _containers(one) for argument in container.get("args") or []]
+    for deployment in deployments:
+        arguments = [argument for container in _containers(deployment) for argument in container.get("args") or []]
         url = next((argument.removeprefix("--store=") for argument in arguments if argument.startswith("--store=")), "")
         served = tuple(
             argument.removeprefix("--namespace=") for argument in arguments if argument.startswith("--namespace=")

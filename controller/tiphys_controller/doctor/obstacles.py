@@ -142,7 +142,7 @@ def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Ob
         return [Obstacle(name, namespace, "", sentence, remedy)]
     marks = {(WORKFLOW_LABEL, name), (WORKFLOW_UID_LABEL, metadata.get("uid"))}
     own = [pod for pod in pods if marks & (pod["metadata"].get("labels") or {}).items()]
-    warnings = {str((one.get("involvedObject") or {}).get("uid")): one for one in events}
+    warnings = {str((event.get("involvedObject") or {}).get("uid")): event for event in events}
     return [
         Obstacle(name, namespace, step, sentence, find_remedy(sentence, namespace))
         for step, sentence in (*_pod_obstacles(own, warnings, now), *_node_obstacles(workflow, own, now))
@@ -151,7 +151,9 @@ def find_obstacles(workflow: Object, pods: Iterable[Object], events: Iterable[Ob
 
 def distinct_obstacles(obstacles: Iterable[Obstacle]) -> list[Obstacle]:
     """The first obstacle of each cause in each Workflow: all items of a fan-out may wait for the same."""
-    by_cause = {(one.namespace, one.workflow, one.sentence): one for one in reversed(list(obstacles))}
+    by_cause = {
+        (obstacle.namespace, obstacle.workflow, obstacle.sentence): obstacle for obstacle in reversed(list(obstacles))
+    }
     return list(reversed(by_cause.values()))
 
 

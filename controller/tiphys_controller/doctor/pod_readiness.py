@@ -11,7 +11,7 @@ def build_readiness_path(pod: Object) -> str:
     """Path at the API server that leads to the pod's ``/readyz``, over TLS if its probe uses TLS."""
     metadata = pod["metadata"]
     containers = (pod.get("spec") or {}).get("containers") or []
-    probes = [((one.get("readinessProbe") or {}).get("httpGet") or {}).get("scheme") for one in containers]
+    probes = [((container.get("readinessProbe") or {}).get("httpGet") or {}).get("scheme") for container in containers]
     name = f"https:{metadata['name']}" if "HTTPS" in probes else metadata["name"]
     return f"/api/v1/namespaces/{metadata['namespace']}/pods/{name}:{READINESS_PORT}/proxy/readyz"
 
@@ -19,12 +19,12 @@ def build_readiness_path(pod: Object) -> str:
 def is_pod_ready(pod: Object) -> bool:
     """Whether Kubernetes considers the pod ready, and so routes requests to it."""
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
 def has_running_container(pod: Object) -> bool:
     """Whether a container of the pod runs, so that it can answer ``/readyz``."""
-    return any("running" in (one.get("state") or {}) for one in container_statuses(pod))
+    return any("running" in (status.get("state") or {}) for status in container_statuses(pod))
 
 
 def parse_readiness_reason(body: str) -> str:

@@ -36,7 +36,9 @@ def parse_stuck_agent_pod(pod: Object) -> StuckAgentPod | None:
     deleted = metadata.get("deletionTimestamp")
     if status.get("phase") != "Failed" and not deleted:
         return None
-    owners = [one["uid"] for one in metadata.get("ownerReferences") or [] if one.get("kind") == "Workflow"]
+    owners = [
+        reference["uid"] for reference in metadata.get("ownerReferences") or [] if reference.get("kind") == "Workflow"
+    ]
     if not owners:
         return None
     reason = " ".join(str(status[field]) for field in ("reason", "message") if status.get(field))

@@ -108,7 +108,11 @@ class AlertWorker:
         return name if is_recorded else ""
 
     def find_shutdowns(self, namespace: str) -> Mapping[str, str]:
-        return {one.uid: one.shutdown for one in self._view.workflows() if one.namespace == namespace and one.shutdown}
+        return {
+            workflow.uid: workflow.shutdown
+            for workflow in self._view.workflows()
+            if workflow.namespace == namespace and workflow.shutdown
+        }
 
     def record_handled(self, key: RunKey, alert: str, record: AlertRecord, done: AlertResultRecord) -> None:
         self._metrics.alerts.labels(done.outcome).inc()

@@ -89,7 +89,7 @@ class WorkerFactory:
         view = context.view
         self._health_tracker = ObservationHealthTracker(
             lambda: find_incomplete_reason(context.watches),
-            lambda: sum(one.auto_resume and not one.finished for one in view.workflows()),
+            lambda: sum(workflow.auto_resume and not workflow.finished for workflow in view.workflows()),
             context.limits,
             context.monotonic,
         )
@@ -177,7 +177,7 @@ def create_trigger_worker(
 
     def list_templates() -> list[Object]:
         scopes: Sequence[str | None] = (None,) if namespaces is None else namespaces
-        return [one for scope in scopes for one in list_trigger_templates(api, scope)]
+        return [template for scope in scopes for template in list_trigger_templates(api, scope)]
 
     @functools.cache
     def rate(_: str) -> TokenBucket:

@@ -104,7 +104,7 @@ class Janitor:
     def _clean_namespace(self, namespace: str, counted: Counter[CleanupKind], stop: threading.Event) -> None:
         store, now = self.stores(namespace), self.now()
         self._count_and_remove(find_garbage(store, now), counted, stop)
-        present, is_blind = {one.uid for one in self.view.workflows()}, bool(self.find_blind_reason())
+        present, is_blind = {workflow.uid for workflow in self.view.workflows()}, bool(self.find_blind_reason())
         presence = WorkflowPresence(self.cluster_name(), lambda bound: is_blind or bound.uid in present)
         self._count_and_remove(
             find_stalled_runs(store, presence, now, self._settled_runs[namespace], stop.is_set), counted, stop
@@ -112,7 +112,7 @@ class Janitor:
 
     def _find_orphaned_leases(self, stop: threading.Event) -> Iterator[CleanupFinding]:
         """Orphaned leases of served tenants. A damaged record hides only its own lease."""
-        alive = {one.uid for one in self.view.workflows() if not one.finished}
+        alive = {workflow.uid for workflow in self.view.workflows() if not workflow.finished}
         served = set() if self.find_blind_reason() else set(self.tenants())
         for lease in parse_held_leases(self.read_ledger()):
             if stop.is_set():
@@ -133,12 +133,12 @@ class Janitor:
     def _count_and_remove(
         self, findings: Iterable[CleanupFinding], counted: Counter[CleanupKind], stop: threading.Event
     ) -> None:
-        for one in findings:
+        for finding in findings:
             if stop.is_set():
                 return
-            counted[one.kind] += 1
-            if one.remove is not None:
-                self._remove(one, one.remove)
+            counted[finding.kind] += 1
+            if finding.remove is not None:
+                self._remove(finding, finding.remove)
 
     def _remove(self, finding: CleanupFinding, remove: Callable[[], object]) -> None:
         if not self.is_leader():
@@ -172,7 +172,7 @@ class NamespaceSnapshot:
 
     def build_workflow_presence(self) -> WorkflowPresence:
         """Presence of the namespace's Workflows; Workflows of other namespaces count as present."""
-        present = {one.uid for one in self._workflows}
+        present = {workflow.uid for workflow in self._workflows}
         return WorkflowPresence(
             identify_cluster(self._api), lambda bound: bound.namespace != self.namespace or bound.uid in present
         )
@@ -205,4 +205,4 @@ class NamespaceSnapshot:
                 yield finding
 
     def _running_workflow_uids(self) -> set[str]:
-        return {one.uid for one in self._workflows if not one.finished}
+        return {workflow.uid for workflow in self._workflows if not workflow.finished}

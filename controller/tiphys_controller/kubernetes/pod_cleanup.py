@@ -85,7 +85,7 @@ class GangCleaner:
 
     def end_finished(self) -> None:
         """Delete the gangs of ended Workflows. A namespace that fails is checked again in the next round."""
-        ended = {_ended_workflow(one): one for one in self._view.workflows() if must_end_gangs(one)}
+        ended = {_ended_workflow(workflow): workflow for workflow in self._view.workflows() if must_end_gangs(workflow)}
         self._done &= ended.keys()
         self._first_looks = {key: at for key, at in self._first_looks.items() if key in ended}
         due = {key: one for key, one in ended.items() if self._is_due(key)}
@@ -103,7 +103,7 @@ class GangCleaner:
 
     def end_lost(self) -> None:
         """Delete gangs with a member that its node did not end long after the deletion."""
-        live = [one for one in self._view.workflows() if one.gangs and not one.finished]
+        live = [workflow for workflow in self._view.workflows() if workflow.gangs and not workflow.finished]
         for namespace in sorted({one.namespace for one in live}):
             backends = {kind for one in live if one.namespace == namespace for kind in one.gangs}
             with self._guard.visit(namespace=namespace):
@@ -181,7 +181,7 @@ class AgentPodCleaner:
 
     def delete_stuck_pods(self) -> None:
         """Delete agent pods that block a running Workflow. A failed deletion is retried in the next round."""
-        live = {one.uid: one for one in self._view.workflows() if not one.finished}
+        live = {workflow.uid: workflow for workflow in self._view.workflows() if not workflow.finished}
         stuck = self._view.stuck_agent_pods()
         self._deleted &= {pod.uid for pod in stuck}
         for pod in select_agent_pods_to_delete(stuck, live, self._now()):

@@ -121,7 +121,7 @@ class WatchCache:
     def namespaces(self) -> list[str]:
         """Namespaces with a Workflow."""
         with self._changed:
-            return sorted({one.namespace for one in self._workflows.values()})
+            return sorted({workflow.namespace for workflow in self._workflows.values()})
 
     def stuck_agent_pods(self) -> list[StuckAgentPod]:
         """All agent pods that do not work."""

@@ -212,7 +212,7 @@ def possible_run_names(workflow: WorkflowView) -> list[str]:
             [
                 *_valid_run_names(workflow.admitted_run),
                 *_valid_run_names(workflow.name),
-                *[f"{one}-{workflow.uid[:5].lower()}" for one in _valid_run_names(short)],
+                *[f"{name}-{workflow.uid[:5].lower()}" for name in _valid_run_names(short)],
             ]
         )
     )

@@ -206,7 +206,7 @@ def find_changed_steps(
     reasons: dict[str, list[str]] = {}
     for name, spec in after.steps.items():
         previous = before.steps.get(name)
-        step_findings = [one for one in findings if one.step == name]
+        step_findings = [finding for finding in findings if finding.step == name]
         if previous is None or not step_findings:
             continue
         program = (previous.template, previous.output_parameters, previous.artifacts) != (
@@ -214,7 +214,7 @@ def find_changed_steps(
             spec.output_parameters,
             spec.artifacts,
         )
-        inputs = any(one.drift in (DriftClass.PARAMETERS, DriftClass.DATA) for one in step_findings)
+        inputs = any(step_finding.drift in (DriftClass.PARAMETERS, DriftClass.DATA) for step_finding in step_findings)
         if program or inputs:
             reasons[name] = list(
                 dict.fromkeys(one.drift.value for one in step_findings if one.drift not in _DRIFTS_OUTSIDE_STEP_KEY)
@@ -231,7 +231,7 @@ def check_drift_allowed(findings: Sequence[DriftFinding], run: str, is_fork: boo
     Raises:
         ConflictError: a change is refused, or allowed only in a fork.
     """
-    refused = [one for one in findings if one.action is DriftAction.REFUSE]
+    refused = [finding for finding in findings if finding.action is DriftAction.REFUSE]
     if refused:
         raise ConflictError(
             f"run {run} may not go on with this: {_summarize_drift(refused)}; revert it, or allow it this time with "

@@ -143,7 +143,7 @@ class RunState:
     @cached_property
     def last_due_submission(self) -> Mapping[str, int]:
         """By step or item, the last submission that was to run it. Older results may rest on changed inputs."""
-        return {step: one.claim.submission for one in self.submissions for step in one.claim.steps}
+        return {step: submission.claim.submission for submission in self.submissions for step in submission.claim.steps}
 
     def _check_age(self, step: str, recorded: StepState, since: int) -> StepState:
         end = self.ends.get((step, recorded.attempt)) if recorded.attempt else None
@@ -361,4 +361,6 @@ def _list_pod_outputs(history: RunHistory, listing: RunListing) -> None:
         origins = {one.pod: one for one in listed if one is not None and one.run == history.run}
         listing.add_pod_outputs(store.list(workflow_outputs(uid)) if origins else (), origins)
 
-    read_concurrently(read, [one.binding.uid for one in history.submissions if one.binding is not None])
+    read_concurrently(
+        read, [submission.binding.uid for submission in history.submissions if submission.binding is not None]
+    )

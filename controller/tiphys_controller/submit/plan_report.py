@@ -116,12 +116,12 @@ def _step_report(run_plan: RunPlan, task: TaskPlan) -> StepReport:
         needs=tuple(sorted(run_plan.graph.tasks[task.name].needs)),
         items=tuple(
             ItemReport(
-                step=one.step,
-                name=run_plan.names.name(one.step),
-                item=one.item,
-                done=one.state.is_done,
-                reason=one.state.reason,
+                step=item.step,
+                name=run_plan.names.name(item.step),
+                item=item.item,
+                done=item.state.is_done,
+                reason=item.state.reason,
             )
-            for one in task.items
+            for item in task.items
         ),
     )

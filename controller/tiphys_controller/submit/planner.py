@@ -209,9 +209,9 @@ def _find_resumed_trainings(
         pipeline.steps[name] for name in decisions.running_tasks if name in pipeline.steps and name not in rerun_steps
     ]
     return [
-        one.name
-        for one in specs
-        if one.checkpoints and not pipeline.checkpoint_volume_url(one.name) and one.name in state.steps
+        spec.name
+        for spec in specs
+        if spec.checkpoints and not pipeline.checkpoint_volume_url(spec.name) and spec.name in state.steps
     ]
 
 

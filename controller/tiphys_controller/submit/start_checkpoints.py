@@ -58,9 +58,9 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
 
     steps = [
         step
-        for one in trainings
-        if pipeline.steps[one.name].checkpoints and not pipeline.checkpoint_volume_url(one.name)
-        for step in ([item.step for item in one.items if not item.done] if one.items else [one.name])
+        for training in trainings
+        if pipeline.steps[training.name].checkpoints and not pipeline.checkpoint_volume_url(training.name)
+        for step in ([item.step for item in training.items if not item.done] if training.items else [training.name])
     ]
     starts = dict(zip(steps, read_concurrently(find, steps), strict=True))
     return report.model_copy(

@@ -79,7 +79,11 @@ def without_marks(template: Manifest) -> Manifest:
 
 def requested_gpus(template: Manifest) -> int:
     """GPUs in the resources of the container that a lease can grant."""
-    own = (one for one in find_gpu_resources(template) if not one.container and one.name == GPU)
+    own = (
+        gpu_resource
+        for gpu_resource in find_gpu_resources(template)
+        if not gpu_resource.container and gpu_resource.name == GPU
+    )
     return max((int(one.amount) for one in own if one.amount.isascii() and one.amount.isdigit()), default=0)
 
 

@@ -68,7 +68,9 @@ class Adoption:
         """Annotations for the templates that become steps and have none; empty for a Workflow that stays."""
         if self.refusal:
             return {}
-        chosen = (one for one in self.proposals if one.kind is not AdoptedKind.PLAIN and not one.is_marked)
+        chosen = (
+            proposal for proposal in self.proposals if proposal.kind is not AdoptedKind.PLAIN and not proposal.is_marked
+        )
         return {one.template: {marks.ADOPT: one.kind.value} for one in chosen}
 
 
@@ -164,7 +166,7 @@ def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bo
 def _describe_refusal(spec: Manifest, proposals: list[Proposal]) -> str:
     """Why a Workflow without a step stays as it is: what its tasks run, and how that becomes a step."""
     entry = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
-    reasons = [f"template {one.template!r}: {one.reason}" for one in proposals if one.tasks]
+    reasons = [f"template {proposal.template!r}: {proposal.reason}" for proposal in proposals if proposal.tasks]
     if referring := next((task for task in list_tasks(entry) if task.get("templateRef")), None):
         library = referring["templateRef"].get("name")
         reasons.append(f"templateRef {library!r} is another object; copy the template that it names into this file")

@@ -87,7 +87,7 @@ def list_tasks(template: Manifest) -> list[Manifest]:
 def inline_templates(spec: Manifest) -> dict[str, Manifest]:
     """Tasks of the entry point that have their template within them, by `marks.inline_name`."""
     entry: Manifest = next(
-        (one for one in spec.get("templates") or [] if one.get("name") == spec.get("entrypoint")), {}
+        (template for template in spec.get("templates") or [] if template.get("name") == spec.get("entrypoint")), {}
     )
     return {marks.inline_name(entry["name"], task["name"]): task for task in list_tasks(entry) if task.get("inline")}
 
@@ -342,7 +342,7 @@ def _make_program(spec: Manifest, template: Manifest, kind: AdoptedKind, name: s
     if not is_leaf(template):
         raise UsageError(f"template {name!r} is no container, so no step can be made of it; drop its {marks.ADOPT}")
     outputs = (template.get("outputs") or {}).get("artifacts") or []
-    if collected := next((one["name"] for one in outputs if one.get("artifactGC")), None):
+    if collected := next((output["name"] for output in outputs if output.get("artifactGC")), None):
         raise UsageError(
             f"template {name!r}: artifactGC would delete its output {collected!r}, which a resume would take over; "
             "drop it, or leave the template plain"
@@ -367,7 +367,9 @@ def mounts_workflow_volume(template: Manifest, spec: Manifest) -> bool:
     made = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates") or []}
     containers = [template.get("container"), template.get("script"), *(template.get("sidecars") or [])]
     containers += template.get("initContainers") or []
-    return any(mount["name"] in made for one in containers if one for mount in one.get("volumeMounts") or [])
+    return any(
+        mount["name"] in made for container in containers if container for mount in container.get("volumeMounts") or []
+    )
 
 
 def _wrap_program(step: Manifest, template: Manifest, name: str) -> None:

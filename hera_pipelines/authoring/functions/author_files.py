@@ -150,7 +150,9 @@ class AuthorFile:
     def future(self) -> list[Statement]:
         """Its imports of ``__future__``, which hold for all of its statements."""
         return [
-            one for one in self.statements if isinstance(one.node, ast.ImportFrom) and one.node.module == "__future__"
+            statement
+            for statement in self.statements
+            if isinstance(statement.node, ast.ImportFrom) and statement.node.module == "__future__"
         ]
 
     def segment(self, statement: Statement) -> str:

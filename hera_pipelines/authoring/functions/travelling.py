@@ -166,7 +166,7 @@ class TravellingCode:
 
     def _gives(self, file: AuthorFile, name: str) -> bool:
         """Whether ``file`` has a name, also by ``from … import *``."""
-        return name in file.defined or any(self._star_gives(file, one, name) for one in file.statements)
+        return name in file.defined or any(self._star_gives(file, statement, name) for statement in file.statements)
 
     def _star_gives(self, file: AuthorFile, statement: Statement, name: str) -> bool:
         node = statement.node

@@ -102,7 +102,7 @@ def _write(screen: Screen, adoptions: "Sequence[Adoption]", target: Path) -> Non
 
 
 def _file_row(adoption: "Adoption") -> tuple[str, str, str]:
-    counts = Counter(one.kind.value for one in adoption.proposals if one.tasks)
+    counts = Counter(proposal.kind.value for proposal in adoption.proposals if proposal.tasks)
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items(), reverse=True))
     return (
         str(adoption.document.path),
@@ -112,20 +112,20 @@ def _file_row(adoption: "Adoption") -> tuple[str, str, str]:
 
 
 def _template_rows(adoption: "Adoption") -> Iterator[tuple[str, str, str, str]]:
-    for one in adoption.proposals:
-        yield str(one.line or "-"), one.template, one.kind.value, one.reason
+    for proposal in adoption.proposals:
+        yield str(proposal.line or "-"), proposal.template, proposal.kind.value, proposal.reason
 
 
 def _document(adoption: "Adoption") -> dict[str, Any]:
     templates = [
         {
-            "template": one.template,
-            "line": one.line,
-            "becomes": one.kind.value,
-            "reason": one.reason,
-            "tasks": list(one.tasks),
+            "template": proposal.template,
+            "line": proposal.line,
+            "becomes": proposal.kind.value,
+            "reason": proposal.reason,
+            "tasks": list(proposal.tasks),
         }
-        for one in adoption.proposals
+        for proposal in adoption.proposals
     ]
     return {
         "file": str(adoption.document.path),

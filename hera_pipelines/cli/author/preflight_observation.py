@@ -269,4 +269,4 @@ def _read_plugin_version(api: "KubeApi", namespace: str, cluster: ClusterObserva
         found = None
     labelled = [found, *cluster.tiphys.found] if found else cluster.tiphys.found
     labels = [((one or {}).get("metadata") or {}).get("labels") or {} for one in labelled]
-    return next((str(one[_VERSION_LABEL]) for one in labels if one.get(_VERSION_LABEL)), "")
+    return next((str(label[_VERSION_LABEL]) for label in labels if label.get(_VERSION_LABEL)), "")

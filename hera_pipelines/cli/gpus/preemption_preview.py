@@ -48,7 +48,7 @@ def preview_preemption(
     selection = select_victims(*preemptor, lost, now, cache=cache)
     if isinstance(selection, NoVictims) and (later := _find_later_moves(*preemptor, now, cache)) is not None:
         moment, leases = later
-        names = " and ".join(format_step_name(one.request) for one in leases)
+        names = " and ".join(format_step_name(lease.request) for lease in leases)
         time = f"from {format_clock_time(moment)} on, once a checkpoint has just been saved"
         moves = f"{names} would be moved to other nodes {time}"
         return replace(selection, message=f"{selection.message}; {moves}")

@@ -348,8 +348,8 @@ def _describe_loss(loss: QueueLoss) -> str:
     if not loss.alternatives:
         return f"{described}; no other setting that was tried makes it less without making all jobs wait longer"
     better = (
-        f"with {_describe_settings(one.settings)} {format_duration(one.completion_seconds)}"
-        for one in loss.alternatives
+        f"with {_describe_settings(alternative.settings)} {format_duration(alternative.completion_seconds)}"
+        for alternative in loss.alternatives
     )
     return f"{described}; it would be: {', '.join(better)}"
 

@@ -166,8 +166,8 @@ def _print_attempt(
             shown.print_log(screen, log)
     if not printed:
         if attempt.end is None and (obstacles := _find_obstacles(command, attempt, submission, cluster_options)):
-            for one in obstacles:
-                screen.note(f"── {shown} has not started: {one.sentence}; {one.remedy}")
+            for obstacle in obstacles:
+                screen.note(f"── {shown} has not started: {obstacle.sentence}; {obstacle.remedy}")
             return True
         end = f"; it ended: {attempt.end.message}" if attempt.end and attempt.end.message else ""
         screen.note(f"── {shown}: its pods are gone, and no archive has their output{end}")

@@ -105,17 +105,19 @@ class ClusterGpus:
         held = count_held_gpus(state)
         nodes = [
             NodeRow(
-                name=one.node.name,
-                gpu_type=flavors.gpu_kind_of(one.node) or f"{one.node.gpu_type}, no flavor",
-                gpus=one.node.gpus,
-                held=held[one.node.name],
-                others=one.node.foreign_gpus,
-                free=count_free_gpus(one, held[one.node.name], flavors),
-                topology=" / ".join(text for text in (one.node.block, one.node.rack, one.node.nvlink_domain) if text),
-                status=describe_node_status(one),
-                evidence=tuple((item.source, item.message, item.at) for item in one.verdict.evidence),
+                name=node.node.name,
+                gpu_type=flavors.gpu_kind_of(node.node) or f"{node.node.gpu_type}, no flavor",
+                gpus=node.node.gpus,
+                held=held[node.node.name],
+                others=node.node.foreign_gpus,
+                free=count_free_gpus(node, held[node.node.name], flavors),
+                topology=" / ".join(
+                    text for text in (node.node.block, node.node.rack, node.node.nvlink_domain) if text
+                ),
+                status=describe_node_status(node),
+                evidence=tuple((item.source, item.message, item.at) for item in node.verdict.evidence),
             )
-            for one in observe_cluster_nodes(api, settings, flavors, state.leases)
+            for node in observe_cluster_nodes(api, settings, flavors, state.leases)
         ]
         uses_nodes = isinstance(rules, Queues) and rules.cluster_nodes is not None
         notes = () if uses_nodes else ("The queues ignore the nodes of the cluster.",)
@@ -140,7 +142,9 @@ def describe_queues(place: str, state: LedgerState, notes: Sequence[str], *, exp
     now, rules, cache = utc_now(), state.queues, SchedulerCache()
     if isinstance(rules, MisconfiguredQueues):
         notes = [*notes, f"no GPUs are granted: {rules.message}"]
-    policies = {one.name: describe_queue_policies(one) for one in rules.queues} if isinstance(rules, Queues) else {}
+    policies = (
+        {queue.name: describe_queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
+    )
     previews = _PREVIEWED_ENTRIES // max(1, len(state.leases) + len(state.pending))
     waiting = [
         _explain_waiting(state, pending, now, cache, previews=number < previews)
@@ -185,7 +189,10 @@ def _explain_waiting(
 
 def _describe_kueue(kueue: KueueView) -> QueuesView:
     state = kueue.ledger_state
-    waiting = [_describe_waiting(one, kueue.explain(one), ()) for one in state.pending[:MAX_REQUESTS]]
+    waiting = [
+        _describe_waiting(waiting_request, kueue.explain(waiting_request), ())
+        for waiting_request in state.pending[:MAX_REQUESTS]
+    ]
     return QueuesView(
         place="Kueue",
         queues=tuple(
@@ -239,5 +246,5 @@ def _list_reasons(admission: Admission | None) -> Iterator[tuple[str, str]]:
         case Rejected():
             yield str(admission.reason), f"{admission.message}; the step fails at its next request, within seconds"
         case Deferred():
-            for one in admission.reasons or (admission,):
-                yield str(one.reason), one.message
+            for reason in admission.reasons or (admission,):
+                yield str(reason.reason), reason.message

@@ -125,7 +125,7 @@ def runs(
                 str(summary.submissions),
                 str(summary.attempts),
                 _optional_time(summary.last_activity),
-                next((one.reason for one in obstacles[summary.workflow]), summary.reason),
+                next((obstacle.reason for obstacle in obstacles[summary.workflow]), summary.reason),
             )
             for summary in summaries
         ],
@@ -162,7 +162,10 @@ def diff(
     if not comparison.differences:
         screen.note(f"{before} and {after} do not differ")
         return
-    rows = [(one.kind, one.name, one.field, *format_change(one.before, one.after)) for one in comparison.differences]
+    rows = [
+        (difference.kind, difference.name, difference.field, *format_change(difference.before, difference.after))
+        for difference in comparison.differences
+    ]
     screen.table(("WHAT", "STEP", "FIELD", before, after), rows)
 
 
@@ -210,7 +213,7 @@ def remove(
     else:
         document = {"apiVersion": API_VERSION, "kind": "RunDeletion", "store": run_store.url, "dry_run": not yes}
         screen.document({**document, "runs": [one._asdict() for one in deletions]}, output)
-    kept = [one for one in deletions if one.kept_because]
+    kept = [deletion for deletion in deletions if deletion.kept_because]
     if yes and kept:
         raise ConflictError(f"run {kept[0].run} was kept: {kept[0].kept_because[0]}")
 
@@ -219,13 +222,13 @@ def _show_deletions(screen: Screen, deletions: Sequence[RunDeletion], done: bool
     word = "deleted" if done else "would be deleted"
     rows = [
         (
-            one.run,
-            Text("kept", style="green") if one.kept_because else Text(word, style="red"),
-            f"{one.objects:,}",
-            format_bytes(one.size_bytes),
-            "; ".join(one.kept_because),
+            deletion.run,
+            Text("kept", style="green") if deletion.kept_because else Text(word, style="red"),
+            f"{deletion.objects:,}",
+            format_bytes(deletion.size_bytes),
+            "; ".join(deletion.kept_because),
         )
-        for one in deletions
+        for deletion in deletions
     ]
     screen.table(("RUN", "STATE", "OBJECTS", "SIZE", "WHY"), rows, wraps=True)
     if not done and any(not one.kept_because for one in deletions):
@@ -265,8 +268,8 @@ def get(
         screen.document(detail.model_dump(mode="json", by_alias=True) | _obstacle_fields(obstacles), output)
         return
     _show_summary(screen, detail)
-    for one in obstacles:
-        screen.show(Text(one.reason, style="yellow"))
+    for obstacle in obstacles:
+        screen.show(Text(obstacle.reason, style="yellow"))
     screen.show("")
     has_items = any(attempt.item for step in detail.steps for attempt in step.attempts)
     key_columns = ("STEP", "ITEM") if has_items else ("STEP",)
@@ -292,7 +295,7 @@ def _find_obstacles(
 
 
 def _obstacle_fields(obstacles: "Sequence[Obstacle]") -> dict[str, Any]:
-    return {"obstacles": [one._asdict() for one in obstacles]} if obstacles else {}
+    return {"obstacles": [obstacle._asdict() for obstacle in obstacles]} if obstacles else {}
 
 
 def choose_submitter(

@@ -269,8 +269,8 @@ def _show(
         return
     for line in chain.from_iterable(map(describe_failure, failures)):
         screen.show(line)
-    for one in obstacles:
-        screen.show(Text(f"{one}\n  {one.remedy}"))
+    for obstacle in obstacles:
+        screen.show(Text(f"{obstacle}\n  {obstacle.remedy}"))
 
 
 def _show_pending(screen: Screen, explanation: "_PendingExplanation", now: datetime, *, is_exact: bool) -> None:
@@ -366,7 +366,7 @@ def _why_document(
         ],
         "waiting": [_pending_document(explanation) for explanation in explanations],
         "failures": [failure_document(failure) for failure in failures],
-        "obstacles": [one._asdict() for one in obstacles],
+        "obstacles": [obstacle._asdict() for obstacle in obstacles],
     }
 
 

@@ -67,7 +67,7 @@ def register(
         document = {"apiVersion": API_VERSION, "kind": "RegistrationList", "store": run_store.url, "run": run}
         screen.document({**document, "registrations": [one.model_dump(mode="json") for one in reports]}, output)
         return
-    rows = ((one.step, one.model, _state(one), one.alias, one.source) for one in reports)
+    rows = ((report.step, report.model, _state(report), report.alias, report.source) for report in reports)
     screen.table(("STEP", "MODEL", "VERSION", "ALIAS", "SOURCE"), rows, wraps=True)
 
 

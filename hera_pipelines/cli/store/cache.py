@@ -78,14 +78,14 @@ def _show_results(screen: Screen, results: Sequence[SharedResult], done: bool) -
     state = Text("dropped" if done else "would be dropped", style="red")
     rows = [
         (
-            one.step,
-            one.run,
-            one.pipeline,
-            format_local_time(one.shared_at) if one.shared_at else "",
+            result.step,
+            result.run,
+            result.pipeline,
+            format_local_time(result.shared_at) if result.shared_at else "",
             state,
-            one.damage,
+            result.damage,
         )
-        for one in results
+        for result in results
     ]
     screen.table(("STEP", "RUN", "PIPELINE", "SHARED", "STATE", "WHY"), rows, hide=("PIPELINE", "SHARED"), wraps=True)
     if not done:

@@ -81,11 +81,11 @@ class PreemptionLoop(PeriodicTask):
         state, failed_requests = self._ledger.snapshot(), 0
         now = self._clock()
         preemptors = {
-            one.preemption.preemptor
-            for one in state.leases
-            if one.preemption is not None and is_expected_to_end(one, now)
+            lease.preemption.preemptor
+            for lease in state.leases
+            if lease.preemption is not None and is_expected_to_end(lease, now)
         }
-        pending = [one for one in state.pending if one.request.queue == queue.name]
+        pending = [waiting_request for waiting_request in state.pending if waiting_request.request.queue == queue.name]
         for preemptor in sorted(pending, key=lambda one: queue_position(queue, one)):
             if failed_requests == _MAX_FAILED_REQUESTS:
                 return
@@ -137,7 +137,7 @@ def _log_preemption(lease: Lease, preemptor: PendingRequest, selection: VictimSe
         run=request.run,
         step=request.step,
         attempt=request.attempt,
-        gpus=sum(one.request.gpus for one in victims),
+        gpus=sum(victim.request.gpus for victim in victims),
         for_whom=format_step_name(preemptor.request),
         moves=lease.id in selection.moved_leases,
         deadline=str(notice.deadline) if notice else "",

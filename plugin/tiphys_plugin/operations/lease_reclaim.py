@@ -180,7 +180,9 @@ def _restore_lease(context: PluginContext, attempt: _LiveAttempt) -> None:
         gpu_type = claim.flavor or claim.gpu_type or None
         running = sum(pod.holds_gpus for pod in attempt.pods)
         earlier = [
-            one for one in read_step_attempts(context.store, claim.run, claim.step) if one.claim.attempt < claim.attempt
+            step_attempt
+            for step_attempt in read_step_attempts(context.store, claim.run, claim.step)
+            if step_attempt.claim.attempt < claim.attempt
         ]
         request = rebuild_lease_request(attempt, bound, earlier)
         gpus = context.ledger.restore(claim.lease, request, gpu_type, _nodes_of_members(attempt), running)
@@ -197,13 +199,13 @@ def attained_service(gpu: GpuRequest, attempts: Sequence[Attempt]) -> tuple[floa
 
     The second is in seconds of Unix time; None if none has held GPUs.
     """
-    holders = [one for one in attempts if one.claim.lease]
+    holders = [attempt for attempt in attempts if attempt.claim.lease]
     held = [
         gpu.gpus_for(claim.members) * max(0.0, (end.ended_at - claim.written_at).total_seconds())
         for claim, end in holders
         if end is not None
     ]
-    return sum(held), min((one.claim.written_at.timestamp() for one in holders), default=None)
+    return sum(held), min((holder.claim.written_at.timestamp() for holder in holders), default=None)
 
 
 def rebuild_lease_request(

@@ -83,7 +83,11 @@ class PendingRequestSweep(_WorkflowSweep):
 
     def _select_requests(self) -> list[LeaseRequest]:
         """One request of each Workflow that this round reads."""
-        pending = [one.request for one in self._ledger.snapshot().pending if self._stores.serves(one.request.namespace)]
+        pending = [
+            waiting_request.request
+            for waiting_request in self._ledger.snapshot().pending
+            if self._stores.serves(waiting_request.request.namespace)
+        ]
         by_workflow = list({request.uid: request for request in pending}.values())
         first, others = by_workflow[:_FIRST_WORKFLOWS], by_workflow[_FIRST_WORKFLOWS:]
         selected = first + self._take_turns(others)

@@ -56,8 +56,12 @@ def decide_reuse(calls: Sequence[StepCall]) -> ExecuteReply:
         sentences.append(f"{name} is {describe_reuse(reuse.take_over(call, lookup.end))}")
         taken[name] = collect_step_outputs(lookup.end)
         outputs = publish.build_outputs(call, lookup.end.outputs)
-        values |= {reuse_output(name): "true"} | {reuse_output(name, one.name): one.value for one in outputs.parameters}
-        artifacts += [ArtifactValue(name=reuse_output(name, one.name), s3=one.s3) for one in outputs.artifacts]
+        values |= {reuse_output(name): "true"} | {
+            reuse_output(name, parameter.name): parameter.value for parameter in outputs.parameters
+        }
+        artifacts += [
+            ArtifactValue(name=reuse_output(name, artifact.name), s3=artifact.s3) for artifact in outputs.artifacts
+        ]
     nothing = "" if taken else "Nothing is taken over: no other run shares a result of the same program and inputs"
     rest = len(sentences) - _MAX_NAMED
     more = f"and {rest} more, see `tiphys get {calls[0].run}`" if rest > 0 else ""

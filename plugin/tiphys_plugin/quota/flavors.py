@@ -154,7 +154,7 @@ class FlavorSet:
     @cached_property
     def label_keys(self) -> frozenset[str]:
         """Keys of all node labels that flavors use."""
-        return frozenset(key for one in self.flavors for key in one.node_labels)
+        return frozenset(key for flavor in self.flavors for key in flavor.node_labels)
 
     def is_unflavored(self, gpu_type: str) -> bool:
         """Whether no flavor has this GPU type or name."""
@@ -173,7 +173,9 @@ class FlavorSet:
         if self.is_unflavored(node.gpu_type):
             return node.gpu_type
         candidates = self.by_gpu_type.get(node.gpu_type, ())
-        return next((one.name for one in candidates if one.node_labels.items() <= node.labels.items()), "")
+        return next(
+            (candidate.name for candidate in candidates if candidate.node_labels.items() <= node.labels.items()), ""
+        )
 
     def sort_gpu_kinds(self, kinds: Iterable[str]) -> list[str]:
         """Flavors in the order of declaration, then types without flavors by name."""

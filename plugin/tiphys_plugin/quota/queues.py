@@ -116,7 +116,7 @@ class Queues(BaseModel):
 
     def _check_existence(self, gpu_inventory: Mapping[str, InventoryEntry]) -> None:
         """Only for declared GPUs: a kind that is missing there was forgotten or misspelt."""
-        if missing := [one.name for one in self.flavors if one.name not in gpu_inventory]:
+        if missing := [flavor.name for flavor in self.flavors if flavor.name not in gpu_inventory]:
             raise ValueError(f"there are no GPUs of flavor {missing[0]!r}; declare them, or drop the flavor")
         for queue in self.queues:
             if unknown := [name for name in queue.gpus if name != ANY_TYPE and name not in gpu_inventory]:

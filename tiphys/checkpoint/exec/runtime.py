@@ -98,7 +98,11 @@ def _needed_packages() -> set[str]:
                 raise UsageError(f"{name} is not installed here, and tiphys-exec needs it") from None
             continue
         found.add(name)
-        waiting += [match[0] for one in requires if "extra ==" not in one and (match := re.match(r"[\w.-]+", one))]
+        waiting += [
+            match[0]
+            for requirement in requires
+            if "extra ==" not in requirement and (match := re.match(r"[\w.-]+", requirement))
+        ]
     return found
 
 

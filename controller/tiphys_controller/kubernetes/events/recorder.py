@@ -161,7 +161,7 @@ class EventRecorder:
             self._guarded(deleted, self._record_deletion)
         workflows = self._view.workflows()
         self._metrics.workflows.set(sum(not one.finished for one in workflows))
-        present = {one.uid for one in workflows}
+        present = {workflow.uid for workflow in workflows}
         for uid in self._recorded.keys() - present:
             del self._recorded[uid]
         moment, now = self._monotonic(), self._now()
@@ -231,9 +231,9 @@ class EventRecorder:
         """Record new Events; returns whether some remain for the next read."""
         now = self._now()
         unrecorded = [
-            one
-            for one in build_event_messages(workflow, recorded.submission_ref, recorded.log, resume_command)
-            if one.key not in recorded.recorded_keys
+            message
+            for message in build_event_messages(workflow, recorded.submission_ref, recorded.log, resume_command)
+            if message.key not in recorded.recorded_keys
         ]
         recent = [one for one in unrecorded if one.recorded_at is None or not is_expired(one.recorded_at, now)]
         for one in recent[:_EVENTS_PER_LOOK]:

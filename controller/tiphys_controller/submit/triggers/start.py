@@ -143,7 +143,11 @@ def _build_workflow(template: Manifest, spec: TriggerSpec, version: ObjectVersio
         else one
         for one in declared
     ]
-    if missing := sorted(one["name"] for one in parameters if one.get("value") is None and not one.get("valueFrom")):
+    if missing := sorted(
+        parameter["name"]
+        for parameter in parameters
+        if parameter.get("value") is None and not parameter.get("valueFrom")
+    ):
         raise UsageError(
             f"parameter {missing[0]!r} of the WorkflowTemplate has no value; give it a default, or have the trigger "
             "set it"

@@ -136,7 +136,7 @@ class KueueAdmission:
 
     def _create(self, request: LeaseRequest) -> Admission:
         queues = self._api.list(KUEUE_LOCAL_QUEUES, request.namespace).items
-        names = sorted(one["metadata"]["name"] for one in queues)
+        names = sorted(queue["metadata"]["name"] for queue in queues)
         if request.queue not in names:
             return Rejected(
                 AdmissionReason.QUEUE_UNKNOWN,
@@ -175,7 +175,7 @@ class KueueAdmission:
         return bool(own) and max(own, key=lambda one: one.request.attempt).is_on_hold
 
     def _list_spot_flavors(self) -> list[Object]:
-        return [one for one in self._api.list(KUEUE_FLAVORS).items if is_spot_flavor(one)]
+        return [item for item in self._api.list(KUEUE_FLAVORS).items if is_spot_flavor(item)]
 
     def _grant(self, workload: KueueWorkload) -> Admitted:
         """The answer for an admitted Workload. Repeated, it is the same."""
@@ -386,7 +386,9 @@ class KueueAdmission:
         Raises:
             StoreError: Kueue or cluster did not answer.
         """
-        by_id = {one.lease_id: one for one in self.workloads() if one.find_true("PodsReady") is None}
+        by_id = {
+            workload.lease_id: workload for workload in self.workloads() if workload.find_true("PodsReady") is None
+        }
         for lease in find_leases(list(by_id.values())):
             if lease.preemption is None and has_all_pods(lease):
                 manifest = by_id[lease.id].manifest

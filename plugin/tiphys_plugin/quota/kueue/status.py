@@ -10,14 +10,16 @@ from tiphys_plugin.quota.lease import LeaseRequest
 def condition_is_true(manifest: Object, kind: str) -> bool:
     """Whether the condition of this type is true."""
     conditions = manifest.get("status", {}).get("conditions") or []
-    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 
 
 def with_condition(
     manifest: Object, kind: str, is_true: bool, reason: str, message: str, now: datetime
 ) -> list[Object]:
     """The conditions of a Workload with one of them set."""
-    others = [one for one in manifest.get("status", {}).get("conditions") or [] if one["type"] != kind]
+    others = [
+        condition for condition in manifest.get("status", {}).get("conditions") or [] if condition["type"] != kind
+    ]
     added = {
         "type": kind,
         "status": "True" if is_true else "False",

@@ -229,7 +229,7 @@ def _spot_fields(request: LeaseRequest, spot_flavors: Sequence[Object]) -> Objec
 
     Other requests are kept from these flavors by their taints.
     """
-    tolerations = [one for flavor in spot_flavors for one in _taint_tolerations(flavor)]
+    tolerations = [toleration for flavor in spot_flavors for toleration in _taint_tolerations(flavor)]
     fields: Object = {"tolerations": tolerations} if tolerations else {}
     if request.spot == "only":
         terms = [{"matchExpressions": _match_labels(flavor)} for flavor in spot_flavors]
@@ -287,7 +287,7 @@ def build_assigned_flavor(flavor: Object, workload: Object) -> AssignedFlavor:
         name=flavor["metadata"]["name"],
         gpu_type=labels.get(GPU_TYPE_LABEL, flavor["metadata"]["name"]),
         node_labels=labels,
-        tolerations=tuple(_parse_toleration(one) for one in tolerations if one.get("key")),
+        tolerations=tuple(_parse_toleration(toleration) for toleration in tolerations if toleration.get("key")),
         spot=is_spot_flavor(flavor),
     )
 
@@ -330,32 +330,32 @@ def parse_workload(manifest: Object) -> KueueWorkload:
 
 def _parse_conditions(conditions: Sequence[Mapping[str, Any]]) -> dict[str, Condition]:
     return {
-        one["type"]: Condition(
-            one["status"] == "True",
-            one.get("reason", ""),
-            one.get("message", ""),
-            datetime.fromisoformat(one["lastTransitionTime"]),
+        condition["type"]: Condition(
+            condition["status"] == "True",
+            condition.get("reason", ""),
+            condition.get("message", ""),
+            datetime.fromisoformat(condition["lastTransitionTime"]),
         )
-        for one in conditions
+        for condition in conditions
     }
 
 
 def find_leases(workloads: Sequence[KueueWorkload]) -> Iterator[Lease]:
     """The leases among ``workloads``: granted, and not finished. Evicted ones are marked as preempted."""
     by_uid = {one.uid: one.request for one in workloads}
-    for one in workloads:
-        if one.grant is None or one.is_finished:
+    for workload in workloads:
+        if workload.grant is None or workload.is_finished:
             continue
         notice = None
-        if (eviction := one.eviction) is not None:
-            preemptor = by_uid.get(one.preemptor_uid)
+        if (eviction := workload.eviction) is not None:
+            preemptor = by_uid.get(workload.preemptor_uid)
             uid, step = preemptor.workflow_step if preemptor else ("", "")
             reason = "" if preemptor else f"Kueue: {eviction.reason}: {eviction.message}"
             notice = PreemptionNotice(uid, step, eviction.since, eviction.since + EVICTION_GRACE, reason=reason)
-        grant = one.grant
+        grant = workload.grant
         yield Lease(
-            one.lease_id,
-            one.request.with_members(grant.members),
+            workload.lease_id,
+            workload.request.with_members(grant.members),
             grant.flavor.name,
             grant.granted_at,
             grant.granted_at,
@@ -367,7 +367,7 @@ def find_leases(workloads: Sequence[KueueWorkload]) -> Iterator[Lease]:
 
 def find_pending(workloads: Sequence[KueueWorkload]) -> list[PendingRequest]:
     """The requests that wait among ``workloads``, the oldest first."""
-    waiting = (one for one in workloads if one.grant is None and not one.is_finished)
+    waiting = (workload for workload in workloads if workload.grant is None and not workload.is_finished)
     ordered = sorted(waiting, key=lambda one: (one.created_at, one.name))
     return [
         PendingRequest(one.request, number, one.created_at, one.created_at) for number, one in enumerate(ordered, 1)
@@ -415,7 +415,7 @@ def describe_wait(workload: KueueWorkload) -> tuple[AdmissionReason, str]:
         return AdmissionReason.PENDING_EVALUATION, _NOT_EXAMINED
     if condition.is_true:
         checks = workload.manifest.get("status", {}).get("admissionChecks") or []
-        waiting = [f"{one['name']} is {one['state']}" for one in checks if one.get("state") != "Ready"]
+        waiting = [f"{check['name']} is {check['state']}" for check in checks if check.get("state") != "Ready"]
         return (
             AdmissionReason.ADMISSION_CHECK_PENDING,
             f"the quota is reserved; Kueue waits for its admission checks: {', '.join(waiting) or 'none is reported'}",

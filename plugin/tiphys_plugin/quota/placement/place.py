@@ -38,11 +38,11 @@ def spread_over_topology(
     """Node number of each member, in topology order; None if the gang does not fit."""
     inventories = [one for one in free_capacity.inventory.by_gpu_type.values() if gang.pod.accepts_type(one.gpu_type)]
     candidates = [
-        GangCapacity(free_capacity, one, gang)
-        for one in inventories
-        if count_fitting_pods_of_type(free_capacity, one, gang.pod) >= gang.members
+        GangCapacity(free_capacity, inventory, gang)
+        for inventory in inventories
+        if count_fitting_pods_of_type(free_capacity, inventory, gang.pod) >= gang.members
     ]
-    fitting = [one for one in candidates if one.placeable_groups >= gang.group_count]
+    fitting = [candidate for candidate in candidates if candidate.placeable_groups >= gang.group_count]
     if not fitting:
         return None
     return tuple(sorted(min(fitting, key=lambda one: one.sort_key).assign_nodes(policy)))
@@ -203,7 +203,7 @@ def explain_placement_failure(free_capacity: ClusterFreeCapacity, gang: GangRequ
         message = f"no GPU{_gpu_type_text(pod)} has {pod.gpu_milli}/1000 free{_host_resources_text(gang)}"
         return PlacementFailure(UnschedulableReason.GANG_FRAGMENTED, message)
     return max(
-        (_explain_for_type(free_capacity, gang, one) for one in _matching_inventories(free_capacity, gang)),
+        (_explain_for_type(free_capacity, gang, inventory) for inventory in _matching_inventories(free_capacity, gang)),
         key=lambda failure: (failure.placeable_members, failure.free_gpus),
     )
 
@@ -229,7 +229,11 @@ def _find_mismatch(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> Pla
 def _matching_inventories(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> list[GpuTypeInventory]:
     """Inventories of the GPU types that the gang can use, free or not."""
     memory_mb, inventories = gang.pod.min_gpu_memory_mb or 0, free_capacity.inventory.by_gpu_type.values()
-    return [one for one in inventories if gang.pod.accepts_type(one.gpu_type) and one.memory_mb >= memory_mb]
+    return [
+        inventory
+        for inventory in inventories
+        if gang.pod.accepts_type(inventory.gpu_type) and inventory.memory_mb >= memory_mb
+    ]
 
 
 def _explain_for_type(
@@ -344,12 +348,12 @@ def find_placement_by_preference(
 
     Another of them is taken if the gang fits on the first one only with nodes that it avoids.
     """
-    of_one_type = (replace(gang.pod, gpu_type=one, gpu_types=()) for one in gang.pod.gpu_types)
+    of_one_type = (replace(gang.pod, gpu_type=gpu_type, gpu_types=()) for gpu_type in gang.pod.gpu_types)
     found = [find_placement(free_capacity, replace(gang, pod=pod), policy) for pod in of_one_type]
     placements = [one for one in found if isinstance(one, Placement)]
     if not placements:
         return find_placement(free_capacity, gang, policy)
-    return min(placements, key=lambda one: not set(gang.avoided_nodes).isdisjoint(one.nodes))
+    return min(placements, key=lambda placement: not set(gang.avoided_nodes).isdisjoint(placement.nodes))
 
 
 def has_placement(free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy) -> bool:

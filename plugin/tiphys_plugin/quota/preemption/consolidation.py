@@ -52,7 +52,7 @@ def _join_nodes(nodes: Sequence[Sequence[Lease]], fits_without: Callable[[Sequen
     """The leases of the first nodes that are enough together; none if there is no such set."""
     joined: dict[str, Lease] = {}
     for leases in nodes:
-        joined |= {one.id: one for one in leases}
+        joined |= {lease.id: lease for lease in leases}
         if len(joined) > _MAX_JOINED:
             break
         if fits_without(tuple(joined.values())):
@@ -77,4 +77,4 @@ def _largest_first(lease: Lease) -> tuple[int, str]:
 
 
 def _sum_gpus(leases: Sequence[Lease]) -> int:
-    return sum(one.request.gpus for one in leases)
+    return sum(lease.request.gpus for lease in leases)

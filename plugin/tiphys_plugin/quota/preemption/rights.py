@@ -54,15 +54,15 @@ class PreemptionPolicy:
         self._preemptor, self._request = preemptor, preemptor.request
         self._pools = pools.find_eligible_pools(queues, queue, preemptor.request)
         self._capacity = Capacity(queues, leases)
-        self._held_gpus = {one.id: self._capacity.held_gpus_of_lease(one) for one in leases}
+        self._held_gpus = {lease.id: self._capacity.held_gpus_of_lease(lease) for lease in leases}
         self._borrowed = frozenset(_find_borrowing_leases(queues, self._held_gpus, leases) if queue.reclaims else ())
 
     def candidates(self, lease_ids: Container[str], now: datetime) -> VictimCandidates:
         """The candidates among the leases with these ids; leases that are marked already are none."""
-        unmarked = [one for one in self._leases if one.preemption is None and one.id in lease_ids]
+        unmarked = [lease for lease in self._leases if lease.preemption is None and lease.id in lease_ids]
         usable = [one for one in unmarked if self._frees_usable_gpus(one)]
         candidates = [one for one in usable if self._may_preempt(one, now)]
-        candidate_ids = {one.id for one in candidates}
+        candidate_ids = {candidate.id for candidate in candidates}
         return VictimCandidates(
             tuple(one for one in candidates if protected_until(self._queues, one) <= now),
             tuple(one for one in candidates if protected_until(self._queues, one) > now),
@@ -82,16 +82,16 @@ class PreemptionPolicy:
         if all(self._is_in_same_queue(one) for one in victims):
             return True
         freed_in_own_queue: Counter[str] = Counter()
-        for one in victims:
-            if self._is_in_same_queue(one):
-                freed_in_own_queue[self._held_gpus[one.id].pool] += one.request.gpus
+        for victim in victims:
+            if self._is_in_same_queue(victim):
+                freed_in_own_queue[self._held_gpus[victim.id].pool] += victim.request.gpus
         return self._capacity.remaining_quota(self._queue, pool) + freed_in_own_queue[pool] >= self._request.gpus
 
     def pool_without(self, victims: Collection[Lease]) -> str | None:
         """The pool in which the request fits without ``victims``; None if it fits in no pool."""
         remaining = self._capacity.copy()
-        for one in victims:
-            remaining.remove(self._held_gpus[one.id])
+        for victim in victims:
+            remaining.remove(self._held_gpus[victim.id])
         return next(iter(remaining.find_fitting_pools(self._queue, self._request)), None)
 
     def select_fitting(self, leases: Sequence[Lease]) -> list[Lease]:
@@ -104,11 +104,11 @@ class PreemptionPolicy:
                 fitting[options] = self._capacity.fits(self._queue, request)
             return fitting[options]
 
-        return [one for one in leases if is_fitting(one.request)]
+        return [lease for lease in leases if is_fitting(lease.request)]
 
     def has_room_on(self, node: str, victims: Collection[Lease]) -> bool:
         """Whether ``node`` has the GPUs of one member without ``victims``, which are on it."""
-        freed = sum(one.nodes.count(node) * one.request.gpus_per_member for one in victims)
+        freed = sum(victim.nodes.count(node) * victim.request.gpus_per_member for victim in victims)
         return self._capacity.free_gpus_on(node) + freed >= self._request.gpus_per_member
 
     def stays_within_quota(self, pool: str) -> bool:

@@ -52,7 +52,7 @@ def lease_id_of(lease_id: str) -> str:
 
 def split_elastic_leases(state: LedgerState) -> LedgerState:
     """``state`` with a separate lease for each optional member; the same object if there are no optional members."""
-    if all(one.request.min_members is None for one in state.leases):
+    if all(lease.request.min_members is None for lease in state.leases):
         return state
     leases = tuple(part for one in state.leases for part in split_lease(one))
     return state if len(leases) == len(state.leases) else replace(state, leases=leases)
@@ -105,7 +105,7 @@ def mark_lease_preempted(
     if not all(is_member_id(one.id) for one in victims):
         return replace(lease, preemption=PreemptionNotice(uid, step, now, now + grace, moves=moves))
     keeps = lease.request.members - len(victims)
-    freed_nodes = [node for one in victims for node in one.nodes]
+    freed_nodes = [node for victim in victims for node in victim.nodes]
     kept_nodes = list((Counter(lease.nodes) - Counter(freed_nodes)).elements())
     notice = PreemptionNotice(uid, step, now, now + grace, keeps)
     return replace(lease, nodes=(*kept_nodes, *freed_nodes), preemption=notice)
@@ -143,7 +143,7 @@ class VictimSelection:
 
     @property
     def gpu_seconds_lost(self) -> float:
-        return sum(self.gpu_seconds_by_lease[one.id] for one in self.leases)
+        return sum(self.gpu_seconds_by_lease[lease.id] for lease in self.leases)
 
 
 @dataclass(frozen=True)
@@ -211,19 +211,19 @@ def _select_candidates(case: "PreemptionCase", estimate_losses: LossEstimator) -
     if not case.candidates.leases:
         return case.explain_no_candidates()
     # A loss is read from a store, so only those that cannot lose much are weighed; twice the GPUs leave a choice.
-    weighed = sorted(case.candidates.leases, key=lambda one: (held_gpu_seconds(one, case.now), one.id))
+    weighed = sorted(case.candidates.leases, key=lambda lease: (held_gpu_seconds(lease, case.now), lease.id))
     weighed = weighed[: max(_MAX_WEIGHED_CANDIDATES, 2 * case.preemptor.request.gpus)]
     costs = _weigh(weighed, estimate_losses, case.now)
     victims = case.select_cheapest(weighed, lambda one: costs[one.id])
     if victims is None:
         return case.explain_useless_candidates()
-    return VictimSelection(victims, {one.id: costs[one.id] for one in victims})
+    return VictimSelection(victims, {victim.id: costs[victim.id] for victim in victims})
 
 
 def _weigh(leases: Sequence[Lease], estimate_losses: LossEstimator, now: datetime) -> dict[str, float]:
     """GPU-seconds that each lease, by id, would lose; all that it has held if there is no estimate."""
     estimates = estimate_losses(leases)
-    return {one.id: estimates.get(one.id, held_gpu_seconds(one, now)) for one in leases}
+    return {lease.id: estimates.get(lease.id, held_gpu_seconds(lease, now)) for lease in leases}
 
 
 def check_victims(
@@ -246,7 +246,9 @@ def _find_objection(case: "PreemptionCase", victims: Sequence[Lease], moved: Seq
         return "the request would not start without the victims"
     if moved and (len(victims) > _MAX_MOVED or not case.start_elsewhere(moved, victims)):
         return "a training that would move finds no room on other nodes"
-    if needless := [one for one in victims if case.fits_without([other for other in victims if other is not one])]:
+    if needless := [
+        victim for victim in victims if case.fits_without([other for other in victims if other is not victim])
+    ]:
         return f"the preemption of {format_step_name(needless[0].request)} is not needed"
     return None
 
@@ -363,7 +365,7 @@ class PreemptionCase:
         remaining = tuple(lease for lease in self.state.leases if lease.id not in victim_ids)
         # All of them are promised GPUs, as after the mark, so no other request takes the room of one that moves.
         mine = replace(self.preemptor, promised_at=self.now)
-        last = max(one.arrival for one in (*self.state.pending, mine))
+        last = max(waiting_request.arrival for waiting_request in (*self.state.pending, mine))
         moves = [
             PendingRequest(one.request, last + number, self.now, self.now, promised_at=self.now)
             for number, one in enumerate(moved, 1)
@@ -371,7 +373,7 @@ class PreemptionCase:
         pending = tuple(sorted((*self.state.pending, mine, *moves), key=lambda one: one.arrival))
         state = replace(self.state, leases=remaining, pending=pending)
         admissions = [decide_pending(state, one, self.now, self.cache) for one in (mine, *moves)]
-        pools = [one.pool for one in admissions if isinstance(one, Admitted)]
+        pools = [admission.pool for admission in admissions if isinstance(admission, Admitted)]
         return len(pools) == len(admissions) and self.rights.stays_within_quota(pools[0])
 
     def find_moved(self, victims: Sequence[Lease]) -> list[Lease]:
@@ -405,7 +407,7 @@ class PreemptionCase:
         """Whether the request starts without these victims, and does not fit without a smaller set of them."""
         return (
             self.fits_without(victims)
-            and not any(self.fits_without([other for other in victims if other is not one]) for one in victims)
+            and not any(self.fits_without([other for other in victims if other is not victim]) for victim in victims)
             and self.starts_without(victims)
         )
 
@@ -418,7 +420,7 @@ class PreemptionCase:
                 break
         else:
             return None
-        needed = drop_needless(victims, lambda one: -cost(one), self.fits_without)
+        needed = drop_needless(victims, lambda victim: -cost(victim), self.fits_without)
         return tuple(sorted(needed, key=cost)) if self.starts_without(needed) else None
 
     def _explain_protection(self, protected: Sequence[Lease]) -> NoVictims:

@@ -278,8 +278,8 @@ class Capacity:
     def _find_lenders(self, cohort: str | None, gpu_kind: str | None) -> Iterator[tuple[str, str]]:
         """The cohort (None: each) with its pool for GPUs of this kind, if it lends such."""
         lendable = self.queues.lendable_gpus
-        for one in dict.fromkeys(name for name, _ in lendable if cohort in (None, name)):
-            yield from [(one, pool) for pool in (gpu_kind, ANY_TYPE) if pool and (one, pool) in lendable][:1]
+        for lender in dict.fromkeys(name for name, _ in lendable if cohort in (None, name)):
+            yield from [(lender, pool) for pool in (gpu_kind, ANY_TYPE) if pool and (lender, pool) in lendable][:1]
 
     def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
         _, queue, pool, gpu_type, cohort, guaranteed, _, lenders, own_quota = held_gpus

@@ -194,7 +194,7 @@ class CycleResult:
         """The request of a group with its own key, which is never before that of one before it in its queue."""
         entry = self._pending_queues.entry_of(arrival)
         assert entry is not None
-        group = next(one for one in self._waiting_by_options[entry.pool_options] if one.has(entry))
+        group = next(option for option in self._waiting_by_options[entry.pool_options] if option.has(entry))
         own_key = self._scheduling_key(group.queue, entry)
         order = (own_key[0], entry.position)
         earlier = (one.ranked.key for one in self._evaluated if one.queue is group.queue and one.order < order)

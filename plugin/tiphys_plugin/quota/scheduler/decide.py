@@ -46,7 +46,7 @@ from tiphys_plugin.quota.scheduler.rejection import find_rejection, format_reque
 def explain_pending_preemptions(preempted: Sequence[Lease]) -> DeferralReason:
     """The reason of a request that waits for its victims ``preempted``, which must not be empty."""
     victims = [(lease.preemption, lease) for lease in preempted if lease.preemption is not None]
-    last, lease = max(victims, key=lambda one: one[0].deadline)
+    last, lease = max(victims, key=lambda victim: victim[0].deadline)
     subject = format_step_name(lease.request)
     if len(victims) > 1:
         subject += f" and {len(victims) - 1} other{'s' if len(victims) > 2 else ''} were"
@@ -211,10 +211,10 @@ def _inventory_message(capacity: Capacity, request: LeaseRequest, pool: str) -> 
 def _explain_placement(capacity: Capacity, request: LeaseRequest, eligible_pools: list[str]) -> DeferralReason | None:
     """The reason of a request for which enough GPUs are free, but not where the pods could use them."""
     placements = [capacity.find_placement(request, pool) for pool in eligible_pools]
-    failures = [one for one in placements if isinstance(one, PlacementFailure)]
+    failures = [placement for placement in placements if isinstance(placement, PlacementFailure)]
     if not failures or len(failures) < len(placements):
         return None
-    nearest = max(failures, key=lambda one: (one.placeable_members, one.free_gpus))
+    nearest = max(failures, key=lambda failure: (failure.placeable_members, failure.free_gpus))
     return DeferralReason(
         AdmissionReason(nearest.reason.value), f"{nearest.message}; {format_requested_gpus(request)} asked"
     )

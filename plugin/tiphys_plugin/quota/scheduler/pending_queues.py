@@ -47,9 +47,9 @@ class PendingQueues:
         """The one of `with_request`, which ``pending`` lacks, or has in an earlier version."""
         self._promises = sum(1 for one in pending if one.promised_at)
         self._groups_by_queue: dict[str, dict[GroupKey, list[PendingEntry]]] = {}
-        for one in pending:
-            if (entry := self._build_entry(one)) is not None:
-                groups = self._groups_by_queue.setdefault(one.request.queue, {})
+        for waiting_request in pending:
+            if (entry := self._build_entry(waiting_request)) is not None:
+                groups = self._groups_by_queue.setdefault(waiting_request.request.queue, {})
                 groups.setdefault(self._group_key(entry), []).append(entry)
         for groups in self._groups_by_queue.values():
             for entries in groups.values():
@@ -104,9 +104,9 @@ class PendingQueues:
         twin._groups_by_queue = {name: groups.copy() for name, groups in self._groups_by_queue.items()}
         copied: set[tuple[str, GroupKey]] = set()
         for change, requests in ((_remove_entry, removed), (_add_entry, added)):
-            for one in requests:
-                if (entry := twin._build_entry(one)) is not None:
-                    twin._change_group(one.request.queue, entry, change, copied)
+            for request in requests:
+                if (entry := twin._build_entry(request)) is not None:
+                    twin._change_group(request.request.queue, entry, change, copied)
         return twin
 
     def _change_group(

@@ -56,7 +56,7 @@ def _untyped_request_hint(queues: Queues, queue: Queue, request: LeaseRequest) -
 
 def _spot_hint(queues: Queues, request: LeaseRequest) -> str:
     """Hint that ``spot`` of the request may exclude flavors."""
-    if not any(one.spot for one in queues.flavors) or request.spot == "allowed":
+    if not any(flavor.spot for flavor in queues.flavors) or request.spot == "allowed":
         return ""
     if request.spot == "only":
         return "; the step requests spot nodes only"
@@ -99,10 +99,10 @@ def _reject_by_placement(queues: Queues, request: LeaseRequest, eligible_pools: 
         )
         for pool in eligible_pools
     ]
-    failures = [one for one in placements if isinstance(one, PlacementFailure)]
+    failures = [placement for placement in placements if isinstance(placement, PlacementFailure)]
     if len(failures) < len(placements):
         return None
-    nearest = max(failures, key=lambda one: (one.placeable_members, one.largest_node_gpus))
+    nearest = max(failures, key=lambda failure: (failure.placeable_members, failure.largest_node_gpus))
     return Rejected(
         AdmissionReason(nearest.reason.value),
         f"{_format_refused_gpus(queues, request)}: {nearest.message} even if nothing else ran; "

@@ -173,17 +173,17 @@ class SimulatedRun:
     @property
     def trained_seconds(self) -> float:
         """Seconds of training, without what was lost or repeated."""
-        return fsum(one.kept_seconds for one in self.attempts)
+        return fsum(attempt.kept_seconds for attempt in self.attempts)
 
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that the job held."""
-        return self.job.gpus * fsum(one.held_seconds for one in self.attempts)
+        return self.job.gpus * fsum(attempt.held_seconds for attempt in self.attempts)
 
     @property
     def lost_gpu_seconds(self) -> float:
         """GPU-seconds that preemptions cost: repeated training, saves and restarts."""
-        return self.job.gpus * fsum(one.held_seconds - one.kept_seconds for one in self.attempts)
+        return self.job.gpus * fsum(attempt.held_seconds - attempt.kept_seconds for attempt in self.attempts)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class _Simulation:
         instants = [submission, self._cluster.next_end, self._next_cycle]
         if self._is_preempting and self._pending.first_of_each_shape:
             instants.append(self._cluster.next_wakeup)
-        return min((one for one in instants if one is not None), default=None)
+        return min((instant for instant in instants if instant is not None), default=None)
 
     def end_due_attempts(self, now: datetime) -> None:
         for next_attempt in self._cluster.end_due_attempts(now):
@@ -156,7 +156,9 @@ class _Simulation:
             self._start_admissible(now)
 
     def build_result(self) -> ReplayResult:
-        never_started = [self._cluster.job_of(one) for one in sorted(self._pending, key=_arrival_position)]
+        never_started = [
+            self._cluster.job_of(waiting_request) for waiting_request in sorted(self._pending, key=_arrival_position)
+        ]
         return ReplayResult(
             self._queues, tuple(self._cluster.runs), tuple(self._rejected), tuple(never_started), self._cycles
         )
@@ -166,7 +168,7 @@ class _Simulation:
             return
         self._cycles += 1
         state = self._cluster.ledger_state
-        free_gpus = self._total_gpus - sum(one.request.gpus for one in state.leases)
+        free_gpus = self._total_gpus - sum(lease.request.gpus for lease in state.leases)
         promised = tuple(self._cluster.promised.values())
         relevant = (*self._pending.select_relevant(free_gpus, promised), *promised)
         by_arrival = {one.arrival: one for one in relevant}
@@ -194,7 +196,7 @@ def _queues_to_see_whole(queues: Queues) -> frozenset[str]:
 
     Without preemptible backfill the first blocked request of a shape already keeps those behind it from starting.
     """
-    return frozenset(one.name for one in queues.queues if len(queues.queues) > 1 and one.is_backfill_preemptible)
+    return frozenset(queue.name for queue in queues.queues if len(queues.queues) > 1 and queue.is_backfill_preemptible)
 
 
 def _all_gpus(queues: Queues) -> int:

@@ -48,7 +48,7 @@ def build_timeline(replay: ReplayResult) -> Iterator[TimelineSpan]:
     held: Counter[tuple[str, str]] = Counter()
     jobs: Counter[str] = Counter()
     before: float | None = None
-    for seconds, together in groupby(sorted(list_changes(replay)), key=lambda one: one.seconds):
+    for seconds, together in groupby(sorted(list_changes(replay)), key=lambda change: change.seconds):
         if before is not None:
             yield TimelineSpan(before, seconds, held.copy(), jobs.copy())
         for one in together:
@@ -61,10 +61,10 @@ def list_changes(replay: ReplayResult) -> Iterator[TimelineChange]:
     """All changes of a replay, in any order."""
     for run in replay.runs:
         gpus = run.job.gpus
-        for one in run.attempts:
-            yield TimelineChange(one.requested_seconds, run.queue, one.pool, 0, gpus)
-            yield TimelineChange(one.started_seconds, run.queue, one.pool, gpus, -gpus)
-            yield TimelineChange(one.ended_seconds, run.queue, one.pool, -gpus, 0)
+        for attempt in run.attempts:
+            yield TimelineChange(attempt.requested_seconds, run.queue, attempt.pool, 0, gpus)
+            yield TimelineChange(attempt.started_seconds, run.queue, attempt.pool, gpus, -gpus)
+            yield TimelineChange(attempt.ended_seconds, run.queue, attempt.pool, -gpus, 0)
     for job in replay.never_started:
         yield TimelineChange(job.submit_seconds, job.queue or "", "", 0, job.gpus)
 

@@ -159,7 +159,9 @@ class SimulatedCluster:
     def lost_gpu_seconds(self, leases: Sequence[Lease], now: datetime) -> Mapping[str, float]:
         """A `LossEstimator`: GPU-seconds since the last commit, by lease id."""
         seconds = to_trace_seconds(now)
-        saved_at = {one.id: self._running[one.id].attempt.last_commit_seconds(seconds, self._costs) for one in leases}
+        saved_at = {
+            lease.id: self._running[lease.id].attempt.last_commit_seconds(seconds, self._costs) for lease in leases
+        }
         return {one.id: one.request.gpus * (seconds - saved_at[one.id]) for one in leases}
 
     def _track(self, running: RunningJob) -> None:
@@ -187,7 +189,7 @@ class SimulatedCluster:
         kept_seconds, speed = ended.preemption.kept_seconds, ended.attempt.speed
         self._remaining[ended.number] = self._remaining[ended.number].after(kept_seconds, speed)
         preemptor_uid = ended.lease.preemption.uid
-        if all(one.preemption is None or one.preemption.uid != preemptor_uid for one in self.ledger_state.leases):
+        if all(lease.preemption is None or lease.preemption.uid != preemptor_uid for lease in self.ledger_state.leases):
             self._keep_for_preemptor(preemptor_uid, now)
         next_request = self._wait(self._build_next_request(ended, job, now), now)
         if ended.lease.preemption.moves:

@@ -56,7 +56,9 @@ class SimulatedPreemptionLoop:
 
     def _select_victims(self, queue: Queue, preemptor: PendingRequest, now: datetime) -> VictimSelection | None:
         ledger = self.cluster.ledger_state
-        usable = sum(one.request.gpus for one in ledger.leases if self._may_be_preempted(queue, one, preemptor, now))
+        usable = sum(
+            lease.request.gpus for lease in ledger.leases if self._may_be_preempted(queue, lease, preemptor, now)
+        )
         free = self.total_gpus - sum(one.request.gpus for one in ledger.leases)
         if not usable or usable + free < preemptor.request.gpus:
             return None
@@ -79,7 +81,7 @@ class SimulatedPreemptionLoop:
             if self.pending.position_of(one) < position or self.pending.goes_first(one, self._promised)
         ]
         others = self.pending.select_relevant(self.total_gpus, self._promised)
-        other_queues = [one for one in others if one.request.queue != queue.name]
+        other_queues = [other for other in others if other.request.queue != queue.name]
         relevant = [*self._promised, *before, *other_queues]
         by_arrival = {one.arrival: one for one in relevant if one.arrival != preemptor.arrival}
         return tuple(by_arrival[arrival] for arrival in sorted(by_arrival))
