@@ -6,6 +6,7 @@ Which package may import which is held by import-linter (`make lint`); this is a
 import ast
 import inspect
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,3 +165,35 @@ def test_names_without_a_subject_are_noticed() -> None:
     assert NO_SUBJECT.match("test_what_is_wrong_is_named")
     assert not NO_SUBJECT.match("test_a_fenced_attempt_deletes_nothing")
     assert not NO_SUBJECT.match("test_items_keep_their_order")
+
+
+BUDGETS = ROOT / "docs" / "line_budgets.toml"
+MOST_SPARE_LINES, MOST_SPARE_SHARE = 60, 0.02
+
+
+def capability(path: Path) -> str:
+    """The folder of a package that a module is in; the package itself for a module beside these folders."""
+    package = next(top for top in storeys.FOLDERS.values() if path.is_relative_to(top))
+    inner = path.relative_to(package).parts
+    return "/".join((package.name, *inner[:1])) if len(inner) > 1 else package.name
+
+
+def lines_of_capabilities() -> Counter[str]:
+    lines: Counter[str] = Counter()
+    for path in MODULES:
+        lines[capability(path)] += len(path.read_text().splitlines())
+    return lines
+
+
+def test_capabilities_keep_their_budgets_of_lines() -> None:
+    budgets, lines = tomllib.loads(BUDGETS.read_text())["lines"], lines_of_capabilities()
+    assert budgets.keys() == lines.keys()
+    assert not {name: (count, budgets[name]) for name, count in lines.items() if count > budgets[name]}, (
+        "what comes pushes something out: make room in the capability, or move its budget from another one and say why"
+    )
+
+
+def test_a_budget_that_a_cut_has_made_too_large_is_lowered() -> None:
+    budgets, lines = tomllib.loads(BUDGETS.read_text())["lines"], lines_of_capabilities()
+    spare = {name: max(MOST_SPARE_LINES, MOST_SPARE_SHARE * count) for name, count in lines.items()}
+    assert not {name: count for name, count in lines.items() if budgets[name] - count > spare[name]}

@@ -246,9 +246,7 @@ def _find_objection(case: "PreemptionCase", victims: Sequence[Lease], moved: Seq
         return "the request would not start without the victims"
     if moved and (len(victims) > _MAX_MOVED or not case.start_elsewhere(moved, victims)):
         return "a training that would move finds no room on other nodes"
-    if needless := [
-        victim for victim in victims if case.fits_without([other for other in victims if other is not victim])
-    ]:
+    if needless := [lease for lease in victims if case.fits_without([kept for kept in victims if kept is not lease])]:
         return f"the preemption of {format_step_name(needless[0].request)} is not needed"
     return None
 
