@@ -27,6 +27,8 @@ from tiphys_controller.kubernetes.workflow_view import WorkflowView, find_submis
 NEVER = float("inf")
 RETRY_SECONDS = 10.0
 """Retry interval after a request failed, or a record was not there yet."""
+VANISHED_SECONDS = 60.0
+"""For so long the run of a Workflow is looked for that vanished before its run was known; then a search finds it."""
 SLOW_RETRY_SECONDS = 300.0
 """Retry interval after an error that needs a repair."""
 
@@ -57,6 +59,8 @@ class TrackedWorkflow:
     resolve_at: float = 0.0
     is_end_recorded: bool = False
     """Whether its end was recorded."""
+    vanished_at: float = 0.0
+    """When it was noticed to be gone."""
 
 
 class RunTracker:
@@ -65,6 +69,7 @@ class RunTracker:
     def __init__(self, health_tracker: ObservationHealthTracker) -> None:
         self._health_tracker = health_tracker
         self._workflows: dict[str, TrackedWorkflow] = {}
+        self._vanished: list[TrackedWorkflow] = []
         self._runs: dict[RunKey, TrackedRun] = {}
 
     def update(self, workflows: Iterable[WorkflowView], now: float) -> None:
@@ -77,7 +82,14 @@ class RunTracker:
                 self._update_run(tracked, self.track(tracked.run_key), now)
         for uid in self._workflows.keys() - present.keys():
             vanished = self._workflows.pop(uid)
-            if vanished.run_key is not None and not vanished.is_end_recorded:
+            vanished.vanished_at, vanished.resolve_at = now, min(vanished.resolve_at, now + RETRY_SECONDS)
+            self._vanished.append(vanished)
+        vanished_before, self._vanished = self._vanished, []
+        for vanished in vanished_before:
+            if vanished.run_key is None:
+                if now - vanished.vanished_at < VANISHED_SECONDS:
+                    self._vanished.append(vanished)
+            elif not vanished.is_end_recorded:
                 self._record_end(self.track(vanished.run_key), now, vanished=True)
 
     def track(self, key: RunKey) -> TrackedRun:
@@ -96,7 +108,7 @@ class RunTracker:
 
     def take_unresolved(self, now: float) -> Iterator[TrackedWorkflow]:
         """Workflows whose run is due to be resolved."""
-        for tracked in self._workflows.values():
+        for tracked in (*self._workflows.values(), *self._vanished):
             if tracked.run_key is None and tracked.resolve_at <= now:
                 tracked.resolve_at = now + (SLOW_RETRY_SECONDS if tracked.workflow.finished else RETRY_SECONDS)
                 yield tracked

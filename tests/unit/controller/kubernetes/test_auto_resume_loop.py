@@ -9,6 +9,7 @@
 | API server and store time out for an hour | nothing |
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from support.servers.kube_server import KubeServer
 from support.stories.auto_resume_loop import RUN, Bench, hour_of_time_outs
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.state import AutomationMode
-from tiphys_controller.kubernetes import KubernetesSubmitter
+from tiphys_controller.kubernetes import KubernetesSubmitter, auto_resume_loop
 
 from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
@@ -92,6 +93,32 @@ def test_a_workflow_that_is_deleted_while_it_runs_is_replaced_after_a_while(benc
     bench.round(60)
     assert bench.names() == [f"{RUN}-2"]
     assert bench.count("resumes_total", cause="gone") == 1
+
+
+def test_a_workflow_that_is_deleted_before_its_run_is_known_is_replaced_without_a_search(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.round()  # the search at the start; the next one is five minutes away
+    find, answers = auto_resume_loop.find_submission, iter([None])  # nothing is bound at the first look
+    monkeypatch.setattr(auto_resume_loop, "find_submission", lambda *given: next(answers, find(*given)))
+    bench.started()
+    bench.round()
+    bench.delete()
+    bench.round(6, times=3)
+    bench.round(60)
+    assert bench.names() == [f"{RUN}-2"]
+
+
+def test_a_workflow_without_a_run_is_forgotten_once_it_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.round()
+    looks = Counter[str]()
+    monkeypatch.setattr(auto_resume_loop, "find_submission", lambda _, found: looks.update([found.name]))
+    bench.started()
+    bench.round()
+    bench.delete()
+    bench.round(11, times=20)
+    assert looks[RUN] <= 8
+    assert bench.names() == []
 
 
 def test_a_run_that_ended_unobserved_is_found_in_storage(bench: Bench) -> None:
