@@ -17,6 +17,7 @@ The laws notice each of nine bugs that are planted into who is chosen and marked
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -199,6 +200,18 @@ def test_room_for_a_request_that_stopped_asking_is_released_after_a_while():
     assert isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)
 
 
+def test_leases_stay_while_enough_others_leave():
+    rules = Queues.model_validate({"queues": [{"name": "a", "gpus": {"A100": 4}, "preempts_lower_priority": True}]})
+    arena = Arena(rules)
+    for uid in ("first", "second"):
+        arena.ask(ask(2, uid, queue="a"))
+    arena.ask(ask(2, "heir", queue="a", priority=5))
+    for _ in range(3):
+        arena.look()
+        arena.now += timedelta(seconds=1)
+    assert sum(lease.preemption is not None for lease in arena.book.leases) == 1
+
+
 Plant = Callable[..., None]
 
 
@@ -260,7 +273,6 @@ CHOICE = [
     one_that_has_just_started_goes,
     more_go_than_have_to,
     they_go_for_one_that_will_not_start,
-    they_go_although_enough_leaves_already,
 ]
 
 
@@ -274,6 +286,13 @@ def test_a_planted_bug_of_the_choice_is_caught(bug, monkeypatch):
     bug(monkeypatch.setattr)
     with pytest.raises(AssertionError):
         search(test_every_law_holds_for_every_decision_and_preemptions_come_to_an_end)
+
+
+def test_a_planted_bug_of_victims_that_leave_already_is_caught(monkeypatch):
+    """The search meets it once in some 2,000 histories."""
+    they_go_although_enough_leaves_already(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        test_leases_stay_while_enough_others_leave()
 
 
 def test_a_planted_bug_of_the_mark_is_caught(monkeypatch):
