@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tiphys_controller.failure_cost import RECOVERY_PARTS, Recovery, StepTimeUsage, TimeUsage
+from tiphys_controller.goodput import RECOVERY_PARTS, Recovery, StepTimeUsage, TimeUsage
 
 from hera_pipelines.draw.charts import Axes, Picture, box, time_marks
 from hera_pipelines.draw.templates import load_picture_template, shorten

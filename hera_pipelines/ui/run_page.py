@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import unquote, urlsplit
 
-from tiphys_controller.failure_cost import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
+from tiphys_controller.goodput import FailureCost, StepTimeUsage, TimeUsage, measure_time_usage
 from tiphys_controller.run_phase import RunPhase, find_last_sign_of_life
 from tiphys_controller.runs import (
     AttemptDetail,

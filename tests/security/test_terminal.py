@@ -42,7 +42,7 @@ from support.servers.kube_server import serving
 from support.stories.kubeconfig_folder import QUEUES, Desk
 from support.stories.sessions import open_session, state_at
 from tiphys_controller import describe_run
-from tiphys_controller.failure_cost import measure_time_usage
+from tiphys_controller.goodput import measure_time_usage
 from tiphys_plugin.quota.lease import LedgerState
 
 from hera_pipelines.cli import main, screen

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_controller.failure_cost import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
+from tiphys_controller.goodput import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
 from tiphys_controller.run_phase import find_last_sign_of_life
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time

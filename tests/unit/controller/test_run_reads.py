@@ -19,7 +19,7 @@ from support.builders.lineage import claim_of, commit, ref, write_claim
 from support.fakes.counting_store import CountingStore
 from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import describe_run, plan_run, resume_run, start_run
-from tiphys_controller.failure_cost import measure_time_usage
+from tiphys_controller.goodput import measure_time_usage
 from tiphys_controller.runs import summarize_run
 
 from hera_pipelines.traces.spans import derive_spans, describe_service

@@ -28,7 +28,7 @@ from support.fakes.submitter import FakeSubmitter
 from support.processes.polling import until
 from support.stories.pages import Pages, Texts
 from tiphys_controller import start_run
-from tiphys_controller.failure_cost import FailureCost
+from tiphys_controller.goodput import FailureCost
 from tiphys_controller.runs import StepOutput
 
 from hera_pipelines.ui import app as ui_app

@@ -17,7 +17,7 @@ from tiphys_controller.auto_resume.state import (
     RunObservation,
     SubmissionStatus,
 )
-from tiphys_controller.failure_cost import measure_time_usage
+from tiphys_controller.goodput import measure_time_usage
 from tiphys_controller.kubernetes.auto_resume_loop import TrackedRun
 from tiphys_controller.kubernetes.events.messages import (
     EventMessage,

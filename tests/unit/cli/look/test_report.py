@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from support.builders.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
-from tiphys_controller.failure_cost import (
+from tiphys_controller.goodput import (
     AttemptTimeUsage,
     Recovery,
     StepTimeUsage,

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.builders.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.fakes.memory_store import MemoryStore
-from tiphys_controller.failure_cost import group_by_queue, measure_time_usage
+from tiphys_controller.goodput import group_by_queue, measure_time_usage
 
 from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import TimePhase
