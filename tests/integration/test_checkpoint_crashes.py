@@ -148,7 +148,7 @@ class Run:
         return self.log.read_text().split() if self.log.exists() else []
 
     def collect(self):
-        """One more pass of retention."""
+        """One more pass of retention: the last save may have been queued behind the end of the program."""
         starts = starts_from_claims(read_step_attempts(self.store, RUN, STEP))
         Retention(self.store, LINEAGE, RetentionPolicy(last=KEEP, delay_seconds=0)).collect(starts, ())
 
@@ -184,11 +184,11 @@ def campaign(folder, trainers, kills):
             busy = rng.choice(["wait", "queue"])
             fault = f"{place}=crash@{rng.randint(1, POINTS[place])}"
             if not run.attempt(fault, TIPHYS_WHEN_BUSY=busy, TRAINER_WAITS=str(int(busy == "wait"))):
-                run.collect()  # it ended before that passage, and may have queued its last save
-                break
+                break  # it ended before that passage
             killed[place] += 1
         else:
             assert not run.attempt("")
+        run.collect()
         run.check()
         if killed.total() >= kills:
             return killed

@@ -89,8 +89,8 @@ class RunTracker:
             if vanished.run_key is None:
                 if now - vanished.vanished_at < VANISHED_SECONDS:
                     self._vanished.append(vanished)
-            elif not vanished.is_end_recorded:
-                self._record_end(self.track(vanished.run_key), now, vanished=True)
+            elif not vanished.is_end_recorded and vanished.workflow.phase != "Succeeded":
+                self._record_end(self.track(vanished.run_key), now, vanished=not vanished.workflow.finished)
 
     def track(self, key: RunKey) -> TrackedRun:
         """Return the tracked run; start to track it if needed."""

@@ -25,7 +25,7 @@ from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
-from tiphys_plugin.quota.ledger.status_codec import decode_lease, decode_pending, encode_lease, encode_pending
+from tiphys_plugin.quota.ledger.status_codec import encode_lease, encode_pending, parse_lease, parse_pending
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.queues import Queues
 
@@ -45,8 +45,8 @@ class StateRows:
         leases = [text for (text,) in connection.execute("SELECT lease FROM leases ORDER BY rowid")]
         waiting = [text for (text,) in connection.execute("SELECT request FROM waiting ORDER BY arrival")]
         history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
-        self._leases = {text: self._leases.get(text) or decode_lease(text) for text in leases}
-        self._pending = {text: self._pending.get(text) or decode_pending(text) for text in waiting}
+        self._leases = {text: self._leases.get(text) or parse_lease(text) for text in leases}
+        self._pending = {text: self._pending.get(text) or parse_pending(text) for text in waiting}
         return LedgerState(
             tuple(self._leases.values()),
             tuple(self._pending.values()),

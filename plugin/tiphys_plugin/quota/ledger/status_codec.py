@@ -58,22 +58,32 @@ def encode_history(history: Iterable[EndedUsage]) -> list[dict[str, Any]]:
     return [_encode(_ENDED_USAGE, usage) for usage in history]
 
 
-def decode_lease(raw: JsonObject | str) -> Lease:
-    """The lease that `encode_lease` encoded, also as JSON text.
+def decode_lease(raw: JsonObject) -> Lease:
+    """The lease that `encode_lease` encoded.
 
     Raises:
         IntegrityError: it writes no such lease.
     """
-    return _decode(_LEASE, "lease", raw)
+    return parse_lease(json.dumps(raw))
 
 
-def decode_pending(raw: JsonObject | str) -> PendingRequest:
-    """The request that `encode_pending` encoded, also as JSON text.
+def decode_pending(raw: JsonObject) -> PendingRequest:
+    """The request that `encode_pending` encoded.
 
     Raises:
         IntegrityError: it writes no such request.
     """
-    return _decode(_PENDING, "waiting request", raw)
+    return parse_pending(json.dumps(raw))
+
+
+def parse_lease(text: str) -> Lease:
+    """The lease of a JSON text; raises as `decode_lease` does."""
+    return _parse(_LEASE, "lease", text)
+
+
+def parse_pending(text: str) -> PendingRequest:
+    """The request of a JSON text; raises as `decode_pending` does."""
+    return _parse(_PENDING, "waiting request", text)
 
 
 def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
@@ -82,7 +92,7 @@ def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
     Raises:
         IntegrityError: it writes no such history.
     """
-    return tuple(_decode(_ENDED_USAGE, "history", usage) for usage in raw)
+    return tuple(_parse(_ENDED_USAGE, "history", json.dumps(usage)) for usage in raw)
 
 
 def _encode(adapter: TypeAdapter[_Record], record: _Record) -> dict[str, Any]:
@@ -90,10 +100,10 @@ def _encode(adapter: TypeAdapter[_Record], record: _Record) -> dict[str, Any]:
     return encoded
 
 
-def _decode(adapter: TypeAdapter[_Record], kind: str, raw: JsonObject | str) -> _Record:
+def _parse(adapter: TypeAdapter[_Record], kind: str, text: str) -> _Record:
     try:
         # Strict validation takes times and tuples from JSON text alone, where they cannot be anything else.
-        return adapter.validate_json(raw if isinstance(raw, str) else json.dumps(raw))
+        return adapter.validate_json(text)
     except ValidationError as error:
         mistake = error.errors()[0]
         raise IntegrityError(f"{'.'.join((kind, *map(str, mistake['loc'])))}: {mistake['msg']}") from error
