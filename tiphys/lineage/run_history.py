@@ -24,6 +24,7 @@ from tiphys.store import (
     read_submission_workflow,
     read_submissions,
 )
+from tiphys.store.layout import parse_submission
 from tiphys.store.runs import (
     ALL_ATTEMPTS,
     AttemptNumbers,
@@ -125,7 +126,16 @@ class RunHistory:
 
     def build_names(self, pipeline: CompiledPipeline) -> StepNames:
         """Names of the steps and items under a changed pipeline."""
-        return StepNames(self.run, pipeline, lambda: read_item_bindings(self.store, self.run, self.submissions))
+        return StepNames(
+            self.run, pipeline, lambda: read_item_bindings(self.store, self.run, self._submission_numbers())
+        )
+
+    def _submission_numbers(self) -> list[int]:
+        """Numbers of all submissions. A damaged record of one hides no name: only keys are looked at."""
+        if "submissions" in self._parts:
+            return [submission.claim.submission for submission in self.submissions]
+        parsed = (parse_submission(info.key) for info in self.store.list(self.layout.submissions))
+        return sorted({submission[0] for submission in parsed if submission})
 
     @property
     def attempt_numbers(self) -> Mapping[str, AttemptNumbers]:

@@ -24,7 +24,7 @@ from tiphys.protocol.fan_out import (
     static_items,
 )
 from tiphys.records import ItemBinding, item_hash, task_name
-from tiphys.store import RunLayout, Store, Submission, read_record
+from tiphys.store import RunLayout, Store, read_record
 from tiphys.store.runs import read_concurrently
 
 _ITEM_ID = re.compile(r"(?<![\w.-])[a-z0-9][-a-z0-9]*\.[0-9a-f]{12}\.\d+(?!\w)", re.ASCII)
@@ -237,13 +237,13 @@ def selects_step(selected: str, step_id: str) -> bool:
     return selected in ("", step_id, task_name(step_id))
 
 
-def read_item_bindings(store: Store, run: str, submissions: Iterable[Submission]) -> list[ItemBinding]:
-    """The bindings of all fan-out items of submissions, in their order; damaged ones are left out.
+def read_item_bindings(store: Store, run: str, submissions: Iterable[int]) -> list[ItemBinding]:
+    """The bindings of all fan-out items of submissions, in the order of these numbers; damaged ones are left out.
 
     Costs a listing for each submission, and a read for each item.
     """
     layout = RunLayout(run)
-    keys = [info.key for submission in submissions for info in store.list(layout.items(submission.claim.submission))]
+    keys = [info.key for submission in submissions for info in store.list(layout.items(submission))]
     return [binding for binding in read_concurrently(lambda key: _read_binding(store, key), keys) if binding]
 
 

@@ -27,6 +27,7 @@ from hera_pipelines.cli.shared_options import (
     with_option_groups,
     with_parameters,
 )
+from hera_pipelines.cli.start.detach import detach
 from hera_pipelines.cli.start.submission import RunNameOption, SubmissionOptions, SubmissionTarget
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, cluster_submitter, refuse_options
 from hera_pipelines.compile.output import read_git_commit, record_code_version
@@ -91,6 +92,8 @@ def run(
         )
     else:
         refuse_options(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
+    # Before the author's file, which may start threads: none survives a fork.
+    detachment = detach() if options.in_background and not options.on_cluster else None
     pipeline = load_pipeline_file(file, which)
     if options.on_cluster and not is_store_named(options.store, pipeline.store):
         raise UsageError(
@@ -108,7 +111,7 @@ def run(
     start = partial(_start, target, manifest, name)
     if not options.on_cluster:
         record_code_folder(manifest, options.engine.code or file.parent)
-        target.submit_locally(start, file.parent)
+        target.submit_locally(start, file.parent, detachment)
         return
     manifest["spec"].setdefault("serviceAccountName", service_account)
     if not preflight:  # which looks at the size, too

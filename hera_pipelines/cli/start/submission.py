@@ -18,7 +18,7 @@ from hera_pipelines.cli.progress.local import (
 )
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import ClusterOptions, FormatOption, PipelineStoreOption
-from hera_pipelines.cli.start.detach import detach
+from hera_pipelines.cli.start.detach import Detachment, detach
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, OnClusterOption, is_on_cluster, refuse_options
 from tiphys.errors import UsageError
 from tiphys.lineage import RunHistory
@@ -87,10 +87,14 @@ class SubmissionTarget:
     store: Store
     store_arguments: tuple[str, ...]
 
-    def submit_locally(self, submit: Submit, code: Path | None) -> None:
-        """Submit to the local engine, and run the Workflow to its end; ``code`` is the folder of its modules."""
+    def submit_locally(self, submit: Submit, code: Path | None, detachment: Detachment | None = None) -> None:
+        """Submit to the local engine, and run the Workflow to its end.
+
+        ``code`` is the folder of its modules; ``detachment`` that of a command which is in the background already.
+        """
         engine = replace(self.options.engine, code=self.options.engine.code or code)
-        detachment = detach() if self.options.in_background else None
+        if detachment is None and self.options.in_background:
+            detachment = detach()
         with open_local_session(self.store, engine) as (session, observer):
             if run := submit(session, "default"):
                 run_to_end(self.screen, session, observer, self.find_local(run), detachment)

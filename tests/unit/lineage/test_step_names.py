@@ -193,6 +193,7 @@ def test_bindings_are_read_from_the_store_and_a_damaged_one_is_left_out(tmp_path
         bound = binding(step, f"fit({number}:0.1)", "0.1", submission=number)
         store.create(layout.item(number, step), bound.to_bytes())
     store.create(layout.item(2, damaged), b"{")
+    store.create(layout.submission_binding(1), b"{}")  # a damaged record of a submission hides no name
     record = RunRecord(run=RUN, pipeline="digits", workflow=manifest, digest=json_digest(manifest))
     store.create(RunLayout(RUN).run_record, record.to_bytes())
     known = RunHistory(store, RUN).names
