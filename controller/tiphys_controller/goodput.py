@@ -328,12 +328,15 @@ def measure_time_usage(
     """
     submissions = {submission.claim.submission: submission for submission in history.submissions}
     pipeline, names, attempts = history.pipeline, history.names, history.read_attempts(window)
+    events: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in history.events:
+        events[event.step].append(event)
 
     def measure_step(step: str) -> StepTimeUsage:
         step_attempts = attempts[step]
         name = task_name(step)
         spec, volume = pipeline.steps.get(name), pipeline.checkpoint_volume_url(name)
-        own_events = [event for event in history.events if event.step == step]
+        own_events = events[step]
         moments = _read_checkpoint_moments(None if volume else history.store, step_attempts, own_events)
         last, over_at = step_attempts[-1], now
         if lost_at is not None:

@@ -22,8 +22,8 @@ from hera_pipelines.local.nodes import NodeChange, NodePhase
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.workflow_nodes import without_try
-from tiphys.records import utc_now
-from tiphys.store import Store, read_submissions
+from tiphys.records import SubmissionClaim, utc_now
+from tiphys.store import Store
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -114,20 +114,19 @@ class ClusterSubmission(FollowedSubmission):
 def find_cluster_submission(
     submitter: "ClusterSubmitter",
     store: Store,
-    run: str,
+    claim: SubmissionClaim,
     store_arguments: tuple[str, ...],
     cluster_arguments: tuple[str, ...],
 ) -> ClusterSubmission:
-    """Find the newest submission of ``run`` on the cluster.
+    """Find the Workflow of a submission on the cluster.
 
     Raises:
-        NotFoundError: its Workflow was deleted already.
+        NotFoundError: it was deleted already.
     """
-    claim = read_submissions(store, run)[-1].claim
     live = submitter.find(claim.namespace, claim.workflow_name)
     if live is None:
         raise NotFoundError(f"Workflow {claim.namespace}/{claim.workflow_name} was deleted just after its creation")
-    return ClusterSubmission(run, live.name, store, store_arguments, live, cluster_arguments)
+    return ClusterSubmission(claim.run, live.name, store, store_arguments, live, cluster_arguments)
 
 
 def show_watched_workflow(

@@ -188,7 +188,7 @@ def resume(
         _show_full_plan(screen, store, plan_run(store, run, edits.rerun, change, force=force), options.output)
         return
 
-    def submit(submitter: Submitter, namespace: str) -> str:
+    def submit(submitter: Submitter, namespace: str) -> tuple[str, int] | None:
         resumed = resume_run(
             store,
             submitter,
@@ -199,7 +199,8 @@ def resume(
             key=options.idempotency_key or "",
             change=change,
         )
-        return run if _show_resume(screen, store, resumed, options.output) else ""
+        submission = _show_resume(screen, store, resumed, options.output)
+        return (run, submission) if submission is not None else None
 
     target = SubmissionTarget(screen, options, store, store_arguments(store, options.store, edits.store))
     if not on_cluster:
@@ -211,19 +212,19 @@ def resume(
     target.submit_to_cluster(submit, submitter, namespace)
 
 
-def _show_resume(screen: Screen, store: Store, resumed: ResumeResult, output: Format) -> bool:
-    """Print the differences, the plan and the submission; return whether a new submission was created."""
+def _show_resume(screen: Screen, store: Store, resumed: ResumeResult, output: Format) -> int | None:
+    """Print the differences, the plan and the submission; return its number if it is new."""
     show_drift(screen, resumed.plan.drift)
     show_plan(screen, add_start_checkpoints(store, resumed.plan), output)
     screen.out.file.flush()
     run = resumed.run
     if resumed.submission is None:
         screen.note(f"nothing is missing of run {run}")
-        return False
+        return None
     if not resumed.created:
         screen.note(f"submission {resumed.submission} of run {run} was created before, under the same idempotency key")
-        return False
+        return None
     screen.note(f"submission {resumed.submission} of run {run}")
     for key in resumed.passed_over:
         screen.note(f"passed over, damaged: {key}")
-    return True
+    return resumed.submission

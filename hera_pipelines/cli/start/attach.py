@@ -53,7 +53,7 @@ def attach(
         submission = LocalSubmission(run, claim.workflow_name, run_store, store_option, workflows.state)
         _follow_local(screen, workflows, submission, manifest)
     else:
-        found = find_cluster_submission(workflows, run_store, run, store_option, cluster_options.command_arguments)
+        found = find_cluster_submission(workflows, run_store, claim, store_option, cluster_options.command_arguments)
         follow_submission(screen, workflows, found, manifest)
 
 

@@ -79,11 +79,12 @@ def fork(
     on_cluster = choose_target(command, options, run, last, local)
     change = edits.build_change(store, run, runs_locally=not on_cluster)
 
-    def submit(submitter: Submitter, namespace: str) -> str:
+    def submit(submitter: Submitter, namespace: str) -> tuple[str, int] | None:
         key = options.idempotency_key or ""
         forked = fork_run(store, submitter, run, name, namespace, edits.rerun, change, dry_run=dry_run, key=key)
         _show_fork(screen, store, run, forked, options.output)
-        return forked.started.run if forked.started is not None and forked.started.created else ""
+        started = forked.started
+        return (started.run, started.submission) if started is not None and started.created else None
 
     if dry_run:
         submit(LocalWorkflows(options.engine.state), "")

@@ -127,22 +127,25 @@ def run(
     target.submit_to_cluster(start, submitter, namespace)
 
 
-def _start(target: SubmissionTarget, manifest: Manifest, name: str | None, submitter: Submitter, namespace: str) -> str:
-    """Start the run, or find the run that was started under the same idempotency key; return the run to follow."""
+def _start(
+    target: SubmissionTarget, manifest: Manifest, name: str | None, submitter: Submitter, namespace: str
+) -> tuple[str, int] | None:
+    """Start the run, or find the one of the same idempotency key; returns the submission to follow, if any."""
     key, note = target.options.idempotency_key, target.screen.note
     if key is None:
         started = start_run(target.store, submitter, manifest, name, namespace)
     else:
         started = start_run_once(target.store, submitter, manifest, key, name, namespace)
     show_started(target.screen, started, target.options.output)
+    submitted = started.run, started.submission
     if started.created:
-        return started.run
+        return submitted
     if target.options.on_cluster:
         note(ALREADY_STARTED_MESSAGE)
-        return started.run if submitter.find(namespace, started.workflow_name) else ""
-    found = target.find_local(started.run)
+        return submitted if submitter.find(namespace, started.workflow_name) else None
+    found = target.local_submission(started.run, started.workflow_name)
     note(f"{ALREADY_STARTED_MESSAGE}; see {found.command('get')}, continue with {found.command('resume')}")
-    return ""
+    return None
 
 
 def show_started(screen: Screen, started: StartResult, output: Format, parent: str = "") -> None:

@@ -21,8 +21,8 @@ from hera_pipelines.cli.shared_options import ClusterOptions, FormatOption, Pipe
 from hera_pipelines.cli.start.detach import Detachment, detach
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, OnClusterOption, is_on_cluster, refuse_options
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory
-from tiphys.store import Store, Submission
+from tiphys.records import SubmissionClaim
+from tiphys.store import RunLayout, Store, Submission, read_record, read_run, read_submission_workflow
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -41,8 +41,8 @@ RunNameOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")]
 LocalOption = Annotated[bool, typer.Option("--local", help="Run on this machine instead of the run's cluster.")]
 
-Submit = Callable[[Submitter, str], str]
-"""Submits to a namespace and says what it did; returns the run to follow, or nothing."""
+Submit = Callable[[Submitter, str], tuple[str, int] | None]
+"""Submits to a namespace and says what it did; returns the run and the number of the submission to follow, if any."""
 
 
 @dataclass(frozen=True)
@@ -96,26 +96,29 @@ class SubmissionTarget:
         if detachment is None and self.options.in_background:
             detachment = detach()
         with open_local_session(self.store, engine) as (session, observer):
-            if run := submit(session, "default"):
-                run_to_end(self.screen, session, observer, self.find_local(run), detachment)
+            if submitted := submit(session, "default"):
+                claim = self._read_claim(*submitted)
+                submission = self.local_submission(claim.run, claim.workflow_name)
+                run_to_end(self.screen, session, observer, submission, detachment)
 
-    def find_local(self, run: str) -> LocalSubmission:
-        """The newest submission of a run to the local engine."""
-        last = RunHistory(self.store, run).last_submission
-        assert last is not None
-        name = last.claim.workflow_name
-        return LocalSubmission(run, name, self.store, self.store_arguments, self.options.engine.state)
+    def local_submission(self, run: str, workflow_name: str) -> LocalSubmission:
+        """A submission to the local engine."""
+        return LocalSubmission(run, workflow_name, self.store, self.store_arguments, self.options.engine.state)
 
     def submit_to_cluster(self, submit: Submit, submitter: "ClusterSubmitter", namespace: str) -> None:
         """Submit to a cluster, and follow the Workflow until it ends, unless it runs in the background."""
-        run = submit(submitter, namespace)
-        if not run:
+        submitted = submit(submitter, namespace)
+        if submitted is None:
             return
-        arguments = self.options.cluster.command_arguments
-        submission = find_cluster_submission(submitter, self.store, run, self.store_arguments, arguments)
+        claim, arguments = self._read_claim(*submitted), self.options.cluster.command_arguments
+        submission = find_cluster_submission(submitter, self.store, claim, self.store_arguments, arguments)
         self.screen.note(
-            f"Workflow {namespace}/{submission.workflow_name} in cluster {submitter.cluster}; stop it with "
+            f"Workflow {claim.namespace}/{submission.workflow_name} in cluster {submitter.cluster}; stop it with "
             f"{submission.command('stop')}"
         )
         if not self.options.in_background:
-            follow_submission(self.screen, submitter, submission, RunHistory(self.store, run).workflow)
+            manifest = read_submission_workflow(self.store, read_run(self.store, claim.run), claim)
+            follow_submission(self.screen, submitter, submission, manifest)
+
+    def _read_claim(self, run: str, submission: int) -> SubmissionClaim:
+        return read_record(self.store, RunLayout(run).submission(submission), SubmissionClaim)

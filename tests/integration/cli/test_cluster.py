@@ -570,6 +570,21 @@ def test_a_run_on_the_cluster_is_watched_to_its_end(
     assert "run hot succeeded" in answer.err.splitlines()[-1]
 
 
+def test_a_repeated_run_follows_the_workflow_that_it_finds_although_the_newest_one_is_gone(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
+) -> None:
+    words = (*SUBMIT, small_pipeline.write(tmp_path / "code"), "--run", "hot", "--store", store.url, "--detach")
+    words = (*words, "--kubeconfig", kubeconfig, "--idempotency-key", "nightly")
+    assert tiphys(*words).code == 0
+    newest = SubmissionClaim(
+        run="hot", submission=2, kind=SubmissionKind.RESUME, workflow_name="hot-2", namespace="gone"
+    )
+    store.create(RunLayout("hot").submission(2), newest.to_bytes())
+    again = tiphys(*words)
+    assert (again.code, again.out) == (0, "hot\n")
+    assert "Workflow ml/hot in cluster" in again.err
+
+
 def test_ctrl_c_ends_the_display_and_not_the_run(
     tiphys: Command,
     server: KubeServer,
