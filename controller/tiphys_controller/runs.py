@@ -292,7 +292,7 @@ def describe_run(
         submissions=tuple(map(_submission_detail, history.submissions)),
         steps=steps,
         models=tuple(model.report() for model in models if selects_step(selected, model.request.step)),
-        damaged=tuple(one.message for one in sorted({*history.damaged_records, *damaged})),
+        damaged=tuple(damage.message for damage in sorted({*history.damaged_records, *damaged})),
     )
 
 
@@ -360,7 +360,7 @@ def _summary(history: RunHistory, progress: RecordedProgress, submitter: Submitt
 
 def _last_activity(history: RunHistory, state: RunState) -> datetime:
     records = [record for submission in history.submissions for record in submission if record is not None]
-    moments = [one.written_at for one in (history.record, *records, *state.ends.values())]
+    moments = [written.written_at for written in (history.record, *records, *state.ends.values())]
     return max([*moments, *_last_reports(history, state)])
 
 

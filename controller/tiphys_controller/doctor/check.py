@@ -1,7 +1,7 @@
 """What every check of a store, of a cluster or of a pipeline has in common: its findings, and how it is run.
 
-A check is a generator function of what was observed, and pure. It yields findings without its name, which `check`
-adds. A value that could not be read ends it: `known` makes that a finding, and no guess.
+A check is a pure generator function of an observation. It yields findings, and `check` adds its name to each. A value
+that could not be read ends the check: `known` turns it into a finding, and never guesses.
 """
 
 from collections.abc import Callable, Iterable, Iterator

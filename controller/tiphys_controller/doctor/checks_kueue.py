@@ -50,7 +50,7 @@ def _check_controller(controller: DeploymentSearch) -> Iterator[Finding]:
             f"no Deployment has the label app.kubernetes.io/name=kueue; unless its controller runs elsewhere, {waits}",
             "install Kueue",
         )
-    elif not any((one.get("status") or {}).get("readyReplicas") for one in controller.found):
+    elif not any((deployment.get("status") or {}).get("readyReplicas") for deployment in controller.found):
         metadata = controller.found[0]["metadata"]
         yield failed(
             f"no pod of Kueue's Deployment {metadata['namespace']}/{metadata['name']} is ready: {waits}",

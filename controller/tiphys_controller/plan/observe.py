@@ -358,7 +358,7 @@ def _list_pod_outputs(history: RunHistory, listing: RunListing) -> None:
 
     def read(uid: str) -> None:
         listed = (parse_output_origin(info.key) for info in store.list(output_origins(uid)))
-        origins = {one.pod: one for one in listed if one is not None and one.run == history.run}
+        origins = {origin.pod: origin for origin in listed if origin is not None and origin.run == history.run}
         listing.add_pod_outputs(store.list(workflow_outputs(uid)) if origins else (), origins)
 
     read_concurrently(

@@ -42,7 +42,7 @@ def show_findings(
 
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "Findings", **subject, "ready": not failed_checks(findings)}
-        screen.document({**document, "findings": [_to_document(one, find_line) for one in findings]}, output)
+        screen.document({**document, "findings": [_to_document(finding, find_line) for finding in findings]}, output)
         return
     rows = [
         (
