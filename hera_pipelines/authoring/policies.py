@@ -68,6 +68,8 @@ class Retries:
     """After so many preemptions in a row without a checkpoint, and on the last try, attempts avoid spot nodes."""
     avoid_node_after: int | None = 2
     """After so many failures that one node has caused, attempts avoid it where there is another."""
+    in_place: bool = True
+    """Whether a training that died after a checkpoint is started again in its pod, at once. False: in a new pod."""
     backoff: Duration = "5s"
     """Wait before the second attempt."""
     backoff_factor: int = 2
@@ -92,7 +94,7 @@ class Retries:
         )
 
 
-_SHARED_FIELDS = (*(cause.value for cause in Cause), "memory_factor", "on_demand_after", "avoid_node_after")
+_SHARED_FIELDS = (*(cause.value for cause in Cause), "memory_factor", "on_demand_after", "avoid_node_after", "in_place")
 """Fields of the same name in `Retries` and `RetryPolicy`."""
 
 

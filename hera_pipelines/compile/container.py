@@ -43,6 +43,8 @@ def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
     checkpoints = step.spec().checkpoints
     if checkpoints is not None:
         values |= _checkpoint_values(checkpoints, store)
+        if step.settings.gang is None:  # the members of a gang are started again together, in new pods
+            values[environment.RESTART_CAUSES] = ",".join(step.settings.retry.causes_in_place())
         values[environment.IMAGE] = program_container(step.program).get("image", "")
     if step.settings.registration is not None:
         values[environment.REGISTRATION] = step.settings.registration.model_dump_json()

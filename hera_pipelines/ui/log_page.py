@@ -23,8 +23,8 @@ from tiphys.store import (
     RunLayout,
     Store,
     Submission,
-    find_record,
 )
+from tiphys.store.incarnations import find_crash_record
 from tiphys.store.program_output import read_program_output
 
 MAX_HTML_BYTES = 128 << 10
@@ -176,6 +176,6 @@ def _cut(pod: str, source: str, lines: Iterable[str], budget: int) -> PodLogView
 
 def _find_crash(history: RunHistory, step: str, attempt: int) -> CrashRecord | None:
     try:
-        return find_record(history.store, history.layout.attempt_crash(step, attempt), CrashRecord)
+        return find_crash_record(history.store, history.run, step, attempt)
     except IntegrityError:
         return None

@@ -23,6 +23,7 @@ from cluster.test_install import Release, release
 from hera_pipelines.cli import main
 from tiphys.store import Store as RunStore
 from tiphys.store.credentials import CredentialsHolder
+from tiphys.store.incarnations import crash_key
 from tiphys.store.layout import FORMAT_MARKER, LineageLayout, RunLayout, alert_key, idempotency_record_key, memo_key
 
 __all__ = ["release", "training"]
@@ -53,7 +54,7 @@ RECORDS = [
 ]
 OF_PROGRAMS = [
     RUN.outputs("fit", 1) + "artifacts/weights.npy",
-    RUN.attempt_crash("fit", 1),
+    crash_key(RUN, "fit", 1),
     LineageLayout("digits/fit").manifest(1, 10),
 ]
 

@@ -188,6 +188,19 @@ def test_a_program_that_dies_while_it_writes_goes_on_from_what_was_whole(run, op
     assert "attempt 2 resumes from step 10" in err
 
 
+@pytest.mark.parametrize("options", [MARKER, QUIET], ids=["marker", "quiet"])
+def test_program_that_dies_while_it_writes_goes_on_in_its_pod(run, options):
+    line = f"test -z $TIPHYS_INCARNATION || unset FILE_TEAR_AT; {sys.executable} -m support.programs.file_trainer"
+    restarts = {"TIPHYS_RESTART_CAUSES": "hang,infrastructure", "FILE_TEAR_AT": "15"}
+    command = ["sh", "-c", f"{line} {run.folder}; exit $?"]
+    code, out, err = run.finish(run.start(*options, command=command, **restarts, **run.steady))
+    assert code == 0, err
+    assert re.findall(r"starts (\d+)", out) == ["0", "10"]
+    assert run.result.read_text() == after(STEPS)
+    assert run.commits[0] == ref(1, STEPS)
+    assert "attempt 1 goes on in its pod, as process 2: its program ended with 137 (infrastructure)" in err
+
+
 def test_sigterm_commits_what_the_program_saves_and_is_never_a_success(run):
     process = run.start(FILE_ON_SIGTERM="save", FILE_PAUSE="0.02", FILE_STEPS="100000")
     says(process, "wrote 5")

@@ -17,6 +17,7 @@ from tiphys.checkpoint.lifecycle.hang_watchdog import KernelAlarm
 from tiphys.failures.classify import AttemptObservation, classify_failure
 from tiphys.records import AttemptEndOutcome, Cause, CrashRecord
 from tiphys.store import DirectoryStore, RunLayout, read_record, read_step_attempts
+from tiphys.store.incarnations import crash_key
 
 # The first attempt finds its GPU full, the second waits for ever after step 3.
 FAILS_TWICE = """
@@ -63,7 +64,7 @@ def pipeline() -> dict[str, Any]:
             image="i",
             command=["python", "train.py"],
             checkpoints=Checkpoints(every="1000 steps", hang_after="0.5s"),
-            retries=Retries(gpu_out_of_memory=1),
+            retries=Retries(gpu_out_of_memory=1, in_place=False),
         )
         with DAG(name="main"):
             fit()
@@ -95,7 +96,7 @@ def test_a_failure_is_reported_and_the_next_attempt_gets_what_it_needs(tmp_path:
     assert "after step 3" in ends[1].message
     starts = [attempt.claim.starts_from.global_step for attempt in attempts if attempt.claim.starts_from]
     assert starts == [2, 3]
-    left = read_record(store, RunLayout("night").attempt_crash("fit", 2), CrashRecord)
+    left = read_record(store, crash_key(RunLayout("night"), "fit", 2), CrashRecord)
     assert "in all_reduce" in left.stacks
 
 

@@ -25,7 +25,7 @@ from support.processes.polling import until
 # A stand-in for a training with a session: it saves for a while, and leaves with 75.
 TRAINING = """
 import os, signal, sys, time
-from tiphys.launch.processes import register_session
+from tiphys.launch.session_registry import PREEMPTED, register_session
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 register_session(os.environ)
@@ -35,7 +35,7 @@ def train(saved="saved"):
     while not stopped: time.sleep(0.01)
     time.sleep(0.5)
     say(saved)
-    register_session(os.environ, has_preempted=True)
+    register_session(os.environ, PREEMPTED)
     sys.exit(75)
 """
 
@@ -255,7 +255,7 @@ rank = '''{training}
 say("ready")
 while len(stopped) <= int(sys.argv[1]): time.sleep(0.01)
 say("saved " + sys.argv[1])
-register_session(os.environ, has_preempted=True)
+register_session(os.environ, PREEMPTED)
 sys.exit(75)
 '''
 stopped = []

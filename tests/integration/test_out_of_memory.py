@@ -17,11 +17,11 @@ import sys
 import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
-from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.failures.classify import AttemptObservation, classify_failure
 from tiphys.lineage.select import list_commits
 from tiphys.records import Cause
 from tiphys.store import open_store
+from tiphys.store.incarnations import find_crash_record
 
 GUARD_SECONDS = 240
 

@@ -16,6 +16,7 @@ from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import CrashRecord
 from tiphys.store import DirectoryStore, RunLayout, find_record, read_events
+from tiphys.store.incarnations import crash_key
 
 STEPS = 100_000
 TRAINER = [sys.executable, "-m", "support.programs.trainer", str(STEPS)]
@@ -136,7 +137,7 @@ def test_program_without_a_with_block_keeps_its_last_save_and_its_exit_code(stor
     ended = programs.run(OPENED + end, environ=environ(store, TIPHYS_SAVE_EVERY="1 steps"))
     assert ended.returncode == code, ended.stderr
     assert list_commits(store, LINEAGE)[0] == ref(1, newest)
-    record = find_record(store, RunLayout(RUN).attempt_crash(STEP, 1), CrashRecord)
+    record = find_record(store, crash_key(RunLayout(RUN), STEP, 1), CrashRecord)
     assert (record and record.error) == crash
     assert "Exception ignored" not in ended.stderr
     assert "Error in atexit" not in ended.stderr
@@ -180,7 +181,7 @@ def test_forked_children_neither_delay_nor_change_the_end_of_the_training(store,
     ended = programs.run(program, environ=environ(store, TIPHYS_SAVE_EVERY="1 steps"))
     assert ended.returncode == 0, ended.stderr
     assert [found.global_step for found in list_commits(store, LINEAGE)] == [4, 3, 2, 1]
-    assert find_record(store, RunLayout(RUN).attempt_crash(STEP, 1), CrashRecord) is None
+    assert find_record(store, crash_key(RunLayout(RUN), STEP, 1), CrashRecord) is None
 
 
 NAIVE = """
@@ -205,4 +206,4 @@ def test_a_spawned_child_that_imports_the_program_again_does_not_train(store, tm
     assert process.returncode == 0, err
     assert 'put what opens the session and trains below if __name__ == "__main__":' in err
     assert list_commits(store, LINEAGE) == [ref(1, 1)]
-    assert find_record(store, RunLayout(RUN).attempt_crash(STEP, 1), CrashRecord) is None
+    assert find_record(store, crash_key(RunLayout(RUN), STEP, 1), CrashRecord) is None

@@ -37,7 +37,6 @@ from tiphys_controller.kubernetes.events.run_log import RunLog
 from tiphys_plugin.attempts import pods
 
 from tiphys.errors import IntegrityError, TiphysError, UsageError
-from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.step_spec import CheckpointPolicy
@@ -66,6 +65,7 @@ from tiphys.store import (
     read_record,
     read_submissions,
 )
+from tiphys.store.incarnations import crash_key, find_crash_record
 from tiphys.store.layout import DATA, alert_key, event_batch_key
 
 OWN, OTHER = "ml", "vision"
@@ -289,7 +289,7 @@ def test_a_huge_record_is_not_read(key: str, tmp_path: Path, cluster: Cluster) -
 
 
 def test_a_crash_report_of_megabytes_is_not_read_and_a_long_one_is_cut(store: MemoryStore) -> None:
-    key = LAYOUT.attempt_crash("fit", 1)
+    key = crash_key(LAYOUT, "fit", 1)
     report = CrashRecord(run=RUN, step="fit", attempt=1, error="[Gloo]" * 10_000, fingerprint="x" * 5000)
     assert len(report.error) == 4096
     store.objects[key] = report.to_bytes()
@@ -375,7 +375,8 @@ def test_events_of_a_program_take_a_bounded_part_of_the_controllers_memory(store
 
 KEYS = st.sampled_from([
     "runs/{run}/run.json", "runs/{run}/submissions/000000001.json", "runs/{run}/attempts/fit/000000001.json",
-    "runs/{run}/crashes/fit/000000001.json", "runs/{run}/events/000000001.json", "runs/{run}/outputs/fit/000000001/x",
+    "runs/{run}/incarnations/fit/000000001/000000001.crash.json",
+    "runs/{run}/events/000000001.json", "runs/{run}/outputs/fit/000000001/x",
     "runs/{run}/progress/fit/000000001", "lineages/{run}/fit/manifests/999999998-999999999999989.json",
     "lineages/{run}/fit/quarantine/999999998-999999999999989.json", "alerts/aa/firing.json", "memo/k.json",
 ])  # fmt: skip

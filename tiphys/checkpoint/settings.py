@@ -92,6 +92,8 @@ class CheckpointSettings:
     when_busy: WhenBusy | None = None
     """What happens if a save is due while another is running: ``skip`` postpones it to the next step, ``wait`` blocks
     the training, ``queue`` takes memory for a second copy. None: see `busy_rule`."""
+    incarnation: int = 1
+    """Which process of its attempt this is: the launcher starts a program that died again in its pod."""
     cache: Path | None = None
     """Folder on the node that caches restored shards for its other processes; None disables the cache."""
 
@@ -132,6 +134,7 @@ class CheckpointSettings:
             ),
             asynchronous=_parse_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
             when_busy=_parse_choice(environ, environment.WHEN_BUSY, (None, *WHEN_BUSY)),
+            incarnation=_parse_positive(environment.INCARNATION, environ.get(environment.INCARNATION) or "1"),
             cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,
         )
 

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash, record_hang
 from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangReport, HangWatchdog, NoHangWatchdog
+from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
 from tiphys.checkpoint.lifecycle.out_of_memory import DRAIN_TIMEOUT_SECONDS, MemoryReserve, OutOfMemoryGuard
 from tiphys.checkpoint.lifecycle.preemption import (
     PreemptionReport,
@@ -45,7 +46,7 @@ from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
 from tiphys.errors import FencedError, IntegrityError
-from tiphys.launch.processes import register_session
+from tiphys.launch.session_registry import PREEMPTED, register_session
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol.environment import EX_HANG, EX_TEMPFAIL
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
@@ -277,6 +278,8 @@ class TrackedSession(Session):
             return self
         self._coordinator.open()
         self._stop.install()
+        if self._coordinator.reports_events:
+            record_incarnation(self._run_store, self._settings, self._environ, self._event_log)
         self._crash_log.open()
         self._memory_reserve.allocate()
         self._watchdog.open()
@@ -491,5 +494,5 @@ class TrackedSession(Session):
         grace = f" (grace period {self._settings.grace_seconds:g} s)" if self._settings.grace_seconds else ""
         stopped = f"stopped by SIGTERM {self._seconds_since_stop():.1f} s ago{grace}"
         log_message(f"{stopped}; {self._newest}; exit code {EX_TEMPFAIL} requests another attempt")
-        register_session(self._environ, has_preempted=True)
+        register_session(self._environ, PREEMPTED)
         raise SystemExit(EX_TEMPFAIL)

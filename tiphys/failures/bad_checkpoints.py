@@ -20,7 +20,7 @@ from tiphys.records import (
     CheckpointRef,
     CrashRecord,
 )
-from tiphys.store import Attempt, RunLayout, Store, find_record
+from tiphys.store import Attempt
 
 MIN_CRASHES = 2
 """Crashes with the same fingerprint that make a checkpoint suspect. One can be an accident; a third costs GPU time."""
@@ -38,15 +38,6 @@ class SuspectCheckpoint(NamedTuple):
 
     checkpoint: CheckpointRef
     reason: str
-
-
-def find_crash_record(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:
-    """The crash report that the program of an attempt left; None if it left none.
-
-    Raises:
-        IntegrityError: the record is damaged.
-    """
-    return find_record(store, RunLayout(run).attempt_crash(step, attempt), CrashRecord)
 
 
 def derive_checkpoint_crash(

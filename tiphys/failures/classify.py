@@ -19,7 +19,15 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tiphys.errors import UNKEPT_OUTPUT
-from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE, LOG_PREFIX
+from tiphys.protocol.environment import (
+    EX_FENCED,
+    EX_HANG,
+    EX_NEW_POD,
+    EX_TEMPFAIL,
+    EX_UNAVAILABLE,
+    LOG_PREFIX,
+    RESTARTED,
+)
 from tiphys.records import Cause
 
 
@@ -30,6 +38,8 @@ class ErrorSignature(NamedTuple):
     cause: Cause
     pattern: re.Pattern[str]
     meaning: str
+    blames_node: bool = False
+    """Whether every process of the pod would fail, so that the program needs another node."""
 
 
 class SignatureMatch(NamedTuple):
@@ -50,14 +60,23 @@ _HOST_FULL = (
 _WORKER_KILLED = r"DataLoader worker \(pid.{0,200}is killed by signal: Killed"
 _GPU_BROKEN = r"uncorrectable (?:NVLink|ECC) error|GPU has fallen off the bus|\bXid\b.{0,40}: \d+|NVRM: "
 _NO_GPU = r"no CUDA-capable device is detected|CUDA driver initialization failed|system not yet initialized"
+_GPU_FAILED = (
+    r"CUDA error: (?:an illegal memory access|unspecified launch failure|misaligned address|an illegal instruction"
+    r"|the launch timed out)|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)"
+    r"|CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)"
+)
+"""Errors of CUDA, cuBLAS and cuDNN that end the context of a process, so that a new process is needed and may do. Not
+``device-side assert``, which is an index that the program gets wrong each time."""
 _NCCL = r"ncclSystemError|ncclRemoteError|ncclUnhandledCudaError"
 _PEER_LOST = (
     r"Connection closed by (?:remote )?peer|Connection reset by peer.{0,300}\[Gloo\]|\[Gloo\].{0,300}Connection"
 )
 
 ERROR_SIGNATURES: Sequence[ErrorSignature] = (
-    ErrorSignature("gpu-broken", Cause.INFRASTRUCTURE, re.compile(_GPU_BROKEN), "its GPU is broken"),
-    ErrorSignature("gpu-missing", Cause.INFRASTRUCTURE, re.compile(_NO_GPU), "its node has no working GPU"),
+    ErrorSignature("gpu-broken", Cause.INFRASTRUCTURE, re.compile(_GPU_BROKEN), "its GPU is broken", blames_node=True),
+    ErrorSignature(
+        "gpu-missing", Cause.INFRASTRUCTURE, re.compile(_NO_GPU), "its node has no working GPU", blames_node=True
+    ),
     ErrorSignature(
         "gpu-out-of-memory",
         Cause.GPU_OUT_OF_MEMORY,
@@ -75,6 +94,12 @@ ERROR_SIGNATURES: Sequence[ErrorSignature] = (
         Cause.INFRASTRUCTURE,
         re.compile(f"{_NCCL}|{_PEER_LOST}"),
         "it lost the connection to its other ranks",
+    ),
+    ErrorSignature(
+        "gpu-failed",
+        Cause.UNKNOWN,
+        re.compile(_GPU_FAILED),
+        "a computation on its GPU failed, maybe once only",
     ),
 )
 """The first match decides: a broken GPU also breaks connections, and the GPU is the reason."""
@@ -209,8 +234,13 @@ class AttemptObservation:
     def effective_exit_code(self) -> int | None:
         """The program's exit code. Argo reports each signal as SIGKILL; faulthandler's report names the signal."""
         if self.exit_code == _SIGKILL:
-            return fatal_signal_exit_code(self.termination_message) or self.exit_code
+            return fatal_signal_exit_code(self.last_words) or self.exit_code
         return None if self.exit_code == -1 else self.exit_code
+
+    @property
+    def last_words(self) -> str:
+        """The termination message of the last process alone: a log also has what led to a restart before it."""
+        return self.termination_message.rpartition(RESTARTED)[2]
 
     def find_phrase(self, phrases: tuple[str, ...]) -> str:
         """The first of ``phrases`` in the reason or the message of the pod; empty if none."""
@@ -298,7 +328,7 @@ def _rule_container_start(observation: AttemptObservation) -> FailureVerdict | N
 
 def _rule_program_error(observation: AttemptObservation) -> FailureVerdict | None:
     """The program's own error report, unless Tiphys requested its end."""
-    if observation.effective_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED):
+    if observation.effective_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED, EX_NEW_POD):
         return None
     if observation.stuck_seconds is not None:
         return FailureVerdict(
@@ -308,20 +338,18 @@ def _rule_program_error(observation: AttemptObservation) -> FailureVerdict | Non
     match = (
         None
         if observation.effective_exit_code == _SIGTERM
-        else match_error_signature(observation.crash_error or observation.termination_message)
+        else match_error_signature(observation.crash_error or observation.last_words)
     )
     if match is not None:
         signature, line = match
         return FailureVerdict(signature.cause, f"{signature.meaning} ({line})", signature.rule, line)
-    stuck = (
-        observation.effective_exit_code in (_SIGALRM, _SIGKILL) and _HANG_DUMP_MARKER in observation.termination_message
-    )
+    stuck = observation.effective_exit_code in (_SIGALRM, _SIGKILL) and _HANG_DUMP_MARKER in observation.last_words
     if stuck or (observation.effective_exit_code == EX_HANG and observation.crash_error == ""):
         return FailureVerdict(
             Cause.HANG,
             "it completed no step for too long, and the hang watchdog ended it",
             "no-step",
-            observation.termination_message,
+            observation.last_words,
         )
     return None
 
@@ -332,17 +360,17 @@ def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
         return None
     if code in EXIT_CODES and not (observation.member and code in _ARGOEXEC_EXIT_CODES):
         cause, meaning = EXIT_CODES[code]
-        said = _last_line(observation.termination_message, of_tiphys=True) if code == EX_UNAVAILABLE else ""
+        said = _last_line(observation.last_words, of_tiphys=True) if code == EX_UNAVAILABLE else ""
         if "credentials" in said:
             meaning = "no outage: it lacks credentials that its store accepts, which Secret tiphys-store gives its pod"
         evidence = f"exit code {code}: {meaning}{f' ({said})' if said else ''}"
         return FailureVerdict(cause, evidence, f"exit-code-{code}", said)
     if observation.status == "Error":
         return None
-    refusal = _last_line(observation.termination_message, of_tiphys=True)
+    refusal = _last_line(observation.last_words, of_tiphys=True)
     if UNKEPT_OUTPUT in refusal:
         return FailureVerdict(Cause.USER_ERROR, f"an output cannot be stored: {refusal}", "output-refused", refusal)
-    said = observation.crash_error or _last_line(observation.termination_message)
+    said = observation.crash_error or _last_line(observation.last_words)
     evidence = f"the program exited with {code}{f' ({said})' if said else ''}"
     return FailureVerdict(Cause.USER_ERROR, evidence, "program-failed")
 
@@ -367,6 +395,11 @@ EXIT_CODES: Mapping[int, tuple[Cause, str]] = {
     EX_TEMPFAIL: (Cause.PREEMPTION, "it was asked to stop, and requests another attempt"),
     EX_UNAVAILABLE: (Cause.STORAGE, "storage was unavailable during the restore"),
     EX_FENCED: (Cause.INFRASTRUCTURE, "it stopped because a newer attempt exists"),
+    EX_NEW_POD: (
+        Cause.INFRASTRUCTURE,
+        "started again in its pod it failed before it had saved anything, maybe because of files that it found there; "
+        "a new pod has none",
+    ),
     _SIGTERM: (Cause.PREEMPTION, "SIGTERM ended it"),
     _SIGKILL: (Cause.INFRASTRUCTURE, "it was killed (SIGKILL), and not for its memory"),
     **dict.fromkeys(_ARGOEXEC_EXIT_CODES, (Cause.INFRASTRUCTURE, "the container's executor failed, not the program")),

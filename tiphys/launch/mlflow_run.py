@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tiphys.launch.member_files import is_first_member
-from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line, run_child
+from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line
+from tiphys.launch.restart import run_program
 from tiphys.protocol import environment
 from tiphys.records.tracking import MLFLOW_RUN_ID, STOPPED
 
@@ -27,11 +28,11 @@ def run_tracked(command: Sequence[str], environ: Mapping[str, str], signals: Sig
     """Open the run of MLflow, run the program, close the run; return the exit code of the program."""
     if MLFLOW_RUN_ID in environ:
         log_line(f"{MLFLOW_RUN_ID} is set by the author of the step, who thus decides which run of MLflow it is")
-        return run_child(command, environ, signals)
+        return run_program(command, environ, signals)
     variables = _open_run(environ)
     if signals.is_stop_requested:
         return environment.EX_TEMPFAIL
-    code = run_child(command, {**variables, **environ}, signals)
+    code = run_program(command, {**variables, **environ}, signals)
     if variables and is_first_member(environ):
         _close_run(environ, code, signals.stopped_at)
     return code

@@ -26,8 +26,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tiphys.launch.process_table import PATIENCE_SECONDS, SHELLS, Process, choose_receivers, read_children
+from tiphys.launch.session_registry import SessionRegistry
 from tiphys.protocol import environment
 
 TYPE_CHECKING = False
@@ -48,8 +50,6 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _NEVER = float("inf")
 DEFAULT_GRACE_SECONDS = 30.0
-_PATIENCE_SECONDS = 2.0
-"""Time for a signalled shell or launcher to hand the signal on, and for what is left of a program that has ended."""
 _LONGEST_RESERVE_SECONDS, _LONGEST_MARGIN_SECONDS = 2.0, 0.2
 """Time before SIGKILL for processes that had no SIGTERM, and from SIGKILL to the end of the grace period, at most."""
 _EXECUTOR_SECONDS = 1.5
@@ -58,9 +58,6 @@ the end of its program, and an exit code that it has not seen when the kubelet k
 _LOOK_SECONDS, _QUIET_SECONDS = 0.05, 60.0
 _LOOK_SHARE = 0.1
 """Largest share of time to spend on reading /proc, which is long on a machine with thousands of processes."""
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"})
-_REGISTRY_NAME = "tiphys-sessions"
-_PREEMPTED = "preempted"
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _UNCAUGHT_EXCEPTION = 1
 """Exit code of Python. torchrun raises one at SIGTERM, as do libraries whose workers died."""
@@ -102,78 +99,6 @@ class SignalQueue:
         return signal.SIGTERM in signal.sigpending()
 
 
-class Process:
-    """A running process below this one, as ``/proc`` describes it.
-
-    Args:
-        pid: Its number.
-        name: The name of the file that it executes; for a script that of its interpreter.
-        started: When it was started, in ticks of the system clock. Another process may have its number later.
-        handles_sigterm: Whether it has a handler of SIGTERM.
-        reads_pipe: Whether its standard input is a pipe, and not that of this process.
-        children: The processes that it has started.
-    """
-
-    def __init__(
-        self,
-        pid: int,
-        name: str = "",
-        *,
-        started: int = 0,
-        handles_sigterm: bool = False,
-        reads_pipe: bool = False,
-        children: Sequence["Process"] = (),
-    ) -> None:
-        self.pid, self.name, self.identity = pid, name, (pid, started)
-        self.handles_sigterm, self.reads_pipe, self.children = handles_sigterm, reads_pipe, children
-
-    def descendants(self) -> Iterator["Process"]:
-        """All processes below it."""
-        for child in self.children:
-            yield child
-            yield from child.descendants()
-
-
-def choose_receivers(
-    orphans: Iterable[Process],
-    sent: Mapping[int, float],
-    sessions: Collection[int],
-    now: float,
-    *,
-    has_session_ended: bool = False,
-) -> list[int]:
-    """Return the processes that get SIGTERM now. Pure.
-
-    Args:
-        orphans: The program, and what is left of it: the children of its launcher.
-        sent: When each process got SIGTERM; processes that are absent had none.
-        sessions: Processes with an open session.
-        now: The time, on the clock of ``sent``.
-        has_session_ended: Whether a session has ended since the first SIGTERM.
-    """
-    chosen: list[int] = []
-
-    def visit(process: Process) -> None:
-        below = [descendant.pid for descendant in process.descendants() if descendant.pid in sessions]
-        is_shell = process.name in _SHELLS
-        if process.pid not in sessions and below and not is_shell:
-            # The death of a launcher may interrupt the ranks. A signalled torchrun gives them PET_SHUTDOWN_TIMEOUT,
-            # which older versions do not know; otherwise it kills those that live 30 s after the first has ended.
-            chosen.extend(below)
-            if has_session_ended and process.handles_sigterm:
-                chosen.append(process.pid)
-        elif process.pid not in sent:
-            if process.pid in sessions or below or not process.reads_pipe:
-                chosen.append(process.pid)
-        elif is_shell and now - sent[process.pid] >= _PATIENCE_SECONDS:
-            for child in process.children:
-                visit(child)
-
-    for orphan in orphans:
-        visit(orphan)
-    return [pid for pid in dict.fromkeys(chosen) if pid not in sent]
-
-
 class ChildProcess:
     """A started program, with all processes that it starts. A process has one at a time."""
 
@@ -198,6 +123,10 @@ class ChildProcess:
         """Whether a signal ended a process that the program left behind, maybe while it wrote a file."""
         self.had_session = False
         """Whether a session was open in it, or may have been."""
+        self.has_committed = False
+        """Whether one of its sessions has committed a checkpoint."""
+        self.failures: frozenset[str] = frozenset()
+        """What its sessions said about their failures."""
         self.look_seconds = _QUIET_SECONDS
         """How long the caller may wait for a signal before it calls `reap` again."""
         self._grace_seconds = float(environ.get(environment.GRACE_SECONDS) or DEFAULT_GRACE_SECONDS)
@@ -211,8 +140,8 @@ class ChildProcess:
         self._at_stop: set[tuple[int, int]] = set()
         self._sessions: set[int] = set()
         # An elastic torchrun alone can tell the other nodes that its ranks leave.
-        self._registry = _SessionRegistry(is_offered=environment.ELASTIC not in environ)
-        self._others = {process.identity for process in _read_children()} if _has_children() else set()
+        self._registry = SessionRegistry(is_offered=environment.ELASTIC not in environ)
+        self._others = {process.identity for process in read_children()} if _has_children() else set()
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._pid = _start(command, {**environ, **self._registry.variables}, file_actions, prctl)
@@ -256,7 +185,7 @@ class ChildProcess:
 
     def _collect(self) -> list[Process]:
         """Take the exit codes of ended children; return the others, with all processes below them."""
-        children = [child for child in _read_children() if child.identity not in self._others]
+        children = [child for child in read_children() if child.identity not in self._others]
         if self._code is None and all(child.pid != self._pid for child in children):
             children.append(Process(self._pid))  # without /proc the program alone is known
         return [child for child in children if not self._has_ended(child.pid)]
@@ -270,7 +199,7 @@ class ChildProcess:
         if pid == self._pid:
             self._code = 128 - code if code < 0 else code
             if self._stopped_at is None:
-                self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
+                self._end_by(self._changed_at + PATIENCE_SECONDS, PATIENCE_SECONDS / 4)
         else:
             self.has_killed |= code < 0
             if self._code == _ENDED_BY_SIGTERM and self._is_shell:
@@ -285,21 +214,21 @@ class ChildProcess:
         self._has_session_ended |= not self._sessions <= sessions
         self._sessions = sessions
         self._sent = {pid: at for pid, at in self._sent.items() if pid in alive}
-        self._is_shell |= any(child.pid == self._pid and child.name in _SHELLS for child in children)
+        self._is_shell |= any(child.pid == self._pid and child.name in SHELLS for child in children)
         self._at_stop = self._at_stop or {process.identity for process in below}
         # Others may still save: what had its SIGTERM before a process ended with 75, and what was started after it.
         are_workers = all(
             self._sent.get(child.pid, now) >= self._changed_at and child.identity in self._at_stop for child in children
         )
         if self._code is not None and self._is_preempted and are_workers and not sessions:
-            self._end_by(self._changed_at + _PATIENCE_SECONDS, _PATIENCE_SECONDS / 4)
+            self._end_by(self._changed_at + PATIENCE_SECONDS, PATIENCE_SECONDS / 4)
         if not sessions and self._registry.has_preempted():
             self._end_with_grace(min(_EXECUTOR_SECONDS, 0.1 * self._grace_seconds))
         if now >= self._kill_at:
             _send(alive, signal.SIGKILL)
             return
         only_readers = all(child.reads_pipe for child in children)
-        if now >= self._late_at or (only_readers and now - self._changed_at >= _PATIENCE_SECONDS):
+        if now >= self._late_at or (only_readers and now - self._changed_at >= PATIENCE_SECONDS):
             receivers = [pid for pid in alive if pid not in self._sent]
         else:
             receivers = choose_receivers(children, self._sent, sessions, now, has_session_ended=self._has_session_ended)
@@ -310,6 +239,7 @@ class ChildProcess:
         assert self._code is not None
         self.exit_code = self._code
         self.had_session = not self._registry.variables or bool(self._registry.sessions())
+        self.has_committed, self.failures = self._registry.has_committed(), self._registry.failures()
         self.has_finished = {*(self._left_codes or [self._code])} <= {0, environment.EX_TEMPFAIL}
         has_saved = self._is_preempted or self._registry.has_preempted()
         if self._stopped_at is not None and has_saved and self._code != environment.EX_FENCED:
@@ -321,56 +251,6 @@ class ChildProcess:
             self.exit_code = _ENDED_BY_SIGTERM
             log_line(f"the program ended with 1 after SIGTERM, as by an exception; exit code {self.exit_code}")
         self._registry.close()
-
-
-class _SessionRegistry:
-    """Processes with an open session, which a launcher of ranks may hide: a file in memory, to which each adds a line.
-
-    The variable of the program names the file. A launcher closes inherited descriptors, but hands variables on.
-    """
-
-    def __init__(self, *, is_offered: bool) -> None:
-        self.variables: dict[str, str] = {}
-        self._forgotten = 0
-        try:
-            self._descriptor = os.memfd_create(_REGISTRY_NAME)
-            if is_offered:
-                self.variables[environment.LAUNCHER] = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        except OSError:  # a sandbox without this call: the program alone gets SIGTERM
-            self._descriptor = os.open(os.devnull, os.O_RDONLY)
-
-    def _lines(self) -> list[str]:
-        return os.pread(self._descriptor, 1 << 20, 0).decode().splitlines()
-
-    def sessions(self) -> set[tuple[int, int]]:
-        """Identities of processes, also of those that have ended."""
-        words = [line.split() for line in self._lines()]
-        return {(int(pair[0]), int(pair[1])) for pair in words if len(pair) > 1 and "".join(pair[:2]).isdecimal()}
-
-    def has_preempted(self) -> bool:
-        return sum(_PREEMPTED in line for line in self._lines()) > self._forgotten
-
-    def forget_preempted(self) -> None:
-        self._forgotten = sum(_PREEMPTED in line for line in self._lines())
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def register_session(environ: Mapping[str, str], *, has_preempted: bool = False) -> None:
-    """Tell the launcher that this process has a session, or that the session ended preempted; never raises."""
-    path = environ.get(environment.LAUNCHER, "")
-    try:
-        if _REGISTRY_NAME in os.readlink(path):  # in another namespace the path is that of another file
-            stat = _Stat("self")
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-            try:
-                words = (str(stat.pid), str(stat.started), *([_PREEMPTED] if has_preempted else []))
-                os.write(descriptor, f"{' '.join(words)}\n".encode())
-            finally:
-                os.close(descriptor)
-    except OSError:
-        return  # no launcher, or one of another user
 
 
 def _start(
@@ -426,75 +306,3 @@ def _has_children() -> bool:
 
 def _has_ended_children() -> bool:
     return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-class _Stat:
-    """What ``/proc/<entry>/stat`` says of a process; raises OSError if it has ended (see proc_pid_stat(5))."""
-
-    def __init__(self, entry: str) -> None:
-        with open(f"/proc/{entry}/stat", errors="replace") as file:
-            head, _, tail = file.read().rpartition(") ")
-        pid, _, self.name = head.partition(" (")
-        fields = tail.split()
-        self.pid, self.state, self.parent, self.group = int(pid), fields[0], int(fields[1]), int(fields[2])
-        self.started, handled = int(fields[19]), int(fields[31])
-        self.handles_sigterm = bool(handled >> (signal.SIGTERM - 1) & 1)
-
-
-def _read_children() -> list[Process]:
-    """The children of this process with all that is below them, without those in its own group: helpers of its own."""
-    own = os.getpid()
-    found: dict[int, list[_Stat]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            stat = _Stat(entry)
-        except OSError:
-            continue
-        if stat.parent != own or stat.group != os.getpgrp():
-            found.setdefault(stat.parent, []).append(stat)
-    own_input = _read_link("/proc/self/fd/0")
-
-    def build(parent: int) -> list[Process]:
-        return [
-            Process(
-                stat.pid,
-                # The name of a process is that of its script, and a shell may run that.
-                _read_link(f"/proc/{stat.pid}/exe").rpartition("/")[2] or stat.name,
-                started=stat.started,
-                handles_sigterm=stat.handles_sigterm,
-                reads_pipe=(standard_input := _read_link(f"/proc/{stat.pid}/fd/0")).startswith("pipe:")
-                and standard_input != own_input,
-                children=build(stat.pid),
-            )
-            for stat in found.get(parent, ())
-            if stat.state not in "ZX" or parent == own
-        ]
-
-    return build(own)
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def run_child(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> int:
-    """Run ``command`` to its end, forward ``signals`` to it, and return its exit code as a shell reports it."""
-    try:
-        child = ChildProcess(command, environ)
-    except OSError as error:
-        log_line(f"{command[0]} cannot be started: {error.strerror}; check the command of the step and its image")
-        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    while child.exit_code is None:
-        number = signals.wait_next(child.look_seconds)
-        if number in FORWARDED:
-            child.send_signal(number)
-        child.reap()
-    if child.exit_code == 0 and signals.stopped_at is not None and not child.had_session:
-        log_line("the program ended with 0 after SIGTERM, and no session says that it is complete; exit code 75")
-        return environment.EX_TEMPFAIL
-    return child.exit_code

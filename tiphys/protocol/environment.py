@@ -50,6 +50,16 @@ GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
 LAUNCHER = "TIPHYS_LAUNCHER"
 """File of the launcher to which each session of the program adds its process; absent without a launcher."""
 
+RESTART_CAUSES = "TIPHYS_RESTART_CAUSES"
+"""Causes of failures after which the launcher starts the program again in its pod: ``hang,infrastructure``; absent for
+none."""
+
+INCARNATION = "TIPHYS_INCARNATION"
+"""Which process of its attempt a program is, from 2; absent for the first."""
+
+RESTARTED_AFTER = "TIPHYS_RESTARTED_AFTER"
+"""How the incarnation before ended: its cause, its exit code, and the time in seconds since 1970."""
+
 IMAGE = "TIPHYS_IMAGE"
 """Image of the training container, as the author gave it."""
 
@@ -89,8 +99,14 @@ EX_FENCED = 76
 EX_HANG = 79
 """Exit code of a program that the hang watchdog ended. Outside sysexits.h, which ends at 78."""
 
+EX_NEW_POD = 80
+"""Exit code of the launcher: a program that it started again failed before it had saved anything."""
+
 LOG_PREFIX = "tiphys: "
 """Begin of each line that Tiphys writes into the log of a program."""
+
+RESTARTED = "; it is started again in this pod"
+"""End of the line of the launcher between two processes of a program."""
 
 
 def output_path_variable(name: str) -> str:

@@ -123,6 +123,10 @@ class StepKind(StrEnum):
     TRAIN = "train"
 
 
+_CAUSES_IN_PLACE = (Cause.HANG, Cause.INFRASTRUCTURE, Cause.UNKNOWN, Cause.USER_ERROR)
+"""Not those of the pod: its memory, its preemption, its deadline, its image."""
+
+
 class RetryPolicy(Record):
     """Retry budgets by cause: how many failures of each cause may be retried before the step fails.
 
@@ -156,6 +160,8 @@ class RetryPolicy(Record):
     """Number of preemptions without a checkpoint after which attempts avoid spot nodes; None: never."""
     avoid_node_after: PositiveInt | None = Field(default=2, exclude_if=lambda after: after == 2)
     """Number of attempts failed by the fault of a node after which the next prefers other nodes; None: never."""
+    in_place: bool = Field(default=True, exclude_if=lambda in_place: in_place)
+    """Whether a program that died is started again in its pod, where its cause and its budget allow."""
     backoff_seconds: PositiveFloat = 5.0
     backoff_factor: PositiveFloat = 2.0
     backoff_cap_seconds: PositiveFloat = 300.0
@@ -164,6 +170,10 @@ class RetryPolicy(Record):
         """Number of failures by ``cause`` that may be retried; None means no limit."""
         budget: int | str | None = getattr(self, cause.value)
         return self.budget(Cause(budget)) if isinstance(budget, str) else budget
+
+    def causes_in_place(self) -> tuple[Cause, ...]:
+        """Causes after which a new process in the same pod may go on."""
+        return tuple(cause for cause in _CAUSES_IN_PLACE if self.in_place and self.budget(cause) != 0)
 
     def wait_after(self, tries: int) -> float:
         """Seconds between the end of that many failed tries and the beginning of the next."""

@@ -165,8 +165,25 @@ class CheckpointCrash(Record):
     """Steps completed since the load; None if unknown."""
 
 
+class IncarnationRecord(StoredRecord):
+    """``incarnations/<step>/<k>/<n>.json``: the program of attempt k goes on in its pod, as its n-th process."""
+
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
+
+    run: str
+    step: str
+    attempt: int
+    incarnation: Annotated[int, Field(gt=1)]
+    cause: Cause
+    """Why the incarnation before ended, as the launcher judged it."""
+    exit_code: int
+    """Of the incarnation before, as a shell reports it."""
+    ended_at: Timestamp
+    """When the incarnation before ended, by the clock of the pod."""
+
+
 class CrashRecord(StoredRecord):
-    """``crashes/<step>/<k>.json``: the error that ended attempt k, as its training program reported it."""
+    """``incarnations/<step>/<k>/<n>.crash.json``: the error that ended the n-th process of attempt k, as it told it."""
 
     max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
 
@@ -175,6 +192,7 @@ class CrashRecord(StoredRecord):
     attempt: int
     error: Annotated[str, shortened(4096)]
     """The exception, in one line."""
+    incarnation: PositiveInt = Field(default=1, exclude_if=lambda incarnation: incarnation == 1)
     fingerprint: Annotated[str, shortened(1024)] = ""
     """The exception without parts that differ between occurrences; empty for errors that no checkpoint can cause."""
     global_step: NonNegativeInt | None = None
@@ -285,6 +303,8 @@ class AttemptEnd(SealedRecord):
     outputs: tuple[Output, ...] = ()
     outputs_prefix: str = Field(default="", exclude_if=lambda prefix: not prefix)
     """Prefix of the keys of its outputs, with a final slash; empty: the place that belongs to the attempt."""
+    incarnations: PositiveInt = Field(default=1, exclude_if=lambda incarnations: incarnations == 1)
+    """How often its program was started: more than once if it was started again in its pod."""
 
     @property
     def outcome_name(self) -> str:

@@ -24,8 +24,8 @@ class Event(Record):
 PROGRAM_EVENT_SOURCE = "trainer"
 """Source of the events of training programs, which have a place of their own in the store."""
 
-PROGRAM_EVENT_PREFIX = "checkpoint."
-"""Programs report on their checkpoints only. Readers drop every other event of theirs as forged."""
+PROGRAM_EVENT_PREFIXES = ("checkpoint.", "program.")
+"""Programs report on their checkpoints and their own processes. Readers drop every other event of theirs as forged."""
 
 
 class EventBatch(StoredRecord):

@@ -137,9 +137,9 @@ class RunLayout:
     def all_outputs(self) -> str:
         return f"{self.data}outputs/"
 
-    def attempt_crash(self, step: str, attempt: int) -> str:
-        """Key of the crash report of the training program of an attempt."""
-        return f"{self.data}crashes/{check_step_id(step)}/{_pad_number(attempt)}.json"
+    def incarnations(self, step: str, attempt: int) -> str:
+        """Prefix of what the processes of one attempt report of themselves; `tiphys.store.incarnations` names it."""
+        return f"{self.data}incarnations/{check_step_id(step)}/{_pad_number(attempt)}/"
 
     def submission_report(self, submission: int) -> str:
         """Key of the page about a submission that Argo's UI shows."""

@@ -28,7 +28,7 @@ from tiphys.records import (
     WorkflowRecord,
     json_digest,
 )
-from tiphys.records.event import PROGRAM_EVENT_PREFIX, PROGRAM_EVENT_SOURCE, ProgramEventBatch
+from tiphys.records.event import PROGRAM_EVENT_PREFIXES, PROGRAM_EVENT_SOURCE, ProgramEventBatch
 from tiphys.store.attempt_ends import DamagedRecord, check_record_identity, read_attempt_end, unreadable_end
 from tiphys.store.base import Store
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
@@ -392,17 +392,17 @@ def list_program_batches(store: Store, run: str) -> list[str]:
 def read_program_events(store: Store, key: str) -> tuple[Event, ...]:
     """The events of one batch of a program; none if it cannot be read, so that it does not hide other events.
 
-    A program can report on its checkpoints only. Long texts are cut, because services keep events in memory.
+    A program can report on its checkpoints and processes only. Long texts are cut, as services keep events in memory.
     """
     try:
         events = read_record(store, key, ProgramEventBatch).events
     except (IntegrityError, ObjectMissingError):
         return ()
-    return tuple(_bounded(event) for event in events[:_MAX_EVENTS_OF_BATCH] if _is_about_checkpoints(event))
+    return tuple(_bounded(event) for event in events[:_MAX_EVENTS_OF_BATCH] if _is_about_program(event))
 
 
-def _is_about_checkpoints(event: Event) -> bool:
-    return event.name.startswith(PROGRAM_EVENT_PREFIX) and len(event.name) < _MAX_DATA_CHARACTERS
+def _is_about_program(event: Event) -> bool:
+    return event.name.startswith(PROGRAM_EVENT_PREFIXES) and len(event.name) < _MAX_DATA_CHARACTERS
 
 
 def _bounded(event: Event) -> Event:

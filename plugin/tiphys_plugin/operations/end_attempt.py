@@ -24,7 +24,7 @@ from datetime import datetime
 import structlog
 
 from tiphys.errors import IntegrityError
-from tiphys.failures.bad_checkpoints import derive_checkpoint_crash, find_crash_record, find_suspect
+from tiphys.failures.bad_checkpoints import derive_checkpoint_crash, find_suspect
 from tiphys.failures.classify import UNEXPLAINED_RULES, AttemptObservation, FailureVerdict, classify_failure
 from tiphys.faults import failpoint
 from tiphys.lineage.quarantine import quarantine_checkpoint
@@ -48,6 +48,7 @@ from tiphys.records import (
 )
 from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.store import claim_record, find_record, read_step_attempts
+from tiphys.store.incarnations import count_incarnations, find_crash_record
 from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
@@ -251,6 +252,7 @@ def record_end(
     left. Returns the stored record, also if another replica wrote it.
     """
     newest, unreadable = _find_commits(call, attempt)
+    incarnations = count_incarnations(call.store, call.run, call.step, attempt.attempt) if attempt.lineage else 1
     end = AttemptEnd(
         run=attempt.run,
         step=attempt.step,
@@ -258,7 +260,7 @@ def record_end(
         submission=attempt.submission,
         outcome=outcome,
         cause=cause,
-        message=message,
+        message=f"{message}; its pod started its program {incarnations} times" if incarnations > 1 else message,
         evidence=evidence,
         exit_code=exit_code,
         stopped=stopped,
@@ -266,6 +268,7 @@ def record_end(
         progress_unknown=newest is None and unreadable,
         step_key=attempt.step_key,
         outputs=outputs,
+        incarnations=incarnations,
         preempted=preempted,
         terminating_at=terminating_at,
         last_checkpoint=LastCheckpoint.from_manifest(newest) if newest else None,

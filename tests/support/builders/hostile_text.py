@@ -54,6 +54,7 @@ from tiphys.records import (
 )
 from tiphys.records.base import compute_seal, encode_document
 from tiphys.store import LineageLayout, RunLayout, Store, memo_key
+from tiphys.store.incarnations import crash_key
 from tiphys.store.layout import event_batch_key
 
 MARK = "evil.example"
@@ -204,7 +205,7 @@ def write_full_run(store: Store) -> dict[str, Any]:
         layout.item(1, STEP): ItemBinding(
             **submission, step=STEP, instance=node, label="fit(0:lr:0.1)", item='{"lr":0.1}'
         ),
-        layout.attempt_crash(STEP, 1): CrashRecord(
+        crash_key(layout, STEP, 1): CrashRecord(
             run=RUN, step=STEP, attempt=1, error="ValueError: nan", fingerprint="f", stacks="Thread 1", stuck_seconds=9
         ),
         memo_key("ab" * 32): MemoRecord(run=RUN, step=STEP, attempt=2),

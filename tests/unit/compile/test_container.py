@@ -49,6 +49,7 @@ def test_a_training_program_learns_where_it_stands() -> None:
         "TIPHYS_SAVE_EVERY": "100 steps",
         "TIPHYS_KEEP_LAST": "all",
         "TIPHYS_IMAGE": "fit:1",
+        "TIPHYS_RESTART_CAUSES": "hang,infrastructure,unknown",
     }
 
 

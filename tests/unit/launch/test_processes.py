@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tiphys.launch.processes import Process, choose_receivers
+from tiphys.launch.process_table import Process, choose_receivers
 
 BEGIN = """
 import os, signal, subprocess, sys
@@ -130,8 +130,8 @@ clock = [0.0]
 processes.time = types.SimpleNamespace(monotonic=lambda: clock[0])
 trainer = '''
 import os, signal, sys, time
-from tiphys.launch.processes import register_session
-signal.signal(signal.SIGTERM, lambda *_: (register_session(os.environ, has_preempted=True), sys.exit(75)))
+from tiphys.launch.session_registry import PREEMPTED, register_session
+signal.signal(signal.SIGTERM, lambda *_: (register_session(os.environ, PREEMPTED), sys.exit(75)))
 register_session(os.environ)
 print("ready", flush=True)
 while True: time.sleep(0.01)

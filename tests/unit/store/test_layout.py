@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
 from tiphys.store import check_key, layout
+from tiphys.store.incarnations import crash_key
 from tiphys.store.layout import LineageLayout, RunLayout, lineage_name, memo_key
 
 RUN = RunLayout("digits-7xk2p")
@@ -41,7 +42,7 @@ def test_the_documented_layout() -> None:
         RUN.attempt_end("fit", 3),
         RUN.outputs("fit", 3),
         RUN.done_marker("fit", 3, DIGEST),
-        RUN.attempt_crash("fit", 3),
+        crash_key(RUN, "fit", 3),
         RUN.progress("fit", 3),
         layout.event_batch_key(RUN.events, 7),
         layout.event_batch_key(RUN.program_events, 7),
@@ -66,7 +67,7 @@ def test_the_documented_layout() -> None:
         "control/runs/digits-7xk2p/attempts/fit/000000003.end.json",
         "data/runs/digits-7xk2p/outputs/fit/000000003/",
         f"control/runs/digits-7xk2p/done/fit/000000003-{DIGEST}",
-        "data/runs/digits-7xk2p/crashes/fit/000000003.json",
+        "data/runs/digits-7xk2p/incarnations/fit/000000003/000000001.crash.json",
         "data/runs/digits-7xk2p/progress/fit/000000003",
         "control/runs/digits-7xk2p/events/000000007.json",
         "data/runs/digits-7xk2p/events/000000007.json",
@@ -102,7 +103,7 @@ def test_every_key_fits_every_store_and_lies_below_its_run(run: str, step: str, 
     ]
     written_by_programs = [
         place.outputs(step, number) + "artifacts/x",
-        place.attempt_crash(step, number),
+        crash_key(place, step, number),
         place.progress(step, number),
         layout.event_batch_key(place.program_events, number),
     ]
@@ -160,7 +161,7 @@ def test_every_key_of_a_run_listing_has_one_typed_form(step: str, number: int) -
     [
         RUN.run_record,
         RUN.submission(1),
-        RUN.attempt_crash("fit", 1),
+        crash_key(RUN, "fit", 1),
         RUN.control,
         RUN.data,
         "runs",

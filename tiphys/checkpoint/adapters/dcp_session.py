@@ -36,7 +36,7 @@ from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
 from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
-from tiphys.launch.processes import register_session
+from tiphys.launch.session_registry import PREEMPTED, register_session
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.environment import EX_TEMPFAIL
@@ -327,7 +327,7 @@ class TrackedDistributedSession(DistributedSession):
             last = self._committer.base_checkpoint
             have = f"the newest checkpoint is {last.display_name}" if last else "no checkpoint exists yet"
             log_message(f"stopped by SIGTERM; {have}; exit code {EX_TEMPFAIL} requests another attempt")
-        register_session(self._environ, has_preempted=True)
+        register_session(self._environ, PREEMPTED)
         raise SystemExit(EX_TEMPFAIL)
 
     def _is_save_due(self, global_step: int) -> bool:

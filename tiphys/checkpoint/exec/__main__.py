@@ -7,7 +7,7 @@ executes the program.
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tiphys.checkpoint.exec.options import INSTALL_OPTION, ExecOptions, parse_options
@@ -15,13 +15,16 @@ from tiphys.checkpoint.exec.output import open_program_output
 from tiphys.checkpoint.exec.runtime import install_runtime
 from tiphys.checkpoint.exec.store import FileCheckpointStore
 from tiphys.checkpoint.exec.supervise import ProgramRunner
+from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.settings import CheckpointSettings, explain_no_checkpoints, open_stores
 from tiphys.checkpoint.telemetry.events import log_message
-from tiphys.checkpoint.telemetry.metrics import open_metrics
+from tiphys.checkpoint.telemetry.metrics import NoMetrics, open_metrics
 from tiphys.errors import FencedError, StoreError, TiphysError, UsageError, report_error
 from tiphys.launch.processes import NOT_EXECUTABLE, NOT_FOUND, SignalQueue
+from tiphys.launch.restart import ProgramEnd, restart_while_useful
 from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
+from tiphys.store import Store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,20 +56,40 @@ def _run_wrapped(options: ExecOptions, settings: CheckpointSettings) -> int:
         )
     with SignalQueue() as signals:
         metrics = open_metrics(os.environ, settings.save_every.longest_seconds)
-        stop_signal = StopSignal(time.monotonic)
-        run_store, store = open_stores(settings)
-        checkpoints = FileCheckpointStore(
-            settings, os.environ, run_store=run_store, store=store, metrics=metrics, stop_signal=stop_signal
-        )
-        output = open_program_output(run_store, settings, os.environ)
-        runner = ProgramRunner(options, checkpoints, signals, stop_signal, output, grace_seconds=settings.grace_seconds)
+        stop_signal, stores = StopSignal(time.monotonic), open_stores(settings)
         try:
-            return runner.run(os.environ)
+            return restart_while_useful(
+                lambda environ: _run_once(options, environ, stores, metrics, signals, stop_signal), os.environ, signals
+            )
         finally:
-            if output is not None:
-                output.close(hurried=stop_signal.is_requested)
-            checkpoints.close()
             metrics.close()
+
+
+def _run_once(
+    options: ExecOptions,
+    environ: Mapping[str, str],
+    stores: tuple[Store, Store],
+    metrics: NoMetrics,
+    signals: SignalQueue,
+    stop_signal: StopSignal,
+) -> ProgramEnd:
+    """Run one incarnation of the program, with what belongs to it alone."""
+    run_store, store = stores
+    settings = CheckpointSettings.from_environment(environ)
+    assert settings is not None  # `main` has read them
+    checkpoints = FileCheckpointStore(
+        settings, os.environ, run_store=run_store, store=store, metrics=metrics, stop_signal=stop_signal
+    )
+    record_incarnation(run_store, settings, environ, checkpoints.event_log)
+    output = open_program_output(run_store, settings, os.environ)
+    runner = ProgramRunner(options, checkpoints, signals, stop_signal, output, grace_seconds=settings.grace_seconds)
+    try:
+        code = runner.run(environ)
+        return ProgramEnd(code, has_committed=checkpoints.has_committed)
+    finally:
+        if output is not None:
+            output.close(hurried=stop_signal.is_requested)
+        checkpoints.close()
 
 
 def _exec_program(options: ExecOptions) -> int:

@@ -76,6 +76,11 @@ class FileCheckpointStore:
         """The checkpoint that a retry would resume from; None if there is none."""
         return self._committer.base_checkpoint
 
+    @property
+    def has_committed(self) -> bool:
+        """Whether this process has committed a checkpoint."""
+        return self._committer.newest_committed is not None
+
     def restore(
         self, root: Path, obsolete_names: Sequence[str], before_shard: Callable[[], None]
     ) -> CheckpointIndex | None:

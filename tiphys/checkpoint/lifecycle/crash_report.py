@@ -7,6 +7,7 @@ raises: the original error must reach its handler.
 """
 
 import contextlib
+import os
 import re
 import sysconfig
 from collections.abc import Mapping
@@ -18,10 +19,13 @@ from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.secret_mask import mask_secrets
 from tiphys.errors import FencedError, StoreError, TiphysError
+from tiphys.failures.classify import match_error_signature
+from tiphys.launch.session_registry import NEEDS_NEW_POD, note_failure
 from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
-from tiphys.records import CheckpointRef, CrashRecord
+from tiphys.records import Cause, CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, Store, claim_record
+from tiphys.store.incarnations import crash_key
 from tiphys.threads import start_background_thread
 
 STORE_TIMEOUT_SECONDS = 10.0
@@ -52,7 +56,7 @@ def record_crash(
 ) -> None:
     """Store a `CrashRecord` if ``error`` is a crash of the program. Never raises.
 
-    Of several processes of an attempt that crash, the first record is kept.
+    Of several processes of an incarnation that crash, the first record is kept.
 
     Args:
         run_store: Store of the run.
@@ -65,10 +69,12 @@ def record_crash(
     if error is None or not is_crash(error):
         return
     with contextlib.suppress(MemoryError):  # without memory the original error is raised unrecorded
+        note_failure(os.environ, judge_restart(error))
         record = CrashRecord(
             run=settings.run,
             step=settings.step,
             attempt=settings.attempt,
+            incarnation=settings.incarnation,
             error=format_error(error),
             fingerprint=error_fingerprint(error),
             global_step=last_step,
@@ -86,10 +92,12 @@ def record_hang(
     timeout_seconds: float = STORE_TIMEOUT_SECONDS,
 ) -> None:
     """Store a `CrashRecord` of a hang as `record_crash` does, without a fingerprint: no checkpoint causes a hang."""
+    note_failure(os.environ, Cause.HANG)
     record = CrashRecord(
         run=settings.run,
         step=settings.step,
         attempt=settings.attempt,
+        incarnation=settings.incarnation,
         error=mask_secrets(hang.message) + ("" if last_step is None else f", after step {last_step}"),
         global_step=last_step,
         restored=restored,
@@ -100,7 +108,7 @@ def record_hang(
 
 
 def _store_crash_record(run_store: Store, record: CrashRecord, timeout_seconds: float) -> None:
-    key = RunLayout(record.run).attempt_crash(record.step, record.attempt)
+    key = crash_key(RunLayout(record.run), record.step, record.attempt, record.incarnation)
 
     def write() -> None:
         try:
@@ -131,6 +139,14 @@ def is_crash(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code not in _EXPECTED_EXIT_CODES
     return not isinstance(error, KeyboardInterrupt | GeneratorExit | StoreError | FencedError)
+
+
+def judge_restart(error: BaseException) -> str:
+    """What the launcher is told about an error: its cause, or that a new process in this pod would not help."""
+    match = match_error_signature(format_error(error))
+    if match is None:
+        return Cause.USER_ERROR
+    return NEEDS_NEW_POD if match.signature.blames_node else match.signature.cause
 
 
 def error_fingerprint(error: BaseException) -> str:

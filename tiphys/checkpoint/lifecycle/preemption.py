@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tiphys.checkpoint.lifecycle.fork import keep_in_children, undo_in_children
 from tiphys.checkpoint.telemetry.events import log_message
-from tiphys.launch.processes import register_session
+from tiphys.launch.session_registry import register_session
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import CheckpointRef
 

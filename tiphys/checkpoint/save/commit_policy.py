@@ -6,6 +6,7 @@ never stop the training.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -36,6 +37,7 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
+from tiphys.launch.session_registry import COMMITTED, register_session
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
@@ -95,6 +97,7 @@ class CheckpointCommitter(CommitSink):
         """The newest checkpoint that the attempt restored or committed."""
         self.failed_saves = 0
         self._last_failure = ""
+        self._is_commit_noted = False
         self._start_times = StartTimes(opened_at=utc_now())
 
     @property
@@ -190,6 +193,9 @@ class CheckpointCommitter(CommitSink):
         self.newest_committed = manifest.ref
         self.newest_saved = SavedStep(manifest.global_step, manifest.written_at)
         self._last_failure = ""
+        if not self._is_commit_noted:
+            self._is_commit_noted = True
+            register_session(os.environ, COMMITTED)
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
         if self._barrier and not self._barrier.is_first:

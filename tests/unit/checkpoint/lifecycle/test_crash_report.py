@@ -17,8 +17,8 @@ from tiphys.checkpoint.lifecycle.crash_report import (
 )
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.errors import FencedError, StoreError, UsageError
-from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.lineage.validity import read_manifest
+from tiphys.store.incarnations import find_crash_record
 
 SETTINGS = CheckpointSettings(
     run="digits-1", step="fit", attempt=2, lineage=LINEAGE, store="memory://", checkpoint_store="memory://"

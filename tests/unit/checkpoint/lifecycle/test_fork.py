@@ -25,6 +25,7 @@ from tiphys.checkpoint.telemetry.output_copy import OutputCopy
 from tiphys.errors import UsageError
 from tiphys.lineage.select import list_commits
 from tiphys.store import RunLayout
+from tiphys.store.incarnations import crash_key
 
 PATIENCE_SECONDS = 120
 REFUSED = 3
@@ -121,7 +122,7 @@ def test_the_end_of_a_child_is_not_that_of_the_session(store, error):
         assert end_of(fork(leave_inherited)) == (9 if isinstance(error, SystemExit) else 0)
         session.step(2, state_at(2))
     assert list_commits(store, LINEAGE)[0].global_step == 2
-    assert RunLayout(RUN).attempt_crash(STEP, 1) not in store.objects
+    assert crash_key(RunLayout(RUN), STEP, 1) not in store.objects
 
 
 def test_a_child_opens_no_session_of_its_own(tmp_path, store):

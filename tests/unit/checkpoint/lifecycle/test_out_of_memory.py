@@ -36,8 +36,8 @@ from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.save import saver
 from tiphys.checkpoint.telemetry import metrics
 from tiphys.errors import UsageError
-from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.lineage.select import list_commits
+from tiphys.store.incarnations import find_crash_record
 
 GUARD_SECONDS = 120
 

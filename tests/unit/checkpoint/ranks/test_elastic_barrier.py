@@ -23,6 +23,7 @@ from tiphys.errors import StoreError, UsageError
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import RunLayout
+from tiphys.store.incarnations import crash_key
 
 TORCHRUN = {
     "TIPHYS_ELASTIC": "1:3",
@@ -109,5 +110,5 @@ def test_an_error_after_which_torchrun_starts_again_is_no_crash_of_the_attempt(s
     environ = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": restarts}
     with pytest.raises(RuntimeError), open_session(store, environ=environ, admit=False):
         raise RuntimeError("connection closed by peer")
-    key = RunLayout(claim_of(1, None).run).attempt_crash(claim_of(1, None).step, 1)
+    key = crash_key(RunLayout(claim_of(1, None).run), claim_of(1, None).step, 1)
     assert (key in store.objects) is recorded

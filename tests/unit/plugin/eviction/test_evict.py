@@ -247,7 +247,7 @@ def test_a_victim_without_a_waiting_request_names_another_training(here):
 def test_a_crash_while_it_saves_is_a_crash(here):
     low, _ = asked(here)
     crash = CrashRecord(run="low", step="fit", attempt=1, error="OSError: no space left")
-    claim_record(here.store, "data/runs/low/crashes/fit/000000001.json", crash)
+    claim_record(here.store, "data/runs/low/incarnations/fit/000000001/000000001.crash.json", crash)
     end_pod(low, exit_code=1)
     verdict = low.end_try("fit", 0, exit_code="1")
     assert phase(verdict) == "Failed", "it is not tried again"

@@ -10,6 +10,7 @@ from tiphys.lineage.quarantine import list_quarantined, read_quarantine_records
 from tiphys.protocol.step_spec import CheckpointPolicy, RetryPolicy
 from tiphys.records import CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, read_step_attempts
+from tiphys.store.incarnations import crash_key
 
 RUN = "digits-abc12"
 LINEAGE = f"{RUN}/fit"
@@ -36,7 +37,7 @@ def crashes(flow: Flow, attempt: int, retry: int, error: str = "NaN", restored: 
         global_step=restored.global_step + 3 if restored else None,
         restored=restored,
     )
-    flow.world.store.create(RunLayout(RUN).attempt_crash("fit", attempt), record.to_bytes())
+    flow.world.store.create(crash_key(RunLayout(RUN), "fit", attempt), record.to_bytes())
     return dies(flow, attempt, retry, 1)
 
 
@@ -167,7 +168,7 @@ def test_a_crash_of_the_plugin_at_any_write_changes_nothing(here, monkeypatch, p
 
 def test_an_account_that_cannot_be_read_is_no_account(here):
     flow = two_checkpoints(here)
-    here.store.create(RunLayout(RUN).attempt_crash("fit", 2), b"garbage")
+    here.store.create(crash_key(RunLayout(RUN), "fit", 2), b"garbage")
     assert dies(flow, 2, 1, 1).startswith("Error: Attempt 2 ended by user error, the program exited with 1; attempt 3")
 
 

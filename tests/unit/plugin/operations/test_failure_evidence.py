@@ -17,6 +17,7 @@ from support.stories.plugin import Flow, World, commit, fit, gpus, outputs, phas
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CrashRecord, EvictionRecord, FailureEvidence, TrainingProgress
 from tiphys.store import LineageLayout, RunLayout, claim_record, read_step_attempts
+from tiphys.store.incarnations import crash_key
 
 RUN = "digits-abc12"
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -31,7 +32,7 @@ def here(tmp_path) -> World:
 def dies(flow: Flow, error: str, code: int, **left) -> str:
     """Attempt 1 leaves ``error`` and exits with ``code``; what conclude says."""
     record = CrashRecord(run=RUN, step="fit", attempt=1, error=error, **left)
-    flow.world.store.create(RunLayout(RUN).attempt_crash("fit", 1), record.to_bytes())
+    flow.world.store.create(crash_key(RunLayout(RUN), "fit", 1), record.to_bytes())
     return ends_with(flow, code)
 
 
@@ -84,7 +85,7 @@ def test_a_training_that_was_stuck_is_tried_again(here):
 def test_an_account_that_cannot_be_read_decides_nothing(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
-    here.store.create(RunLayout(RUN).attempt_crash("fit", 1), b"{")
+    here.store.create(crash_key(RunLayout(RUN), "fit", 1), b"{")
     assert ends_with(flow, 1).startswith("Failed: fit failed in attempt 1 by user error: ")
     assert end(here).evidence == FailureEvidence(rule="program-failed", node="node-3")
 
@@ -179,7 +180,7 @@ def test_an_end_that_no_conclude_saw_is_known_by_the_exit_code_that_argo_keeps(h
 def crashes(flow: Flow, step: int | None, error: str = "ValueError: Verlust ist NaN", **left) -> None:
     """Attempt 1 reports a crash after ``step``, and its pod ends with 0, as below ``| tee``."""
     record = CrashRecord(run=RUN, step="fit", attempt=1, error=error, global_step=step, **left)
-    flow.world.store.create(RunLayout(RUN).attempt_crash("fit", 1), record.to_bytes())
+    flow.world.store.create(crash_key(RunLayout(RUN), "fit", 1), record.to_bytes())
     flow.pod("fit", 1, phase="Succeeded", exit_code=0)
 
 

@@ -1,0 +1,42 @@
+"""What the processes of one attempt report: that the launcher started them again, and how they crashed.
+
+Both lie in one folder, so that one listing says which process was the last, and whether it left a crash report.
+"""
+
+import itertools
+
+from tiphys.records import CrashRecord
+from tiphys.store.base import Store
+from tiphys.store.claims import find_record
+from tiphys.store.layout import RunLayout
+
+_MAX_LISTED = 10_000
+"""Objects of one attempt that are looked at: a program may write any number of them."""
+
+
+def incarnation_key(layout: RunLayout, step: str, attempt: int, incarnation: int) -> str:
+    """Key of the `IncarnationRecord` of a process after the first."""
+    return f"{layout.incarnations(step, attempt)}{incarnation:09d}.json"
+
+
+def crash_key(layout: RunLayout, step: str, attempt: int, incarnation: int = 1) -> str:
+    """Key of the crash report of one process of an attempt."""
+    return f"{layout.incarnations(step, attempt)}{incarnation:09d}.crash.json"
+
+
+def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
+    """How often the program of an attempt was started: 1, and the restarts in its pod that it has reported."""
+    prefix = RunLayout(run).incarnations(step, attempt)
+    listed = itertools.islice(store.list(prefix), _MAX_LISTED)
+    numbers = (info.key.removeprefix(prefix).removesuffix(".json") for info in listed)
+    return max((int(number) for number in numbers if number.isdecimal()), default=1)
+
+
+def find_crash_record(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:
+    """The crash report that the last process of an attempt left; None if it left none.
+
+    Raises:
+        IntegrityError: the record is damaged.
+    """
+    last = count_incarnations(store, run, step, attempt)
+    return find_record(store, crash_key(RunLayout(run), step, attempt, last), CrashRecord)
