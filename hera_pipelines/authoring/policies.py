@@ -70,6 +70,9 @@ class Retries:
     """After so many failures that one node has caused, attempts avoid it where there is another."""
     in_place: bool = True
     """Whether a training that died after a checkpoint is started again in its pod, at once. False: in a new pod."""
+    spare: bool | None = None
+    """Whether a process that has imported what the program imports waits in the pod to take its place. None: where the
+    pod's memory has room for it."""
     backoff: Duration = "5s"
     """Wait before the second attempt."""
     backoff_factor: int = 2
@@ -94,7 +97,14 @@ class Retries:
         )
 
 
-_SHARED_FIELDS = (*(cause.value for cause in Cause), "memory_factor", "on_demand_after", "avoid_node_after", "in_place")
+_SHARED_FIELDS = (
+    *(cause.value for cause in Cause),
+    "memory_factor",
+    "on_demand_after",
+    "avoid_node_after",
+    "in_place",
+    "spare",
+)
 """Fields of the same name in `Retries` and `RetryPolicy`."""
 
 

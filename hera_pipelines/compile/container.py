@@ -44,7 +44,9 @@ def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
     if checkpoints is not None:
         values |= _checkpoint_values(checkpoints, store)
         if step.settings.gang is None:  # the members of a gang are started again together, in new pods
-            values[environment.RESTART_CAUSES] = ",".join(step.settings.retry.causes_in_place())
+            retry = step.settings.retry
+            values[environment.RESTART_CAUSES] = ",".join(retry.causes_in_place())
+            values[environment.SPARE] = "" if retry.spare is None else "on" if retry.spare else "off"
         values[environment.IMAGE] = program_container(step.program).get("image", "")
     if step.settings.registration is not None:
         values[environment.REGISTRATION] = step.settings.registration.model_dump_json()

@@ -116,7 +116,7 @@ class DemoScenario:
         with self._submit(self.undisturbed) as twin, self._submit(self.broken) as engine:
             self._act(f"Submitted one pipeline twice: {BROKEN_RUN}, which the demo breaks, and {UNDISTURBED_RUN}.")
             self._print(f"   validate → preprocess → train ({digits.STEPS} steps) → register, seed {self._seed}")
-            self._watch_retry(engine, damaged=self._break_training(engine))
+            self._watch_restart(engine, *self._break_training(engine))
             self._kill_engine(engine)
             self._resume()
             self._compare(twin)
@@ -136,9 +136,9 @@ class DemoScenario:
         parameters = ("-p", f"seed={self._seed}", "-p", f"step-log={run.step_log}")
         return run.start("run", str(digits.__file__), "--run", run.run, *parameters, log=f"{run.run}.log")
 
-    def _break_training(self, engine: TiphysProcess) -> CheckpointRef:
-        """Damage the newest checkpoint and kill the trainer; return the damaged checkpoint."""
-        self._train_until(engine, 1, _KILL_TRAINER_STEP)
+    def _break_training(self, engine: TiphysProcess) -> tuple[int, CheckpointRef]:
+        """Damage the newest checkpoint and kill the trainer; return its process id, and the damaged checkpoint."""
+        self._train_until(engine, _KILL_TRAINER_STEP)
         # The trainer is frozen first, so that it cannot commit a newer checkpoint before the damage.
         pid = self.broken.last_step().pid
         os.kill(pid, signal.SIGSTOP)
@@ -149,25 +149,25 @@ class DemoScenario:
         wait_until_dead(pid)
         self._act(f"Killed the training process (SIGKILL, pid {pid}) at step {self.broken.last_step().global_step}.")
         self._act(f"Damaged its newest checkpoint, step {newest.global_step}: inverted some bytes, same size.")
-        return newest
+        return pid, newest
 
-    def _watch_retry(self, engine: TiphysProcess, damaged: CheckpointRef) -> None:
-        """Check that the retry detects the damage, reports it, and restores the checkpoint before."""
-        with self._console.status("waiting for the retry…"):
-            engine.wait_for(lambda: self.broken.last_step().attempt == 2, "the first step of the retry")
+    def _watch_restart(self, engine: TiphysProcess, killed: int, damaged: CheckpointRef) -> None:
+        """Check that the next process in the pod detects the damage, reports it, and restores the checkpoint before."""
+        with self._console.status("waiting for the next process…"):
+            engine.wait_for(lambda: self.broken.last_step().pid != killed, "the first step of the next process")
         events = {event.name for event in read_events(self.broken.store, BROKEN_RUN)}
         check("checkpoint.skipped" in events, "no event reports that the newest checkpoint is damaged")
         before = damaged.global_step - digits.SAVE_EVERY
-        first = next(step.global_step for step in self.broken.executed_steps() if step.attempt == 2)
-        check(first == before + 1, f"attempt 2 started at step {first}; the newest valid checkpoint is step {before}")
+        first = next(step.global_step for step in self.broken.executed_steps() if step.pid != killed)
+        check(first == before + 1, f"training went on at step {first}; the newest valid checkpoint is step {before}")
         self._print(
-            f"   the retry found that checkpoint {damaged.global_step} does not match its SHA-256, "
-            f"quarantined it, and continued from checkpoint {before}"
+            f"   started again in the same pod, it found that checkpoint {damaged.global_step} does not match its "
+            f"SHA-256, quarantined it, and continued from checkpoint {before}"
         )
 
     def _kill_engine(self, engine: TiphysProcess) -> None:
         """Kill the engine, which also ends its trainer, and delete the engine's state folder."""
-        self._train_until(engine, 2, _KILL_ENGINE_STEP)
+        self._train_until(engine, _KILL_ENGINE_STEP)
         trainer = self.broken.last_step().pid
         engine.kill()
         engine.wait()
@@ -218,14 +218,13 @@ class DemoScenario:
             "bold green",
         )
 
-    def _train_until(self, engine: TiphysProcess, attempt: int, global_step: int) -> None:
-        """Wait until ``attempt`` has executed ``global_step`` and committed a checkpoint."""
+    def _train_until(self, engine: TiphysProcess, global_step: int) -> None:
+        """Wait until the first attempt has executed ``global_step`` and committed a checkpoint."""
 
         def is_reached() -> bool:
             last = self.broken.last_step()
             status.update(f"training: step {last.global_step} of {digits.STEPS}")
-            is_executed = last.attempt == attempt and last.global_step >= global_step
-            return is_executed and self.broken.newest_checkpoint(attempt) is not None
+            return last.global_step >= global_step and self.broken.newest_checkpoint(1) is not None
 
         with self._console.status("validating and preparing data…") as status:
             engine.wait_for(is_reached, f"step {global_step}")

@@ -36,6 +36,8 @@ RETRY = {
     "memory_factor": 1.5,
     "on_demand_after": None,
     "avoid_node_after": 2,
+    "in_place": True,
+    "spare": None,
     "backoff_seconds": 5.0,
     "backoff_factor": 2.0,
     "backoff_cap_seconds": 300.0,

@@ -38,8 +38,18 @@ attempt, process = int(os.environ["TIPHYS_ATTEMPT"]), int(os.environ.get("TIPHYS
 fates = plan[attempt - 1] if attempt <= len(plan) else []
 fate = fates[process - 1] if process <= len(fates) else "finish"
 
+def read(path):
+    try:
+        return path.read_bytes() if str(os.getppid()) in (path.parent / "stat").read_text().split()[3:4] else b""
+    except OSError:
+        return b""
+
 def die(fate):
     if fate == "early" or fate == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "spared":
+        while not any(b"spare_process" in read(path) for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")):
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "hang":
         time.sleep(600)
@@ -133,6 +143,25 @@ def test_program_that_dies_after_a_checkpoint_goes_on_in_its_attempt(tmp_path: P
 def test_program_below_a_shell_goes_on_in_its_attempt(tmp_path: Path, wrap: str) -> None:
     told = train(tmp_path, "kill", command=("bash", "-c", wrap.replace("$P", sys.executable)))
     assert (told.outcomes, told.starts) == (["done 2"], ["0", "3"]), told.log
+
+
+def test_spare_takes_the_place_of_a_program_that_dies(tmp_path: Path) -> None:
+    told = train(tmp_path, "spared,spared", Retries(spare=True))
+    assert (told.outcomes, told.starts) == (["done 3"], ["0", "3", "6"]), told.log
+    assert told.log.count("a spare process takes its place") == 2
+    assert told.phase == "Succeeded"
+
+
+def test_author_may_refuse_a_spare(tmp_path: Path) -> None:
+    told = train(tmp_path, "kill", Retries(spare=False))
+    assert told.outcomes == ["done 2"], told.log
+    assert "spare" not in told.log
+
+
+def test_spare_of_a_program_whose_imports_are_unknown_is_refused_by_name(tmp_path: Path) -> None:
+    told = train(tmp_path, "kill", Retries(spare=True), command=("bash", "-c", f"{sys.executable} train.py; exit $?"))
+    assert told.outcomes == ["done 2"], told.log
+    assert "no spare: bash is not python with a script or a module" in told.log
 
 
 def test_restart_is_on_record_with_its_cause(tmp_path: Path) -> None:

@@ -108,10 +108,12 @@ class ChildProcess:
         environ: Mapping[str, str],
         file_actions: Sequence[tuple[int, int, int]] = (),
         on_left: Callable[[], None] | None = None,
+        take_over: Callable[[Mapping[str, str]], int | None] | None = None,
     ) -> None:
         """Start ``command``, with ``file_actions`` as of `os.posix_spawn`; raises OSError if it cannot be executed.
 
-        ``on_left`` is called once the program has ended, before what it left behind gets a signal.
+        ``on_left`` is called once the program has ended, before what it left behind gets a signal. ``take_over`` may
+        let a process that waits for this become the program, and return its process id.
         """
         self._on_left = on_left
         self.exit_code: int | None = None
@@ -142,9 +144,10 @@ class ChildProcess:
         # An elastic torchrun alone can tell the other nodes that its ranks leave.
         self._registry = SessionRegistry(is_offered=environment.ELASTIC not in environ)
         self._others = {process.identity for process in read_children()} if _has_children() else set()
-        prctl = ctypes.CDLL(None).prctl
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._pid = _start(command, {**environ, **self._registry.variables}, file_actions, prctl)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        environ = {**environ, **self._registry.variables}
+        pid = take_over(environ) if take_over else None
+        self._pid = start_process(command, environ, file_actions, own_group=True) if pid is None else pid
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the program, unless it has ended; the first SIGTERM, and SIGKILL, also to what it left."""
@@ -158,6 +161,10 @@ class ChildProcess:
             self.reap()
         elif number != signal.SIGTERM and self._code is None:
             _send([self._pid], number)
+
+    def imported_modules(self) -> list[str]:
+        """What the program had imported at its first commit; empty before."""
+        return self._registry.modules() if self._code is None else []
 
     def reap(self) -> None:
         """Collect what has ended, and send the signals that are due."""
@@ -253,19 +260,31 @@ class ChildProcess:
         self._registry.close()
 
 
-def _start(
+def start_process(
     command: Sequence[str],
     environ: Mapping[str, str],
-    file_actions: Sequence[tuple[int, int, int]],
-    prctl: Callable[[int, int], int],
+    file_actions: Sequence[tuple[int, int, int]] = (),
+    *,
+    own_group: bool,
 ) -> int:
-    """Start a program in a group of its own, which the kernel ends with this process; return its process id."""
-    parent = os.getpid()
+    """Start a program, which the kernel ends with this process; return its process id.
+
+    Args:
+        command: The program and its arguments.
+        environ: Its variables.
+        file_actions: As of `os.posix_spawn`.
+        own_group: Whether it leads a group of its own, as the training does, and not a helper of the launcher.
+
+    Raises:
+        OSError: it cannot be executed.
+    """
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
     report, failure = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.setpgid(0, 0)
+            if own_group:
+                os.setpgid(0, 0)
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(NOT_EXECUTABLE)

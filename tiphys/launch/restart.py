@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tiphys.launch.processes import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue, log_line
+from tiphys.launch.spare import SpareKeeper
 from tiphys.protocol import environment
 
 TERMINATION_LOG = "/dev/termination-log"
@@ -25,6 +26,8 @@ _MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.
 """Where version 2 and version 1 of control groups count the processes that the kernel killed for the pod's memory."""
 _SIGKILL, _SIGALRM = 137, 142
 _USER_ERROR = "user_error"
+_SPARE_SECONDS = 1.0
+"""Time between two looks at whether a spare process is due, or needs too much memory."""
 _CAUSES = {_SIGKILL: "infrastructure", environment.EX_HANG: "hang", _SIGALRM: "hang"}
 """As `tiphys.failures.classify` has it; every other exit code is an error of the program."""
 _FINAL_CODES = frozenset(
@@ -48,16 +51,22 @@ class ProgramEnd:
 
 def run_program(command: Sequence[str], environ: Mapping[str, str], signals: SignalQueue) -> int:
     """Run ``command`` to its end, again where that helps, and return its last exit code as a shell reports it."""
+    keeper = SpareKeeper(command, environ) if environ.get(environment.RESTART_CAUSES) else None
 
     def run_once(environ: Mapping[str, str]) -> ProgramEnd:
         try:
-            child = ChildProcess(command, environ)
+            child = ChildProcess(command, environ, take_over=keeper.take_over if keeper else None)
         except OSError as error:
             log_line(f"{command[0]} cannot be started: {error.strerror}; check the command of the step and its image")
             return ProgramEnd(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
-        return ProgramEnd(_wait_for_end(child, signals), child.failures, has_committed=child.has_committed)
+        code = _wait_for_end(child, signals, keeper)
+        return ProgramEnd(code, child.failures, has_committed=child.has_committed)
 
-    return restart_while_useful(run_once, environ, signals)
+    try:
+        return restart_while_useful(run_once, environ, signals)
+    finally:
+        if keeper:
+            keeper.close()
 
 
 def restart_while_useful(
@@ -110,10 +119,13 @@ def _find_causes(end: ProgramEnd) -> list[str]:
     return sorted(end.failures) or [_CAUSES.get(end.code, _USER_ERROR)]
 
 
-def _wait_for_end(child: ChildProcess, signals: SignalQueue) -> int:
+def _wait_for_end(child: ChildProcess, signals: SignalQueue, keeper: SpareKeeper | None) -> int:
     """Forward ``signals`` until all processes of ``child`` have ended; return its exit code as a shell reports it."""
     while child.exit_code is None:
-        number = signals.wait_next(child.look_seconds)
+        longest = _SPARE_SECONDS if keeper and keeper.is_watchful else child.look_seconds
+        number = signals.wait_next(min(longest, child.look_seconds))
+        if keeper and signals.stopped_at is None:
+            keeper.look(child.imported_modules())
         if number in FORWARDED:
             child.send_signal(number)
         child.reap()

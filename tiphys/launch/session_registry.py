@@ -1,6 +1,8 @@
 """What the sessions of a program tell its launcher, which sees only processes and exit codes."""
 
 import os
+import sys
+import sysconfig
 from collections.abc import Mapping
 
 from tiphys.launch.process_table import ProcessStat
@@ -46,14 +48,18 @@ class SessionRegistry:
         self._forgotten = self._count_preempted()
 
     def has_committed(self) -> bool:
-        return any(COMMITTED in words for words in self._notes())
+        return any(words[2:3] == [COMMITTED] for words in self._notes())
+
+    def modules(self) -> list[str]:
+        """What the program had imported at its first commit, in the order in which it did."""
+        return next((words[3:] for words in self._notes() if words[2:3] == [COMMITTED]), [])
 
     def failures(self) -> frozenset[str]:
         """What the sessions said with `note_failure`."""
         return frozenset(words[3] for words in self._notes() if words[2:3] == [_FAILED] and len(words) > 3)
 
     def _count_preempted(self) -> int:
-        return sum(PREEMPTED in words for words in self._notes())
+        return sum(words[2:3] == [PREEMPTED] for words in self._notes())
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -77,3 +83,13 @@ def register_session(environ: Mapping[str, str], *notes: str) -> None:
 def note_failure(environ: Mapping[str, str], cause: str) -> None:
     """Tell the launcher why a session of this process fails: a `tiphys.records.Cause`, or `NEEDS_NEW_POD`."""
     register_session(environ, _FAILED, cause)
+
+
+def list_installed_modules() -> list[str]:
+    """Modules of this process that are installed, in the order in which it began to import them.
+
+    Not those of the author: importing them may begin to train.
+    """
+    folders = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    return [name for name, file in files.items() if file.startswith(folders) or name.partition(".")[0] == "tiphys"]

@@ -54,6 +54,9 @@ RESTART_CAUSES = "TIPHYS_RESTART_CAUSES"
 """Causes of failures after which the launcher starts the program again in its pod: ``hang,infrastructure``; absent for
 none."""
 
+SPARE = "TIPHYS_SPARE"
+"""``on`` or ``off``: whether a process with the program's imports waits for its end; absent: where memory has room."""
+
 INCARNATION = "TIPHYS_INCARNATION"
 """Which process of its attempt a program is, from 2; absent for the first."""
 

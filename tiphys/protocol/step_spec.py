@@ -162,6 +162,8 @@ class RetryPolicy(Record):
     """Number of attempts failed by the fault of a node after which the next prefers other nodes; None: never."""
     in_place: bool = Field(default=True, exclude_if=lambda in_place: in_place)
     """Whether a program that died is started again in its pod, where its cause and its budget allow."""
+    spare: bool | None = Field(default=None, exclude_if=lambda spare: spare is None)
+    """Whether a process with the program's imports waits for that; None: where the pod's memory has room."""
     backoff_seconds: PositiveFloat = 5.0
     backoff_factor: PositiveFloat = 2.0
     backoff_cap_seconds: PositiveFloat = 300.0

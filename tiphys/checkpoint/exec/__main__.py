@@ -23,7 +23,7 @@ from tiphys.checkpoint.telemetry.metrics import NoMetrics, open_metrics
 from tiphys.errors import FencedError, StoreError, TiphysError, UsageError, report_error
 from tiphys.launch.processes import NOT_EXECUTABLE, NOT_FOUND, SignalQueue
 from tiphys.launch.restart import ProgramEnd, restart_while_useful
-from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
+from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE, SPARE
 from tiphys.store import Store
 
 
@@ -55,6 +55,8 @@ def _run_wrapped(options: ExecOptions, settings: CheckpointSettings) -> int:
             "launcher, as in: tiphys-exec --dir /ckpt -- torchrun train.py"
         )
     with SignalQueue() as signals:
+        if os.environ.get(SPARE) == "on":
+            log_message("no spare: tiphys-exec does not know what the program imports; drop spare=True")
         metrics = open_metrics(os.environ, settings.save_every.longest_seconds)
         stop_signal, stores = StopSignal(time.monotonic), open_stores(settings)
         try:

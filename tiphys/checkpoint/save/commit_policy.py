@@ -37,7 +37,7 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
-from tiphys.launch.session_registry import COMMITTED, register_session
+from tiphys.launch.session_registry import COMMITTED, list_installed_modules, register_session
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
@@ -195,7 +195,7 @@ class CheckpointCommitter(CommitSink):
         self._last_failure = ""
         if not self._is_commit_noted:
             self._is_commit_noted = True
-            register_session(os.environ, COMMITTED)
+            register_session(os.environ, COMMITTED, *list_installed_modules())
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
         if self._barrier and not self._barrier.is_first:

@@ -1,0 +1,129 @@
+"""A spare process: which programs have one, that it runs the program as ``python`` does, and who ends it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes.polling import until
+
+from tiphys.launch.process_table import ProcessStat
+from tiphys.launch.processes import ChildProcess, SignalQueue
+from tiphys.launch.spare import Spare, parse_python, read_memory
+
+REPORT = """
+import json, os, sys, __main__
+open(os.environ["OUT"], "w").write(json.dumps({
+    "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": globals().get("__file__"),
+    "main": __main__.__dict__ is globals(), "package": __package__, "globals": sorted(globals()),
+    "flags": [sys.flags.optimize, sys.flags.dont_write_bytecode], "word": os.environ.get("WORD"),
+}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "parsed"),
+    [
+        ("python train.py --lr 1", (["python"], ["script", "train.py", "--lr", "1"])),
+        ("/opt/bin/python3.11 -u -O train.py", (["/opt/bin/python3.11", "-u", "-O"], ["script", "train.py"])),
+        ("python -m trainer.run -m x", (["python"], ["-m", "trainer.run", "-m", "x"])),
+        ("python -um trainer", (["python", "-u"], ["-m", "trainer"])),
+        ("python -W error -X dev train.py", (["python", "-W", "error", "-X", "dev"], ["script", "train.py"])),
+        ("python -Wmc train.py", (["python", "-Wmc"], ["script", "train.py"])),
+        ("python -c pass", (["python"], ["-c", "pass"])),
+        ("python", None),
+        ("python -", None),
+        ("python -m", None),
+        ("pythonic train.py", None),
+        ("torchrun train.py", None),
+        ("sh -c python", None),
+        ("", None),
+    ],
+)
+def test_command_of_python_is_split(command: str, parsed: tuple[list[str], list[str]] | None) -> None:
+    assert parse_python(command.split()) == parsed
+
+
+def take_over(spare: Spare, environ: dict[str, str]) -> int | None:
+    """The exit code of a program that the spare becomes."""
+    spare.prepare(["json", "no_such_module", "decimal"])
+
+    with SignalQueue() as signals:
+        child = ChildProcess(["false"], environ, take_over=spare.take_over)
+        while child.exit_code is None:
+            signals.wait_next(0.05)
+            child.reap()
+    spare.close(ends=False)
+    return child.exit_code
+
+
+@pytest.mark.parametrize("options", [[], ["-O"], ["-B", "-P"]], ids=str)
+@pytest.mark.parametrize("kind", ["script", "module", "code"])
+def test_spare_runs_the_program_as_python_does(tmp_path: Path, monkeypatch, kind: str, options: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "träiner.py").write_text(REPORT)
+    target = {"script": ["sub/träiner.py"], "module": ["-m", "sub.träiner"], "code": ["-c", REPORT]}[kind]
+    environ = {**os.environ, "WORD": "später", "OUT": str(tmp_path / "expected")}
+    command = [sys.executable, *options, *target, "--lr", "0 1"]
+    if kind == "module":
+        environ["PYTHONPATH"] = str(tmp_path)  # with -P the folder itself is no place for modules
+    subprocess.run(command, env=environ, check=True, timeout=600)
+    parsed = parse_python(command)
+    assert parsed is not None
+    spare = Spare(*parsed, {**environ, "WORD": "before"})
+    assert take_over(spare, {**environ, "OUT": str(tmp_path / "found")}) == 0
+    assert json.loads((tmp_path / "found").read_text()) == json.loads((tmp_path / "expected").read_text())
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return ProcessStat(str(pid)).state in "ZX"  # this process may be the one that has to reap it
+    except OSError:
+        return True
+
+
+def test_spare_ends_with_its_launcher() -> None:
+    script = (
+        "import os, sys, time\n"
+        "from tiphys.launch.spare import Spare\n"
+        "spare = Spare([sys.executable], ['-c', 'pass'], os.environ)\n"
+        "spare.prepare(['json'])\n"
+        "print(spare.pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600)
+    until(lambda: has_ended(int(ended.stdout)))
+
+
+def test_spare_that_is_not_ready_takes_nothing_over(monkeypatch) -> None:
+    monkeypatch.setattr("tiphys.launch.spare._READY_SECONDS", 0.01)
+    spare = Spare([sys.executable], ["-c", "print('begun')"], dict(os.environ))
+    assert spare.take_over({}) is None
+    spare.close(ends=True)
+    assert spare.has_ended()
+
+
+def test_spare_that_was_killed_takes_nothing_over() -> None:
+    spare = Spare([sys.executable], ["-c", "pass"], dict(os.environ))
+    spare.prepare(["json"])
+    os.kill(spare.pid, 9)
+    until(spare.has_ended)
+    assert spare.take_over({}) is None
+    spare.close(ends=True)
+
+
+def test_memory_is_that_of_the_pod(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 250\n")
+    assert read_memory(str(tmp_path)) == (1000, 450)
+
+
+def test_memory_is_that_of_the_machine_without_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "info").write_text("MemTotal: 8 kB\nMemFree: 1 kB\nMemAvailable: 6 kB\n")
+    assert read_memory(str(tmp_path), str(tmp_path / "info")) == (8192, 2048)
