@@ -65,10 +65,25 @@ def conclude_attempt(
         attempts: All attempts of a Train, which decide about its retries. Without them no other attempt follows.
         result: Standard output of the program, if the step has it as an output. Only its conclude knows it.
     """
-    if attempt.end is not None:
-        end_attempt.release_lease_if_ended(call, attempt.claim)
+    if attempt.end is not None and (waiting := _await_pods_of_ended(call, attempt.claim, attempt.end)) is not None:
+        return waiting
     end = attempt.end or _end_open_attempt(call, attempt.claim, status, exit_code, result)
     return end if isinstance(end, ExecuteReply) else _attempt_reply(call, attempts, end, status)
+
+
+def _await_pods_of_ended(call: StepCall, claim: AttemptClaim, end: AttemptEnd) -> ExecuteReply | None:
+    """Release the GPUs of an attempt that was ended beside its conclude, as one whose image cannot be pulled.
+
+    Its next attempt needs them, so it waits for the pods; None once they are gone.
+    """
+    if end.outcome is not AttemptEndOutcome.FAILED:
+        end_attempt.release_lease_if_ended(call, claim)
+        return None
+    pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, claim)
+    waiting = end_attempt.await_pods(call, claim, pod_statuses)
+    if waiting is None:
+        end_attempt.release_lease(call, claim)
+    return waiting
 
 
 def decide_retry(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> RetryDecision:

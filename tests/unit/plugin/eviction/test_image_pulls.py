@@ -64,6 +64,17 @@ def test_an_invalid_name_ends_the_attempt_at_once_and_the_gpus_come_back(here, f
     assert here.ledger.snapshot().leases == ()
 
 
+def test_the_next_attempt_waits_for_the_pods_of_the_one_that_was_ended(here, flow):
+    waits(flow, "InvalidImageName", "couldn't parse image name")
+    sweep(here).run_once()
+    waiting = flow.end_try("fit", 0, status="Error", exit_code="-1")
+    assert (phase(waiting), len(here.ledger.snapshot().leases)) == ("Pending", 1)
+    assert "still ending" in said(waiting)
+    flow.pod("fit", 1, phase="Failed", reason="Deleted")
+    assert phase(flow.end_try("fit", 0, status="Error", exit_code="-1")) == "Error", "it is tried again"
+    assert here.ledger.snapshot().leases == ()
+
+
 def test_a_pull_that_fails_ends_the_attempt_after_the_limit_with_the_answer_of_the_registry(here, flow):
     rounds = sweep(here)
     waits(flow, "ErrImagePull", REFUSED)
