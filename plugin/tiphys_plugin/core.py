@@ -33,13 +33,14 @@ from tiphys.protocol.operations import (
     StepOperation,
     step_instance_name,
 )
-from tiphys.recording.run_binding import RunBinding, bind_workflow, resolve_step_id
-from tiphys.records import make_run_name, utc_now
+from tiphys.recording.run_binding import RunBinding, bind_workflow, read_binding, resolve_step_id
+from tiphys.records import AttemptClaim, make_run_name, utc_now
 from tiphys.store import Store
 from tiphys.store.layout import RUNS
+from tiphys_plugin.attempts import pods
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.loop import PreemptionLoop
-from tiphys_plugin.operations import replies
+from tiphys_plugin.operations import end_attempt, replies
 from tiphys_plugin.operations.admit import admit
 from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
@@ -153,6 +154,11 @@ class PluginCore:
             every_seconds=services.settings.preemption_interval_seconds,
             clock=services.clock,
         )
+
+    def attempt_call(self, claim: AttemptClaim) -> StepCall:
+        """A call about the step of an attempt that Argo does not call about now; raises as `read_binding` does."""
+        bound = pods.read_submission_bound(self._context.store, self._context.cluster, claim)
+        return end_attempt.attempt_call(self._context, read_binding(self._context.store, bound), claim)
 
     def forget_recovery(self) -> None:
         """Have the next `recover_leases` record leases again, because the ledger was lost."""

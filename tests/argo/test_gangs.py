@@ -18,11 +18,11 @@ from support.stories.interrupted_training.scenarios import check_starts, ended, 
 
 from tiphys.kube import Object
 from tiphys.kube.gang_workloads import GangPhase, gang_phase
-from tiphys.kube.resources import JOBS, NODES, PODS, WORKFLOWS
+from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, gang_name
 from tiphys.records import AttemptEndOutcome, Cause
 
-from .test_nodes import TAINT, SecondNode, lose, node
+from .test_nodes import TAINT, SecondNode, check_given_up_as_lost, lose, node
 from .world import Workflow, World, command
 
 __all__ = ["node"]
@@ -138,13 +138,10 @@ def test_a_lost_node_is_given_up_and_the_training_moves(world: World, node: Seco
     has_saved(workflow)
     places = {pod["spec"]["nodeName"] for pod in members(workflow)}
     assert len(places) == 2, "some ranks are on the second node, some are not"
-    lose(world, node)
-    # What a cloud does with the object of a machine that is gone; until then Kubernetes waits for its word.
-    world.api.delete(NODES, None, node.name)
+    lost_at = lose(node)
     check_result(workflow)
-    *given_up, last = (ended(one) for one in workflow.attempts("train"))
-    assert last.outcome is AttemptEndOutcome.DONE
-    assert [one.cause for one in given_up] in ([Cause.PREEMPTION], [Cause.INFRASTRUCTURE])
+    check_given_up_as_lost(workflow, node, lost_at)
+    assert job(workflow) is None
 
 
 def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(world: World) -> None:

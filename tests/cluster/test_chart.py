@@ -151,6 +151,14 @@ def test_the_whole_cluster_is_read_only_if_asked_for() -> None:
     assert wide == {"system-ours-plugin-workflows", "system-ours-controller-workflows"}
 
 
+def test_lost_nodes_are_detected_by_two_rights_that_can_be_withdrawn() -> None:
+    with_rights, without = (set(rights(render(*MINIMAL, f"nodes.detectLoss={switch}"))) for switch in ("true", "false"))
+    assert with_rights - without == {
+        ("plugin", "kube-node-lease", "leases.coordination.k8s.io", "list"),
+        ("plugin", "workflows", "pods/status", "patch"),
+    }
+
+
 def test_the_guide_lists_every_right() -> None:
     expected = with_table(GUIDE.read_text())
     if os.environ.get("TIPHYS_GOLDEN") == "1":
@@ -187,7 +195,7 @@ def test_a_workflow_namespace_has_what_argo_needs(namespace: str) -> None:
 
 
 def test_without_namespaces_that_of_the_release_is_the_only_one() -> None:
-    assert {key(one)[1] for one in render(*MINIMAL)} == {"system", ""}
+    assert {key(one)[1] for one in render(*MINIMAL)} == {"system", "", "kube-node-lease"}
 
 
 def test_the_sidecar_is_what_argo_demands() -> None:

@@ -7,6 +7,7 @@
 | a node is cordoned, not ready, broken | nothing new goes there |
 | a gang that just fits into what is left of a rack | it goes there, and its pods run where its lease says |
 | a spot node's notice | what runs there is asked to save and go |
+| a node without a Lease that anybody renews | the attempt there ends, and its pod, whatever finalizer it has |
 | what a queue file says of nodes | is kept by the API server, or refused |
 """
 
@@ -24,25 +25,29 @@ from support.builders.argo_objects import NARRATED
 from support.builders.ledger import ask
 from support.fakes.memory_store import MemoryStore
 from support.fakes.resource_templates import filled_in
-from support.stories.plugin import QUICK, Flow, outputs, phase, said
+from support.stories.plugin import QUICK, Flow, fit, outputs, phase, said, workflow
 from tiphys_plugin import PluginCore
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.quota.flavors import ClusterNodes
+from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.placement.model import GpuNode
 from tiphys_plugin.quota.queues import Queues, load_queues, parse_queues
 from tiphys_plugin.runtime.context import SingleStore
+from tiphys_plugin.server.lost_nodes import LostNodeSweep
+from tiphys_plugin.server.tenants import Tenants
 
 from hera_pipelines import Pipeline, Train
 from hera_pipelines.cli import main
 from tiphys.errors import UsageError
 from tiphys.kube import KubeApi
-from tiphys.kube.resources import GPU_LEDGERS, JOBS, NODES, PODS, WORKFLOWS
+from tiphys.kube.resources import GPU_LEDGERS, JOBS, LEASES, NODE_LEASE_NAMESPACE, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
-from tiphys.store import Store
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, STORE_ANNOTATION
+from tiphys.records import Cause
+from tiphys.store import Store, TenantStores, read_step_attempts
 
 MODEL = "NVIDIA-A100-SXM4-80GB"
 RACK, MEMORY, POOL = "tiphys.test/rack", "nvidia.com/gpu.memory", "tiphys.test/pool"
@@ -217,6 +222,43 @@ def training_pod(node: str, uid: str, instance: str) -> Json:
     container = {"name": "main", "image": "nowhere.test/none:1", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
     spec = {"tolerations": [FAKE], "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def test_the_training_of_a_node_that_renews_no_lease_ends_and_its_pod_with_it(
+    cluster: Cluster, api: KubeApi, namespace: str, node_without_kubelet: str, tmp_path: Path
+) -> None:
+    """The node is judged beside those of the cluster, which renew; it takes a minute."""
+    lease = {"metadata": {"name": node_without_kubelet}, "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
+    api.create(LEASES, NODE_LEASE_NAMESPACE, lease)
+    stores = TenantStores(f"file://{tmp_path}/{{namespace}}", (namespace,))
+    body = workflow([fit()], "digits")
+    annotations = {**body["metadata"]["annotations"], STORE_ANNOTATION: stores.url(namespace)}
+    made = api.create(WORKFLOWS, namespace, {**body, "metadata": {"name": "digits", "annotations": annotations}})
+    uid, site = made["metadata"]["uid"], KubernetesCluster(api, (namespace,), "kubernetes:test")
+    tenants = Tenants(stores, site, MemoryLedger(None), QUICK)
+    flow = Flow(SimpleNamespace(core=tenants.core(namespace)), "digits", uid, namespace=namespace)  # type: ignore[arg-type]
+    assert phase(flow.admit("fit", 0)) == "Succeeded"
+    pod = training_pod("digits", uid, "digits.fit(0)")
+    pod["metadata"]["finalizers"] = ["tiphys.dev/test"]  # as that of Argo
+    pod["spec"] = {"nodeName": node_without_kubelet, "containers": [{"name": "main", "image": "nowhere.test/none:1"}]}
+    cluster.apply(pod, namespace=namespace)
+    try:
+        with ClusterInventory(api) as inventory, LostNodeSweep(api, site, tenants, inventory):
+            cluster.wait("its pod has failed", lambda: (status(api) or {}).get("phase") == "Failed")
+        assert (status(api) or {})["reason"] == "NodeLost"
+        [_, last] = read_step_attempts(tenants.stores.store(namespace), "digits", "fit")[-1]
+        assert last is not None
+        assert (last.cause, last.evidence and last.evidence.node) == (Cause.INFRASTRUCTURE, node_without_kubelet)
+    finally:
+        api.patch(PODS, namespace, "digits", {"metadata": {"finalizers": None}})
+        api.delete(LEASES, NODE_LEASE_NAMESPACE, node_without_kubelet)
+        tenants.close()
+    cluster.wait("nothing else keeps the pod", lambda: status(api) is None)
+
+
+def status(api: KubeApi) -> Json | None:
+    found = api.get(PODS, api.namespace, "digits")
+    return None if found is None else found["status"]
 
 
 def running(cluster: Cluster, namespace: str) -> list[str]:

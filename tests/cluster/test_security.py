@@ -38,6 +38,9 @@ from tiphys.kube import KubeApi, Object, connect_to_cluster
 from tiphys.kube.resources import (
     GPU_LEDGERS,
     JOBS,
+    LEASES,
+    NODE_LEASE_NAMESPACE,
+    NODES,
     PODS,
     WORKFLOW_TASK_SETS,
     WORKFLOWS,
@@ -45,7 +48,7 @@ from tiphys.kube.resources import (
 from tiphys.kube.whole_ledger import WholeLedgerReader
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, GangSpec, gang_name
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL, STORE_ANNOTATION
 from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION
 from tiphys.records import Cause, utc_now
 
@@ -91,6 +94,18 @@ except OSError as error:
     found["written"] = error.strerror
 print(json.dumps(found))
 """
+
+
+@pytest.fixture
+def lost_node(api: KubeApi) -> Iterator[str]:
+    """Name of a node without a kubelet, whose Lease nobody renews."""
+    name = f"lost-{uuid.uuid4().hex[:8]}"
+    api.create(NODES, None, {"metadata": {"name": name}})
+    lease = {"metadata": {"name": name}, "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
+    api.create(LEASES, NODE_LEASE_NAMESPACE, lease)
+    yield name
+    api.delete(LEASES, NODE_LEASE_NAMESPACE, name)
+    api.delete(NODES, None, name)
 
 
 @pytest.fixture
@@ -182,6 +197,19 @@ class Tenant:
         now = utc_now()
         leaving = Lease("asked", held, "A100", now, now, preemption=PreemptionNotice("other", "fit", now, now))
         write_ledger(self.api, home, leaving)
+
+    def run_on(self, node: str) -> None:
+        """A pod of the first attempt of ``fit`` there, whether it is admitted or not."""
+        reference = {"apiVersion": WORKFLOWS.api_version, "kind": "Workflow", "name": self.name, "uid": self.uid}
+        metadata = {
+            "name": f"{self.name}-lost",
+            "labels": {RUN_LABEL: self.name, STEP_LABEL: "fit", ATTEMPT_LABEL: "1"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{self.name}.fit(0).run"},
+            "ownerReferences": [reference],
+        }
+        container = {"name": "main", "image": "none", "securityContext": RESTRICTED}
+        body = {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}}
+        self.api.create(PODS, self.namespace, body)
 
     def lose_agent_pod(self) -> None:
         """A pod of Argo's agent that has failed."""
@@ -293,6 +321,7 @@ def test_every_right_is_used_and_none_is_missing(
     audit: AuditLog,
     images: dict[str, str],
     cluster_store: Store,
+    lost_node: str,
     tmp_path: Path,
     mode: str,
     settings: tuple[str, ...],
@@ -304,7 +333,7 @@ def test_every_right_is_used_and_none_is_missing(
     declare_quota(release, api)
     namespace = release.tenants[0]
     accounts = (f"{release.name}-plugin", f"{release.name}-controller")
-    places = {release.home, namespace, ""}
+    places = {release.home, namespace, NODE_LEASE_NAMESPACE, ""}
     grants = {
         who: {one for one in granted(release.cluster, release.home, who) if one.namespace in places} for who in accounts
     }
@@ -321,6 +350,8 @@ def test_every_right_is_used_and_none_is_missing(
         if number == 0:
             tenant.lose_agent_pod()
             tenant.be_asked_to_leave(release.home)
+        if number % 4 == 0:  # the pods of the others end at once
+            tenant.run_on(lost_node)
         if gangs:
             tenant.make_job(gang_name(tenant.name, "spread", 1))
         if mode == "sidecar":

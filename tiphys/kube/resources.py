@@ -83,3 +83,7 @@ KUEUE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors", "Resour
 GPU_LEDGER_RECORDS = Resource("tiphys.dev", "v1alpha1", "gpuledgerrecords", "GPULedgerRecord")
 DEFAULT_LEDGER_NAME = "default"
 """Default name of a GPULedger."""
+NODE_LEASE_NAMESPACE = "kube-node-lease"
+"""Namespace of the Leases that the kubelets renew; each has the name of its Node."""
+AGENT_POD_LABEL = ("workflows.argoproj.io/component", "agent")
+"""Label of the pods in which Argo calls its plugins."""

@@ -7,8 +7,9 @@ from itertools import islice
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.protocol.quantities import format_duration
 from tiphys.protocol.step_spec import StepKind, StepSpec
-from tiphys.records import AttemptEnd, AttemptEndOutcome, TrainingProgress
-from tiphys.store import LineageLayout, Store, read_record
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, TrainingProgress
+from tiphys.store import LineageLayout, RunLayout, Store, read_record
+from tiphys.store.program_output import list_output_chunks
 
 _MAX_READ_REPORTS = 3
 """A report may be replaced between the listing and the read."""
@@ -43,6 +44,16 @@ def read_training_progress(store: Store, lineage: str, attempt: int | None = Non
         except IntegrityError:
             return None
     return None
+
+
+def find_sign_of_life(store: Store, claim: AttemptClaim) -> str:
+    """What changes whenever the program of an attempt stores a report or output; it means nothing else.
+
+    Costs two listings.
+    """
+    report = next(iter(store.list(LineageLayout(claim.lineage).training_progress)), None)
+    output = list_output_chunks(store, RunLayout(claim.run), claim.step, claim.attempt)
+    return f"{report.key if report else ''} {output[-1].key if output else ''}"
 
 
 def find_report_time(store: Store, lineage: str) -> datetime | None:

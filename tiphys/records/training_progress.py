@@ -1,7 +1,7 @@
-"""Training progress: what a running program says about itself, for people only.
+"""Training progress: what a running program says about itself, for people.
 
-Any program of a tenant may write this record, so readers bound it and nothing
-acts on it.
+Any program of a tenant may write this record, so readers bound it. Nothing acts on
+what it says; that it comes is a sign of life of the program.
 """
 
 import re

@@ -8,6 +8,11 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, delete]
+{{- if .Values.nodes.detectLoss }}
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+{{- end }}
 {{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
 {{- if eq .Values.ledger.kind "kueue" }}
 - apiGroups: [kueue.x-k8s.io]
@@ -65,6 +70,13 @@
 - apiGroups: [""]
   resources: [nodes, pods]
   verbs: [list, watch]
+{{- end }}
+
+{{/* Plugin, in kube-node-lease, behind nodes.detectLoss. */}}
+{{- define "tiphys.rules.plugin.nodeLeases" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [list]
 {{- end }}
 
 {{/* Plugin, in the whole cluster, with Kueue. */}}

@@ -88,6 +88,19 @@ def check_ledger(observed: ClusterObservation) -> Iterator[Finding]:
         yield failed(observed.ledger_damage, remedy)
 
 
+@check("lost-nodes")
+def check_lost_nodes(observed: ClusterObservation) -> Iterator[Finding]:
+    """The plugin can end the trainings of lost nodes."""
+    if missing := known(observed.missing_loss_rights):
+        yield warning(
+            f"the plugin may not {', '.join(missing)}: a training whose node is lost waits until Kubernetes gives up "
+            "the node, which takes some minutes",
+            "helm upgrade … --set nodes.detectLoss=true",
+        )
+    elif find_plugin_mode(observed.tiphys.found) is not None:
+        yield passed("the plugin may end the trainings of lost nodes")
+
+
 @check("release")
 def check_release_namespace(observed: ClusterObservation) -> Iterator[Finding]:
     """Pods of workflows can mount every Secret of their namespace, so the services' Secret belongs into another."""

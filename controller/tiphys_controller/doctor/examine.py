@@ -55,6 +55,7 @@ _CHECKS = (
     checks_install.check_ledger,
     checks_kueue.check_kueue,
     checks_kueue.check_local_queues,
+    checks_install.check_lost_nodes,
     checks_install.check_release_namespace,
     check_namespaces,
     check_obstacles,

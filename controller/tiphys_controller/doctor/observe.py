@@ -24,6 +24,7 @@ from tiphys.kube.resources import (
     KUEUE_LOCAL_QUEUES,
     LEASES,
     NAMESPACES,
+    NODE_LEASE_NAMESPACE,
     PODS,
     SECRETS,
     SERVICE_ACCOUNTS,
@@ -46,6 +47,8 @@ from tiphys_controller.doctor.checks_namespace import (
 )
 from tiphys_controller.doctor.observed import (
     CLEAR_ANSWERS,
+    FAIL_PODS,
+    LIST_NODE_LEASES,
     ArtifactSettings,
     ClusterObservation,
     DeploymentSearch,
@@ -59,6 +62,7 @@ from tiphys_controller.doctor.observed import (
     find_served_store,
     is_argo_controller,
     is_kueue_ledger,
+    read_component_label,
 )
 from tiphys_controller.doctor.obstacles import Obstacle, distinct_obstacles, observe_obstacles
 from tiphys_controller.doctor.pod_readiness import (
@@ -74,7 +78,6 @@ from tiphys_controller.doctor.store_credentials import probe_program_credentials
 
 _TIPHYS_LABELS = "app.kubernetes.io/name=tiphys"
 _ARGO_CONFIG_MAP = "workflow-controller-configmap"
-_NODE_LEASE_NAMESPACE = "kube-node-lease"
 _LIKELY_NAMESPACES = ("argo", "tiphys", "tiphys-system")
 """Namespaces to search for Deployments if the account may not list all namespaces."""
 _PARALLEL_READS = 8
@@ -117,7 +120,8 @@ def observe_cluster(
         keeps_answers=_read_or_unknown(lambda: _namespaces_that_keep_answers(api, argo, workflow_namespaces)),
         obstacles=_read_or_unknown(lambda: _obstacles(api, namespaces)) if reads_workflows else (),
         ledger_damage="" if is_kueue_ledger(tiphys.found) else _find_ledger_damage(api, tiphys),
-        clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, _NODE_LEASE_NAMESPACE).items))),
+        missing_loss_rights=_read_or_unknown(lambda: _find_missing_loss_rights(api, tiphys, workflow_namespaces)),
+        clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, NODE_LEASE_NAMESPACE).items))),
     )
 
 
@@ -320,6 +324,17 @@ def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[st
 def _find_secret(api: KubeApi, namespace: str, secret: str) -> frozenset[str] | UnreadSecret:
     """Whether a Secret exists; the API server sends nothing of its content."""
     return UnreadSecret() if api.exists(SECRETS, namespace, secret) else frozenset()
+
+
+def _find_missing_loss_rights(api: KubeApi, tiphys: DeploymentSearch, namespaces: Sequence[str]) -> tuple[str, ...]:
+    accounts = {find_account(one) for one in tiphys.found if read_component_label(one) == "plugin"}
+    wanted = [(NODE_LEASE_NAMESPACE, LIST_NODE_LEASES), *((namespace, FAIL_PODS) for namespace in namespaces)]
+    return tuple(
+        f"{right} in {namespace}"
+        for account in sorted(accounts)
+        for namespace, right in wanted
+        if not is_permitted(api, namespace, account, right)
+    )
 
 
 def _namespaces_that_keep_answers(api: KubeApi, argo: DeploymentSearch, namespaces: Sequence[str]) -> frozenset[str]:

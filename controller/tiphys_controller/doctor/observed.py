@@ -130,6 +130,8 @@ class ClusterObservation:
     """None if the GPUs are granted by the ledger of Tiphys."""
     keeps_answers: frozenset[str] | UnknownValue = frozenset()
     """Workflow namespaces in which Argo's controller lacks `CLEAR_ANSWERS`."""
+    missing_loss_rights: tuple[str, ...] | UnknownValue = ()
+    """Of the plugin, each with its namespace: without `LIST_NODE_LEASES` and `FAIL_PODS` it cannot tell lost nodes."""
     obstacles: tuple[Obstacle, ...] | UnknownValue = ()
     """Of the Workflows that have not ended."""
     ledger_damage: str = ""
@@ -138,6 +140,8 @@ class ClusterObservation:
 
 CLEAR_ANSWERS = Permission("patch", "workflowtasksets/status")
 """The right to delete the answers of finished plugin steps."""
+LIST_NODE_LEASES = Permission("list", "leases", "coordination.k8s.io")
+FAIL_PODS = Permission("patch", "pods/status", "")
 
 
 def find_account(deployment: Object) -> tuple[str, str]:

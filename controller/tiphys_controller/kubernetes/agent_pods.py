@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.resources import PODS
+from tiphys.kube.resources import AGENT_POD_LABEL, PODS
 
-AGENT_LABELS = "workflows.argoproj.io/component=agent"
+AGENT_LABELS = "=".join(AGENT_POD_LABEL)
 DELETION_GRACE = timedelta(seconds=60)
 """How long a pod may outlive its deletion deadline: a live kubelet needs seconds, and clocks differ."""
 

@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 2.0
 SECOND_LOOK_SECONDS = 30.0
 """Delay of a second check: a pod of Argo may create a gang while its Workflow is being stopped."""
 LOST_MEMBER_CHECK_SECONDS = 30.0
-"""Interval between checks for lost members. Kubernetes takes minutes to detect a lost node."""
+"""Interval between checks for lost members, which Kubernetes deletes after minutes; the plugin may be faster."""
 _log = structlog.get_logger()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from tiphys.errors import ConflictError, ForbiddenError
+from tiphys.errors import ConflictError, ForbiddenError, NotFoundError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gang_workloads import (
     GANG_RESOURCES,
@@ -28,12 +28,12 @@ from tiphys.kube.gang_workloads import (
     gang_phase,
     is_gang_complete,
 )
-from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.kube.resources import AGENT_POD_LABEL, PODS, WORKFLOWS
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL, GangBackend
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
-from tiphys_plugin.cluster.pod_status import pod_status
+from tiphys_plugin.cluster.pod_status import NODE_LOST, pod_status
 
 _SUMMARY_MAX_AGE_SECONDS = 5.0
 _MAX_SUMMARIES = 1024
@@ -99,10 +99,33 @@ class KubernetesCluster:
             for pod in self._api.list(PODS, searched, ATTEMPT_LABEL, fields, transform=_check_readable).items
         ]
 
-    def delete_pod(self, pod: PodStatus) -> None:
+    def pods_on_node(self, node: str) -> list[PodStatus]:
+        """Unfinished pods on a node, of attempts and of Argo's agent, of all namespaces that are served."""
+        return [
+            pod
+            for searched in self._namespaces or (None,)
+            for found in self._api.list(PODS, searched, fields=f"spec.nodeName={node}", transform=_keep_own_pod).items
+            if not (pod := pod_status(found)).finished
+        ]
+
+    def delete_pod(self, pod: PodStatus, grace_seconds: int | None = None) -> None:
+        """As in `Cluster`; ``grace_seconds`` replaces the grace period, and 0 does not wait for the node."""
         self._check_served(pod.namespace)
         with contextlib.suppress(ConflictError):  # another pod has its name by now
-            self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
+            self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace_seconds=grace_seconds)
+
+    def end_lost_pod(self, pod: PodStatus, message: str) -> None:
+        """Mark a pod as Failed because its node is lost, and delete it without the word of the node.
+
+        Argo and Job keep a pod with a finalizer until they know its end, which only the node reports. The mark is
+        that end, as Kubernetes' garbage collector sets it for the pods of a deleted node.
+        """
+        self._check_served(pod.namespace)
+        failed = {"phase": "Failed", "reason": NODE_LOST, "message": message}
+        body = {"metadata": {"uid": pod.uid}, "status": failed}
+        with contextlib.suppress(ConflictError, NotFoundError):  # it is gone, or another pod has its name by now
+            self._api.patch(PODS, pod.namespace, pod.name, body, subresource="status")
+            self.delete_pod(pod, grace_seconds=0)
 
     def gang(self, backend: GangBackend, namespace: str, name: str, workflow_uid: str) -> GangStatus | None:
         self._check_served(namespace)
@@ -151,6 +174,11 @@ class KubernetesCluster:
 def _check_readable(pod: Object) -> Object:
     pod_status(pod)
     return pod
+
+
+def _keep_own_pod(pod: Object) -> Object | None:
+    labels = pod["metadata"].get("labels") or {}
+    return _check_readable(pod) if ATTEMPT_LABEL in labels or AGENT_POD_LABEL in labels.items() else None
 
 
 def _is_workflow_running(summary: Object) -> bool:

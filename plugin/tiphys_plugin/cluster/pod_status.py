@@ -27,6 +27,8 @@ _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 _COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _POD_GC_REASON = "DeletionByPodGC"
 _TAINT_MANAGER_REASON = "DeletionByTaintManager"
+NODE_LOST = "NodeLost"
+"""Reason of a pod whose node is lost; in the status of a Failed pod it is from `KubernetesCluster.end_lost_pod`."""
 
 
 class _PodEnd(NamedTuple):
@@ -92,8 +94,9 @@ def _phase(pod: Object) -> str:
     status = pod.get("status") or {}
     phase = str(status.get("phase") or "Pending")
     if is_final_pod_phase(phase):
-        # The garbage collector ends the pods of a deleted node, whatever container states they reported last.
-        return phase if _disruption(status)[0].reason == _POD_GC_REASON or not _any_runs(status) else "Running"
+        # Pods of a node that is gone are ended for it, whatever container states it reported last.
+        is_ended_for_node = status.get("reason") == NODE_LOST or _disruption(status)[0].reason == _POD_GC_REASON
+        return phase if is_ended_for_node or not _any_runs(status) else "Running"
     if phase != "Unknown" and _all_ended(pod):
         main = _terminated(_container(status, _main_container_name(pod))) or {}
         return "Succeeded" if main.get("exitCode") == 0 else "Failed"
@@ -111,7 +114,7 @@ def _end_of_finished_pod(pod: Object) -> _PodEnd:
     ended_at = _parse_time(main.get("finishedAt")) if main else None
     disruption, at = _disruption(status)
     if disruption.reason and _happened_first(at, ended_at):
-        return _PodEnd("NodeLost", disruption.message) if disruption.reason == _POD_GC_REASON else disruption
+        return _PodEnd(NODE_LOST, disruption.message) if disruption.reason == _POD_GC_REASON else disruption
     if _happened_first(_deletion_requested_at(pod["metadata"]), ended_at):
         return _PodEnd("Deleted")
     return _end_by_containers(pod, main)
@@ -135,12 +138,12 @@ def _end_of_unfinished_pod(pod: Object) -> _PodEnd:
     status = pod.get("status") or {}
     disruption, _ = _disruption(status)
     if (
-        status.get("reason") == "NodeLost"
+        status.get("reason") == NODE_LOST
         or status.get("phase") == "Unknown"
         or disruption.reason == _TAINT_MANAGER_REASON
     ):
         # A live kubelet would have ended the pod within its grace period.
-        return _PodEnd("NodeLost", disruption.message or str(status.get("message") or ""))
+        return _PodEnd(NODE_LOST, disruption.message or str(status.get("message") or ""))
     if disruption.reason:
         return disruption
     if pod["metadata"].get("deletionTimestamp"):

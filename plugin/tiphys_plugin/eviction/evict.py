@@ -60,7 +60,7 @@ def evict_from_nodes(cluster: Cluster, lease: Lease, nodes: Collection[str]) -> 
 def select_pods_on_nodes(lease: Lease, unfinished: Sequence[PodStatus], nodes: Collection[str]) -> list[PodStatus]:
     """The pods that must end so that the attempt leaves ``nodes``; see `evict_from_nodes`."""
     on_nodes = [pod for pod in unfinished if pod.host in nodes]
-    if not can_lose_members(lease, unfinished, on_nodes):
+    if not can_lose_members(lease.request.min_members, unfinished, on_nodes):
         return list(unfinished)
     remaining = len(unfinished) - len(on_nodes)
     # No pod on the nodes: either these members have ended and the lease is not shrunk yet, or the pods have no
@@ -68,9 +68,8 @@ def select_pods_on_nodes(lease: Lease, unfinished: Sequence[PodStatus], nodes: C
     return on_nodes if on_nodes or remaining < lease.request.members else list(unfinished)
 
 
-def can_lose_members(lease: Lease, unfinished: Sequence[PodStatus], lost: Sequence[PodStatus]) -> bool:
-    """Whether the attempt is an elastic gang that can continue without ``lost``, which are among ``unfinished``."""
-    min_members = lease.request.min_members
+def can_lose_members(min_members: int | None, unfinished: Sequence[PodStatus], lost: Sequence[PodStatus]) -> bool:
+    """Whether an attempt can continue without ``lost``, which are among ``unfinished``; only an elastic gang can."""
     return min_members is not None and len(unfinished) - len(lost) >= min_members and all(pod.rank for pod in lost)
 
 

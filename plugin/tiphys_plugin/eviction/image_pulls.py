@@ -95,7 +95,7 @@ class ImagePullSweep(PeriodicTask):
         fields = {"run": request.run, "step": request.step, "attempt": request.attempt}
         try:
             pods_to_end = list_unfinished_pods(self._cluster, lease)
-            if can_lose_members(lease, pods_to_end, failing):
+            if can_lose_members(request.min_members, pods_to_end, failing):
                 pods_to_end = list(failing)
             else:
                 store = self._stores.store(request.namespace)

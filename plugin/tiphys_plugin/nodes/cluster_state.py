@@ -7,6 +7,7 @@ derived from leases on it are cached for as long as it is the same.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Generic, TypeVar
 
 from tiphys.kube import ListSnapshot, Object, WatchEvent, WatchEventType
@@ -72,7 +73,7 @@ class ClusterState:
         self.nodes: WatchedFacts[Object] = WatchedFacts(relevant_node_fields)
         self.pods: WatchedFacts[PodFacts] = WatchedFacts(self._extract_pod_facts)
         self._hints: dict[str, PodFacts] = {}
-        self._external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = {}
+        self._external_evidence: dict[str, Mapping[str, tuple[NodeEvidence, ...]]] = {}
         self._external_version = 0
         self._last_read: dict[str, tuple[tuple[object, ...], ObservedNode | None]] = {}
 
@@ -85,10 +86,11 @@ class ClusterState:
     def version(self) -> tuple[int, int, int]:
         return self.nodes.version, self.pods.version, self._external_version
 
-    def set_external_evidence(self, evidence: Mapping[str, tuple[NodeEvidence, ...]]) -> None:
-        """Replace the evidence that comes from outside the API server, by name of the Node object."""
-        if evidence != self._external_evidence:
-            self._external_evidence, self._external_version = evidence, self._external_version + 1
+    def set_external_evidence(self, source: str, evidence: Mapping[str, tuple[NodeEvidence, ...]]) -> None:
+        """Replace the evidence of ``source``, which is not in the Node objects, by name of the Node object."""
+        if evidence != self._external_evidence.get(source, {}):
+            self._external_evidence[source] = evidence
+            self._external_version += 1
 
     def observe_nodes(
         self,
@@ -107,7 +109,8 @@ class ClusterState:
         parsed = {}
         for node in self.nodes.facts.values():
             name = node["metadata"]["name"]
-            evidence = (*hints.get(name, ()), *self._external_evidence.get(name, ()))
+            external = chain.from_iterable(found.get(name, ()) for found in self._external_evidence.values())
+            evidence = (*hints.get(name, ()), *external)
             inputs = (settings, foreign[name], evidence, flavor_labels)
             parsed[name] = self._read(node, inputs, now)
         self._last_read = parsed

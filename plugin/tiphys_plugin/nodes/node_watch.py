@@ -116,10 +116,10 @@ class ClusterInventory:
         with self._lock:
             return self._resolved.observed_nodes if self._resolved is not None else ()
 
-    def set_external_evidence(self, evidence: Mapping[str, tuple[NodeEvidence, ...]]) -> None:
-        """Replace the evidence from outside the API server, by Node object; used from the next decision on."""
+    def set_external_evidence(self, source: str, evidence: Mapping[str, tuple[NodeEvidence, ...]]) -> None:
+        """Replace the evidence of ``source``, which is not in the Node objects; used from the next decision on."""
         with self._lock:
-            self._state.set_external_evidence(evidence)
+            self._state.set_external_evidence(source, evidence)
 
     def _resolve_queues(self, declared: Queues, observed_nodes: tuple[ObservedNode, ...]) -> Queues:
         nodes, before = tuple(observed.node for observed in observed_nodes), self._resolved

@@ -50,4 +50,4 @@ class StragglerDetection(PeriodicTask):
         evidence_of_nodes = evidence_by_node(slow, self._cluster.attempt_pods() if slow else ())
         for node, evidence in evidence_of_nodes.items():
             _log.info("node.slow", node=node, evidence=[f"{item.source}: {item.message}" for item in evidence])
-        self._nodes.set_external_evidence(evidence_of_nodes)
+        self._nodes.set_external_evidence("slow ranks", evidence_of_nodes)

@@ -72,7 +72,7 @@ def conclude_attempt(
 
 
 def _await_pods_of_ended(call: StepCall, claim: AttemptClaim, end: AttemptEnd) -> ExecuteReply | None:
-    """Release the GPUs of an attempt that was ended beside its conclude, as one whose image cannot be pulled.
+    """Release the GPUs of an attempt that was ended beside its conclude, as one whose node is lost.
 
     Its next attempt needs them, so it waits for the pods; None once they are gone.
     """

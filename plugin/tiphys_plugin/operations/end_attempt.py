@@ -51,6 +51,7 @@ from tiphys.store import claim_record, find_record, read_step_attempts
 from tiphys.store.incarnations import count_incarnations, find_crash_record
 from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
+from tiphys_plugin.cluster.pod_status import NODE_LOST
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
 from tiphys_plugin.operations import program_nodes
 from tiphys_plugin.runtime.context import PluginContext, StepCall
@@ -94,6 +95,7 @@ def end_failed_attempt(
     exit_code: str = "",
     unknown_cause: str = "",
     note: str = "",
+    pods_may_live: bool = False,
 ) -> AttemptEnd:
     """Judge how an attempt failed and record it; returns the stored record, also if another replica wrote it.
 
@@ -107,6 +109,7 @@ def end_failed_attempt(
         exit_code: Argo's exit code of the program; empty likewise.
         unknown_cause: The message if the cause cannot be determined.
         note: Added to any message.
+        pods_may_live: Whether pods of it may live, so that its lease is kept until its conclude has seen them end.
     """
     preempted, crash = build_preemption_record(call, attempt), _read_crash_record(call, attempt)
     observation = _observe_end(call, attempt, pod_statuses, status, exit_code, crash)
@@ -125,6 +128,7 @@ def end_failed_attempt(
             message=STOPPED_MESSAGE,
             exit_code=observation.effective_exit_code,
             stopped=True,
+            pods_may_live=pods_may_live,
         )
     message = unknown_cause if unknown_cause and verdict.cause is None else verdict.evidence
     if (
@@ -150,7 +154,24 @@ def end_failed_attempt(
         preempted=preempted,
         terminating_at=observation.ended_at,
         crash=crash,
+        pods_may_live=pods_may_live,
     )
+
+
+def end_lost_attempt(
+    call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[PodStatus], lost: Sequence[PodStatus], message: str
+) -> AttemptEnd:
+    """End an attempt whose ``lost`` pods are on lost nodes, and delete the workload that would make other pods for it.
+
+    Its lease is kept until its conclude has seen the others of its pods end.
+    """
+    names, fields = {pod.name for pod in lost}, {"phase": "Unknown", "reason": NODE_LOST, "message": message}
+    judged = [pod.model_copy(update=fields) if pod.name in names else pod for pod in pod_statuses]
+    end = end_failed_attempt(call, attempt, judged, status="Error", pods_may_live=True)
+    gang_status = _find_gang_status(call, attempt) if call.spec.gang is not None else None
+    if gang_status is not None:
+        call.context.cluster.delete_gang(gang_status)
+    return end
 
 
 def _observe_end(
@@ -244,8 +265,9 @@ def record_end(
     preempted: Preemption | None = None,
     terminating_at: datetime | None = None,
     crash: CrashRecord | None = None,
+    pods_may_live: bool = False,
 ) -> AttemptEnd:
-    """Write the end record of ``attempt`` unless it has one, and release its GPUs.
+    """Write the end record of ``attempt`` unless it has one, and release its GPUs unless ``pods_may_live``.
 
     A failed end may quarantine the checkpoint that the attempt had loaded; see
     `_quarantine_bad_checkpoint`. ``crash`` is the crash record that its program
@@ -281,7 +303,8 @@ def record_end(
         call.context.metrics.attempts_ended.labels(cause=cause.value if cause else outcome.value).inc()
         if preempted is not None:
             call.context.metrics.count_preemption(preempted)
-    release_lease(call, attempt)
+    if not pods_may_live:
+        release_lease(call, attempt)
     return stored.record
 
 

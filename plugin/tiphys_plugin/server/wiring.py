@@ -23,6 +23,7 @@ from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.settings import IMAGE_PULL_TIMEOUT_SECONDS, PluginSettings
 from tiphys_plugin.server.kueue_upkeep import KueueUpkeep
 from tiphys_plugin.server.ledger_recovery import LedgerRecovery
+from tiphys_plugin.server.lost_nodes import LostNodeSweep
 from tiphys_plugin.server.tenants import Tenants
 
 
@@ -75,6 +76,7 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
     tenants.registry.register(NodesCollector(lambda: nodes.observed_nodes))
     tenants.background.enter_context(nodes)
     tenants.background.enter_context(NodeEvacuation(ledger, cluster, stores, nodes))
+    tenants.background.enter_context(LostNodeSweep(api, cluster, tenants, nodes))
     tenants.background.enter_context(
         ImagePullSweep(ledger, cluster, stores, timeout_seconds=deployment.image_pull_timeout_seconds)
     )

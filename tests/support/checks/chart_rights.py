@@ -12,7 +12,7 @@ _GANGS = "gangs.job"
 
 
 class Right(NamedTuple):
-    """One resource that an account may use; ``where`` is home, workflows or cluster."""
+    """One resource that an account may use; ``where`` is home, workflows, cluster, or a namespace of Kubernetes."""
 
     account: str
     where: str
@@ -43,6 +43,8 @@ def _full(resource: str, group: str) -> str:
 def _where(role: Object) -> str:
     if role["kind"] == "ClusterRole":
         return "cluster"
+    if role["metadata"]["namespace"].startswith("kube-"):
+        return str(role["metadata"]["namespace"])
     return "home" if role["metadata"]["name"] in ("ours-plugin", "ours-controller", "ours-ui") else "workflows"
 
 

@@ -103,13 +103,14 @@ class Submitted:
     def call(self, op: str, step: str, retry: int | None = None, **fields: Any) -> ExecuteReply:
         return self.site.tenants.execute(self.namespace, self.document(op, step, retry, **fields))
 
-    def run_pod(self, step: str, attempt: int = 1, gpus: int | str = 8, phase: str = "Running") -> None:
-        """A pod of the attempt, which requests ``gpus`` GPUs."""
+    def run_pod(self, step: str, attempt: int = 1, gpus: int | str = 8, phase: str = "Running", host: str = "") -> None:
+        """A pod of the attempt on node ``host``, which requests ``gpus`` GPUs."""
         labels = {ATTEMPT_LABEL: str(attempt), RUN_LABEL: self.name, STEP_LABEL: step}
         node = f"{self.name}.{step}({attempt - 1}).run"
         names = {"name": f"{self.name}-{step}-{attempt}", "namespace": self.namespace, "node": node}
         body = pod(**names, phase=phase, workflow=self.name, uid=self.uid, labels=labels)
         body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+        body["spec"] |= {"nodeName": host} if host else {}
         self.site.api.create(PODS, self.namespace, body)
 
 

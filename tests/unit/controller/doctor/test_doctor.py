@@ -23,10 +23,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.servers import kube_server
+from support.stories.installed_cluster import install
 from tiphys_controller.doctor import CheckStatus, Finding, UnknownValue, check_cluster, failed_checks
 from tiphys_controller.doctor.check import failed, passed
 from tiphys_controller.doctor.checks_namespace import PERMISSIONS
-from tiphys_controller.doctor.observe import parse_argo_settings, read_node_clocks
+from tiphys_controller.doctor.observe import observe_cluster, parse_argo_settings, read_node_clocks
 from tiphys_controller.doctor.observed import (
     ClusterObservation,
     DeploymentSearch,
@@ -189,6 +191,22 @@ def test_a_controller_of_argo_that_cannot_delete_answers() -> None:
     assert found.remedy.endswith("--serviceaccount=argo:argo-controller")
     unknown = only(replace(GOOD, keeps_answers=UnknownValue("reviews are forbidden")))
     assert (unknown.name, unknown.state) == ("task-set-rights", CheckStatus.UNKNOWN)
+
+
+def test_a_plugin_that_cannot_end_the_trainings_of_lost_nodes_is_found_by_its_rights() -> None:
+    missing = ("list leases in kube-node-lease", "patch pods/status in ml")
+    found = only(replace(GOOD, missing_loss_rights=missing))
+    assert (found.name, found.state) == ("lost-nodes", CheckStatus.WARNING)
+    assert "may not list leases in kube-node-lease, patch pods/status in ml:" in found.sentence
+    assert found.remedy.endswith("--set nodes.detectLoss=true")
+    with kube_server.serving() as server:
+        api = install(server)
+        server.authorize = lambda request: (request.verb, request.plural) != ("list", "leases")
+        assert observe_cluster(api, ("ml",)).missing_loss_rights == missing[:1]
+        server.authorize = lambda request: (request.plural, request.subresource) != ("pods", "status")
+        assert observe_cluster(api, ("ml",)).missing_loss_rights == missing[1:]
+        server.authorize = lambda _: True
+        assert observe_cluster(api, ("ml",)).missing_loss_rights == ()
 
 
 @pytest.mark.parametrize("value", ["", "10", "s"])

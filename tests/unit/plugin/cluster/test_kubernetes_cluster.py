@@ -202,6 +202,50 @@ def test_a_pod_is_ended_with_its_own_grace_period(server, api, cluster):
     assert server.count("delete", "pods") == 2
 
 
+def on_node(api, name: str, host: str, *containers: dict, **fields: str) -> None:
+    body = pod(*containers, name=name, **fields)
+    body["spec"]["nodeName"] = host
+    api.create(PODS, "ml", body)
+
+
+def test_of_the_pods_on_a_node_only_attempts_and_agents_of_served_namespaces_are_listed(server, api, cluster):
+    server.add_namespace("other")
+    on_node(api, "attempt", "n1")
+    on_node(api, "elsewhere", "n2")
+    on_node(api, "ended", "n1", ended("wait", 0), ended("main", 0), phase="Succeeded")
+    agent = {"name": "agent", "labels": {"workflows.argoproj.io/component": "agent"}}
+    for metadata in (agent, {"name": "notebook"}):
+        body = {"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}, "status": {"phase": "Running"}}
+        api.create(PODS, "ml", body)
+    assert [one.name for one in cluster.pods_on_node("n1")] == ["agent", "attempt"]
+
+
+def test_the_pod_of_a_lost_node_ends_as_failed_whatever_its_containers_show(api, cluster):
+    on_node(api, "lost", "n1")
+    api.patch(PODS, "ml", "lost", {"metadata": {"finalizers": ["workflows.argoproj.io/status"]}})
+    [found] = cluster.pods_on_node("n1")
+    cluster.end_lost_pod(found, "no Lease of n1 was renewed")
+    [kept] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
+    assert (kept.phase, kept.reason, kept.message, kept.ending) == (
+        "Failed",
+        "NodeLost",
+        "no Lease of n1 was renewed",
+        True,
+    )
+    assert cluster.pods_on_node("n1") == []
+
+
+def test_a_pod_that_took_the_name_of_one_on_a_lost_node_is_left_alone(api, cluster):
+    on_node(api, "lost", "n1")
+    [found] = cluster.pods_on_node("n1")
+    api.delete(PODS, "ml", "lost")
+    cluster.end_lost_pod(found, "it is gone")
+    on_node(api, "lost", "n1")
+    cluster.end_lost_pod(found, "it is another")
+    [other] = cluster.pods_on_node("n1")
+    assert (other.phase, other.ending) == ("Running", False)
+
+
 def test_a_new_pod_of_the_same_name_is_not_deleted(api, cluster):
     api.create(PODS, "ml", pod(name="mine"))
     [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")

@@ -126,7 +126,7 @@ class Heard:
         self.heard: list[dict] = []
         self.listed = 0
 
-    def set_external_evidence(self, found) -> None:
+    def set_external_evidence(self, source, found) -> None:
         self.heard.append(dict(found))
 
     def snapshot(self) -> LedgerState:
@@ -163,7 +163,7 @@ def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store)
     found = evidence_by_node(find_slow_gangs(SingleStore(store), [GANG], NOW), pods("n1", "b", "c", "d"))
     facts = ClusterState()
     facts.nodes.apply(ListSnapshot([node("n1")]))
-    facts.set_external_evidence(found)
+    facts.set_external_evidence("slow ranks", found)
     before = facts.version
     assert verdict(facts).verdict.state is NodeHealth.HEALTHY
     assert "1.50 times" in verdict(facts).verdict.message
@@ -171,7 +171,7 @@ def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store)
     facts.nodes.apply(ListSnapshot([node("n1", 8, condition("IBLinkFlapping"))]))
     assert verdict(facts).verdict.state is NodeHealth.SUSPECT, "two sources agree"
     assert verdict(facts).node.cordoned
-    facts.set_external_evidence({})
+    facts.set_external_evidence("slow ranks", {})
     assert facts.version != before
     assert verdict(facts).verdict.state is NodeHealth.HEALTHY
 
