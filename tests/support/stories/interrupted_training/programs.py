@@ -51,6 +51,8 @@ def train(steps: str, pause: str, fate: str = "") -> None:
     what, _, when = fate.partition("@")
     if what not in EVERY_TIME and os.environ["TIPHYS_ATTEMPT"] != "1":
         what = ""
+    if what == "once" and "TIPHYS_INCARNATION" in os.environ:
+        what = ""
     with checkpoint.session() as session:
         state = session.restore(default={"step": 0, "value": seed})
         say(f"starts from {state['step']}")
@@ -110,7 +112,7 @@ def meet(fate: str, session: checkpoint.Session) -> None:
         time.sleep(0.1)
     if fate == "linger":
         return
-    if fate == "kill":
+    if fate in ("kill", "once"):
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "error":
         sys.exit("the program is broken")

@@ -31,6 +31,8 @@ class Fate:
     fate: str = ""
     cause: Cause | None = None
     goes_on: bool = True
+    processes: int = 1
+    """Processes of the last attempt, in one pod."""
     training: Mapping[str, Any] = field(default_factory=dict)
     train_options: Mapping[str, Any] = field(default_factory=dict)
     without_cluster: bool = True
@@ -58,15 +60,16 @@ class Fate:
             assert first.progress
         assert len(attempts) == (2 if self.cause is not None and self.goes_on else 1)
         if self.goes_on:
-            assert ended(attempts[-1]).outcome is AttemptEndOutcome.DONE
+            last = ended(attempts[-1])
+            assert (last.outcome, last.incarnations) == (AttemptEndOutcome.DONE, self.processes), last.message
             assert version(store, run) == expected_version(STEPS)
         check_starts(store, run)
 
 
 def only(cause: Cause) -> Retries:
-    """Budgets that allow one attempt to end by ``cause``, and none by anything else."""
+    """Budgets that allow one attempt to end by ``cause``, and none by anything else; each process has its own pod."""
     nothing: dict[str, Any] = {one.value: 0 for one in Cause}
-    return Retries(**{**nothing, cause.value: 1}, backoff="1s")
+    return Retries(**{**nothing, cause.value: 1}, backoff="1s", in_place=False)
 
 
 def ended(attempt: Attempt) -> AttemptEnd:
@@ -100,6 +103,7 @@ def check_starts(store: Store, run: str) -> None:
 FATES = (
     Fate("undisturbed"),
     Fate("killed", fate="kill", cause=Cause.INFRASTRUCTURE),
+    Fate("killed once", fate="once", processes=2),
     Fate("broken", fate="error", cause=Cause.USER_ERROR, goes_on=False),
     Fate(
         "too long",
