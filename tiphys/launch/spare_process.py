@@ -7,10 +7,7 @@ the program begins.
 """
 
 import contextlib
-import importlib
-import importlib.machinery
 import os
-import runpy
 import sys
 
 END = b"\0\0"
@@ -34,12 +31,15 @@ def import_modules(names: list[str]) -> None:
         for name in names:
             if name not in sys.modules:
                 with contextlib.suppress(Exception, SystemExit):
-                    importlib.import_module(name)
+                    __import__(name)
 
 
 def run(kind: str, target: str) -> None:
     """Run a script, a module or code as ``python`` does: in the module ``__main__``."""
-    main, loaders, path = sys.modules["__main__"].__dict__, importlib.machinery, os.path.abspath(target)
+    import importlib.machinery as loaders  # the launcher imports this module for `END` alone
+    import runpy
+
+    main, path = sys.modules["__main__"].__dict__, os.path.abspath(target)
     run_module = runpy._run_module_as_main  # type: ignore[attr-defined]  # what python -m calls
     for known in [known for known in main if known not in ("__name__", "__builtins__")]:
         del main[known]  # this module is the program from now on

@@ -26,6 +26,7 @@ from bench.checkpoint import (
     landing_trainer,
     launcher,
     peers,
+    restart,
     stall,
     verifying,
 )
@@ -44,6 +45,7 @@ PARTS = {
     "corruption": corruption.measure,
     "inflation": inflation.measure,
     "launcher": launcher.measure,
+    "restart": restart.measure,
     "drift": drift.measure,
     "landing": landing.measure,
     "peers": peers.measure,

@@ -21,6 +21,8 @@ AIMS = {
     "step_inflation": Aim("≤", 0.10),
     "launcher_milliseconds": Aim("≤", 25),
     "launcher_mib": Aim("≤", 15),
+    "restart_in_place_seconds": Aim("≤", 1.5),
+    "restart_spare_seconds": Aim("≤", 0.5),
     "rss_drift": Aim("≤", 0.02),
 }
 """Of a state of 1 GiB on two cores, in the order of the last line."""
@@ -48,6 +50,8 @@ WORDS = {
     "step_inflation": "how much longer a training step takes during an upload, throttled",
     "launcher_milliseconds": "start of a program below the launcher, ms more than without it",
     "launcher_mib": "memory of the launcher while its program runs, MiB",
+    "restart_in_place_seconds": "death of a training to its next step in the same pod, s",
+    "restart_spare_seconds": "the same with a spare process",
     "rss_drift": "growth of a training's memory from its 20th to its 200th save",
 }
 _PERCENT = ("step_inflation", "sigterm_landed_ratio", "rss_drift")
