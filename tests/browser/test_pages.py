@@ -199,6 +199,16 @@ def test_a_page_says_that_the_store_is_slow_until_it_is_not(open_page: Callable[
     page.wait_for_selector("header:not(:has-text('slow to answer'))", timeout=120_000)
 
 
+def test_a_page_says_what_the_server_answers_where_the_store_is_not_slow(
+    open_page: Callable[..., Any], site: Site
+) -> None:
+    start_run(site.store, site.submitter, PIPELINE, "removed")
+    page = open_page("/runs/removed")
+    page.route("**/runs/removed", lambda route: route.fulfill(status=404))
+    page.wait_for_selector("header:has-text('answers 404 Not Found: this page may be old')", timeout=120_000)
+    assert "slow to answer" not in page.inner_text("header")
+
+
 def test_a_hidden_page_asks_for_nothing(open_page: Callable[..., Any], site: Site) -> None:
     start_run(site.store, site.submitter, PIPELINE, "hidden")
     page = open_page("/runs/hidden")

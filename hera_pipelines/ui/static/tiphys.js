@@ -69,23 +69,27 @@ const SHARE = 0.1;
 const LONGEST_PAUSE_SECONDS = 60;
 const SLOW_SECONDS = 15;
 
-// Beside the name of the store, outside of what is exchanged.
-const showSlowStore = (isSlow) => {
-  document.getElementById("slow").textContent = isSlow ? "slow to answer: this page may be old" : "";
+const SLOW = "slow to answer";
+
+// Why the page is not new, beside the name of the store and outside of what is exchanged; "" if it is.
+const showDelay = (reason) => {
+  document.getElementById("delay").textContent = reason && `${reason}: this page may be old`;
 };
 
-// The content of this page as it is now; null while the server is away or its store does not answer.
+// The content of this page as it is now; null while the server is away, or its store does not answer, or it refuses.
 const load = async () => {
-  const late = setTimeout(() => showSlowStore(true), SLOW_SECONDS * 1000);
+  const late = setTimeout(() => showDelay(SLOW), SLOW_SECONDS * 1000);
   let fresh = null;
+  let reason = SLOW;
   try {
     const response = await fetch(location.href);
     if (response.ok) fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
+    else if (response.status !== 503) reason = `answers ${response.status} ${response.statusText}`.trim();
   } catch (error) {
     // The next round asks again.
   }
   clearTimeout(late);
-  showSlowStore(!fresh);
+  showDelay(fresh ? "" : reason);
   return fresh;
 };
 
