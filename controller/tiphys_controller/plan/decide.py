@@ -64,6 +64,10 @@ def find_exporting_tasks(pipeline: CompiledPipeline, graph: TaskGraph) -> Iterat
             yield name, "it sets outputs of the workflow"
 
 
+_PLAIN_STEP_REASON = "plain step keeps no record"
+_NO_CACHE_REASON = "cache=False: it runs in every submission"
+
+
 class PlanAction(StrEnum):
     """Whether a task is in the next Workflow."""
 
@@ -208,8 +212,8 @@ class PlanningPass:
         never = progress.status is StepStatus.NEVER_STARTED
         if never and self._state.has_succeeded and not upstream and task.name not in self._demands:
             return TaskPlan(task.name, PlanAction.SKIP, "it never ran here; the last submission succeeded without it")
-        reason = self._demands.get(task.name, progress.reason)
         kept = self._items_to_run(task, progress, upstream)
+        reason = self._demands.get(task.name) or progress.reason + _describe_done_items(task, progress, upstream, kept)
         return TaskPlan(task.name, PlanAction.RUN, reason, items=progress.items, kept_items=kept)
 
     def _items_to_run(self, task: Task, progress: TaskProgress, upstream: str | None) -> tuple[int, ...] | None:
@@ -279,8 +283,18 @@ class PlanningPass:
         return condition if simplify(parse_depends(condition), known_results) is False else None
 
 
-_PLAIN_STEP_REASON = "plain step keeps no record"
-_NO_CACHE_REASON = "cache=False: it runs in every submission"
+def _describe_done_items(task: Task, progress: TaskProgress, upstream: str | None, kept: tuple[int, ...] | None) -> str:
+    """What becomes of the finished items of a fan-out that runs, as an ending of its reason; empty if there are none.
+
+    Only the gate of an item can compare its inputs once a step before it has run.
+    """
+    count = sum(item.state.is_done for item in progress.items) if kept is None else len(progress.items) - len(kept)
+    if not count:
+        return ""
+    if kept is None and not (task.spec is not None and task.spec.is_gated and task.spec.cache):
+        return f"; {count} done {'runs' if count == 1 else 'run'} again"
+    condition = "if the inputs stay the same" if upstream else ""
+    return f"; {count} done {'is' if count == 1 else 'are'} taken over {condition}".rstrip()
 
 
 @dataclass(frozen=True)

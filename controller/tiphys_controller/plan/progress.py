@@ -100,10 +100,8 @@ def measure_fan_out_progress(
     resolved = resolve_fan_out_items(task.name, task.body, parameters, finished_outputs)
     if resolved is None:
         started_items = tuple(ItemProgress(step, "", step_state_of(step)) for step in started)
-        reason = f"its items are made by a step before it; {_count_done(started_items)} are done and will be taken over"
-        return TaskProgress(
-            StepStatus.NEVER_STARTED if not started_items else StepStatus.MISSING, reason, items=started_items
-        )
+        status = StepStatus.MISSING if started_items else StepStatus.NEVER_STARTED
+        return TaskProgress(status, "its items are made by a step before it", items=started_items)
     items = tuple(ItemProgress(step, text, step_state_of(step)) for step, text in resolved)
     return TaskProgress(
         status=_combine_status(items),
@@ -136,11 +134,5 @@ def _fan_out_reason(items: tuple[ItemProgress, ...]) -> str:
         return f"all {len(items)} items done{describe_check(objects, by_size)}"
     first = open_items[0]
     others = f" and {len(open_items) - 1} more" if len(open_items) > 1 else ""
-    done = _count_done(items)
-    reused = f"; {done} done {'is' if done == 1 else 'are'} taken over" if done else ""
     name = step_display_name(first.step, items.index(first))
-    return f"{name} {format_item(first.item)}{others} of {len(items)} not done ({first.state.reason}){reused}"
-
-
-def _count_done(items: tuple[ItemProgress, ...]) -> int:
-    return sum(item.state.is_done for item in items)
+    return f"{name} {format_item(first.item)}{others} of {len(items)} not done ({first.state.reason})"

@@ -430,7 +430,9 @@ def test_items_made_by_a_step_that_runs_are_not_guessed(store: Store) -> None:
     report = plan_run(store, RUN)
 
     assert decisions(report) == {"make": "run", "sweep": "run"}
-    assert reason(report, "sweep") == "its items are made by a step before it; 1 are done and will be taken over"
+    assert reason(report, "sweep") == (
+        "its items are made by a step before it; 1 done is taken over if the inputs stay the same"
+    )
 
 
 def test_targets_limit_the_plan(store: Store) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from support.builders.compiled_workflows import History, gated, pipeline_of, ungated
 from support.fakes.submitter import FakeSubmitter
-from tiphys_controller import plan_run, resume_run, start_run
+from tiphys_controller import describe_run, plan_run, resume_run, start_run
 
 from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
+from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.fan_out import aggregate_outputs, assign_item_ids
 from tiphys.records import SubmissionKind, item_step_id
@@ -234,6 +235,34 @@ def test_every_item_runs_where_no_result_may_be_reused(store: Store, submitter: 
     case.done("a")
 
     assert case.resumed()["sweep"]["withItems"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "ending"),
+    [
+        ([sweep("a", "b", "c")], "; 2 done are taken over"),
+        ([gated("sweep", withItems=["a", "b", "c"])], "; 2 done are taken over"),
+        (
+            [ungated("make"), gated("sweep", withItems=["a", "b", "c"], depends="make")],
+            "; 2 done are taken over if the inputs stay the same",
+        ),
+        ([ungated("make"), sweep("a", "b", "c", depends="make")], "; 2 done run again"),
+        ([sweep("a", "b", "c"), reader("{{tasks.sweep.outputs.artifacts.all}}")], "; 2 done run again"),
+        ([sweep("a", "b", "c", spec={"cache": False})], "; 2 done run again"),
+    ],
+    ids=["partial", "gated", "gated behind a step", "behind a step", "read otherwise", "cache=False"],
+)
+def test_reason_says_what_becomes_of_finished_items_where_the_records_do_not(
+    store: Store, submitter: FakeSubmitter, tasks: list[Manifest], ending: str
+) -> None:
+    case = Case(store, submitter, *tasks)
+    case.done("a", "b")
+
+    recorded = next(step.reason for step in describe_run(RunHistory.for_display(store, RUN)).steps if step.items)
+    planned = next(step.reason for step in plan_run(store, RUN).steps if step.items)
+
+    assert recorded == "sweep[2] c of 3 not done (never started)"
+    assert planned == recorded + ending
 
 
 def test_items_of_a_gated_fan_out_run_and_reuse_their_results(store: Store, submitter: FakeSubmitter) -> None:
