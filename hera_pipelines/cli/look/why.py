@@ -291,11 +291,28 @@ def _explain_from_storage(screen: Screen, history: RunHistory, step: str, output
     end = history.last_submission.end if history.last_submission else None
     waits = "waits for nothing" if end else "waits for no GPUs of a cluster"
     if step:
-        screen.write(f"{what} {waits}, and did not fail")
+        screen.write(f"{what} {waits}{_describe_failed_attempts(history, step)}")
     elif end and end.status == "Succeeded":
-        screen.write(f"run {run} succeeded: it {waits}, and did not fail")
+        screen.write(f"run {run} succeeded: it {waits}{_describe_earlier_submissions(history)}")
     else:
         screen.write(f"run {run} {waits}, and none of its steps failed last; `tiphys get {run}` shows them")
+
+
+def _describe_failed_attempts(history: RunHistory, step: str) -> str:
+    attempts = chain.from_iterable(history.read_attempts(step=history.names.resolve(step)).values())
+    failed = sum(attempt.end is not None and attempt.end.outcome is AttemptEndOutcome.FAILED for attempt in attempts)
+    if not failed:
+        return ", and did not fail"
+    return f"; {failed} attempt{'s' if failed > 1 else ''} before the last failed, which `tiphys get` shows"
+
+
+def _describe_earlier_submissions(history: RunHistory) -> str:
+    *earlier, _ = history.submissions
+    failed = sum(submission.end is None or submission.end.status != "Succeeded" for submission in earlier)
+    if not failed:
+        return ", and did not fail"
+    which = f"{failed} submission{'s' if failed > 1 else ''} before the last"
+    return f"; {which} did not succeed, which `tiphys get` shows"
 
 
 class _PendingExplanation(NamedTuple):

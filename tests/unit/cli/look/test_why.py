@@ -6,11 +6,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.builders.ledger import NOW, ask, lease
 from support.builders.lineage import RUN, STEP, claim_of, end_of, write_run
+from support.fakes.submitter import FakeSubmitter
 from support.servers.kube_server import serving
 from support.stories.kubeconfig_folder import Desk
 from support.stories.plugin import commit
+from tiphys_controller import resume_run, start_run
 from tiphys_plugin.quota.lease import PreemptionNotice
 from tiphys_plugin.quota.preemption.victims import VictimSelection
 
@@ -21,7 +24,7 @@ from hera_pipelines.cli.gpus.preemption_preview import (
 )
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.workflow_nodes import NODE_NAME_ANNOTATION, WORKFLOW_LABEL
-from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence, utc_now
+from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence, SubmissionEnd, utc_now
 from tiphys.store import DirectoryStore, RunLayout
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
@@ -310,3 +313,26 @@ def test_a_step_that_is_done_has_nothing_to_answer_for(desk, tmp_path):
     code, _, err = why(desk, RUN, "--store", str(tmp_path / "store"))
     assert code != 0
     assert "neither holds GPUs nor waits for any" in err
+
+
+def test_failures_before_the_last_submission_are_counted_where_the_last_did_not_fail(desk, tmp_path):
+    store, submitter = DirectoryStore(tmp_path / "runs"), FakeSubmitter(tmp_path / "cluster")
+    start_run(store, submitter, pipeline_of(gated("prep"), gated("fit", depends="prep")), "digits")
+    history = History(store, "digits")
+    history.done("prep")
+    history.failed("fit")
+    submitter.end("digits")
+    resume_run(store, submitter, "digits")
+    history.done("fit", attempt=2, submission=2)
+    for submission, status in ((1, "Failed"), (2, "Succeeded")):
+        end = SubmissionEnd(run="digits", submission=submission, status=status)
+        store.create(RunLayout("digits").submission_end(submission), end.to_bytes())
+
+    def explain(what: str) -> str:
+        return why(desk, what, "--store", str(tmp_path / "runs"))[1].removesuffix(", which `tiphys get` shows\n")
+
+    assert explain("digits") == (
+        "run digits succeeded: it waits for nothing; 1 submission before the last did not succeed"
+    )
+    assert explain("digits/fit") == "digits/fit waits for nothing; 1 attempt before the last failed"
+    assert explain("digits/prep") == "digits/prep waits for nothing, and did not fail\n"
