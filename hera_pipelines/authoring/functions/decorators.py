@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Never, ParamSpec, Protocol, TypeVar
 
 from hera.workflows import Script
 from hera.workflows._context import _context
@@ -73,7 +73,7 @@ class StepDecorator(Protocol):
 
 
 def step(
-    *,
+    *bare: Never,
     cache: bool = True,
     share: bool = False,
     retries: Retries | None = None,
@@ -88,6 +88,7 @@ def step(
     """Make a function a step whose result is recorded, so that a resumed run does not repeat it.
 
     Args:
+        bare: Nothing; the decorator is written with parentheses, as Hera's ``@script()``.
         cache: False: the step runs in every submission, even if it has finished before.
         share: True: the step reuses the result of another run with the same program and inputs.
         retries: Retry budget of each cause of failure.
@@ -113,11 +114,11 @@ def step(
         tracking=tracking,
         gate=gate,
     )
-    return _build_decorator(options, script)
+    return _build_decorator(options, bare, script)
 
 
 def train(
-    *,
+    *bare: Never,
     gpus: int = 0,
     gpu_type: str | Sequence[str] | None = None,
     speed: Mapping[str, float] | None = None,
@@ -143,6 +144,7 @@ def train(
     """Make a function a training step: each attempt is admitted first, and resumes from the newest valid checkpoint.
 
     Args:
+        bare: As in `step`.
         gpus: GPUs of each node, as torchrun and Slurm's ``--gpus-per-node`` count them. An attempt gets the GPUs of
             all its nodes or none. 0: the step uses no quota.
         gpu_type: Value of the node label ``nvidia.com/gpu.product``; several: any of them, the preferred one first,
@@ -200,10 +202,10 @@ def train(
         tracking=tracking,
         gate=script.pop("gate", False),  # refused, as in `Train`
     )
-    return _build_decorator(options, script)
+    return _build_decorator(options, bare, script)
 
 
-def plain(**script: Any) -> StepDecorator:
+def plain(*bare: Never, **script: Any) -> StepDecorator:
     """Make a function a step that Argo runs without Tiphys: no record, and Argo's own retries.
 
     For short programs that may run again, such as a notification or a clean-up, and for thousands of small items. A
@@ -213,14 +215,19 @@ def plain(**script: Any) -> StepDecorator:
     object.
 
     Args:
+        bare: As in `step`.
         **script: Arguments of Hera's ``@script``.
     """
-    return _build_decorator(None, script)
+    return _build_decorator(None, bare, script)
 
 
-def _build_decorator(options: StepOptions | None, arguments: dict[str, Any]) -> StepDecorator:
+def _build_decorator(options: StepOptions | None, bare: tuple[object, ...], arguments: dict[str, Any]) -> StepDecorator:
     """The decorator for ``options``; None: of a step that is not gated."""
     decorator = "@plain" if options is None else "@train" if isinstance(options, TrainOptions) else "@step"
+    if bare:  # Python calls a decorator without parentheses with the function
+        raise UsageError(
+            f"{decorator} needs parentheses, and its options by name: write {decorator}() or {decorator}(image=…)"
+        )
     names = [field.name for field in fields(options)] if options is not None else []
     known = [*names, *inspect.signature(Script).parameters]
     check_keywords(decorator, arguments, [name for name in known if name != "source"])

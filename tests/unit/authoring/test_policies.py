@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 from hera.shared import global_config
 
-from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Pipeline, Retries, SharedVolume, Step, Train, step, train
+from hera_pipelines import (
+    AKS_SPOT,
+    GKE_SPOT,
+    Checkpoints,
+    Pipeline,
+    Retries,
+    SharedVolume,
+    Step,
+    Train,
+    plain,
+    step,
+    train,
+)
 from hera_pipelines.authoring.step_options import TrainOptions
 from hera_pipelines.compile import StepSettings
 from hera_pipelines.compile.authored_step import AuthoredStep
@@ -306,6 +318,14 @@ def test_an_unknown_keyword_is_refused_with_the_known_ones(call: Any, words: str
         call()
 
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("decorator", "name"), [(step, "@step"), (train, "@train"), (plain, "@plain")])
+def test_a_decorator_without_parentheses_is_refused_with_what_to_write(decorator: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name} needs parentheses, .*: write {name}\(\) or {name}\(image=…\)"):
+
+        @decorator
+        def fit() -> None: ...
 
 
 @pytest.mark.parametrize(
