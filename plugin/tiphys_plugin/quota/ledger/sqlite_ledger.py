@@ -11,7 +11,6 @@ transaction with it, so a crash repeats their creation as a whole.
 """
 
 import contextlib
-import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
-from tiphys_plugin.quota.ledger.status_codec import encode_lease, encode_pending, parse_lease, parse_pending
+from tiphys_plugin.quota.ledger.status_codec import format_lease, format_pending, parse_lease, parse_pending
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
 from tiphys_plugin.quota.queues import Queues
 
@@ -73,7 +72,7 @@ def _store_leases(connection: sqlite3.Connection, before: LedgerState, after: Le
         "INSERT INTO leases (id, uid, step, node, lease) VALUES (?,?,?,?,?)"
         " ON CONFLICT (id) DO UPDATE SET node=excluded.node, lease=excluded.lease",
         [
-            (lease.id, *lease.request.key, json.dumps(encode_lease(lease)))
+            (lease.id, *lease.request.key, format_lease(lease))
             for lease in after.leases
             if stored.get(lease.id) is not lease
         ],
@@ -90,7 +89,7 @@ def _store_waiting(connection: sqlite3.Connection, before: LedgerState, after: L
         "INSERT INTO waiting (arrival, uid, step, node, request) VALUES (?,?,?,?,?)"
         " ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request",
         [
-            (pending.arrival, *pending.request.key, json.dumps(encode_pending(pending)))
+            (pending.arrival, *pending.request.key, format_pending(pending))
             for pending in after.pending
             if stored.get(pending.arrival) is not pending
         ],

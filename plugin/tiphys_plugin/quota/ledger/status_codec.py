@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from tiphys.errors import IntegrityError
+from tiphys.errors import IntegrityError, UsageError
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LedgerState, PendingRequest
 
 JsonObject = Mapping[str, Any]
@@ -76,6 +77,20 @@ def decode_pending(raw: JsonObject) -> PendingRequest:
     return parse_pending(json.dumps(raw))
 
 
+def format_lease(lease: Lease) -> str:
+    """The lease as JSON text.
+
+    Raises:
+        UsageError: a text of it has half of a surrogate pair, which no JSON has, so it could not be read back.
+    """
+    return _format(_LEASE, lease)
+
+
+def format_pending(pending: PendingRequest) -> str:
+    """The pending request as JSON text; raises as `format_lease` does."""
+    return _format(_PENDING, pending)
+
+
 def parse_lease(text: str) -> Lease:
     """The lease of a JSON text; raises as `decode_lease` does."""
     return _parse(_LEASE, "lease", text)
@@ -98,6 +113,13 @@ def decode_history(raw: Sequence[JsonObject]) -> tuple[EndedUsage, ...]:
 def _encode(adapter: TypeAdapter[_Record], record: _Record) -> dict[str, Any]:
     encoded: dict[str, Any] = adapter.dump_python(record, mode="json", by_alias=True, exclude_defaults=True)
     return encoded
+
+
+def _format(adapter: TypeAdapter[_Record], record: _Record) -> str:
+    try:
+        return adapter.dump_json(record, by_alias=True, exclude_defaults=True).decode()
+    except PydanticSerializationError as error:
+        raise UsageError(f"a request for GPUs cannot be stored: {error}; name what it names in Unicode") from error
 
 
 def _parse(adapter: TypeAdapter[_Record], kind: str, text: str) -> _Record:

@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from support.builders.ledger import ask, deferral, queues
@@ -10,7 +11,7 @@ from support.stories.plugin import Clock
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
-from tiphys.errors import StoreError
+from tiphys.errors import StoreError, UsageError
 from tiphys.faults import InjectedFaultError
 
 EIGHT = queues(research={"A100": 8})
@@ -117,3 +118,15 @@ def test_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="did not answer"):
         SqliteLedger(tmp_path / "file" / "ledger.db", None)
+
+
+@pytest.mark.parametrize("queue", ["research", "full"], ids=["granted", "pending"])
+def test_request_that_could_not_be_read_back_is_refused_and_stops_no_other(tmp_path, clock, queue):
+    ledger = SqliteLedger(tmp_path / "ledger.db", queues(research={"A100": 8}, full={"A100": 8}), clock=clock)
+    ledger.request(ask(8, "u1", queue="full"))
+    half_a_pair = replace(ask(8, "u2", queue=queue), run="\ud800")
+    with pytest.raises(UsageError, match=r"cannot be stored: .* surrogates not allowed"):
+        ledger.request(half_a_pair)
+    assert isinstance(ledger.request(ask(8, "u3")), Admitted)
+    assert (held(ledger), queued(ledger)) == ([("u1", 8), ("u3", 8)], [])
+    ledger.close()
