@@ -14,8 +14,9 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -32,40 +33,38 @@ if TYPE_CHECKING:
     from tiphys.kube import KubeApi
 
 
+_named = partial(typer.Option, metavar="NAME", show_default=False)
+"""An option with a name, whose help says where it comes from by default."""
+
 ContextOption = Annotated[
     str | None,
-    typer.Option(
-        "--context",
-        metavar="NAME",
-        help="Context of the kubeconfig. Default: that of `tiphys config`, then its current context.",
-        show_default=False,
-    ),
+    _named("--context", help="Context of the kubeconfig. Default: that of `tiphys config`, then its current context."),
 ]
 NamespaceOption = Annotated[
     str | None,
-    typer.Option(
-        "-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the context.", show_default=False
-    ),
+    _named("-n", "--namespace", help="Namespace. Default: that of `tiphys config`, then that of the context."),
+]
+InstallationOption = Annotated[
+    str | None,
+    _named("-n", "--namespace", help="Namespace that Tiphys is installed in. Default: that of the context."),
 ]
 KubeconfigOption = Annotated[
     Path | None,
-    typer.Option(
+    _named(
         "--kubeconfig",
         metavar="FILE",
         help="Kubeconfig file. Default: the variable KUBECONFIG, then ~/.kube/config; in a pod, its service account.",
-        show_default=False,
     ),
 ]
 ArgoServerOption = Annotated[
     str | None,
-    typer.Option(
+    _named(
         "--argo-server",
         metavar="HOST:PORT",
         envvar="ARGO_SERVER",
         show_envvar=False,
         help="Access Workflows through this argo-server. Default: the variable ARGO_SERVER; ARGO_TOKEN and the other "
         "variables of the argo command apply too. Without an argo-server, the API server is used.",
-        show_default=False,
     ),
 ]
 
@@ -96,21 +95,27 @@ CommandT = TypeVar("CommandT", bound=Callable[..., None])
 def with_option_groups(command: CommandT) -> CommandT:
     """Replace each parameter of a command that is a dataclass by the options that its fields declare.
 
-    Typer reads options from the signature of a function, and has no groups of them.
+    Typer reads options from the signature of a function, and has no groups of them. ``Annotated[Group, "name", …]``
+    takes these fields of the group alone; the others keep their defaults.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
-    parameters = [
-        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, one in signature.parameters.items()
-        for option in (_list_options(groups[name]) if name in groups else [one])
-    ]
+    groups, options = dict[str, Any](), dict[str, list[inspect.Parameter]]()
+    for name, parameter in signature.parameters.items():
+        annotated = get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else ()
+        group, *chosen = annotated or (parameter.annotation,)
+        options[name] = [parameter]
+        if is_dataclass(group):
+            groups[name] = group
+            options[name] = [option for option in _list_options(group) if not chosen or option.name in chosen]
 
     @wraps(command)
     def run(**values: Any) -> None:
-        command(**{name: _build_group(groups[name], values) if name in groups else values[name] for name in names})
+        arguments = {name: {option.name: values[option.name] for option in options[name]} for name in options}
+        command(**{n: _build_group(groups[n], own) if n in groups else own[n] for n, own in arguments.items()})
 
-    names = tuple(signature.parameters)
+    parameters = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in chain.from_iterable(options.values())
+    ]
     described: Any = run
     described.__signature__ = signature.replace(parameters=parameters)
     described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -135,7 +140,7 @@ def _build_group(group: Any, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """The cluster options of one command."""
+    """A cluster, and a namespace of Workflows in it."""
 
     kubeconfig: KubeconfigOption = None
     context: ContextOption = None
@@ -148,6 +153,11 @@ class ClusterOptions:
         return connect_cluster(self.kubeconfig, self.context, self.namespace or (default.value if default else None))
 
     @property
+    def is_given(self) -> bool:
+        """Whether an option names the cluster or the namespace."""
+        return bool(self.context or self.namespace or self.kubeconfig)
+
+    @property
     def command_arguments(self) -> tuple[str, ...]:
         """The options that a later command needs to reach the same cluster."""
         is_option_needed = os.environ.get("ARGO_SERVER") != self.argo_server
@@ -157,6 +167,31 @@ class ClusterOptions:
             ("--kubeconfig", self.kubeconfig),
         )
         return tuple(command_arguments(options))
+
+
+WorkflowOptions = Annotated[ClusterOptions, "context", "kubeconfig", "argo_server"]
+"""The cluster of Workflows whose namespace is known."""
+LogOptions = Annotated[ClusterOptions, "context", "kubeconfig"]
+"""The same, for what only the API server answers."""
+NamespaceOptions = Annotated[ClusterOptions, "context", "namespace", "kubeconfig"]
+"""A namespace of Workflows, of which only the API server answers."""
+
+
+@dataclass(frozen=True)
+class InstallationOptions:
+    """A cluster, and the namespace that Tiphys is installed in, which no profile names."""
+
+    namespace: InstallationOption = None
+    context: ContextOption = None
+    kubeconfig: KubeconfigOption = None
+
+    def connect(self) -> "KubeApi":
+        """Connect to the API server; raises as `connect_cluster`."""
+        return connect_cluster(self.kubeconfig, self.context, self.namespace)
+
+
+ServerOptions = Annotated[InstallationOptions, "context", "kubeconfig"]
+"""A cluster as a whole."""
 
 
 def command_arguments(options: Iterable[tuple[str, object]]) -> list[str]:
@@ -261,18 +296,10 @@ _STORE_HELP = "Store of the runs: s3://, gs:// or az:// URL, file:///dir or a pa
 _DEFAULT_STORE_HELP = (
     "the variable TIPHYS_STORE, then that of `tiphys config`, then .tiphys/store in the working directory."
 )
-StoreOption = Annotated[
-    str | None,
-    typer.Option(_FROM_OPTION, metavar="URL", help=f"{_STORE_HELP}{_DEFAULT_STORE_HELP}", show_default=False),
-]
+StoreOption = Annotated[str | None, _named(_FROM_OPTION, metavar="URL", help=f"{_STORE_HELP}{_DEFAULT_STORE_HELP}")]
 PipelineStoreOption = Annotated[
     str | None,
-    typer.Option(
-        _FROM_OPTION,
-        metavar="URL",
-        help=f"{_STORE_HELP}the pipeline's own store, then {_DEFAULT_STORE_HELP}",
-        show_default=False,
-    ),
+    _named(_FROM_OPTION, metavar="URL", help=f"{_STORE_HELP}the pipeline's own store, then {_DEFAULT_STORE_HELP}"),
 ]
 
 

@@ -6,6 +6,7 @@ server or through an argo-server.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +91,7 @@ def find_workflows(
             another machine.
     """
     if is_on_cluster(last):
-        submitter, _ = cluster_submitter(cluster_options, note)
+        submitter, _ = cluster_submitter(replace(cluster_options, namespace=last.claim.namespace), note)
         require_same_cluster(last, submitter.cluster, run)
         return submitter
     refuse_options(command, CLUSTER_OPTIONS, f"this is for a cluster, and run {run} runs on this machine")

@@ -7,7 +7,7 @@ Whoever serves them reads the ledger, because the store does not hold it.
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, TypeVar
 
@@ -36,8 +36,8 @@ class QueueRow:
 
 
 @dataclass(frozen=True)
-class HolderRow:
-    """A request that holds GPUs."""
+class RequestRow:
+    """A request for GPUs, and since when it holds them or waits."""
 
     gpus: str
     queue: str
@@ -46,22 +46,21 @@ class HolderRow:
     step: str
     attempt: int
     since: datetime
+
+
+@dataclass(frozen=True)
+class HolderRow(RequestRow):
+    """A request that holds GPUs."""
+
     nodes: tuple[str, ...]
     eviction: str
     """What is said about its preemption; empty if it is not preempted."""
 
 
 @dataclass(frozen=True)
-class WaitingRow:
+class WaitingRow(RequestRow):
     """A request that waits for GPUs, with what the ledger would answer it now."""
 
-    gpus: str
-    queue: str
-    namespace: str
-    run: str
-    step: str
-    attempt: int
-    since: datetime
     position: int | None
     """Its place in the line; None if it is not deferred, or not known."""
     reasons: tuple[tuple[str, str], ...]
@@ -97,15 +96,8 @@ class QueuesView:
         """The requests of one queue; all for an empty name."""
         if not queue:
             return self
-        return QueuesView(
-            self.place,
-            self.queues,
-            tuple(holder for holder in self.holders if holder.queue == queue),
-            tuple(one for one in self.waiting if one.queue == queue),
-            self.hidden_holders,
-            self.hidden_waiting,
-            self.notes,
-        )
+        holders = tuple(holder for holder in self.holders if holder.queue == queue)
+        return replace(self, holders=holders, waiting=tuple(row for row in self.waiting if row.queue == queue))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """``tiphys doctor``: checks whether a store or a cluster meets the requirements of runs."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hera_pipelines.cli.cluster.findings import show_findings
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import ContextOption, FormatOption, KubeconfigOption, connect_cluster
+from hera_pipelines.cli.shared_options import FormatOption, InstallationOptions, ServerOptions, with_option_groups
 from tiphys.errors import StoreError, UsageError
 from tiphys.store.credentials import CredentialsHolder, bucket_policy
 from tiphys.store.layout import CONTROL, DATA
@@ -24,11 +23,13 @@ Examples:
 """
 
 
+@with_option_groups
 def doctor(
     command: typer.Context,
     url: Annotated[
         str | None, typer.Argument(help="Store to check: s3://, gs:// or az:// URL, file:///dir or a path.")
     ] = None,
+    *,
     cluster: Annotated[bool, typer.Option("--cluster", help="Check a cluster instead of a store.")] = False,
     namespace: Annotated[
         list[str] | None,
@@ -64,8 +65,7 @@ def doctor(
             help="With --policy: name this user in it, for a server with policies of buckets only; may be repeated.",
         ),
     ] = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    server: ServerOptions,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check whether a store or a cluster is fit for runs.
@@ -85,9 +85,9 @@ def doctor(
     if url is None:
         if as_program or policy:
             raise UsageError("--as-program and --policy are for a store; give its URL instead of --cluster")
-        _examine_cluster(screen, namespaces, context, kubeconfig, output)
+        _examine_cluster(screen, namespaces, server, output)
         return
-    if context or kubeconfig:
+    if server.context or server.kubeconfig:
         raise UsageError("--context and --kubeconfig are for a cluster; add --cluster, or leave them out")
     own = _one_namespace(url, namespaces)
     if policy:
@@ -121,12 +121,10 @@ def _examine_store(screen: Screen, url: str, namespace: str, output: Format, *, 
         raise StoreError(f"{store} must not hold runs: {', '.join(failed)} failed; each finding says what to do")
 
 
-def _examine_cluster(
-    screen: Screen, namespaces: list[str], context: str | None, kubeconfig: Path | None, output: Format
-) -> None:
+def _examine_cluster(screen: Screen, namespaces: list[str], server: InstallationOptions, output: Format) -> None:
     from tiphys_controller.doctor import check_cluster, failed_checks, observe_cluster
 
-    api = connect_cluster(kubeconfig, context, None)
+    api = server.connect()
     findings = check_cluster(observe_cluster(api, namespaces))
     show_findings(screen, findings, output, {"server": api.server})
     if failed := failed_checks(findings):

@@ -10,13 +10,11 @@ from tiphys_controller.submit.triggers.start import check_object_name, find_trig
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
-    ContextOption,
     FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
+    NamespaceOptions,
     StoreOption,
-    connect_cluster,
     existing_store,
+    with_option_groups,
 )
 from tiphys.errors import UsageError
 from tiphys.records import ObjectVersion, TriggeredRunRecord
@@ -31,16 +29,16 @@ Examples:
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
+@with_option_groups
 def triggers(
     command: typer.Context,
+    *,
     test: Annotated[
         str | None,
         typer.Option("--test", metavar="URL", help="Say what each trigger makes of this object; nothing is started."),
     ] = None,
     store: StoreOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
+    cluster: NamespaceOptions,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the triggers of a namespace: their objects, and the last run.
@@ -52,7 +50,7 @@ def triggers(
     """
     screen: Screen = command.obj
     runs = existing_store(screen, store)
-    api = connect_cluster(kubeconfig, context, namespace)
+    api = cluster.connect()
     command.call_on_close(api.close)
     rows = [_read_row(runs, template) for template in list_trigger_templates(api, api.namespace)]
     if test is not None:

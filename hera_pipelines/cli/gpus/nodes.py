@@ -24,11 +24,10 @@ from hera_pipelines.cli.gpus.preemption_preview import open_tenant_stores
 from hera_pipelines.cli.gpus.queues import LedgerNameOption, existing_ledger, find_ledger, parse_ledger
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
-    ContextOption,
     FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
-    connect_cluster,
+    InstallationOptions,
+    ServerOptions,
+    with_option_groups,
 )
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
@@ -88,12 +87,12 @@ app = typer.Typer(help="List the nodes with GPUs, with free GPUs and health.", i
 
 
 @app.callback(epilog=NODES_EXAMPLES)
+@with_option_groups
 def nodes(
     command: typer.Context,
+    *,
     name: LedgerNameOption = "default",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    installation: InstallationOptions,
     output: FormatOption = Format.TABLE,
     store: Annotated[
         str | None,
@@ -115,7 +114,7 @@ def nodes(
     if command.invoked_subcommand is not None:
         return
     screen: Screen = command.obj
-    api = connect_cluster(kubeconfig, context, namespace)
+    api = installation.connect()
     command.call_on_close(api.close)
     # Where Kueue grants the GPUs, there is no ledger, or that of the time before Kueue is left.
     kueue = find_kueue(api, None)
@@ -141,25 +140,23 @@ def nodes(
 
 
 @app.command(epilog=CORDON_EXAMPLES)
-def cordon(
-    command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
-) -> None:
+@with_option_groups
+def cordon(command: typer.Context, node: NodeArgument, server: ServerOptions) -> None:
     """Cordon a node, so that it receives no new pods.
 
     Does the same as `kubectl cordon`. Pods on the node continue.
     """
-    _set_unschedulable(command, node, context, kubeconfig, unschedulable=True)
+    _set_unschedulable(command, node, server, unschedulable=True)
 
 
 @app.command(epilog=CORDON_EXAMPLES)
-def uncordon(
-    command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
-) -> None:
+@with_option_groups
+def uncordon(command: typer.Context, node: NodeArgument, server: ServerOptions) -> None:
     """Uncordon a node.
 
     Other evidence against the node still counts.
     """
-    _set_unschedulable(command, node, context, kubeconfig, unschedulable=False)
+    _set_unschedulable(command, node, server, unschedulable=False)
 
 
 def apply_cluster_nodes(api: "KubeApi", state: LedgerState, note: Callable[[str], object]) -> LedgerState:
@@ -242,15 +239,13 @@ def _count_unplaced_gpus(api: "KubeApi", leases: Sequence[Lease]) -> Counter[str
     return used
 
 
-def _set_unschedulable(
-    command: typer.Context, host: str, context: str | None, kubeconfig: Any, *, unschedulable: bool
-) -> None:
+def _set_unschedulable(command: typer.Context, host: str, server: InstallationOptions, *, unschedulable: bool) -> None:
     from tiphys_plugin.nodes.node import observe_nodes
 
     from tiphys.kube.resources import NODES
 
     screen: Screen = command.obj
-    api = connect_cluster(kubeconfig, context, None)
+    api = server.connect()
     command.call_on_close(api.close)
     observed = _find_node(host, observe_nodes(api.list(NODES).items, (), ClusterNodes(), utc_now()))
     api.patch(NODES, None, observed.object_name, {"spec": {"unschedulable": unschedulable or None}})

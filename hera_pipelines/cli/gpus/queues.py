@@ -15,16 +15,14 @@ from tiphys_plugin.quota.lease import LeaseRequest, LedgerState
 from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE, Queue
-from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, format_gpus
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues, format_gpus
 
 from hera_pipelines.cli.gpus.kueue import find_kueue, show_kueue_queues
 from hera_pipelines.cli.screen import Format, ManifestFormat, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
-    ContextOption,
     FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
-    connect_cluster,
+    InstallationOptions,
+    with_option_groups,
 )
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 
@@ -73,8 +71,10 @@ app = typer.Typer(help="Set and show the GPU quotas of a cluster.", epilog=SHOW_
 
 
 @app.command(epilog=APPLY_EXAMPLES)
+@with_option_groups
 def apply(
     command: typer.Context,
+    *,
     file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Queue file; - reads stdin.")],
     name: LedgerNameOption = "default",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
@@ -82,9 +82,7 @@ def apply(
         ManifestFormat | None,
         typer.Option("-o", "--format", help="With --dry-run: write the GPULedger as a manifest, for Git."),
     ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    installation: InstallationOptions,
 ) -> None:
     """Set the queues of a cluster to those of a queue file.
 
@@ -100,9 +98,9 @@ def apply(
         raise UsageError("-o is for --dry-run, which writes the manifest; leave it out, or add --dry-run")
     declared = load_queues(Path("/dev/stdin") if str(file) == "-" else file)
     if output is not None:
-        screen.document(_ledger_manifest(name, namespace, declared), Format(output.value))
+        screen.document(_ledger_manifest(name, installation.namespace, declared), Format(output.value))
         return
-    api = connect_cluster(kubeconfig, context, namespace)
+    api = installation.connect()
     command.call_on_close(api.close)
     ledger = find_ledger(api, name)
     before = parse_ledger(ledger) if ledger else LedgerState(queues=Queues(queues=()))
@@ -124,17 +122,17 @@ def apply(
 
 
 @app.command(epilog=SHOW_EXAMPLES)
+@with_option_groups
 def show(
     command: typer.Context,
+    *,
     name: LedgerNameOption = "default",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    installation: InstallationOptions,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show each queue's quota and use, its leases and pending requests."""
     screen: Screen = command.obj
-    api = connect_cluster(kubeconfig, context, namespace)
+    api = installation.connect()
     command.call_on_close(api.close)
     if (kueue := find_kueue(api, find_ledger(api, name))) is not None:
         show_kueue_queues(screen, kueue, output)
@@ -297,18 +295,19 @@ def _warn_refused(screen: Screen, declared: Queues, ledger_state: LedgerState) -
 
 
 def _queue_rows(ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
-    rules = ledger_state.queues
-    policies = (
-        {queue.name: describe_queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
-    )
+    policies = describe_queue_policies(ledger_state.queues)
     for usage in compute_queue_usage(ledger_state):
         held = Text(str(usage.held), style="bold red" if usage.quota is not None and usage.is_over_limit else "")
         quota, max_gpus = (_NONE if number is None else str(number) for number in (usage.quota, usage.max_gpus))
         yield usage.queue, usage.gpu_type, quota, max_gpus, held, str(usage.pending), policies.get(usage.queue, "")
 
 
-def describe_queue_policies(queue: Queue) -> str:
-    """Non-default policies of a queue, as short phrases."""
+def describe_queue_policies(rules: QueueRules) -> dict[str, str]:
+    """Non-default policies of each queue, as short phrases."""
+    return {queue.name: _describe_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
+
+
+def _describe_policies(queue: Queue) -> str:
     phrases = {
         f"only for {', '.join(queue.namespaces or ())}": queue.namespaces is not None,
         f"priority at most {queue.max_priority}": queue.max_priority is not None,

@@ -8,13 +8,13 @@ import typer
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     ClusterOptions,
-    ContextOption,
-    KubeconfigOption,
+    LogOptions,
     RunStepArgument,
     StoreOption,
     choose_format,
     existing_store,
     parse_run_step,
+    with_option_groups,
 )
 from hera_pipelines.cli.target import find_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
@@ -40,6 +40,7 @@ Examples:
 """
 
 
+@with_option_groups
 def logs(
     command: typer.Context,
     where: RunStepArgument,
@@ -56,9 +57,9 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on until the attempt ends; RUN/STEP must name one step.")
     ] = False,
+    *,
     store: StoreOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    cluster: LogOptions,
     output: Annotated[
         Format,
         typer.Option("-o", "--format", callback=choose_format, help="Output format; json prints a document per line."),
@@ -86,9 +87,7 @@ def logs(
         shown = _ShownAttempt(
             history.run, history.names.name(attempt.claim.step), attempt.claim.attempt, output, follow
         )
-        printed |= _print_attempt(
-            command, run_store, attempt, submission, shown, tail, ClusterOptions(kubeconfig, context)
-        )
+        printed |= _print_attempt(command, run_store, attempt, submission, shown, tail, cluster)
     if not printed:
         raise NotFoundError(f"no output of {where} is left")
 

@@ -6,7 +6,16 @@ from datetime import datetime
 from pathlib import Path
 
 from tiphys_plugin import load_queues
-from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, LedgerState, PendingRequest, Rejected
+from tiphys_plugin.quota.lease import (
+    Admission,
+    Admitted,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    LedgerState,
+    PendingRequest,
+    Rejected,
+)
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queue import ANY_TYPE
@@ -34,7 +43,16 @@ from hera_pipelines.cli.gpus.queues import (
     parse_ledger,
 )
 from hera_pipelines.cli.look.why import decide_waiting_request
-from hera_pipelines.ui.gpu_page import MAX_REQUESTS, HolderRow, NodeRow, NodesView, QueueRow, QueuesView, WaitingRow
+from hera_pipelines.ui.gpu_page import (
+    MAX_REQUESTS,
+    HolderRow,
+    NodeRow,
+    NodesView,
+    QueueRow,
+    QueuesView,
+    RequestRow,
+    WaitingRow,
+)
 from tiphys.errors import NotFoundError
 from tiphys.kube import KubeApi
 from tiphys.records import utc_now
@@ -135,9 +153,7 @@ def describe_queues(place: str, state: LedgerState, notes: Sequence[str], *, exp
     now, rules, cache = utc_now(), state.queues, SchedulerCache()
     if isinstance(rules, MisconfiguredQueues):
         notes = [*notes, f"no GPUs are granted: {rules.message}"]
-    policies = (
-        {queue.name: describe_queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
-    )
+    policies = describe_queue_policies(rules)
     previews = _PREVIEWED_ENTRIES // max(1, len(state.leases) + len(state.pending))
     waiting = [
         _explain_waiting(state, pending, now, cache, previews=number < previews)
@@ -145,22 +161,29 @@ def describe_queues(place: str, state: LedgerState, notes: Sequence[str], *, exp
         else _describe_waiting(pending, None, ())
         for number, pending in enumerate(state.pending[:MAX_REQUESTS])
     ]
+    queues = [
+        QueueRow(
+            queue=usage.queue,
+            gpu_type=usage.gpu_type,
+            quota=usage.quota,
+            most=usage.max_gpus,
+            held=usage.held,
+            borrowed=usage.borrowed if usage.quota is not None else 0,
+            waiting=usage.pending,
+            is_over_limit=usage.quota is not None and usage.is_over_limit,
+            policies=policies.get(usage.queue, ""),
+        )
+        for usage in compute_queue_usage(state)
+    ]
+    return _build_view(place, state, queues, waiting, notes)
+
+
+def _build_view(
+    place: str, state: LedgerState, queues: Sequence[QueueRow], waiting: Sequence[WaitingRow], notes: Sequence[str]
+) -> QueuesView:
     return QueuesView(
         place=place,
-        queues=tuple(
-            QueueRow(
-                queue=usage.queue,
-                gpu_type=usage.gpu_type,
-                quota=usage.quota,
-                most=usage.max_gpus,
-                held=usage.held,
-                borrowed=usage.borrowed if usage.quota is not None else 0,
-                waiting=usage.pending,
-                is_over_limit=usage.quota is not None and usage.is_over_limit,
-                policies=policies.get(usage.queue, ""),
-            )
-            for usage in compute_queue_usage(state)
-        ),
+        queues=tuple(queues),
         holders=tuple(map(_describe_holder, state.leases[:MAX_REQUESTS])),
         waiting=tuple(waiting),
         hidden_holders=max(0, len(state.leases) - MAX_REQUESTS),
@@ -186,45 +209,31 @@ def _describe_kueue(kueue: KueueView) -> QueuesView:
         _describe_waiting(waiting_request, kueue.explain(waiting_request), ())
         for waiting_request in state.pending[:MAX_REQUESTS]
     ]
-    return QueuesView(
-        place="Kueue",
-        queues=tuple(
-            QueueRow(f"{namespace}/{queue}", "*", None, None, held, 0, awaited, False, "")
-            for namespace, queue, held, awaited in count_queue_gpus(state)
-        ),
-        holders=tuple(map(_describe_holder, state.leases[:MAX_REQUESTS])),
-        waiting=tuple(waiting),
-        hidden_holders=max(0, len(state.leases) - MAX_REQUESTS),
-        hidden_waiting=max(0, len(state.pending) - MAX_REQUESTS),
-        notes=(QUOTA_NOTE,),
-    )
+    queues = [
+        QueueRow(f"{namespace}/{queue}", "*", None, None, held, 0, awaited, False, "")
+        for namespace, queue, held, awaited in count_queue_gpus(state)
+    ]
+    return _build_view("Kueue", state, queues, waiting, (QUOTA_NOTE,))
+
+
+def _describe_request(request: LeaseRequest, gpu_type: str | None, since: datetime) -> RequestRow:
+    gpus = format_gpus(request.gpus, gpu_type)
+    return RequestRow(gpus, request.queue, request.namespace, request.run, request.step_name, request.attempt, since)
 
 
 def _describe_holder(lease: Lease) -> HolderRow:
-    request = lease.request
+    gpu_type = lease.request.type_text if lease.pool == ANY_TYPE else lease.pool
     return HolderRow(
-        gpus=format_gpus(request.gpus, request.type_text if lease.pool == ANY_TYPE else lease.pool),
-        queue=request.queue,
-        namespace=request.namespace,
-        run=request.run,
-        step=request.step_name,
-        attempt=request.attempt,
-        since=lease.granted_at,
+        **vars(_describe_request(lease.request, gpu_type, lease.granted_at)),
         nodes=tuple(dict.fromkeys(lease.nodes)),
         eviction=describe_eviction(lease).removeprefix("; "),
     )
 
 
 def _describe_waiting(pending: PendingRequest, admission: Admission | None, preemption: tuple[str, ...]) -> WaitingRow:
-    request, deferred = pending.request, admission if isinstance(admission, Deferred) else None
+    deferred = admission if isinstance(admission, Deferred) else None
     return WaitingRow(
-        gpus=format_gpus(request.gpus, request.type_text),
-        queue=request.queue,
-        namespace=request.namespace,
-        run=request.run,
-        step=request.step_name,
-        attempt=request.attempt,
-        since=pending.since,
+        **vars(_describe_request(pending.request, pending.request.type_text, pending.since)),
         position=deferred.position if deferred else None,
         reasons=tuple(_list_reasons(admission)),
         expected_start=deferred.expected_start if deferred else None,

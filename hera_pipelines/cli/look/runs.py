@@ -20,17 +20,16 @@ from hera_pipelines.cli.look.unrecorded_workflow import find_unrecorded
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
-    ArgoServerOption,
     ClusterOptions,
-    ContextOption,
     FormatOption,
-    KubeconfigOption,
     RunStepArgument,
     StoreOption,
+    WorkflowOptions,
     choose_format,
     complete_run,
     existing_store,
     parse_run_step,
+    with_option_groups,
 )
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, cluster_submitter, refuse_options
 from hera_pipelines.local.live_workflows import LocalWorkflows
@@ -72,13 +71,13 @@ _PHASE_STYLES = {
 }
 
 
+@with_option_groups
 def runs(
     command: typer.Context,
+    *,
     store: StoreOption = None,
     cluster: AskClusterOption = False,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
+    options: WorkflowOptions,
     pipeline: Annotated[str, typer.Option("--pipeline", metavar="NAME", help="Only runs of this pipeline.")] = "",
     state: Annotated[
         list[RunPhase] | None,
@@ -98,7 +97,7 @@ def runs(
         return
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    submitter = choose_submitter(command, cluster, options, screen.note)
     begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
     all_summaries = list_run_summaries(run_store, submitter)
     selected = filter(RunFilter(pipeline, state or (), begin).accepts, all_summaries)
@@ -177,6 +176,7 @@ Examples:
 """
 
 
+@with_option_groups
 def remove(
     command: typer.Context,
     names: Annotated[
@@ -189,11 +189,10 @@ def remove(
         bool,
         typer.Option("--force", help="Also delete a run whose last submission is not seen to have ended; it may run."),
     ] = False,
+    *,
     store: StoreOption = None,
     cluster: AskClusterOption = False,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
+    options: WorkflowOptions,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete runs: their records, outputs and checkpoints in the store.
@@ -205,7 +204,7 @@ def remove(
     """
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    submitter = choose_submitter(command, cluster, options, screen.note)
     perform = delete_runs if yes else plan_deletions
     deletions = perform(run_store, submitter, names, force, screen.note)
     if output is Format.TABLE:
@@ -241,20 +240,20 @@ app.command("diff", epilog=DIFF_EXAMPLES)(diff)
 app.command("rm", epilog=REMOVE_EXAMPLES)(remove)
 
 
+@with_option_groups
 def get(
     command: typer.Context,
     where: RunStepArgument,
+    *,
     store: StoreOption = None,
     cluster: AskClusterOption = False,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
+    options: WorkflowOptions,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show one run: submissions, steps, attempts and outputs."""
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
+    submitter = choose_submitter(command, cluster, options, screen.note)
     run, _, step = where.partition("/")
     try:
         detail = describe_run(RunHistory.for_display(run_store, run), submitter, step)

@@ -15,11 +15,11 @@ from hera_pipelines.cli.look.runs import AskClusterOption, choose_submitter
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
-    ArgoServerOption,
-    ClusterOptions,
-    ContextOption,
-    KubeconfigOption,
+    InstallationOption,
+    InstallationOptions,
+    WorkflowOptions,
     existing_store,
+    with_option_groups,
 )
 from tiphys.errors import UsageError
 
@@ -39,8 +39,10 @@ Examples:
 """
 
 
+@with_option_groups
 def ui(
     command: typer.Context,
+    *,
     url: Annotated[
         str | None,
         typer.Argument(
@@ -88,20 +90,9 @@ def ui(
     ledger: Annotated[
         str, typer.Option("--ledger", metavar="NAME", help="Name of the GPULedger object of the cluster.")
     ] = "default",
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "-n",
-            "--namespace",
-            metavar="NAME",
-            help="Namespace that Tiphys is installed in, for queues and nodes. Default: that of the context.",
-            show_default=False,
-        ),
-    ] = None,
+    namespace: InstallationOption = None,
     cluster: AskClusterOption = False,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
+    options: WorkflowOptions,
 ) -> None:
     """Show the runs of a store as web pages.
 
@@ -119,7 +110,6 @@ def ui(
 
     screen: Screen = command.obj
     store = existing_store(screen, url)
-    options = ClusterOptions(kubeconfig, context, None, argo_server)
     submitter = choose_submitter(command, cluster, options, screen.note)
     find_logs = AttemptLogReader(store, options.connect if cluster else None)
     allowed = ("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host, *(allow_host or ()))
@@ -138,7 +128,7 @@ def ui(
         routes = ActionRoutes(store, backend, access, submitter)
     gpus: GpuSource | None = None
     if cluster:
-        gpus = ClusterGpus(ClusterOptions(kubeconfig, context, namespace, None).connect, ledger)
+        gpus = ClusterGpus(InstallationOptions(namespace, options.context, options.kubeconfig).connect, ledger)
     elif (file := DEFAULT_STATE / "ledger.db").exists():
         gpus = LocalGpus(file, queues)
     index = RunIndex(store, submitter, reads_holds=gpus is not None)

@@ -53,14 +53,12 @@ from hera_pipelines.cli.gpus.queues import (
 )
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
-    ContextOption,
     FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
+    InstallationOptions,
     RunStepArgument,
-    connect_cluster,
     existing_default_store,
     named_store,
+    with_option_groups,
 )
 from hera_pipelines.cli.target import is_on_cluster
 from tiphys.errors import ForbiddenError, NotFoundError
@@ -146,13 +144,13 @@ Examples:
 _START_UNKNOWN = "no expected start: other requests are ahead, or the GPUs that it waits for have no deadline"
 
 
+@with_option_groups
 def why(
     command: typer.Context,
     what: RunStepArgument,
+    *,
     name: LedgerNameOption = "default",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    installation: InstallationOptions,
     output: FormatOption = Format.TABLE,
     store: Annotated[
         str | None,
@@ -177,13 +175,13 @@ def why(
     screen: Screen = command.obj
     run, _, step = what.partition("/")
     store = named_store(screen, store)
-    if not (context or kubeconfig or namespace):
+    if installation == InstallationOptions():
         known = _open_history(store or existing_default_store(), run)
         last = known.last_submission if known else None
         if known is not None and last is not None and (last.end is not None or not is_on_cluster(last)):
             _explain_from_storage(screen, known, step, output)
             return
-    api = connect_cluster(kubeconfig, context, namespace)
+    api = installation.connect()
     command.call_on_close(api.close)
     now = utc_now()
     ledger = find_ledger(api, name)

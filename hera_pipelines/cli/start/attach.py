@@ -7,14 +7,12 @@ from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_
 from hera_pipelines.cli.progress.local import LocalSubmission, report_end
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
-    ArgoServerOption,
-    ClusterOptions,
-    ContextOption,
-    KubeconfigOption,
     RunArgument,
     StoreOption,
+    WorkflowOptions,
     existing_store,
     store_arguments,
+    with_option_groups,
 )
 from hera_pipelines.cli.target import find_workflows, required_submission
 from hera_pipelines.local.live_workflows import LocalWorkflows
@@ -29,14 +27,8 @@ Examples:
 """
 
 
-def attach(
-    command: typer.Context,
-    run: RunArgument,
-    store: StoreOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
-) -> None:
+@with_option_groups
+def attach(command: typer.Context, run: RunArgument, *, store: StoreOption = None, cluster: WorkflowOptions) -> None:
     """Follow a run that is detached, or runs in another terminal or on a cluster.
 
     Shows its progress until it ends, and then its result. Ctrl-C ends only the
@@ -46,14 +38,13 @@ def attach(
     run_store = existing_store(screen, store)
     last = required_submission(run_store, run, "follow")
     manifest, claim = RunHistory(run_store, run).workflow, last.claim
-    cluster_options = ClusterOptions(kubeconfig, context, claim.namespace, argo_server)
-    workflows = find_workflows(command, last, run, cluster_options, screen.note)
+    workflows = find_workflows(command, last, run, cluster, screen.note)
     store_option = store_arguments(run_store, store)
     if isinstance(workflows, LocalWorkflows):
         submission = LocalSubmission(run, claim.workflow_name, run_store, store_option, workflows.state)
         _follow_local(screen, workflows, submission, manifest)
     else:
-        found = find_cluster_submission(workflows, run_store, claim, store_option, cluster_options.command_arguments)
+        found = find_cluster_submission(workflows, run_store, claim, store_option, cluster.command_arguments)
         follow_submission(screen, workflows, found, manifest)
 
 

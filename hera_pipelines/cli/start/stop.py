@@ -8,14 +8,12 @@ from tiphys_controller import LiveWorkflow, ShutdownStrategy, is_stable_cluster_
 
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
-    ArgoServerOption,
-    ClusterOptions,
-    ContextOption,
-    KubeconfigOption,
     RunArgument,
     StoreOption,
+    WorkflowOptions,
     existing_store,
     store_arguments,
+    with_option_groups,
 )
 from hera_pipelines.cli.target import cluster_of_submission, find_workflows, required_submission
 from tiphys.errors import NotFoundError
@@ -28,16 +26,16 @@ Examples:
 """
 
 
+@with_option_groups
 def stop(
     command: typer.Context,
     run: RunArgument,
+    *,
     terminate: Annotated[
         bool, typer.Option("--terminate", help="Stop at once: no exit handler runs, so no end is recorded.")
     ] = False,
     store: StoreOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    argo_server: ArgoServerOption = None,
+    cluster: WorkflowOptions,
 ) -> None:
     """Stop a run on this machine or on its cluster.
 
@@ -48,8 +46,7 @@ def stop(
     run_store = existing_store(screen, store)
     last = required_submission(run_store, run, "stop")
     claim = last.claim
-    cluster_options = ClusterOptions(kubeconfig, context, claim.namespace, argo_server)
-    workflows = find_workflows(command, last, run, cluster_options, screen.note)
+    workflows = find_workflows(command, last, run, cluster, screen.note)
     resume = f"`{shlex.join(['tiphys', 'resume', run, *store_arguments(run_store, store)])}`"
     live = _require_live_workflow(last, workflows.find(claim.namespace, claim.workflow_name), workflows.cluster, resume)
     if not live.running:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -13,11 +12,10 @@ from tiphys_controller.cleanup import CleanupFinding, WorkflowPresence, find_gar
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     ClusterOptions,
-    ContextOption,
     FormatOption,
-    KubeconfigOption,
-    NamespaceOption,
+    NamespaceOptions,
     existing_store,
+    with_option_groups,
 )
 from tiphys.errors import TiphysError
 from tiphys.records import utc_now
@@ -39,19 +37,19 @@ _STATE_STYLES = {_REMOVED: "red", _WOULD_BE_REMOVED: "yellow"}
 _STORAGE_ONLY = WorkflowPresence(None, lambda _: True)
 
 
+@with_option_groups
 def janitor(
     command: typer.Context,
     stores: Annotated[
         list[str] | None,
         typer.Argument(metavar="STORE", help="Stores to clean up. Default: the store of `tiphys runs`."),
     ] = None,
+    *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Check a cluster too: agent pods, leases, deleted Workflows.")
     ] = False,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    kubeconfig: KubeconfigOption = None,
+    options: NamespaceOptions,
     ledger_namespace: Annotated[
         str | None,
         typer.Option(
@@ -72,8 +70,8 @@ def janitor(
     run_stores = [existing_store(screen, url) for url in urls]
     cleanup = _CleanupRound(dry_run)
     snapshot = None
-    if cluster or context or namespace or kubeconfig:
-        snapshot = _observe_cluster(command, context, namespace, kubeconfig)
+    if cluster or options.is_given:
+        snapshot = _observe_cluster(command, options)
     else:
         screen.note("no cluster was checked for agent pods, leases and deleted Workflows; add --cluster to check one")
     sources = [
@@ -126,14 +124,12 @@ class _CleanupRound:
         return _REMOVED
 
 
-def _observe_cluster(
-    command: typer.Context, context: str | None, namespace: str | None, kubeconfig: Path | None
-) -> "NamespaceSnapshot":
+def _observe_cluster(command: typer.Context, options: ClusterOptions) -> "NamespaceSnapshot":
     from tiphys_controller.kubernetes.janitor import (
         NamespaceSnapshot,  # only a command that talks to a cluster needs it
     )
 
-    api = ClusterOptions(kubeconfig, context, namespace).connect()
+    api = options.connect()
     command.call_on_close(api.close)
     return NamespaceSnapshot(api)
 

@@ -5,6 +5,7 @@
 | with an option | that option, in the place of the parameter |
 | with a group | the options of the group |
 | with neither | none; it keeps its default |
+| that the command does not choose | none; it keeps its default, also beside a parameter of its name |
 """
 
 from dataclasses import dataclass, field
@@ -74,3 +75,22 @@ def test_help_lists_the_options_in_the_place_of_the_group(application: typer.Typ
     names = [parameter.name for parameter in get_command(application).params]
     assert names[:4] == ["thing", "twice", "name", "speed"]
     assert "Move a thing." in CliRunner().invoke(application, ["--help"]).output
+
+
+def test_command_takes_the_options_of_a_group_that_it_chooses() -> None:
+    taken: list[tuple[list[str], _Outer]] = []
+    application = typer.Typer(rich_markup_mode=None)
+
+    @application.command()
+    @with_option_groups
+    def move(
+        *,
+        name: Annotated[list[str], typer.Option("--name", help="Names of its own.")],
+        options: Annotated[_Outer, "speed"],
+    ) -> None:
+        """Move things."""
+        taken.append((name, options))
+
+    assert [parameter.name for parameter in get_command(application).params][:2] == ["name", "speed"]
+    assert CliRunner().invoke(application, ["--speed", "2.5", "--name", "a", "--name", "b"]).exit_code == 0
+    assert taken == [(["a", "b"], _Outer(inner=_Inner(2.5)))]
