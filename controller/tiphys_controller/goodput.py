@@ -149,7 +149,7 @@ class CheckpointMoments(Record):
 
     @cached_property
     def all_moments(self) -> Mapping[CheckpointRef, datetime]:
-        return {**self.at, **{one.checkpoint: one.at for one in self.saved.values()}}
+        return {**self.at, **{save.checkpoint: save.at for save in self.saved.values()}}
 
 
 def find_kept_until(attempts: Sequence[Attempt], moments: CheckpointMoments) -> dict[int, datetime]:
@@ -299,8 +299,8 @@ class TimeUsage(Record):
                 if entry.failed_by:
                     failures[entry.failed_by] += 1
                     lost[entry.failed_by] += step.gpu_weight * entry.lost_seconds
-            for one in step.recoveries:
-                recovery[one.failed_by] += one.seconds
+            for part in step.recoveries:
+                recovery[part.failed_by] += part.seconds
         return {
             cause: FailureCost(failures=failures[cause], lost=lost[cause], recovery=recovery[cause])
             for cause in sorted(failures)
@@ -393,7 +393,7 @@ def _read_checkpoint_moments(
         return CheckpointMoments(starts=starts, saved=saved, at={})
     if last.attempt not in saved and (newest := read_newest_commit(store, lineage, last.attempt)) is not None:
         saved[last.attempt] = LastCheckpoint.from_manifest(newest)
-    recorded = {one.checkpoint for one in saved.values()}
+    recorded = {save.checkpoint for save in saved.values()}
     unrecorded = [
         ref for ref in dict.fromkeys(starts.values()) if ref and ref.lineage == lineage and ref not in recorded
     ]

@@ -107,9 +107,9 @@ def delete_runs(
         What was deleted and what was kept.
     """
     planned = plan_deletions(store, submitter, runs, force, progress)
-    reasons = {one.run: list(one.kept_because) for one in planned}
+    reasons = {deletion.run: list(deletion.kept_because) for deletion in planned}
     claimed: list[str] = []
-    for run in [one.run for one in planned if not one.kept_because]:
+    for run in [deletion.run for deletion in planned if not deletion.kept_because]:
         try:
             _claim_deletion(store, run)
             claimed.append(run)
@@ -119,14 +119,14 @@ def delete_runs(
     # Everything that may rest on these runs is recorded by now, or its writer finds the claims.
     for run in claimed:
         reasons[run] += _find_pins(store, run)
-    decided = _decide(store, [one.run for one in planned], reasons, progress)
-    for one in decided:
-        if one.kept_because and one.run in claimed:
-            _withdraw_claim(store, one.run)
-    for one in decided:
-        if not one.kept_because:
-            progress(f"deleting {one.objects:,} objects of run {one.run}")
-            _delete_run(store, one.run, progress)
+    decided = _decide(store, [deletion.run for deletion in planned], reasons, progress)
+    for deletion in decided:
+        if deletion.kept_because and deletion.run in claimed:
+            _withdraw_claim(store, deletion.run)
+    for deletion in decided:
+        if not deletion.kept_because:
+            progress(f"deleting {deletion.objects:,} objects of run {deletion.run}")
+            _delete_run(store, deletion.run, progress)
     return decided
 
 
@@ -146,12 +146,12 @@ def _decide(
         ]
         if not found:
             break
-        for one in found:
-            reasons[one.run].append(one.reason)
+        for dependency in found:
+            reasons[dependency.run].append(dependency.reason)
     ordered: list[str] = []
     remaining = list(runs)
     while remaining:
-        resting_on = {one.run for one in dependencies if one.dependent in remaining and one.dependent != one.run}
+        resting_on = {base for dependent, base, _ in dependencies if dependent in remaining and dependent != base}
         run = next((run for run in remaining if run not in resting_on), remaining[0])
         remaining.remove(run)
         ordered.append(run)
@@ -163,8 +163,8 @@ def _find_own_reasons(store: Store, submitter: Submitter, run: str, force: bool)
     if not is_begun and not any(store.list(RunLayout(run).run_record)):
         read_run(store, run)  # raises, and names similar runs
     submissions = read_submissions(store, run)
-    is_begun = is_begun or any(one.claim.kind is SubmissionKind.DELETION for one in submissions)
-    workflows = [one for one in submissions if one.claim.kind is not SubmissionKind.DELETION]
+    is_begun = is_begun or any(submission.claim.kind is SubmissionKind.DELETION for submission in submissions)
+    workflows = [submission for submission in submissions if submission.claim.kind is not SubmissionKind.DELETION]
     reasons = []
     for submission in workflows:
         lookup = look_up_workflow(submission, submitter)
@@ -208,12 +208,12 @@ def _find_dependencies(store: Store, runs: Sequence[str], progress: Progress) ->
 
     def find(other: str) -> list[_Dependency]:
         try:
-            return [one for one in _find_dependencies_of(store, other) if one.run in runs]
+            return [dependency for dependency in _find_dependencies_of(store, other) if dependency.run in runs]
         except IntegrityError as error:
             reason = f"run {other} cannot be read, and may rest on it: {error}"
             return [_Dependency(other, run, reason) for run in runs if run != other]
 
-    return [one for found in read_concurrently(find, names) for one in found]
+    return [dependency for found in read_concurrently(find, names) for dependency in found]
 
 
 def _find_dependencies_of(store: Store, other: str) -> Iterator[_Dependency]:
@@ -224,7 +224,7 @@ def _find_dependencies_of(store: Store, other: str) -> Iterator[_Dependency]:
     if record.parent:
         yield _Dependency(other, record.parent, f"run {other} is a fork of it")
     keys = [info.key for info in store.list(layout.all_reused)]
-    own = {(one.submission, one.step) for key in keys if (one := parse_reused_attempt(key)) is not None}
+    own = {(reused.submission, reused.step) for key in keys if (reused := parse_reused_attempt(key)) is not None}
     for key in keys:
         parsed = parse_reused(key)
         if parsed is not None and (parsed.submission, parsed.step) not in own:
@@ -247,7 +247,8 @@ def _workflow_prefixes(store: Store, run: str) -> list[str]:
     """Where the Workflows of a run have stored outputs of steps without a gate, and whose these are."""
     keys = [info.key for info in store.list(RunLayout(run).submissions)]
     bound = [key for key in keys if (parsed := parse_submission(key)) is not None and parsed[1] == "bound"]
-    uids = [one.uid for one in read_concurrently(lambda key: find_record(store, key, SubmissionBinding), bound) if one]
+    bindings = read_concurrently(lambda key: find_record(store, key, SubmissionBinding), bound)
+    uids = [binding.uid for binding in bindings if binding]
     return [prefix for uid in uids for prefix in (workflow_outputs(uid), output_origins(uid))]
 
 
@@ -313,7 +314,7 @@ def _delete_run(store: Store, run: str, progress: Progress) -> None:
 
 def _delete_references(store: Store, run: str, attempts: dict[str, list[Attempt]]) -> None:
     """Fence open attempts, and delete what names the run elsewhere: shared results, pins, its idempotency key."""
-    for attempt in (one for step in attempts.values() for one in step):
+    for attempt in (attempt for step in attempts.values() for attempt in step):
         claim = attempt.claim
         if attempt.end is None:
             fence_attempt(store, run, claim.step, claim.attempt, "fenced by the deletion of the run")
@@ -347,10 +348,10 @@ def _submission_keys(store: Store, layout: RunLayout) -> list[str]:
     Bindings and ends go before the claims. The claim of the deletion goes late, because it keeps resumes out, and the
     first claim last: it keeps the name of the run taken.
     """
-    found = [(info.key, parsed) for info in store.list(layout.submissions) if (parsed := parse_submission(info.key))]
-    last = max((number for _, (number, _) in found), default=0)
-    ordered = sorted(found, key=lambda one: (one[1][1] == "claim", one[1][0] == 1, one[1][0] == last, one[1][0]))
-    return [key for key, _ in ordered]
+    found = [(*parsed, info.key) for info in store.list(layout.submissions) if (parsed := parse_submission(info.key))]
+    last = max((number for number, _, _ in found), default=0)
+    ordered = sorted(found, key=lambda entry: (entry[1] == "claim", entry[0] == 1, entry[0] == last, entry[0]))
+    return [key for _, _, key in ordered]
 
 
 def _delete_batches(store: Store, prefix: str, is_kept: Callable[[str], bool]) -> Iterator[int]:

@@ -298,7 +298,8 @@ def describe_run(
 
 def _read_open_reports(store: Store, attempts: Mapping[str, Sequence[Attempt]]) -> dict[AttemptId, TrainingProgress]:
     """Newest reports of the open attempts of training steps."""
-    claims = [one.claim for step in attempts.values() for one in step if one.end is None and one.claim.lineage]
+    opened = (attempt.claim for step in attempts.values() for attempt in step if attempt.end is None)
+    claims = [claim for claim in opened if claim.lineage]
 
     def read(claim: AttemptClaim) -> TrainingProgress | None:
         return read_training_progress(store, claim.lineage, claim.attempt)
@@ -311,7 +312,7 @@ def _find_starts(
     history: RunHistory, attempts: Mapping[str, Sequence[Attempt]]
 ) -> dict[AttemptId, CheckpointRef | None]:
     """What the attempts started from that admission gave a checkpoint; costs the events of the run if there are any."""
-    continued = [step for step in attempts.values() if any(one.claim.starts_from for one in step)]
+    continued = [step for step in attempts.values() if any(attempt.claim.starts_from for attempt in step)]
     starts = ((step[0].claim.step, find_restored_starts(step, history.events)) for step in continued)
     return {(step, number): start for step, by_number in starts for number, start in by_number.items()}
 
@@ -412,7 +413,7 @@ def _step_detail(
         if end is not None and end.outcome is AttemptEndOutcome.DONE
         for output in end.outputs
     )
-    listed = (len(one.attempts) for step, one in progress.state.steps.items() if task_name(step) == task.name)
+    listed = (len(listing.attempts) for step, listing in progress.state.steps.items() if task_name(step) == task.name)
     others = max(0, sum(listed) - len(step_attempts)) if is_window else 0
     made = progress.steps.get(task.name)
     return StepDetail(
@@ -447,7 +448,7 @@ def _step_output(step: str, source: str, output: Output) -> StepOutput:
         directory=output.directory,
         value=output.value,
         objects=len(output.objects),
-        size_bytes=sum(one.size for one in output.objects),
+        size_bytes=sum(stored_object.size for stored_object in output.objects),
         sha256=output.objects[0].sha256 if len(output.objects) == 1 else "",
     )
 

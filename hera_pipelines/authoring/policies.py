@@ -7,7 +7,7 @@ and trainer read, so that a mistake is a `UsageError` before anything runs.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -256,7 +256,7 @@ class ObjectTrigger:
         Raises:
             UsageError: a value is not valid.
         """
-        return build_model(TriggerSpec, "ObjectTrigger", **{one.name: getattr(self, one.name) for one in fields(self)})
+        return build_model(TriggerSpec, "ObjectTrigger", **vars(self))
 
 
 class IntervalSetting(NamedTuple):

@@ -182,7 +182,7 @@ def read_data_versions(steps: list[AuthoredStep], read: Callable[[DataSource], D
             check_data_bytes(data)
         except TiphysError as error:
             raise type(error)(f"step {step.name!r}: {error}") from error
-        names = Counter(one.name for one in data)
+        names = Counter(source.name for source in data)
         if twice := next((name for name, count in names.items() if count > 1), None):
             raise UsageError(f"step {step.name!r}: its data {twice!r} is given twice; keep one")
         return replace(step, data=data)

@@ -34,7 +34,7 @@ class GpuResource(NamedTuple):
 def find_gpu_resources(template: Manifest) -> Iterator[GpuResource]:
     """All GPUs in a template, those of its program first."""
     containers = [("", template.get(kind) or {}) for kind in _MAIN]
-    containers += [(str(one.get("name")), one) for kind in _OTHERS for one in template.get(kind) or ()]
+    containers += [(str(other.get("name")), other) for kind in _OTHERS for other in template.get(kind) or ()]
     for container, document in containers:
         sides = [(document.get("resources") or {}).get(side) or {} for side in ("limits", "requests")]
         amounts = {name: str(amount) for side in reversed(sides) for name, amount in side.items()}

@@ -25,7 +25,7 @@ def ungated_template(steps: Sequence[AuthoredStep], store: str) -> Manifest:
     template = copy.deepcopy(step.program)
     spec = step.spec().model_copy(update={"name": template["name"], "fan_out": False})
     template["metadata"]["annotations"][STEP_ANNOTATION] = spec.model_dump_json(exclude_defaults=True)
-    template["inputs"] = _inputs(step, has_item=any(one.fan_out for one in steps))
+    template["inputs"] = _inputs(step, has_item=any(sibling.fan_out for sibling in steps))
     template["outputs"] = _outputs(step, artifact_prefix(store))
     container = program_container(template)
     variables = [

@@ -172,7 +172,7 @@ def _give_defaults_to_fan_ins(entry: Manifest, templates: list[Manifest]) -> Non
         if program["name"] == task.get("template")
         for output in (
             "result",
-            *(f"parameters.{one['name']}" for one in list_declared(program, "outputs", "parameters")),
+            *(f"parameters.{parameter['name']}" for parameter in list_declared(program, "outputs", "parameters")),
         )
     }
     for task in tasks:
@@ -246,7 +246,7 @@ def _check_trigger(trigger: TriggerSpec, workflow: Manifest) -> None:
     Raises:
         UsageError: the Workflow declares no such parameter.
     """
-    names = [one["name"] for one in list_declared(workflow["spec"], "arguments", "parameters")]
+    names = [parameter["name"] for parameter in list_declared(workflow["spec"], "arguments", "parameters")]
     declared = [name for name in names if name not in (RUN_PARAMETER, SUBMISSION_PARAMETER)]
     if unknown := sorted(set(trigger.parameters) - set(declared)):
         raise UsageError(unknown_name_message("the pipeline of this trigger", "parameter", unknown[0], declared))

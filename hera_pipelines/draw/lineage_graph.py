@@ -188,8 +188,8 @@ def _drift_lines(before: Provenance, now: Provenance) -> Iterator[str]:
         yield f"before: {before.world_size} rank{'s' if before.world_size > 1 else ''}"
     if before.parameters and now.parameters and before.parameters != now.parameters:
         yield "other parameters"
-    earlier = {one.name: one for one in before.data}
-    pairs = [(earlier[one.name], one) for one in now.data if one.name in earlier]
+    earlier = {version.name: version for version in before.data}
+    pairs = [(earlier[version.name], version) for version in now.data if version.name in earlier]
     changed = [(old, new) for old, new in pairs if str(old) != str(new)]
     for old, new in changed:
         yield f"data {new.name} {old.short_version} → {new.short_version}"
@@ -234,7 +234,7 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Provenance], linea
         cause=_cause(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
         report=attempt.preemption.message if attempt.preemption else "",
-        data=", ".join(f"{one.name} {one.short_version}" for one in attempt.data),
+        data=", ".join(f"{version.name} {version.short_version}" for version in attempt.data),
     )
 
 

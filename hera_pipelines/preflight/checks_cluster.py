@@ -46,7 +46,7 @@ def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> 
     ]
     shown += _check_gang_account(subject, observed.cluster)
     yield from shown
-    unread = [one.name for one in findings if one.state is CheckStatus.UNKNOWN]
+    unread = [finding.name for finding in findings if finding.state is CheckStatus.UNKNOWN]
     if unread:
         yield not_checked(
             f"{len(unread)} of {len(findings)} facts about the cluster could not be read "
@@ -54,7 +54,7 @@ def check_cluster(subject: PreflightSubject, observed: PreflightObservation) -> 
             "see `tiphys doctor --cluster`",
         )
     elif not shown:
-        warned = sum(one.state is CheckStatus.WARNING for one in findings)
+        warned = sum(finding.state is CheckStatus.WARNING for finding in findings)
         hint = f", and warns of {warned} settings" if warned else ""
         yield passed(f"`tiphys doctor --cluster` finds nothing that stops this Workflow{hint}")
 

@@ -71,7 +71,7 @@ def _judge_claim(name: str, modes: frozenset[str], users: list[PodTemplate]) -> 
     several = [pod for pod in users if pod.members > 1 or pod.fan_out]
     if not several or modes & _MANY_NODES:
         return passed(f"claim {name} is {text}", users[0].step if users else "")
-    pod = next((one for one in several if one.spread), several[0])
+    pod = next((candidate for candidate in several if candidate.spread), several[0])
     remedy = f"use a claim that is ReadWriteMany in the place of {name}"
     shared = f"its pods share claim {name}, which is {text}"
     if pod.spread:
@@ -100,7 +100,7 @@ def find_named_objects(subject: PreflightSubject) -> tuple[dict[str, str], dict[
 
 def _iter_object_names(pod: PodTemplate) -> Iterator[tuple[str, str]]:
     mounted = {mount.get("name") for container in pod.containers for mount in container.get("volumeMounts") or []}
-    for volume in (one for one in pod.volumes if one.get("name") in mounted):
+    for volume in (volume for volume in pod.volumes if volume.get("name") in mounted):
         yield _required(volume.get("secret"), "secretName"), _required(volume.get("configMap"), "name")
     for container in pod.containers:
         for source in container.get("envFrom") or []:

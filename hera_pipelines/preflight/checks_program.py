@@ -139,7 +139,7 @@ _HUB_REMEDY = "name the commit of the repository, which its page shows under His
 
 def _check_container(step: str, container: Manifest) -> Iterator[_Reference]:
     line = " ".join(str(word) for word in [*_list(container.get("command")), *_list(container.get("args"))])
-    values = {str(one.get("name")): str(one.get("value") or "") for one in _list(container.get("env"))}
+    values = {str(variable.get("name")): str(variable.get("value") or "") for variable in _list(container.get("env"))}
     for text in (line, *values.values(), str(container.get("source") or "")):
         for url in _HUB_URL.findall(text):
             found = _HUB_REVISION.search(url)

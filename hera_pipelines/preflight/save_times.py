@@ -71,7 +71,7 @@ def _read_saves(store: Store, run: str, step: str) -> Iterator[float]:
     """Durations of the saves of a step; of a fan-out, those of its items."""
     lineages = RunLayout(run).lineages
     listed = (prefix.removeprefix(lineages).rstrip("/") for prefix in store.prefixes(lineages))
-    step_ids = list(islice((one for one in listed if task_name(one) == step), _MAX_LINEAGES))
+    step_ids = list(islice((step_id for step_id in listed if task_name(step_id) == step), _MAX_LINEAGES))
     commits = [ref for step_id in step_ids for ref in list_commits(store, lineage_name(run, step_id))[:_MAX_SAVES]]
 
     def read(ref: CheckpointRef) -> CheckpointManifest | None:

@@ -207,8 +207,8 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                         for field in _CONTAINER_FIELDS
                         for container in spec.get(field) or []
                     ),
-                    main_images=tuple(str(one["containers"][0].get("image") or "") for one in specs),
-                    volumes=tuple(chain.from_iterable(one.get("volumes") or [] for one in specs)),
+                    main_images=tuple(str(spec["containers"][0].get("image") or "") for spec in specs),
+                    volumes=tuple(chain.from_iterable(spec.get("volumes") or [] for spec in specs)),
                     members=members,
                     spread=gang is not None,
                     fan_out=name in repeated,

@@ -160,13 +160,13 @@ def _check_settings() -> None:
         raise SettingsError("OpenTelemetry is disabled (OTEL_SDK_DISABLED); nothing was sent")
     if os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
         raise SettingsError("traces are disabled (OTEL_TRACES_EXPORTER=none); nothing was sent")
-    name = next((one for one in _ENDPOINTS if os.environ.get(one)), None)
+    name = next((variable for variable in _ENDPOINTS if os.environ.get(variable)), None)
     if name is None:
         raise SettingsError(
             "no collector of OpenTelemetry is set; set OTEL_EXPORTER_OTLP_ENDPOINT, such as http://collector:4318, or "
             "print the spans with -o json"
         )
-    protocol = next((value for one in _PROTOCOLS if (value := os.environ.get(one))), "http/protobuf")
+    protocol = next((value for variable in _PROTOCOLS if (value := os.environ.get(variable))), "http/protobuf")
     if protocol != "http/protobuf":
         raise SettingsError(
             "spans are sent as http/protobuf alone; unset OTEL_EXPORTER_OTLP_PROTOCOL, and name that port"

@@ -136,12 +136,12 @@ class _SpanDerivation:
 
     def step_spans(self) -> Iterator[ReadableSpan]:
         """The spans of steps in each submission, and of their attempts."""
-        ended = {one.claim.submission for one in self.history.submissions if one.end}
+        ended = {submission.claim.submission for submission in self.history.submissions if submission.end}
         for step, attempts in self.history.attempts.items():
-            readable = [one for one in attempts if not self._is_damaged(one)]
-            for submission in sorted({one.claim.submission for one in attempts}):
-                own = [one for one in readable if one.claim.submission == submission]
-                complete = len(own) == sum(one.claim.submission == submission for one in attempts)
+            readable = [attempt for attempt in attempts if not self._is_damaged(attempt)]
+            for submission in sorted({attempt.claim.submission for attempt in attempts}):
+                own = [attempt for attempt in readable if attempt.claim.submission == submission]
+                complete = len(own) == sum(attempt.claim.submission == submission for attempt in attempts)
                 for attempt in own:
                     if attempt.end is not None:
                         yield self._attempt_span(step, attempt, attempt.end)

@@ -282,7 +282,7 @@ class _Pages:
         if self._queues is None or not view.is_live:
             return []
         try:
-            return [one for one in self._queues().waiting if one.run == view.detail.summary.run]
+            return [request for request in self._queues().waiting if request.run == view.detail.summary.run]
         except TiphysError:
             return []
 

@@ -121,4 +121,4 @@ def _describe_lineage(name: str, report: CollectionReport, now: datetime) -> Ste
 
 def _order_decisions(decisions: Sequence[RetentionDecision]) -> list[RetentionDecision]:
     going = [decision for action in _FIRST for decision in reversed(decisions) if decision.action is action]
-    return [*going, *(one for one in decisions if one.action is RetentionAction.KEEP)]
+    return [*going, *(decision for decision in decisions if decision.action is RetentionAction.KEEP)]

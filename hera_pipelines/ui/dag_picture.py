@@ -37,16 +37,16 @@ def place_tasks(needs: Mapping[str, Sequence[str]]) -> DagPicture:
     columns: dict[str, int] = {}
     rows: dict[str, float] = {}
     for name, before in needs.items():
-        columns[name] = max((columns[one] + 1 for one in before), default=0)
+        columns[name] = max((columns[task] + 1 for task in before), default=0)
     for column in range(max(columns.values(), default=-1) + 1):
         names = [name for name in needs if columns[name] == column]
         # A task stands beside those that it needs, so that few curves cross.
         wanted = {
-            name: sum(rows[one] for one in needs[name]) / len(needs[name]) if needs[name] else index
+            name: sum(rows[task] for task in needs[name]) / len(needs[name]) if needs[name] else index
             for index, name in enumerate(names)
         }
         first = _first_row(list(wanted.values()), len(names))
-        for index, name in enumerate(sorted(names, key=lambda one: wanted[one])):
+        for index, name in enumerate(sorted(names, key=lambda task: wanted[task])):
             rows[name] = first + index
     top = min(rows.values(), default=0)
     boxes = {

@@ -91,17 +91,17 @@ class HomeView:
 def read_home_view(index: RunIndex, chosen: HomeFilter) -> HomeView:
     """The list of runs, without a storage request."""
     known = index.runs
-    accepted = sorted((one for one in known if chosen.accepts(one.summary)), key=_newest_first)
+    accepted = sorted((run for run in known if chosen.accepts(run.summary)), key=_newest_first)
     shown = accepted[(chosen.page - 1) * PAGE_SIZE : chosen.page * PAGE_SIZE]
-    order = {one.summary.pipeline: number for number, one in reversed(list(enumerate(shown)))}
-    shown.sort(key=lambda one: order[one.summary.pipeline])
-    phases = [one.summary.phase.value for one in known]
+    order = {run.summary.pipeline: number for number, run in reversed(list(enumerate(shown)))}
+    shown.sort(key=lambda run: order[run.summary.pipeline])
+    phases = [run.summary.phase.value for run in known]
     return HomeView(
         groups=tuple(
             (pipeline, tuple(RunRow(run.summary, tuple(_timeline(run))) for run in runs))
-            for pipeline, runs in groupby(shown, key=lambda one: one.summary.pipeline)
+            for pipeline, runs in groupby(shown, key=lambda run: run.summary.pipeline)
         ),
-        pipelines=tuple(sorted({one.summary.pipeline for one in known})),
+        pipelines=tuple(sorted({run.summary.pipeline for run in known})),
         selected=len(accepted),
         known=len(known),
         total=index.total,
@@ -111,22 +111,22 @@ def read_home_view(index: RunIndex, chosen: HomeFilter) -> HomeView:
     )
 
 
-def _newest_first(one: IndexedRun) -> tuple[float, str]:
-    moment = one.summary.last_activity
-    return -moment.timestamp() if moment else 0.0, one.summary.run
+def _newest_first(run: IndexedRun) -> tuple[float, str]:
+    moment = run.summary.last_activity
+    return -moment.timestamp() if moment else 0.0, run.summary.run
 
 
-def _timeline(one: IndexedRun) -> list[TimelinePart]:
+def _timeline(run: IndexedRun) -> list[TimelinePart]:
     """Its submissions. One without an end was lost when the next was submitted, or goes on."""
-    if not one.submissions:
+    if not run.submissions:
         return []
-    last = one.summary.last_activity or one.submissions[-1].began_at
-    ends = [after.began_at for after in one.submissions[1:]] + [last]
-    pairs = zip(one.submissions, ends, strict=True)
+    last = run.summary.last_activity or run.submissions[-1].began_at
+    ends = [after.began_at for after in run.submissions[1:]] + [last]
+    pairs = zip(run.submissions, ends, strict=True)
     parts = [(span.began_at, span.ended_at or end, span.status) for span, end in pairs]
     begin = parts[0][0]
     scale = _BAR_WIDTH / max((max(end for _, end, _ in parts) - begin).total_seconds(), 1.0)
-    newest = one.summary.phase if one.summary.phase not in ENDED_PHASES else RunPhase.INTERRUPTED
+    newest = run.summary.phase if run.summary.phase not in ENDED_PHASES else RunPhase.INTERRUPTED
     return [
         TimelinePart(
             round(min((began - begin).total_seconds() * scale, _BAR_WIDTH - _MIN_PART), 1),

@@ -133,7 +133,7 @@ def _list_items(names: StepNames, step: str) -> str:
 def _read_logs(
     history: RunHistory, find_logs: AttemptLogs, attempt: Attempt
 ) -> tuple[tuple[PodLogView, ...], bool, str]:
-    submissions = {one.claim.submission: one for one in history.submissions}
+    submissions = {entry.claim.submission: entry for entry in history.submissions}
     submission = submissions.get(attempt.claim.submission)
     if submission is None:
         return (), False, f"the record of submission {attempt.claim.submission} cannot be read"
@@ -143,7 +143,7 @@ def _read_logs(
         shown = found[:MAX_PODS]
         budget = MAX_HTML_BYTES // max(1, len(shown))
         if shown:
-            return tuple(_cut(*one, budget) for one in shown), len(found) > MAX_PODS, ""
+            return tuple(_cut(*pod, budget) for pod in shown), len(found) > MAX_PODS, ""
     except (TiphysError, OSError) as error:
         problem = str(error)
     stored = _read_stored(history.store, attempt)

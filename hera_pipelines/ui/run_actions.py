@@ -144,7 +144,7 @@ def read_action_view(
     if unknown := (parameters or {}).keys() - detail.parameters.keys():
         raise UsageError(unknown_name_message(f"run {run}", "parameter", min(unknown), sorted(detail.parameters)))
     values = {**detail.parameters, **(parameters or {})}
-    changed = {one: value for one, value in values.items() if detail.parameters.get(one) != value}
+    changed = {parameter: value for parameter, value in values.items() if detail.parameters.get(parameter) != value}
     plan = None
     if action is RunAction.RESUME:
         plan = add_start_checkpoints(store, plan_run(store, run))
@@ -162,7 +162,7 @@ def read_action_view(
         after=max((submission.submission for submission in detail.submissions), default=0),
         nonce=nonce if action is RunAction.FORK else "",
         plan=plan,
-        ending=tuple(one for one in attempts if not one.outcome) if action is RunAction.STOP else (),
+        ending=tuple(attempt for attempt in attempts if not attempt.outcome) if action is RunAction.STOP else (),
         name=name if action is RunAction.FORK else "",
         parameters=values,
         changed=changed if action is RunAction.FORK else {},
@@ -211,7 +211,8 @@ class ActionDesk:
         """Record who asked, before the effect: an effect without a name would be worse than a name without effect."""
         name = f"run.{request.action}_requested"
         if any(
-            one.name == name and one.data.get("key") == request.key for one in read_events(self._store, request.run, [])
+            entry.name == name and entry.data.get("key") == request.key
+            for entry in read_events(self._store, request.run, [])
         ):
             return
         details = {"by": request.by, "key": request.key, "after": request.after}

@@ -236,7 +236,7 @@ def read_run_view(
     detail, usage = describe_run(history, submitter, window=window), usages.measure(history)
     attempts = sorted(
         (attempt for step in detail.steps for attempt in step.attempts if number in (None, attempt.submission)),
-        key=lambda one: (one.opened_at, one.attempt),
+        key=lambda attempt: (attempt.opened_at, attempt.attempt),
         reverse=True,
     )
     steps = tuple(StepView(step, find_step_state(step, detail.summary.phase)) for step in detail.steps)
@@ -256,11 +256,11 @@ def read_run_view(
         attempts=tuple(attempts),
         page=page,
         total_attempts=sum(step.total_attempts for step in detail.steps),
-        preemptions=tuple(PreemptionView.from_attempt(one, one.preempted) for one in attempts if one.preempted),
+        preemptions=tuple(PreemptionView.from_attempt(ended, ended.preempted) for ended in attempts if ended.preempted),
         figures=tuple(summarize_usage(usage)),
         costs=_weigh_costs(usage.costs),
         has_gpus=any(step.gpus for step in usage.steps),
-        outputs=tuple(OutputView(one, write_copy_command(store.url, one)) for one in outputs[:MAX_ATTEMPTS]),
+        outputs=tuple(OutputView(output, write_copy_command(store.url, output)) for output in outputs[:MAX_ATTEMPTS]),
         outputs_page=outputs_page,
         more_outputs=max(0, len(outputs) - MAX_ATTEMPTS),
         charts=tuple(name for name, draw in CHARTS.items() if draw(usage.steps).rows),
@@ -302,7 +302,7 @@ def find_chart(name: str) -> Callable[[Sequence[StepTimeUsage]], ReportChart]:
 def _weigh_costs(costs: Mapping[str, FailureCost]) -> tuple[CauseCost, ...]:
     total = sum(cost.lost for cost in costs.values()) or 1.0
     weighed = (CauseCost(cause, cost, cost.lost / total) for cause, cost in costs.items())
-    return tuple(sorted(weighed, key=lambda one: -one.cost.lost))
+    return tuple(sorted(weighed, key=lambda row: -row.cost.lost))
 
 
 def write_copy_command(url: str, output: StepOutput) -> str:

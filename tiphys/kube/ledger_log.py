@@ -155,7 +155,7 @@ def _apply_to_leases(leases: dict[str, _Lease], entry: JsonObject, codec: BookCo
     for raw in entry.get("leases", ()):
         leases[raw["id"]] = codec.lease(raw)
     for check_at, ids in entry.get("checked", {}).items():
-        leases.update({one: codec.checked(leases[one], check_at) for one in ids})
+        leases.update({lease_id: codec.checked(leases[lease_id], check_at) for lease_id in ids})
 
 
 def _apply_to_pending(pending: list[_Pending], entry: JsonObject, codec: BookCodec[_Lease, _Pending]) -> None:
@@ -180,12 +180,12 @@ def _find_pending(pending: list[_Pending], arrival: int, codec: BookCodec[_Lease
     return index
 
 
-def _put_pending(pending: list[_Pending], one: _Pending, codec: BookCodec[_Lease, _Pending]) -> None:
+def _put_pending(pending: list[_Pending], request: _Pending, codec: BookCodec[_Lease, _Pending]) -> None:
     """Insert a request at its place, or replace the one with its arrival number."""
-    arrival = codec.arrival(one)
+    arrival = codec.arrival(request)
     index = bisect_left(pending, arrival, key=codec.arrival)
     end = index + 1 if index < len(pending) and codec.arrival(pending[index]) == arrival else index
-    pending[index:end] = [one]
+    pending[index:end] = [request]
 
 
 class LedgerRecords:
@@ -236,7 +236,7 @@ class LedgerRecords:
             entries += segment
             first += len(segment)
         entries = [entry for entry in (*entries, *head.entries) if entry["n"] > number]
-        if [one["n"] for one in entries] != list(range(number + 1, head.number + 1)):
+        if [entry["n"] for entry in entries] != list(range(number + 1, head.number + 1)):
             raise LogDamagedError(f"entries are missing between {number} and {head.number}")
         return entries
 
@@ -354,7 +354,7 @@ class LedgerRecords:
 class _PrefetchedRecords(LedgerRecords):
     def __init__(self, api: KubeApi, namespace: str, ledger: str, listed: Iterable[Object]) -> None:
         super().__init__(api, namespace, ledger)
-        self._listed = {one["metadata"]["name"]: one for one in listed}
+        self._listed = {record["metadata"]["name"]: record for record in listed}
 
     def _find(self, name: str) -> Object | None:
         return self._listed.get(name) or super()._find(name)

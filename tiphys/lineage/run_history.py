@@ -163,7 +163,7 @@ class RunHistory:
             window: Those that are read, as in `select_attempts`.
             step: Id of the only step or item; the name of a fan-out selects its items, and empty all.
         """
-        listed = {one: numbers for one, numbers in self.attempt_numbers.items() if selects_step(step, one)}
+        listed = {step_id: numbers for step_id, numbers in self.attempt_numbers.items() if selects_step(step, step_id)}
         selected = select_attempts(listed, window)
         missing = [place for place in selected if place not in self._attempts]
         self._attempts |= zip(missing, read_concurrently(self._read_attempt, missing), strict=True)

@@ -55,13 +55,13 @@ def list_shared_results(store: Store, selected: SharedResultFilter) -> list[Shar
         StoreError: storage did not answer.
     """
     keys = [key for info in store.list(MEMOS) if (key := parse_memo(info.key))]
-    found = [one for one in read_concurrently(partial(_read, store), keys) if one is not None]
-    memos = {key: one for key, one in found if isinstance(one, MemoRecord)}
+    found = [entry for entry in read_concurrently(partial(_read, store), keys) if entry is not None]
+    memos = {key: memo for key, memo in found if isinstance(memo, MemoRecord)}
     is_damage_selected = selected.damaged or not any(selected)
-    results = [SharedResult(key, damage=one) for key, one in found if isinstance(one, str) and is_damage_selected]
+    results = [SharedResult(key, damage=text) for key, text in found if isinstance(text, str) and is_damage_selected]
     if selected.damaged:
         return results
-    runs = sorted({one.run for one in memos.values() if selected.run in ("", one.run)})
+    runs = sorted({memo.run for memo in memos.values() if selected.run in ("", memo.run)})
     sources = dict(zip(runs, read_concurrently(partial(_read_source, store), runs), strict=True))
     for key, memo in memos.items():
         if memo.run in sources and _selects(selected, memo, source := sources[memo.run]):

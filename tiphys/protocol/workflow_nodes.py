@@ -106,7 +106,7 @@ class StepNode(NamedTuple):
     @property
     def has_started(self) -> bool:
         """Whether Argo has made a pod for it, or tried to."""
-        pods = (one for one in self.tries or (self.node,) if one.get("type") == "Pod")
+        pods = (node for node in self.tries or (self.node,) if node.get("type") == "Pod")
         return self.phase not in _NOT_RUN_PHASES and any(pod.get("startedAt") for pod in pods)
 
     @property
@@ -180,7 +180,7 @@ def find_step_nodes(workflow: str, nodes: Iterable[Mapping[str, Any]], tasks: Ma
         else:
             found[instance] = match[1], node
     for instance, (task, node) in found.items():
-        of_node = tuple(one for _, one in sorted(tries.get(instance, []), key=lambda pair: pair[0]))
+        of_node = tuple(node for _, node in sorted(tries.get(instance, []), key=lambda pair: pair[0]))
         yield StepNode(instance, task, node, of_node)
 
 

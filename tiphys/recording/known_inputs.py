@@ -47,7 +47,7 @@ def find_known_inputs(
     template = find_template(pipeline.manifest, body["template"])
     declared = template.get("inputs") or {}
     arguments = body.get("arguments") or {}
-    given = {one["name"]: one.get("value") for one in arguments.get("parameters") or []}
+    given = {argument["name"]: argument.get("value") for argument in arguments.get("parameters") or []}
     values: dict[str, str] = {}
     for parameter in declared.get("parameters") or []:
         value = given.get(parameter["name"])
@@ -86,9 +86,9 @@ def _admit_inputs(pipeline: CompiledPipeline, step: str) -> Mapping[str, str]:
 def _bind_artifacts(declared: Sequence[Manifest], arguments: Sequence[Manifest]) -> list[dict[str, Any]] | None:
     """The input artifacts with their locations; None if one is made at run time."""
     given = {argument["name"]: argument for argument in arguments}
-    if any("from" in one or "fromExpression" in one for one in given.values()):
+    if any("from" in argument or "fromExpression" in argument for argument in given.values()):
         return None
-    return [{**one, **given.get(one["name"], {})} for one in declared]
+    return [{**parameter, **given.get(parameter["name"], {})} for parameter in declared]
 
 
 def _argo_text(value: Any) -> str:

@@ -348,7 +348,7 @@ class WorkflowRecorder:
 
     def _parameters_used(self, task: str) -> list[str]:
         pipeline = self.binding.pipeline
-        template = next(one["template"] for one in pipeline.tasks() if one["name"] == task)
+        template = next(entry["template"] for entry in pipeline.tasks() if entry["name"] == task)
         if template not in self._used_by_template:
             self._used_by_template[template] = workflow_parameters_used(find_template(pipeline.manifest, template))
         return self._used_by_template[template]

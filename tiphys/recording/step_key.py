@@ -59,7 +59,7 @@ class StepInputs(NamedTuple):
 def compute_step_key(store: Store, spec: StepSpec, inputs: StepInputs) -> StepKey:
     """Compute the key of a step; costs a read or two for each artifact that a step of Tiphys made."""
     artifacts = {artifact["name"]: _artifact_identity(store, artifact) for artifact in inputs.artifacts}
-    data = sorted(one.identity for one in spec.data)
+    data = sorted(source.identity for source in spec.data)
     key = json_digest(
         {
             "template": spec.template,

@@ -171,8 +171,9 @@ class LimitedConnection(H11Protocol):
 
     def _end_oldest_waiting(self) -> None:
         connections = (connection for connection in self.connections if isinstance(connection, LimitedConnection))
-        waiting = [one for one in connections if one._waits_for_caller and one.transport is not None]
-        oldest = min(waiting, key=lambda one: one._opened_at)
+        live = (connection for connection in connections if connection.transport is not None)
+        waiting = [connection for connection in live if connection._waits_for_caller]
+        oldest = min(waiting, key=lambda connection: connection._opened_at)
         oldest.transport.abort()
         # asyncio calls `connection_lost` later, and until then the next connection must not find this one again.
         self.connections.discard(oldest)
@@ -192,7 +193,7 @@ class LimitedListener(socket.socket):
         self._pauses = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        if sum(one.fileno() != -1 for one in self._open) < 2 * connection_limit():
+        if sum(open_socket.fileno() != -1 for open_socket in self._open) < 2 * connection_limit():
             self._pauses = 0
             connection, address = super().accept()
             self._open.add(connection)

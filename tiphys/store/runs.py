@@ -226,7 +226,7 @@ def select_attempts(listed: Mapping[str, AttemptNumbers], window: slice = ALL_AT
     It is a slice of all attempts in the order of their distance from the newest of their step: ``slice(100)`` are the
     newest hundred, with the newest of each step first.
     """
-    by_step = ((step, sorted(one.claimed | one.ended, reverse=True)) for step, one in listed.items())
+    by_step = ((step, sorted(attempts.claimed | attempts.ended, reverse=True)) for step, attempts in listed.items())
     if window == ALL_ATTEMPTS:
         return sorted((step, number) for step, numbers in by_step for number in numbers)
     ranked = sorted((rank, step, number) for step, numbers in by_step for rank, number in enumerate(numbers))
@@ -281,7 +281,7 @@ def read_open_attempts(store: Store, run: str, damaged: list[DamagedRecord]) -> 
     Each claim that cannot be read is added to ``damaged`` and left out.
     """
     listed = list_attempts(store, run)
-    last = {step: max(one.claimed | one.ended) for step, one in listed.items()}
+    last = {step: max(attempts.claimed | attempts.ended) for step, attempts in listed.items()}
 
     def read(step: str) -> AttemptClaim | None:
         claim_key = RunLayout(run).attempt(step, last[step])

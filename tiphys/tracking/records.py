@@ -83,7 +83,7 @@ def list_registrations(store: Store, run: str, damaged: list[DamagedRecord] | No
             damaged.append(DamagedRecord(key, str(error)))
             continue
         found.append(Registration(stem.rpartition("/")[2], request, done))
-    return sorted(found, key=lambda one: (one.request.step, one.request.written_at))
+    return sorted(found, key=lambda registration: (registration.request.step, registration.request.written_at))
 
 
 def _is_request(key: str) -> bool:

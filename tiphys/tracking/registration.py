@@ -112,7 +112,11 @@ def find_recorded_output(store: Store, run: str, digests: Digests) -> RecordedOu
             f"run {run}: no finished step has recorded an output of these bytes, so the model is not registered; "
             f"`tiphys verify {run} --deep` compares all outputs with their records"
         )
-    return min(matching, key=lambda one: (one.end.last_checkpoint is None, one.end.run, one.end.step, one.end.attempt))
+
+    def order(output: RecordedOutput) -> tuple[bool, str, str, int]:
+        return output.end.last_checkpoint is None, output.end.run, output.end.step, output.end.attempt
+
+    return min(matching, key=order)
 
 
 def read_requested_output(store: Store, request: RegistrationRequest) -> RecordedOutput:

@@ -102,7 +102,7 @@ class ObservationHealthTracker:
         with self._lock:
             now = self._monotonic()
             self._recent_ends = {
-                key: one for key, one in self._recent_ends.items() if now - one[0] < self._retention_seconds(one[1])
+                key: end for key, end in self._recent_ends.items() if now - end[0] < self._retention_seconds(end[1])
             }
             failed = [
                 vanished for at, vanished in self._recent_ends.values() if now - at < self._limits.mass_failure_seconds

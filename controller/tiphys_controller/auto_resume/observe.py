@@ -127,8 +127,10 @@ def _find_person_reason(store: Store, run: str, last: Submission | None, shutdow
 
 def _read_failures(store: Store, run: str, submission: int, done: Mapping[str, int]) -> tuple[StepFailure, ...]:
     """Steps that failed in ``submission``: their newest attempt ended as failed, or its end record is damaged."""
-    newest = ((step, max(one.claimed | one.ended), one.ended) for step, one in list_attempts(store, run).items())
-    failed = sorted((step, last) for step, last, ended in newest if last > done.get(step, 0) and last in ended)
+    newest = {
+        step: (max(found.claimed | found.ended), found.ended) for step, found in list_attempts(store, run).items()
+    }
+    failed = sorted((step, last) for step, (last, ended) in newest.items() if done.get(step, 0) < last in ended)
 
     def read_failure(place: tuple[str, int]) -> StepFailure | None:
         try:

@@ -217,7 +217,7 @@ def _is_switched_on(container: Object, variable: str, flag: str) -> bool:
 def check_agent_pods(observed: ClusterObservation) -> Iterator[Finding]:
     """Argo's ConfigMap and the plugin mode of Tiphys must agree on which process answers plugin steps."""
     mode = find_plugin_mode(observed.tiphys.found)
-    versions = [version for one in observed.argo.found if (version := read_argo_version(one))]
+    versions = [version for deployment in observed.argo.found if (version := read_argo_version(deployment))]
     if mode is None or not all(is_supported(version, mode) for version in versions):
         return  # a setting that such an Argo does not know would stop its controller
     disabled = known(observed.argo_settings).get(_DISABLE_AGENT_SETTING, "").lower() == "true"

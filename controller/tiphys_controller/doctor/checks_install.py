@@ -51,7 +51,7 @@ def check_controller(observed: ClusterObservation) -> Iterator[Finding]:
 
 
 def _check_component(observed: ClusterObservation, name: str, consequence: str, form: str = "") -> Finding:
-    deployments = [one for one in observed.tiphys.found if read_component_label(one) == name]
+    deployments = [deployment for deployment in observed.tiphys.found if read_component_label(deployment) == name]
     if not deployments and observed.tiphys.unseen_reason:
         return not_checked(f"no Deployment of the {name} was found: {observed.tiphys.unseen_reason}")
     if not deployments:
@@ -104,7 +104,8 @@ def check_lost_nodes(observed: ClusterObservation) -> Iterator[Finding]:
 @check("release")
 def check_release_namespace(observed: ClusterObservation) -> Iterator[Finding]:
     """Pods of workflows can mount every Secret of their namespace, so the services' Secret belongs into another."""
-    homes = {one["metadata"]["namespace"] for one in observed.tiphys.found if read_component_label(one) in _COMPONENTS}
+    services = (found for found in observed.tiphys.found if read_component_label(found) in _COMPONENTS)
+    homes = {deployment["metadata"]["namespace"] for deployment in services}
     for namespace in observed.namespaces:
         if namespace.name in homes:
             yield warning(

@@ -183,10 +183,10 @@ def _kueue(api: KubeApi, namespaces: Sequence[str]) -> KueueObservation | Unknow
 
     def names(namespace: str) -> frozenset[str]:
         found = api.list(KUEUE_LOCAL_QUEUES, namespace).items if kinds else []
-        return frozenset(one["metadata"]["name"] for one in found)
+        return frozenset(item["metadata"]["name"] for item in found)
 
     controller = _deployments(api, ("kueue-system",), lambda _: True, "app.kubernetes.io/name=kueue")
-    return _read_or_unknown(lambda: KueueObservation(kinds, {one: names(one) for one in namespaces}, controller))
+    return _read_or_unknown(lambda: KueueObservation(kinds, {place: names(place) for place in namespaces}, controller))
 
 
 def _read_kinds(api: KubeApi, group_version: str) -> frozenset[str] | UnknownValue:
@@ -196,7 +196,7 @@ def _read_kinds(api: KubeApi, group_version: str) -> frozenset[str] | UnknownVal
         return frozenset()
     except ForbiddenError as error:
         return UnknownValue(str(error))
-    return frozenset(str(one["name"]) for one in listed)
+    return frozenset(str(item["name"]) for item in listed)
 
 
 def _deployments(
@@ -208,7 +208,7 @@ def _deployments(
         deployments: list[Object] = []
         for namespace in dict.fromkeys(fallback_namespaces):
             listed = _read_or_unknown(partial(_list, api, DEPLOYMENTS, namespace, labels))
-            deployments += [] if isinstance(listed, UnknownValue) else [one for one in listed if is_match(one)]
+            deployments += [] if isinstance(listed, UnknownValue) else [item for item in listed if is_match(item)]
         return DeploymentSearch(tuple(deployments), str(error))
 
 
@@ -222,7 +222,7 @@ def _argo_settings(api: KubeApi, argo: DeploymentSearch) -> Mapping[str, str] | 
 
 def _pods(api: KubeApi, tiphys: DeploymentSearch) -> tuple[PodReadiness, ...] | UnknownValue:
     pods: list[PodReadiness] = []
-    for namespace in sorted({one["metadata"]["namespace"] for one in tiphys.found}):
+    for namespace in sorted({deployment["metadata"]["namespace"] for deployment in tiphys.found}):
         listed = _read_or_unknown(partial(_list, api, PODS, namespace, _TIPHYS_LABELS))
         if isinstance(listed, UnknownValue):
             return listed
@@ -258,13 +258,13 @@ def _namespaces_of_workflows(api: KubeApi) -> Sequence[str]:
     listed = _read_or_unknown(
         lambda: api.list(SERVICE_ACCOUNTS, None, fields=f"metadata.name={WORKFLOW_ACCOUNT}").items
     )
-    found = [] if isinstance(listed, UnknownValue) else [one["metadata"]["namespace"] for one in listed]
+    found = [] if isinstance(listed, UnknownValue) else [item["metadata"]["namespace"] for item in listed]
     return sorted(set(found)) or [api.namespace]
 
 
 def _namespace(api: KubeApi, tiphys: DeploymentSearch, opens_secrets: bool, name: str) -> WorkflowNamespace:
     def names(resource: Resource, wanted: Iterable[str]) -> frozenset[str]:
-        return frozenset(one for one in wanted if api.get(resource, name, one) is not None)
+        return frozenset(namespace for namespace in wanted if api.get(resource, name, namespace) is not None)
 
     accounts = (*PERMISSIONS, PLUGIN_ACCOUNT)
     read_secret = _read_secret_keys if opens_secrets else _find_secret
@@ -327,7 +327,7 @@ def _find_secret(api: KubeApi, namespace: str, secret: str) -> frozenset[str] | 
 
 
 def _find_missing_loss_rights(api: KubeApi, tiphys: DeploymentSearch, namespaces: Sequence[str]) -> tuple[str, ...]:
-    accounts = {find_account(one) for one in tiphys.found if read_component_label(one) == "plugin"}
+    accounts = {find_account(found) for found in tiphys.found if read_component_label(found) == "plugin"}
     wanted = [(NODE_LEASE_NAMESPACE, LIST_NODE_LEASES), *((namespace, FAIL_PODS) for namespace in namespaces)]
     return tuple(
         f"{right} in {namespace}"
@@ -338,7 +338,7 @@ def _find_missing_loss_rights(api: KubeApi, tiphys: DeploymentSearch, namespaces
 
 
 def _namespaces_that_keep_answers(api: KubeApi, argo: DeploymentSearch, namespaces: Sequence[str]) -> frozenset[str]:
-    accounts = {find_account(one) for one in argo.found}
+    accounts = {find_account(deployment) for deployment in argo.found}
     return frozenset(
         namespace
         for namespace in namespaces

@@ -190,9 +190,9 @@ def find_argo_container(deployment: Object) -> Object:
 
 def read_environment_value(container: Object, name: str) -> str | None:
     """Value of a variable; None if it is not set, empty if it has a ``valueFrom``."""
-    for one in container.get("env") or []:
-        if one.get("name") == name:
-            return str(one.get("value") or "")
+    for variable in container.get("env") or []:
+        if variable.get("name") == name:
+            return str(variable.get("value") or "")
     return None
 
 

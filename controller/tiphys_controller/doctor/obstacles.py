@@ -104,20 +104,20 @@ def observe_obstacles(
     """
     found = api.list(WORKFLOWS, namespace, PIPELINE_ANNOTATION).items
     alive = [
-        one
-        for one in found
-        if not is_final_workflow_phase((one.get("status") or {}).get("phase", ""))
-        and (names is None or one["metadata"]["name"] in names)
+        workflow
+        for workflow in found
+        if not is_final_workflow_phase((workflow.get("status") or {}).get("phase", ""))
+        and (names is None or workflow["metadata"]["name"] in names)
     ]
     obstacles: list[Obstacle] = []
-    for place in sorted({one["metadata"]["namespace"] for one in alive}):
+    for place in sorted({workflow["metadata"]["namespace"] for workflow in alive}):
         pods = api.list(PODS, place, fields="status.phase=Pending").items
         try:
             events = api.list(EVENTS, place, fields="type=Warning").items if pods else []
         except ForbiddenError:
             events = []
-        own = [one for one in alive if one["metadata"]["namespace"] == place]
-        obstacles += [obstacle for one in own for obstacle in find_obstacles(one, pods, events, now)]
+        own = [workflow for workflow in alive if workflow["metadata"]["namespace"] == place]
+        obstacles += [obstacle for workflow in own for obstacle in find_obstacles(workflow, pods, events, now)]
     return obstacles
 
 

@@ -56,9 +56,9 @@ def parse_ledger_failure(body: str) -> str:
 def describe_not_ready(pod: Object) -> str:
     """Describe why a pod is not ready, by its status in Kubernetes."""
     status = pod.get("status") or {}
-    for one in container_statuses(pod):
-        if waiting := (one.get("state") or {}).get("waiting"):
-            return _join_parts(waiting.get("reason"), waiting.get("message"), _describe_last_exit(one))
+    for container in container_statuses(pod):
+        if waiting := (container.get("state") or {}).get("waiting"):
+            return _join_parts(waiting.get("reason"), waiting.get("message"), _describe_last_exit(container))
     for condition in status.get("conditions") or []:
         if condition.get("status") == "False" and condition.get("message"):
             return _join_parts(condition.get("reason"), condition.get("message"))

@@ -97,7 +97,7 @@ class AlertWorker:
     def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
         store, name, workflow = self._stores(namespace), find_run_label(labels), find_workflow_label(labels)
         if not name and workflow:
-            view = next((one for one in self._view.workflows() if _has_name(one, namespace, workflow)), None)
+            view = next((found for found in self._view.workflows() if _has_name(found, namespace, workflow)), None)
             if view is not None and (submission := find_submission(store, view)) is not None:
                 return submission.run
             name = workflow  # the first Workflow of a run has the name of the run

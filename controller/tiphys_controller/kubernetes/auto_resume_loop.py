@@ -74,7 +74,7 @@ class RunTracker:
 
     def update(self, workflows: Iterable[WorkflowView], now: float) -> None:
         """Update the runs with the list of all present Workflows."""
-        present = {one.uid: one for one in workflows if one.auto_resume}
+        present = {workflow.uid: workflow for workflow in workflows if workflow.auto_resume}
         for uid, workflow in present.items():
             tracked = self._workflows.setdefault(uid, TrackedWorkflow(workflow))
             tracked.workflow = workflow

@@ -199,7 +199,7 @@ class NamespaceSnapshot:
             if lease.namespace != self.namespace:
                 continue
             store = next(
-                (one for one in stores if find_record(one, RunLayout(lease.run).run_record, RunRecord)), stores[0]
+                (own for own in stores if find_record(own, RunLayout(lease.run).run_record, RunRecord)), stores[0]
             )
             if (finding := find_orphaned_lease(lease, store, lease.workflow_uid in alive, now)) is not None:
                 yield finding

@@ -93,4 +93,4 @@ def _find_object(change: ListSnapshot | WatchEvent, uid: str) -> Object | None:
     objects = change.objects if isinstance(change, ListSnapshot) else [change.object]
     if isinstance(change, WatchEvent) and change.type is WatchEventType.DELETED:
         return None
-    return next((one for one in objects if one["metadata"]["uid"] == uid), None)
+    return next((workflow for workflow in objects if workflow["metadata"]["uid"] == uid), None)

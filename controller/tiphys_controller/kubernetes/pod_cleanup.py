@@ -88,8 +88,8 @@ class GangCleaner:
         ended = {_ended_workflow(workflow): workflow for workflow in self._view.workflows() if must_end_gangs(workflow)}
         self._done &= ended.keys()
         self._first_looks = {key: at for key, at in self._first_looks.items() if key in ended}
-        due = {key: one for key, one in ended.items() if self._is_due(key)}
-        for namespace, backend in sorted({(one.namespace, kind) for one in due.values() for kind in one.gangs}):
+        due = {key: view for key, view in ended.items() if self._is_due(key)}
+        for namespace, backend in sorted({(view.namespace, kind) for view in due.values() for kind in view.gangs}):
             with self._guard.visit(namespace=namespace, kind=backend.value) as visit:
                 self._end_matching(
                     *(backend, namespace, WORKFLOW_UID_LABEL),
@@ -97,15 +97,15 @@ class GangCleaner:
                     is_due=_is_active,
                 )
             if visit.failure is not None:
-                due = {key: one for key, one in due.items() if key.namespace != namespace}
+                due = {key: view for key, view in due.items() if key.namespace != namespace}
         for key in due:
             self._record_look(key)
 
     def end_lost(self) -> None:
         """Delete gangs with a member that its node did not end long after the deletion."""
         live = [workflow for workflow in self._view.workflows() if workflow.gangs and not workflow.finished]
-        for namespace in sorted({one.namespace for one in live}):
-            backends = {kind for one in live if one.namespace == namespace for kind in one.gangs}
+        for namespace in sorted({workflow.namespace for workflow in live}):
+            backends = {kind for workflow in live if workflow.namespace == namespace for kind in workflow.gangs}
             with self._guard.visit(namespace=namespace):
                 lost = {name for pod in self._members(namespace) if (name := self._find_lost_gang(pod))}
                 for backend in sorted(backends) if lost else ():

@@ -108,7 +108,7 @@ class StepRecorder:
             if self._recorders.get(uid, self) is None:
                 return
             before = self._waiting.get(uid)
-            kept = sum(other != uid and one.document is not None for other, one in self._waiting.items())
+            kept = sum(other != uid and waiting.document is not None for other, waiting in self._waiting.items())
             self._waiting[uid] = _Waiting(
                 metadata["namespace"],
                 metadata["name"],

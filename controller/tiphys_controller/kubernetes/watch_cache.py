@@ -39,7 +39,7 @@ class _ScopedViews(dict[Uid, ViewT]):
     def apply(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> list[ViewT]:
         """Apply a change of a watch; returns the views of objects that are gone."""
         if isinstance(change, ListSnapshot):
-            present = {one["metadata"]["uid"] for one in change.objects}
+            present = {item["metadata"]["uid"] for item in change.objects}
             removed = [
                 uid for uid, view_scope in self._scope_by_uid.items() if view_scope == scope and uid not in present
             ]
@@ -48,8 +48,8 @@ class _ScopedViews(dict[Uid, ViewT]):
             removed = [change.object["metadata"]["uid"]] if change.type is WatchEventType.DELETED else []
             changed = [] if removed else [change.object]
         lost = [view for uid in removed if (view := self._drop(uid)) is not None]
-        for one in changed:
-            self._put(scope, one)
+        for item in changed:
+            self._put(scope, item)
         return lost
 
     def _put(self, scope: Hashable, document: Object) -> None:

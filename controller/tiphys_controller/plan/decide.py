@@ -60,7 +60,7 @@ def find_exporting_tasks(pipeline: CompiledPipeline, graph: TaskGraph) -> Iterat
         return
     for name, task in graph.tasks.items():
         used = find_reachable_templates(pipeline.manifest, find_template_names(task.body))
-        if any(contains_field(find_template(pipeline.manifest, one), "globalName") for one in used):
+        if any(contains_field(find_template(pipeline.manifest, template), "globalName") for template in used):
             yield name, "it sets outputs of the workflow"
 
 

@@ -159,11 +159,11 @@ def _flatten(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(part, dict):
         for key, value in part.items():
             yield from _flatten(value, f"{path}.{key}" if path else key)
-    elif isinstance(part, list) and all(isinstance(one, dict) and "name" in one for one in part):
-        for one in part:
-            if not _TIPHYS_NAME.match(one["name"]):
+    elif isinstance(part, list) and all(isinstance(item, dict) and "name" in item for item in part):
+        for item in part:
+            if not _TIPHYS_NAME.match(item["name"]):
                 yield from _flatten(
-                    {key: value for key, value in one.items() if key != "name"}, f"{path}.{one['name']}"
+                    {key: value for key, value in item.items() if key != "name"}, f"{path}.{item['name']}"
                 )
     elif part not in (None, [], {}):
         yield path, _text(part)
@@ -195,7 +195,7 @@ class DriftFinding(Record):
 def find_drift(before: CompiledPipeline, after: CompiledPipeline, policy: DriftPolicy) -> tuple[DriftFinding, ...]:
     """Every changed field, in the order of the tasks of ``after``. Added and removed tasks are no drift."""
     return tuple(
-        one.model_copy(update={"action": policy.action_for(one.drift)}) for one in _iterate_drift(before, after)
+        found.model_copy(update={"action": policy.action_for(found.drift)}) for found in _iterate_drift(before, after)
     )
 
 
@@ -217,7 +217,9 @@ def find_changed_steps(
         inputs = any(step_finding.drift in (DriftClass.PARAMETERS, DriftClass.DATA) for step_finding in step_findings)
         if program or inputs:
             reasons[name] = list(
-                dict.fromkeys(one.drift.value for one in step_findings if one.drift not in _DRIFTS_OUTSIDE_STEP_KEY)
+                dict.fromkeys(
+                    finding.drift.value for finding in step_findings if finding.drift not in _DRIFTS_OUTSIDE_STEP_KEY
+                )
             )
     return {
         name: f"its {_join_words(drifts)} changed; taken over if it makes no difference"
@@ -237,7 +239,7 @@ def check_drift_allowed(findings: Sequence[DriftFinding], run: str, is_fork: boo
             f"run {run} may not go on with this: {_summarize_drift(refused)}; revert it, or allow it this time with "
             f"--drift {refused[0].drift.value}=warn"
         )
-    fork_only = [one for one in findings if one.action is DriftAction.FORK]
+    fork_only = [finding for finding in findings if finding.action is DriftAction.FORK]
     if fork_only and not is_fork:
         raise ConflictError(
             f"this would be another experiment under the name of run {run}: {_summarize_drift(fork_only)}; begin a "
@@ -268,9 +270,9 @@ def _iterate_drift(before: CompiledPipeline, after: CompiledPipeline) -> Iterato
     for name in (task["name"] for task in after.tasks() if task["name"] in common):
         old, new = comparable_fields(before, name), comparable_fields(after, name)
         for drift, place in dict.fromkeys([*old, *new]):
-            one, other = old.get((drift, place), ""), new.get((drift, place), "")
-            if program_source(one) != program_source(other):
-                yield DriftFinding(drift=drift, step=name, place=place, before=one, after=other)
+            old_value, new_value = old.get((drift, place), ""), new.get((drift, place), "")
+            if program_source(old_value) != program_source(new_value):
+                yield DriftFinding(drift=drift, step=name, place=place, before=old_value, after=new_value)
 
 
 def _summarize_drift(findings: Sequence[DriftFinding]) -> str:
@@ -281,7 +283,7 @@ def _summarize_drift(findings: Sequence[DriftFinding]) -> str:
 def _trim_equal_start(before: str, after: str) -> tuple[str, str]:
     """Cut the equal start of two long lines, up to a few letters before the first difference."""
     pairs = enumerate(zip(before, after, strict=False))
-    equal = next((place for place, (one, other) in pairs if one != other), 0) - _LETTERS_BEFORE
+    equal = next((place for place, (old_value, new_value) in pairs if old_value != new_value), 0) - _LETTERS_BEFORE
     if equal <= _LETTERS_BEFORE or "\n" in before + after:
         return before, after
     return f"…{before[equal:]}", f"…{after[equal:]}"

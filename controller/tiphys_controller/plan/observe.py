@@ -169,9 +169,9 @@ class RunState:
         """End records that decide their step, because no projection verifies its last attempt."""
         listed = ((step, listing) for step, listing in self.steps.items() if step not in self.reused)
         return sorted(
-            (step, one.last_attempt)
-            for step, one in listed
-            if one.last_attempt in one.ended_attempts and not one.is_verified
+            (step, attempts.last_attempt)
+            for step, attempts in listed
+            if attempts.last_attempt in attempts.ended_attempts and not attempts.is_verified
         )
 
     @property
@@ -346,7 +346,7 @@ def reload_damaged_outputs(history: RunHistory, state: RunState) -> RunState:
             listed = {info.key: info for info in outputs[step][attempt].values()}
             confirmed = confirm_outputs(end, listed, partial(hash_object, store))
             outputs[step][attempt] = {names[key]: info for key, info in confirmed.items()}
-    steps = {step: replace(one, outputs=outputs.get(step, {})) for step, one in state.steps.items()}
+    steps = {step: replace(step_state, outputs=outputs.get(step, {})) for step, step_state in state.steps.items()}
     return replace(state, steps=steps)
 
 

@@ -128,7 +128,7 @@ def prune_workflow(
     if not tasks:  # of a run that begins with nothing left to do; Argo refuses a DAG without tasks
         tasks.append({"name": NOTHING_LEFT, "template": WAKE_TEMPLATE})
     used = find_reachable_templates(manifest, find_root_templates(manifest["spec"]))
-    manifest["spec"]["templates"] = [one for one in manifest["spec"]["templates"] if one["name"] in used]
+    manifest["spec"]["templates"] = [template for template in manifest["spec"]["templates"] if template["name"] in used]
     return manifest
 
 

@@ -152,7 +152,7 @@ def build_resumed_event(
     if skipped:
         message += f"; finished before: {', '.join(skipped)}"
     if run_plan.drift:
-        message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in run_plan.drift))}"
+        message += f"; changed: {', '.join(dict.fromkeys(finding.drift.value for finding in run_plan.drift))}"
     if claimed.rerun_roots:
         message += f"; rerun on request: {', '.join(map(run_plan.names.name, claimed.rerun_roots))}"
     if passed_over:
@@ -165,7 +165,7 @@ def build_resumed_event(
         "fenced": list(fenced),
         "again": list(claimed.rerun_roots),
         "passed_over": list(passed_over),
-        "drift": [format_drift(one) for one in run_plan.drift],
+        "drift": [format_drift(finding) for finding in run_plan.drift],
     }
     return Event(name="run.resumed", message=message, data=data)
 

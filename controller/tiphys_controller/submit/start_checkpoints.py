@@ -24,7 +24,7 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
         StoreError: storage failed.
         IntegrityError: a claim is damaged.
     """
-    trainings = [one for one in report.steps if one.kind == "train" and one.decision == "run"]
+    trainings = [planned for planned in report.steps if planned.kind == "train" and planned.decision == "run"]
     if not trainings:
         return report
     history = RunHistory(store, report.run)
@@ -66,15 +66,15 @@ def add_start_checkpoints(store: Store, report: PlanReport) -> PlanReport:
     return report.model_copy(
         update={
             "steps": tuple(
-                one.model_copy(
+                planned.model_copy(
                     update={
-                        "starts_from": starts.get(one.name),
+                        "starts_from": starts.get(planned.name),
                         "items": tuple(
-                            item.model_copy(update={"starts_from": starts.get(item.step)}) for item in one.items
+                            item.model_copy(update={"starts_from": starts.get(item.step)}) for item in planned.items
                         ),
                     }
                 )
-                for one in report.steps
+                for planned in report.steps
             )
         }
     )

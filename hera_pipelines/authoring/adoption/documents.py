@@ -115,7 +115,7 @@ def read_argo_documents(path: Path) -> list[ArgoDocument]:
     documents = _parse(path, text)
     found = [_build_document(path, text, document, node) for document, node in documents if _is_argo(document)]
     if not found:
-        kinds = sorted({str(one["kind"]) for one, _ in documents if isinstance(one, dict) and one.get("kind")})
+        kinds = sorted({str(body["kind"]) for body, _ in documents if isinstance(body, dict) and body.get("kind")})
         raise UsageError(
             f"{path}: it has no Workflow, template or schedule of Argo, but {', '.join(kinds) or 'nothing'}"
         )
@@ -171,7 +171,7 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
         return 1
     if id(node) not in counts:
         counts[id(node)] = 0
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [child for pair in node.value for child in pair]
         counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
     count = counts[id(node)]
     if not 0 < count <= _MAX_VALUES:
@@ -331,7 +331,8 @@ def _check_meaning(
 ) -> None:
     """Compare what a file meant with what it means now, without what was added."""
     try:
-        parsed = [(one, dict(_locate_templates(one, node))) for one, node in _parse(path, marked_text) if _is_argo(one)]
+        bodies = ((body, node) for body, node in _parse(path, marked_text) if _is_argo(body))
+        parsed = [(body, dict(_locate_templates(body, node))) for body, node in bodies]
     except (UsageError, ValueError):  # no YAML any more, or other templates
         parsed = []
     for index, (document, wanted) in enumerate(marked):

@@ -101,7 +101,7 @@ def translate_pipeline(document: Manifest, platforms: Manifest | None = None) ->
         tasks = list(read_tasks(document))
         by_key = {task.key: task for task in tasks}
         declared = definitions(document["root"], "inputDefinitions")
-        parameters = [_pipeline_parameter(name, one, tasks) for name, one in declared.items()]
+        parameters = [_pipeline_parameter(name, parameter, tasks) for name, parameter in declared.items()]
         dag = {"name": "main", "dag": {"tasks": [_build_task(task, by_key) for task in tasks]}}
         templates = [dag, *(_build_template(task) for task in tasks)]
     except KeyError as error:
@@ -127,7 +127,10 @@ def _pipeline_parameter(name: str, definition: Manifest, tasks: list[KubeflowTas
     if "defaultValue" in definition:
         return {"name": name, "value": _text(definition["defaultValue"], definition)}
     uses = [
-        (task, key) for task in tasks for key, one in task.given.items() if one.get("componentInputParameter") == name
+        (task, key)
+        for task in tasks
+        for key, argument in task.given.items()
+        if argument.get("componentInputParameter") == name
     ]
     if definition.get("isOptional") and all(_may_be_absent(*use, definition) for use in uses):
         return {"name": name, "value": _absent_value(definition)}
@@ -271,7 +274,7 @@ def _build_template(task: KubeflowTask) -> Manifest:
 
 
 def _template_inputs(task: KubeflowTask) -> Manifest:
-    names = [name for name, one in task.inputs("parameters").items() if _is_passed(task, name, one)]
+    names = [name for name, parameter in task.inputs("parameters").items() if _is_passed(task, name, parameter)]
     names += map(_input_name, task.channels())
     if task.is_python:
         names += [f"{name}{_METADATA_SUFFIX}" for name in task.inputs("artifacts")]
@@ -345,13 +348,13 @@ def _executor_input(task: KubeflowTask) -> str:
         if _is_passed(task, name, definition)
     )
     read = ",".join(
-        f"{json.dumps(name)}:{_artifact_list(name, one, f'{_FOLDER}/inputs/{name}', _metadata_placeholder(name))}"
-        for name, one in task.inputs("artifacts").items()
+        f"{json.dumps(name)}:{_artifact_list(name, artifact, f'{_FOLDER}/inputs/{name}', _metadata_placeholder(name))}"
+        for name, artifact in task.inputs("artifacts").items()
     )
     parameters = {name: {"outputFile": _parameter_path(name)} for name in task.outputs("parameters")}
     written = ",".join(
-        f"{json.dumps(name)}:{_artifact_list(name, one, _artifact_path(name), '{}')}"
-        for name, one in task.outputs("artifacts").items()
+        f"{json.dumps(name)}:{_artifact_list(name, artifact, _artifact_path(name), '{}')}"
+        for name, artifact in task.outputs("artifacts").items()
     )
     return (
         f'{{"inputs":{{"parameterValues":{{{values}}},"artifacts":{{{read}}}}},'

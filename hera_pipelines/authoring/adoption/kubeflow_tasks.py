@@ -72,7 +72,7 @@ class KubeflowTask:
                 "an existing claim, or volumeClaimTemplates of the Workflow"
             )
         inputs = definitions(component, "inputDefinitions")
-        if status := next((one for one, it in inputs.items() if it.get("parameterType") == "TASK_FINAL_STATUS"), None):
+        if status := next((key for key, it in inputs.items() if it.get("parameterType") == "TASK_FINAL_STATUS"), None):
             raise UsageError(
                 f"task {key!r}: its input {status!r} is the status of another task (PipelineTaskFinalStatus), which is "
                 "not translated; write an exit handler with hera_pipelines: on_exit="
@@ -90,7 +90,7 @@ class KubeflowTask:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of its container."""
-        return {one["name"]: one.get("value", "") for one in self.container.get("env") or []}
+        return {variable["name"]: variable.get("value", "") for variable in self.container.get("env") or []}
 
     @property
     def given(self) -> Mapping[str, Manifest]:
@@ -161,7 +161,7 @@ def read_tasks(document: Manifest) -> Iterator[KubeflowTask]:
     for key, task in document["root"]["dag"]["tasks"].items():
         name = re.sub(r"[^-a-z0-9]+", "-", key.lower()).strip("-") or "task"
         numbered = (f"{name[: _MAX_NAME - 5]}-{number}" for number in itertools.count(2))
-        short = next(one for one in itertools.chain([name[:_MAX_NAME].strip("-")], numbered) if one not in taken)
+        short = next(text for text in itertools.chain([name[:_MAX_NAME].strip("-")], numbered) if text not in taken)
         taken.add(short)
         yield KubeflowTask.read(key, short, task, document)
 

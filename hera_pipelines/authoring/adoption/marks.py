@@ -84,7 +84,7 @@ def requested_gpus(template: Manifest) -> int:
         for gpu_resource in find_gpu_resources(template)
         if not gpu_resource.container and gpu_resource.name == GPU
     )
-    return max((int(one.amount) for one in own if one.amount.isascii() and one.amount.isdigit()), default=0)
+    return max((int(field.amount) for field in own if field.amount.isascii() and field.amount.isdigit()), default=0)
 
 
 def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
@@ -100,7 +100,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
             raise UsageError(f"{where}: annotation {foreign} is for a training; write {ADOPT}: train")
         return StepOptions(grace=marks.get(_GRACE), data=_read_data(marks)).step_settings(name)
     gpus = _read_number(marks, _GPUS, where, requested_gpus(template))
-    types = [one.strip() for one in str(marks.get(_GPU_TYPE, "")).split(",") if one.strip()]
+    types = [name.strip() for name in str(marks.get(_GPU_TYPE, "")).split(",") if name.strip()]
     return TrainOptions(
         gpus=gpus,
         gpu_type=types or None,
@@ -116,7 +116,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
 
 
 def _read_data(marks: Mapping[str, Any]) -> tuple[DataSource, ...]:
-    names = [one.strip() for one in str(marks.get(DATA, "")).split(",") if one.strip()]
+    names = [name.strip() for name in str(marks.get(DATA, "")).split(",") if name.strip()]
     return tuple(Lakefs(name) if name.startswith("lakefs:") else Dvc(name) for name in names)
 
 
@@ -124,7 +124,7 @@ def _read_speed(marks: Mapping[str, Any], where: str) -> Mapping[str, float] | N
     if _GPU_SPEED not in marks:
         return None
     try:
-        pairs = [one.split("=") for one in str(marks[_GPU_SPEED]).split(",")]
+        pairs = [pair.split("=") for pair in str(marks[_GPU_SPEED]).split(",")]
         return {gpu_type.strip(): float(speed) for gpu_type, speed in pairs}
     except ValueError:
         raise UsageError(

@@ -71,7 +71,7 @@ class Adoption:
         chosen = (
             proposal for proposal in self.proposals if proposal.kind is not AdoptedKind.PLAIN and not proposal.is_marked
         )
-        return {one.template: {marks.ADOPT: one.kind.value} for one in chosen}
+        return {proposal.template: {marks.ADOPT: proposal.kind.value} for proposal in chosen}
 
 
 def propose_adoption(document: ArgoDocument) -> Adoption:
@@ -85,7 +85,8 @@ def propose_adoption(document: ArgoDocument) -> Adoption:
     inline = inline_templates(spec)
     users = _entry_tasks(spec) | {name: [task["name"]] for name, task in inline.items()}
     templates = [*spec["templates"], *({**task["inline"], "name": name} for name, task in inline.items())]
-    preferred = {one["name"]: kind for one in templates if users.get(one["name"]) and (kind := _preferred_kind(one))}
+    used = [template for template in templates if users.get(template["name"])]
+    preferred = {template["name"]: kind for template in used if (kind := _preferred_kind(template))}
     compiled = list(_compile_groups(workflow, preferred))
     accepted = {name for group in compiled for name in group}
     chosen: dict[str, AdoptedKind] = {}
@@ -165,7 +166,7 @@ def _describe(kind: AdoptedKind, gpus: int, refusals: list[str], is_repeated: bo
 
 def _describe_refusal(spec: Manifest, proposals: list[Proposal]) -> str:
     """Why a Workflow without a step stays as it is: what its tasks run, and how that becomes a step."""
-    entry = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    entry = next(template for template in spec["templates"] if template["name"] == spec["entrypoint"])
     reasons = [f"template {proposal.template!r}: {proposal.reason}" for proposal in proposals if proposal.tasks]
     if referring := next((task for task in list_tasks(entry) if task.get("templateRef")), None):
         library = referring["templateRef"].get("name")
@@ -176,7 +177,7 @@ def _describe_refusal(spec: Manifest, proposals: list[Proposal]) -> str:
 def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:
     """``workflow`` with only these marks of `marks.ADOPT`."""
     marked = copy.deepcopy(workflow)
-    named = {one.get("name", ""): one for one in marked["spec"].get("templates") or []}
+    named = {template.get("name", ""): template for template in marked["spec"].get("templates") or []}
     inline = {name: task["inline"] for name, task in inline_templates(marked["spec"]).items()}
     for name, template in (named | inline).items():
         metadata = template["metadata"] = template.get("metadata") or {}
@@ -189,7 +190,7 @@ def _mark(workflow: Manifest, kinds: dict[str, AdoptedKind]) -> Manifest:
 
 def _entry_tasks(spec: Manifest) -> dict[str, list[str]]:
     """Names of the tasks of the entry point by the template that they run."""
-    entry = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    entry = next(template for template in spec["templates"] if template["name"] == spec["entrypoint"])
     if is_leaf(entry):
         return {entry["name"]: [entry["name"]]}
     users: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ from hera_pipelines.compile.references import RESERVED_PREFIX, TemplateNames
 from hera_pipelines.compile.settings import StepSettings
 from hera_pipelines.compile.validate.validate_workflow import PLACEMENT_FIELDS
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, is_fan_out
+from tiphys.protocol.compiled_workflow import Manifest, find_template, is_fan_out
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 from tiphys.protocol.variables import Variable, map_variables
 
@@ -47,7 +47,7 @@ def translate_workflow(manifest: Manifest) -> Manifest:
     _move_defaults(spec)
     # Compile withholds the token from programs; here one may need it. To Argo, true is as if it were not set.
     spec.setdefault("automountServiceAccountToken", True)
-    called_by_steps = any("steps" in one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    called_by_steps = "steps" in find_template(workflow, spec["entrypoint"])
     entry = _make_entry_dag(spec)
     original_names = {new: old for old, new in _rename_tasks(entry).items()}
     templates = {template["name"]: template for template in spec["templates"]}
@@ -144,15 +144,15 @@ def _move_defaults(spec: Manifest) -> None:
     if not defaults:
         spec.pop("templateDefaults", None)
     if patch := spec.pop("podSpecPatch", None):
-        for template in (one for one in spec["templates"] if any(field in one for field in _POD_FIELDS)):
-            if template.setdefault("podSpecPatch", patch) != patch:
+        for template in spec["templates"]:
+            if any(field in template for field in _POD_FIELDS) and template.setdefault("podSpecPatch", patch) != patch:
                 raise UsageError(
                     f"the Workflow and template {template['name']!r} both have a podSpecPatch; write one into the other"
                 )
 
 
 def _make_entry_dag(spec: Manifest) -> Manifest:
-    entry: Manifest = next(one for one in spec["templates"] if one["name"] == spec["entrypoint"])
+    entry: Manifest = next(template for template in spec["templates"] if template["name"] == spec["entrypoint"])
     if "dag" in entry:
         return entry
     if "steps" in entry:
@@ -394,7 +394,9 @@ def _drop_unused(spec: Manifest) -> None:
     """Drop marked templates of which every user has a copy."""
     used = {spec["entrypoint"], *(name for user in _template_users(spec) for name in _used_templates(user))}
     spec["templates"] = [
-        one for one in spec["templates"] if one["name"] in used or marks.adopted_kind(one) in (None, AdoptedKind.PLAIN)
+        template
+        for template in spec["templates"]
+        if template["name"] in used or marks.adopted_kind(template) in (None, AdoptedKind.PLAIN)
     ]
 
 
@@ -413,11 +415,11 @@ def _used_templates(user: Manifest) -> Iterator[str]:
 
 def _free_names(spec: Manifest, entry: Manifest) -> None:
     """Rename other templates that have the name of a gated step: compile names its templates after these steps."""
-    gated = {one["name"] for one in spec["templates"] if _is_gated(one)}
+    gated = {template["name"] for template in spec["templates"] if _is_gated(template)}
     steps = {task["name"] for task in entry["dag"].get("tasks") or [] if task.get("template") in gated}
     taken = {name for step in steps for name in TemplateNames(step).all}
-    clashing = {one["name"] for one in spec["templates"] if one["name"] in taken and one["name"] not in gated}
-    used = taken | {one["name"] for one in spec["templates"]}
+    names = {template["name"] for template in spec["templates"]}
+    clashing, used = (taken & names) - gated, taken | names
     for name in sorted(clashing):
         fresh = f"{name}-template"
         while fresh in used:

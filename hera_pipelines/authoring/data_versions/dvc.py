@@ -116,7 +116,7 @@ def _only_output(file: Path) -> _Output:
 
 
 def _entries(file: Path, owner: str, entries: Any) -> Iterator[_Output]:
-    if not isinstance(entries, list) or not all(isinstance(one, dict) and one.get("path") for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in entries):
         raise UsageError(f"{file}: {owner} has outputs without a path; {_RESTORE}")
     for entry in entries:
         yield _Output(owner, entry)

@@ -104,17 +104,17 @@ def _union(*readers):
         reasons = []
         for each in readers:
             try:
-                one = each(value)
+                result = each(value)
             except ValueError as error:
                 reasons.append(str(error))
                 continue
             if (
-                json.dumps(one) == value
-                if is_text and isinstance(one, (bool, int, float))
-                else type(one) is type(value)
+                json.dumps(result) == value
+                if is_text and isinstance(result, (bool, int, float))
+                else type(result) is type(value)
             ):
-                return (taken or [one])[0] if is_text and isinstance(one, str) else one
-            taken.append(one)
+                return (taken or [result])[0] if is_text and isinstance(result, str) else result
+            taken.append(result)
         if not taken:
             raise ValueError("; ".join(reasons))
         return taken[0]
@@ -133,7 +133,7 @@ def _json(value, kind, name):
 
 
 def _list(read_one, make):
-    return lambda value: make([read_one(one) for one in _json(value, list, "list")])
+    return lambda value: make([read_one(element) for element in _json(value, list, "list")])
 
 
 def _tuple(*readers):
@@ -141,13 +141,13 @@ def _tuple(*readers):
         values = _json(value, list, "list")
         if len(values) != len(readers):
             raise ValueError(f"{value!r} has {len(values)} values in place of {len(readers)}")
-        return tuple(each(one) for each, one in zip(readers, values))  # noqa: B905  Python 3.9 has no strict=
+        return tuple(each(element) for each, element in zip(readers, values))  # noqa: B905  Python 3.9 has no strict=
 
     return read
 
 
 def _dict(read_key, read_value):
-    return lambda value: {read_key(key): read_value(one) for key, one in _json(value, dict, "object").items()}
+    return lambda value: {read_key(key): read_value(member) for key, member in _json(value, dict, "object").items()}
 
 
 def _plain(value):

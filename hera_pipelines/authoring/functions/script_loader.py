@@ -38,10 +38,10 @@ def _define(names, file, lines, text, step=""):
     tree = _bare(ast.parse(text), step)
     shown = list(linecache.cache[file][2]) if file in linecache.cache else []
     for statement, line in zip(tree.body, lines):  # noqa: B905  Python 3.9 has no strict=
-        first = min([statement.lineno] + [one.lineno for one in getattr(statement, "decorator_list", ())])
+        first = min([statement.lineno] + [decorator.lineno for decorator in getattr(statement, "decorator_list", ())])
         own = text.split("\n")[first - 1 : statement.end_lineno]
         shown += ["\n"] * (line - 1 + len(own) - len(shown))
-        shown[line - 1 : line - 1 + len(own)] = [one + "\n" for one in own]
+        shown[line - 1 : line - 1 + len(own)] = [text + "\n" for text in own]
         ast.increment_lineno(statement, line - first)
     linecache.cache[file] = (len(text), None, shown, file)
     exec(compile(tree, file, "exec", dont_inherit=True), names)  # noqa: S102  it is the program

@@ -53,7 +53,8 @@ class TravellingCode:
             return
         kept.setdefault(statement, set())
         decorators = enumerate(getattr(statement.node, "decorator_list", ()), 1)
-        statement.drop_decorators(max((n for n, one in decorators if self.makes_step(file, one)), default=0))
+        steps = (n for n, decorator in decorators if self.makes_step(file, decorator))
+        statement.drop_decorators(max(steps, default=0))
         for node in ast.walk(statement.node):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for alias in node.names:
@@ -65,7 +66,7 @@ class TravellingCode:
     @property
     def summary(self) -> str:
         """The files that travel, those with the most text first."""
-        sizes = {file.shown: sum(len(file.segment(one)) for one in kept) for file, kept in self.kept.items()}
+        sizes = {file.shown: sum(map(len, map(file.segment, kept))) for file, kept in self.kept.items()}
         names = sorted(sizes, key=lambda name: -sizes[name])
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more files" if len(names) > 3 else "")
 
@@ -86,7 +87,9 @@ class TravellingCode:
         name = read.chain[0]
         if file is self.main and name == self.definition.step:
             return
-        statements = file.defined.get(name) or [one for one in file.statements if self._star_gives(file, one, name)]
+        statements = file.defined.get(name) or [
+            statement for statement in file.statements if self._star_gives(file, statement, name)
+        ]
         for statement in statements:
             node = statement.node
             if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -176,7 +179,7 @@ class TravellingCode:
         if local := self.modules.find(module):
             return not name.startswith("_") and self._gives(local, name)
         found = vars(sys.modules[module]) if module in sys.modules else {}
-        return name in found.get("__all__", [one for one in found if not one.startswith("_")])
+        return name in found.get("__all__", [key for key in found if not key.startswith("_")])
 
     def _absolute(self, file: AuthorFile, node: ast.ImportFrom) -> str:
         self.imports_relatively |= bool(node.level) and file is self.main

@@ -76,7 +76,7 @@ def _expand(files: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        found = sorted(one for suffix in ("yaml", "yml") for one in path.rglob(f"*.{suffix}"))
+        found = sorted(file for suffix in ("yaml", "yml") for file in path.rglob(f"*.{suffix}"))
         if not found:
             raise UsageError(f"{path} has no YAML files")
         yield from found

@@ -243,14 +243,14 @@ def _find_plural(api: "KubeApi", api_version: str, kind: str) -> str | None:
         return ""
     except ForbiddenError:
         return None
-    return next((str(one["name"]) for one in listed if one.get("kind") == kind and "/" not in one["name"]), "")
+    return next((str(item["name"]) for item in listed if item.get("kind") == kind and "/" not in item["name"]), "")
 
 
 def _read_queues(
     api: "KubeApi", cluster: ClusterObservation, namespace: str
 ) -> "tuple[QueueRules, str] | UnknownValue":
-    serving = [one for one in cluster.tiphys.found if find_served_store((one,), namespace)]
-    homes = [one["metadata"]["namespace"] for one in serving]
+    serving = [deployment for deployment in cluster.tiphys.found if find_served_store((deployment,), namespace)]
+    homes = [deployment["metadata"]["namespace"] for deployment in serving]
     if not homes:
         unseen = cluster.tiphys.unseen_reason
         return UnknownValue(unseen or f"no Deployment of Tiphys was found that serves {namespace}")
@@ -268,5 +268,5 @@ def _read_plugin_version(api: "KubeApi", namespace: str, cluster: ClusterObserva
     except ForbiddenError:
         found = None
     labelled = [found, *cluster.tiphys.found] if found else cluster.tiphys.found
-    labels = [((one or {}).get("metadata") or {}).get("labels") or {} for one in labelled]
+    labels = [((item or {}).get("metadata") or {}).get("labels") or {} for item in labelled]
     return next((str(label[_VERSION_LABEL]) for label in labels if label.get(_VERSION_LABEL)), "")

@@ -33,7 +33,7 @@ class KueueView(NamedTuple):
 
     def explain(self, pending: "PendingRequest") -> "Deferred":
         """Why Kueue has not admitted a pending request."""
-        workload = next(one for one in self.workloads if one.request == pending.request)
+        workload = next(candidate for candidate in self.workloads if candidate.request == pending.request)
         return self.admission.explain(workload)
 
 
@@ -77,7 +77,7 @@ def count_queue_gpus(ledger_state: LedgerState) -> Iterator[tuple[str, str, int,
     """Namespace, LocalQueue, held and awaited GPUs."""
     held, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for counted, requests in ((held, ledger_state.leases), (waiting, ledger_state.pending)):
-        for request in (one.request for one in requests):
+        for request in (entry.request for entry in requests):
             counted[request.namespace, request.queue] += request.gpus
     for namespace, queue in sorted(held.keys() | waiting.keys()):
         yield namespace, queue, held[namespace, queue], waiting[namespace, queue]

@@ -62,15 +62,16 @@ def _find_later_moves(
     queue = state.queues.find(preemptor.request.queue) if isinstance(state.queues, Queues) else None
     if queue is None:
         return None
-    movable_at = {one.id: moment for one in state.leases if (moment := movable_from(queue, one, preemptor)) is not None}
+    moments = ((lease.id, movable_from(queue, lease, preemptor)) for lease in state.leases)
+    movable_at = {lease_id: moment for lease_id, moment in moments if moment is not None}
     latest = max([now, *movable_at.values()])
     selection = select_victims(
         state, preemptor, lambda leases: dict.fromkeys((lease.id for lease in leases), 0.0), latest, cache=cache
     )
     if isinstance(selection, NoVictims) or not selection.moved_leases:
         return None
-    moved = tuple(one for one in selection.leases if one.id in selection.moved_leases)
-    return max(now, *(movable_at[one.id] for one in moved)), moved
+    moved = tuple(lease for lease in selection.leases if lease.id in selection.moved_leases)
+    return max(now, *(movable_at[lease.id] for lease in moved)), moved
 
 
 def describe_preemption(selection: VictimSelection | NoVictims, *, is_exact: bool) -> Iterator[Text]:

@@ -239,7 +239,7 @@ def simulate(
             return replay_jobs(rules, spread_over_nodes(jobs, rules), POLICIES[policy], advance, own_costs)
 
     replays = {path: replay(rules, policy, f"replaying {path}") for path, rules in files.items()}
-    outcomes = {path: measure_replay(one) for path, one in replays.items()}
+    outcomes = {path: measure_replay(result) for path, result in replays.items()}
     losses: list[QueueLoss] = []
     if advice and policy is PolicyName.TIPHYS and against is None:
         plain = measure_replay(replay(files[queues], PolicyName.SKIP, "replaying a plain queue"))
@@ -375,7 +375,7 @@ def _draw(title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult
 
 
 def _simulation_document(about: dict[str, Any], outcomes: dict[Path, SimulationOutcome]) -> dict[str, Any]:
-    replays = [{"queue_file": str(path), **_to_json_types(asdict(one))} for path, one in outcomes.items()]
+    replays = [{"queue_file": str(path), **_to_json_types(asdict(outcome))} for path, outcome in outcomes.items()]
     return {"apiVersion": API_VERSION, "kind": "Simulation", **about, "replays": replays}
 
 

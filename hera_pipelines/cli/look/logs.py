@@ -80,7 +80,7 @@ def logs(
     attempts = _choose_attempts(history, step, number)
     if follow and len(attempts) != 1:
         raise UsageError(f"-f follows one step, and {where} has {len(attempts)}: name one as {history.run}/STEP")
-    submissions = {one.claim.submission: one for one in history.submissions}
+    submissions = {entry.claim.submission: entry for entry in history.submissions}
     printed = False
     for attempt in attempts:
         submission = submissions[attempt.claim.submission]
@@ -187,7 +187,7 @@ def _find_obstacles(
         bound = submission.binding
         found = observe_obstacles(api, bound.namespace, utc_now(), {bound.workflow_name}) if bound else []
         prefix = attempt.claim.instance.partition(".")[2]
-        return [one for one in found if without_try(one.step) in ("", prefix) or one.step.startswith(f"{prefix}.")]
+        return [row for row in found if without_try(row.step) in ("", prefix) or row.step.startswith(f"{prefix}.")]
     return []
 
 

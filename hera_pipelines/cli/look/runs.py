@@ -105,7 +105,7 @@ def runs(
     obstacles = _find_obstacles(screen, submitter, summaries)
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
-        rows = [one.model_dump(mode="json") | _obstacle_fields(obstacles[one.workflow]) for one in summaries]
+        rows = [run.model_dump(mode="json") | _obstacle_fields(obstacles[run.workflow]) for run in summaries]
         screen.document({**document, "runs": rows}, output)
         return
     if not all_summaries:
@@ -211,7 +211,7 @@ def remove(
         _show_deletions(screen, deletions, yes)
     else:
         document = {"apiVersion": API_VERSION, "kind": "RunDeletion", "store": run_store.url, "dry_run": not yes}
-        screen.document({**document, "runs": [one._asdict() for one in deletions]}, output)
+        screen.document({**document, "runs": [deletion._asdict() for deletion in deletions]}, output)
     kept = [deletion for deletion in deletions if deletion.kept_because]
     if yes and kept:
         raise ConflictError(f"run {kept[0].run} was kept: {kept[0].kept_because[0]}")
@@ -230,7 +230,7 @@ def _show_deletions(screen: Screen, deletions: Sequence[RunDeletion], done: bool
         for deletion in deletions
     ]
     screen.table(("RUN", "STATE", "OBJECTS", "SIZE", "WHY"), rows, wraps=True)
-    if not done and any(not one.kept_because for one in deletions):
+    if not done and any(not deletion.kept_because for deletion in deletions):
         screen.note("nothing was deleted; add --yes to delete")
 
 
@@ -262,7 +262,8 @@ def get(
             raise missing from None
         raise
     found = _find_obstacles(screen, submitter, [detail.summary])[detail.summary.workflow]
-    obstacles = [one for one in found if not step or one.task in ("", *(shown.name for shown in detail.steps))]
+    tasks = {"", *(shown.name for shown in detail.steps)}
+    obstacles = [obstacle for obstacle in found if not step or obstacle.task in tasks]
     if output is not Format.TABLE:
         screen.document(detail.model_dump(mode="json", by_alias=True) | _obstacle_fields(obstacles), output)
         return

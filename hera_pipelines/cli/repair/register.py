@@ -56,16 +56,16 @@ def register(
         screen.note(f"left out, because a record is damaged: {record.message}")
     if not found:
         raise NotFoundError(f"no step of {what} has asked to register a model; a step of RegisterModel does as it runs")
-    if not dry_run and any(one.done is None for one in found):
+    if not dry_run and any(registration.done is None for registration in found):
         server = connect({**os.environ, **({MLFLOW_TRACKING_URI: tracking_uri} if tracking_uri else {})})
         found = [
-            one if one.done else one._replace(done=repeat_registration(server, run_store, one, pipeline))
-            for one in found
+            entry if entry.done else entry._replace(done=repeat_registration(server, run_store, entry, pipeline))
+            for entry in found
         ]
-    reports = [one.report() for one in found]
+    reports = [registration.report() for registration in found]
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RegistrationList", "store": run_store.url, "run": run}
-        screen.document({**document, "registrations": [one.model_dump(mode="json") for one in reports]}, output)
+        screen.document({**document, "registrations": [report.model_dump(mode="json") for report in reports]}, output)
         return
     rows = ((report.step, report.model, _state(report), report.alias, report.source) for report in reports)
     screen.table(("STEP", "MODEL", "VERSION", "ALIAS", "SOURCE"), rows, wraps=True)

@@ -66,7 +66,7 @@ def drop(
     if output is Format.TABLE:
         _show_results(screen, results, yes)
         return
-    rows = [{**one._asdict(), "shared_at": one.shared_at.isoformat() if one.shared_at else None} for one in results]
+    rows = [{**row._asdict(), "shared_at": row.shared_at.isoformat() if row.shared_at else None} for row in results]
     document = {"apiVersion": API_VERSION, "kind": "SharedResultDrop", "store": chosen_store.url, "dry_run": not yes}
     screen.document({**document, "results": rows}, output)
 

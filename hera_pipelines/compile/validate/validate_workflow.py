@@ -217,9 +217,9 @@ def _hook_uses(owner: str, part: Manifest) -> Iterator[tuple[str, str]]:
 def _check_names(manifest: Manifest, steps: list[AuthoredStep]) -> None:
     kept = {step.program["name"] for step in steps if not step.is_gated}
     taken = {
-        one["name"]: "a template"
-        for one in manifest["spec"]["templates"]
-        if settings_annotation(one) is None or one["name"] in kept
+        template["name"]: "a template"
+        for template in manifest["spec"]["templates"]
+        if settings_annotation(template) is None or template["name"] in kept
     }
     for step in steps:
         if not _STEP_NAME.fullmatch(step.name):

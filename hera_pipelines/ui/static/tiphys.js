@@ -51,7 +51,7 @@ const exchange = (main, fresh) => {
     part.scrollTop = Math.min(before.top, part.scrollHeight);
   }
   if (!focused) return;
-  const same = [...fresh.querySelectorAll(focused.tagName)].find((one) => nameOf(one) === nameOf(focused));
+  const same = [...fresh.querySelectorAll(focused.tagName)].find((element) => nameOf(element) === nameOf(focused));
   if (same) same.focus({ preventScroll: true });
 };
 

@@ -96,11 +96,11 @@ def is_final(entry: NodeEntry | None) -> bool:
     return entry is not None and entry.get("phase", "") not in _OPEN_PHASES
 
 
-def is_same_entry(one: NodeEntry | None, other: NodeEntry | None) -> bool:
+def is_same_entry(entry: NodeEntry | None, other: NodeEntry | None) -> bool:
     """Whether two entries have the same phase and message, which is what people and Argo's controller read."""
-    if one is None or other is None:
-        return one is other
-    return all((one.get(field) or "") == (other.get(field) or "") for field in ("phase", "message"))
+    if entry is None or other is None:
+        return entry is other
+    return all((entry.get(field) or "") == (other.get(field) or "") for field in ("phase", "message"))
 
 
 class NodeStage(StrEnum):

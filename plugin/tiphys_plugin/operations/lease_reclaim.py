@@ -149,7 +149,7 @@ def recover_leases(context: PluginContext, namespace: str | None = None) -> None
         with _count_damage(context, run):
             attempts += _live_attempts(context.store, run, live_pods)
     # Those that run count in any case, so they come first: the others get what the quota has left.
-    for attempt in sorted(attempts, key=lambda one: not any(pod.holds_gpus for pod in one.pods)):
+    for attempt in sorted(attempts, key=lambda attempt: not any(pod.holds_gpus for pod in attempt.pods)):
         with _count_damage(context, attempt.claim.run):
             _restore_lease(context, attempt)
 

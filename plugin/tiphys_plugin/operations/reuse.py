@@ -49,7 +49,7 @@ def find_reusable_result(call: StepCall, key: str, attempts: Sequence[Attempt]) 
         if fault is None:
             return ReuseLookup(end)
         damage = damage or f"{name} is damaged: {fault}"
-    return ReuseLookup(None, damage or "; ".join(one.message for one in damaged[:1]))
+    return ReuseLookup(None, damage or "; ".join(result.message for result in damaged[:1]))
 
 
 def find_damage(call: StepCall, end: AttemptEnd) -> ExecuteReply | str | None:

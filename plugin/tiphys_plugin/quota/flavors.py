@@ -166,7 +166,7 @@ class FlavorSet:
 
     def kinds_of_type(self, gpu_type: str) -> tuple[str, ...]:
         """GPU kinds of a type: its flavors, or the type itself."""
-        return tuple(one.name for one in self.by_gpu_type.get(gpu_type, ())) or (gpu_type,)
+        return tuple(flavor.name for flavor in self.by_gpu_type.get(gpu_type, ())) or (gpu_type,)
 
     def gpu_kind_of(self, node: GpuNode) -> str:
         """GPU kind of a node: its flavor, or its type if that has no flavors; empty if no flavor matches its labels."""
@@ -179,7 +179,7 @@ class FlavorSet:
 
     def sort_gpu_kinds(self, kinds: Iterable[str]) -> list[str]:
         """Flavors in the order of declaration, then types without flavors by name."""
-        rank = {one.name: number for number, one in enumerate(self.flavors)}
+        rank = {flavor.name: number for number, flavor in enumerate(self.flavors)}
         return sorted(kinds, key=lambda kind: (rank.get(kind, len(rank)), kind))
 
 
@@ -189,19 +189,19 @@ def find_flavor_error(declared: Sequence[Flavor]) -> str | None:
 
 
 def _flavor_errors(declared: Sequence[Flavor]) -> Iterator[str]:
-    gpu_types = {one.gpu_type for one in declared}
-    for one in declared:
-        if one.name in gpu_types and one.name != one.gpu_type:
-            yield f"flavor {one.name!r} has the name of another GPU type than its own; give it another name"
-    for one, other in combinations(declared, 2):
-        if one.name == other.name:
-            yield f"flavor {one.name!r} is declared twice"
-        elif one.gpu_type == other.gpu_type and not _have_exclusive_labels(one, other):
+    gpu_types = {flavor.gpu_type for flavor in declared}
+    for flavor in declared:
+        if flavor.name in gpu_types and flavor.name != flavor.gpu_type:
+            yield f"flavor {flavor.name!r} has the name of another GPU type than its own; give it another name"
+    for flavor, other in combinations(declared, 2):
+        if flavor.name == other.name:
+            yield f"flavor {flavor.name!r} is declared twice"
+        elif flavor.gpu_type == other.gpu_type and not _have_exclusive_labels(flavor, other):
             yield (
-                f"flavors {one.name!r} and {other.name!r} could claim the same nodes of {one.gpu_type}; "
+                f"flavors {flavor.name!r} and {other.name!r} could claim the same nodes of {flavor.gpu_type}; "
                 "give both a label of the same name in node_labels, with different values"
             )
 
 
-def _have_exclusive_labels(one: Flavor, other: Flavor) -> bool:
-    return any(other.node_labels.get(key, value) != value for key, value in one.node_labels.items())
+def _have_exclusive_labels(flavor: Flavor, other: Flavor) -> bool:
+    return any(other.node_labels.get(key, value) != value for key, value in flavor.node_labels.items())

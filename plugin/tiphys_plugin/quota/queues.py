@@ -106,7 +106,7 @@ class Queues(BaseModel):
     def _check_names(self, location: str, names: Iterable[str]) -> None:
         for name in names:
             if name in self.flavor_set.by_gpu_type and name not in self.flavor_set.by_name:
-                flavor_names = ", ".join(one.name for one in self.flavor_set.by_gpu_type[name])
+                flavor_names = ", ".join(flavor.name for flavor in self.flavor_set.by_gpu_type[name])
                 raise ValueError(f"{location} names {name}, which has flavors; name one of them: {flavor_names}")
             if name not in (ANY_TYPE, *self.flavor_set.by_name) and not is_label_value(name):
                 raise ValueError(

@@ -139,7 +139,7 @@ def _failed_attempts(submission_ref: SubmissionRef, log: RunLog) -> list[tuple[A
         and (opened := log.attempt_starts.get(attempt)) is not None
         and opened.submission == submission_ref.submission
     ]
-    return sorted(failed, key=lambda one: (one[1].ended_at, one[0]))
+    return sorted(failed, key=lambda entry: (entry[1].ended_at, entry[0]))
 
 
 def _describe_last_failure(submission_ref: SubmissionRef, log: RunLog) -> list[str]:

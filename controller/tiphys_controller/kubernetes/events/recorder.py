@@ -160,13 +160,13 @@ class EventRecorder:
         for deleted in self._view.pop_deleted_workflows():
             self._guarded(deleted, self._record_deletion)
         workflows = self._view.workflows()
-        self._metrics.workflows.set(sum(not one.finished for one in workflows))
+        self._metrics.workflows.set(sum(not workflow.finished for workflow in workflows))
         present = {workflow.uid for workflow in workflows}
         for uid in self._recorded.keys() - present:
             del self._recorded[uid]
         moment, now = self._monotonic(), self._now()
-        due = [one for one in workflows if self._is_due(one, moment, now)]
-        list(pool.map(lambda one: None if stop.is_set() else self._guarded(one, self._record_run), due))
+        due = [workflow for workflow in workflows if self._is_due(workflow, moment, now)]
+        list(pool.map(lambda workflow: None if stop.is_set() else self._guarded(workflow, self._record_run), due))
 
     def _is_due(self, workflow: WorkflowView, moment: float, now: datetime) -> bool:
         recorded = self._recorded.get(workflow.uid)
@@ -222,7 +222,7 @@ class EventRecorder:
             starts = recorded.log.attempt_starts
             trainings = [key for key in running if starts[key].lineage][:_MAX_TRAININGS]
             reports = [read_training_progress(store, starts[key].lineage, key[1]) for key in trainings]
-            recorded.trainings = {key: one for key, one in zip(trainings, reports, strict=True) if one}
+            recorded.trainings = {key: report for key, report in zip(trainings, reports, strict=True) if report}
             if recorded.trainings:
                 recorded.trainings_at = moment
         return [(key[0], report) for key, report in recorded.trainings.items() if key in running]
@@ -235,10 +235,10 @@ class EventRecorder:
             for message in build_event_messages(workflow, recorded.submission_ref, recorded.log, resume_command)
             if message.key not in recorded.recorded_keys
         ]
-        recent = [one for one in unrecorded if one.recorded_at is None or not is_expired(one.recorded_at, now)]
-        for one in recent[:_EVENTS_PER_LOOK]:
-            self._writer.record_event(workflow, one)
-            recorded.recorded_keys.add(one.key)
+        recent = [event for event in unrecorded if event.recorded_at is None or not is_expired(event.recorded_at, now)]
+        for event in recent[:_EVENTS_PER_LOOK]:
+            self._writer.record_event(workflow, event)
+            recorded.recorded_keys.add(event.key)
         return len(recent) > _EVENTS_PER_LOOK
 
     def _describe(self, recorded: _RecordedWorkflow, workflow: WorkflowView, texts: dict[str, str]) -> None:

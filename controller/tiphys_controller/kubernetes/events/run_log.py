@@ -110,8 +110,9 @@ class RunLog:
             opened_at=claim.written_at,
             starts_from=f"checkpoint {start.global_step} of attempt {start.attempt}" if start else "",
             skipped_checkpoints=tuple(
-                f"checkpoint {one.checkpoint.global_step} of attempt {one.checkpoint.attempt} was skipped: {one.reason}"
-                for one in claim.skipped
+                f"checkpoint {skip.checkpoint.global_step} of attempt {skip.checkpoint.attempt} was skipped: "
+                f"{skip.reason}"
+                for skip in claim.skipped
             ),
             lineage=claim.lineage,
         )

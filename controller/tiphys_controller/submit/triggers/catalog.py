@@ -143,7 +143,7 @@ def read_triggers(templates: Sequence[Manifest], sources: ObjectSources) -> Trig
     triggers: list[Trigger] = []
     problems: list[TriggerProblem] = []
     counts: dict[str, int] = {}
-    for template in sorted(templates, key=lambda one: (one["metadata"]["namespace"], one["metadata"]["name"])):
+    for template in sorted(templates, key=lambda found: (found["metadata"]["namespace"], found["metadata"]["name"])):
         namespace, name = template["metadata"]["namespace"], template["metadata"]["name"]
         try:
             if (trigger := read_trigger(template)) is None:

@@ -48,8 +48,8 @@ def parse_notification(document: Any) -> list[NotifiedObject]:
         UsageError: it has none of the known forms, or names more than `MAX_OBJECTS_PER_DELIVERY` objects.
     """
     found: dict[NotifiedObject, None] = {}
-    for one in _parse(document, "the body", _MAX_ENVELOPES):
-        found[one] = None
+    for notified in _parse(document, "the body", _MAX_ENVELOPES):
+        found[notified] = None
         if len(found) > MAX_OBJECTS_PER_DELIVERY:
             raise UsageError(
                 f"the notification names more than {MAX_OBJECTS_PER_DELIVERY} objects, the limit of one delivery; "
@@ -104,7 +104,7 @@ def _parse_record(record: Any, where: str, envelopes: int) -> Iterator[NotifiedO
             _mapping(record, "s3", where), f"{where}.s3", ("bucket", "name"), ("object", "key")
         )
         keys = (key,) if "%" not in key and "+" not in key else (unquote_plus(key, errors="surrogateescape"), key)
-        yield NotifiedObject(bucket, tuple(one for one in keys if _is_key(one)))
+        yield NotifiedObject(bucket, tuple(candidate for candidate in keys if _is_key(candidate)))
 
 
 def _plain(document: Mapping[str, Any], where: str, bucket: tuple[str, ...], key: tuple[str, ...]) -> NotifiedObject:

@@ -134,14 +134,14 @@ def _build_workflow(template: Manifest, spec: TriggerSpec, version: ObjectVersio
     own = {field: value for field, value in template["spec"].items() if field != "workflowMetadata"}
     arguments = own.get("arguments") or {}
     declared = arguments.get("parameters") or []
-    names = [one["name"] for one in declared]
+    names = [parameter["name"] for parameter in declared]
     if unknown := sorted(set(spec.parameters) - set(names)):
         raise UsageError(unknown_name_message("the WorkflowTemplate", "parameter", unknown[0], names))
     parameters = [
-        {"name": one["name"], "value": version.read_field(spec.parameters[one["name"]])}
-        if one["name"] in spec.parameters
-        else one
-        for one in declared
+        {"name": parameter["name"], "value": version.read_field(spec.parameters[parameter["name"]])}
+        if parameter["name"] in spec.parameters
+        else parameter
+        for parameter in declared
     ]
     if missing := sorted(
         parameter["name"]

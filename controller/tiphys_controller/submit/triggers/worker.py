@@ -148,12 +148,12 @@ class TriggerWorker:
         triggers = self.dependencies.catalog.read(_CATALOG_SECONDS).triggers
         counts = Counter({"unwanted": 0, **{outcome.value: 0 for outcome in TriggerOutcome}})
         failure: StoreError | None = None
-        for one in notified:
+        for notice in notified:
             outcomes: list[TriggerOutcome] = []
-            for key in one.keys:
-                interested = [trigger for trigger in triggers if self._may_want(trigger, one.bucket, key)]
+            for key in notice.keys:
+                interested = [trigger for trigger in triggers if self._may_want(trigger, notice.bucket, key)]
                 try:
-                    outcomes += self._make_runs(interested, one.bucket, key)
+                    outcomes += self._make_runs(interested, notice.bucket, key)
                 except StoreError as error:  # the other objects may belong to tenants whose storage answers
                     failure = error
             counts.update([outcome.value for outcome in outcomes] or ["unwanted"])
@@ -285,10 +285,10 @@ class TriggerWorker:
         for problem in listed.problems:
             self._report(problem, problem.reason)
         self._sweeps = {
-            (one.namespace, one.template): self._sweeps.get((one.namespace, one.template)) or _Sweep()
-            for one in listed.triggers
+            (trigger.namespace, trigger.template): self._sweeps.get((trigger.namespace, trigger.template)) or _Sweep()
+            for trigger in listed.triggers
         }
-        known = self._sweeps.keys() | {(one.namespace, one.template) for one in listed.problems}
+        known = self._sweeps.keys() | {(problem.namespace, problem.template) for problem in listed.problems}
         with self._lock:
             self._reports = {key: reports for key, reports in self._reports.items() if key in known}
         for trigger in listed.triggers:

@@ -171,8 +171,9 @@ class KueueAdmission:
         found = self._api.list(
             KUEUE_WORKLOADS, request.namespace, f"{MANAGED_BY},{WORKFLOW_UID_LABEL}={request.uid}"
         ).items
-        own = [one for one in map(self._parse, found) if one and one.request.workflow_step == request.workflow_step]
-        return bool(own) and max(own, key=lambda one: one.request.attempt).is_on_hold
+        parsed = (workload for workload in map(self._parse, found) if workload)
+        own = [workload for workload in parsed if workload.request.workflow_step == request.workflow_step]
+        return bool(own) and max(own, key=lambda workload: workload.request.attempt).is_on_hold
 
     def _list_spot_flavors(self) -> list[Object]:
         return [item for item in self._api.list(KUEUE_FLAVORS).items if is_spot_flavor(item)]
@@ -404,7 +405,7 @@ class KueueAdmission:
         for namespace in namespaces:
             with _explained(namespace or "all namespaces"):
                 found += self._api.list(KUEUE_WORKLOADS, namespace, labels=labels).items
-        return [one for one in map(self._parse, found) if one is not None]
+        return [workload for workload in map(self._parse, found) if workload is not None]
 
     @staticmethod
     def _parse(manifest: Object) -> KueueWorkload | None:

@@ -50,11 +50,11 @@ class QueuePositions:
         queue = workload.request.queue
         with contextlib.suppress(TiphysError):  # its API is an addition that an installation may lack
             items = self._api.get_path(_VISIBILITY.format(workload.namespace, queue)).get("items") or []
-            for one in items:
-                if one["metadata"]["name"] == workload.name:
-                    in_queue, in_all = one["positionInLocalQueue"] + 1, one["positionInClusterQueue"] + 1
+            for item in items:
+                if item["metadata"]["name"] == workload.name:
+                    in_queue, in_all = item["positionInLocalQueue"] + 1, item["positionInClusterQueue"] + 1
                     return in_all, f"position {in_queue} in LocalQueue {queue}, {in_all} in its ClusterQueue"
-        names = [one.name for one in self._list_waiting(workload.namespace) if one.queue == queue]
+        names = [other.name for other in self._list_waiting(workload.namespace) if other.queue == queue]
         position = names.index(workload.name) + 1 if workload.name in names else len(names) + 1
         return position, f"position {position} in LocalQueue {queue}, counted by priority and age"
 
@@ -64,7 +64,7 @@ class QueuePositions:
             read_at, waiting = self._waiting.get(namespace, (datetime.min.replace(tzinfo=UTC), []))
         if self._clock() - read_at < _POSITIONS_VALID:
             return waiting
-        found = self._api.list(KUEUE_WORKLOADS, namespace, transform=lambda one: one if _is_waiting(one) else None)
+        found = self._api.list(KUEUE_WORKLOADS, namespace, transform=lambda item: item if _is_waiting(item) else None)
         waiting = sorted(map(_WaitingWorkload.parse, found.items))
         with self._lock:
             self._waiting[namespace] = (self._clock(), waiting)

@@ -342,7 +342,7 @@ def _parse_conditions(conditions: Sequence[Mapping[str, Any]]) -> dict[str, Cond
 
 def find_leases(workloads: Sequence[KueueWorkload]) -> Iterator[Lease]:
     """The leases among ``workloads``: granted, and not finished. Evicted ones are marked as preempted."""
-    by_uid = {one.uid: one.request for one in workloads}
+    by_uid = {workload.uid: workload.request for workload in workloads}
     for workload in workloads:
         if workload.grant is None or workload.is_finished:
             continue
@@ -368,9 +368,10 @@ def find_leases(workloads: Sequence[KueueWorkload]) -> Iterator[Lease]:
 def find_pending(workloads: Sequence[KueueWorkload]) -> list[PendingRequest]:
     """The requests that wait among ``workloads``, the oldest first."""
     waiting = (workload for workload in workloads if workload.grant is None and not workload.is_finished)
-    ordered = sorted(waiting, key=lambda one: (one.created_at, one.name))
+    ordered = sorted(waiting, key=lambda workload: (workload.created_at, workload.name))
     return [
-        PendingRequest(one.request, number, one.created_at, one.created_at) for number, one in enumerate(ordered, 1)
+        PendingRequest(workload.request, number, workload.created_at, workload.created_at)
+        for number, workload in enumerate(ordered, 1)
     ]
 
 

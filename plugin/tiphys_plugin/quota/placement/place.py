@@ -36,7 +36,8 @@ def spread_over_topology(
     free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
 ) -> tuple[int, ...] | None:
     """Node number of each member, in topology order; None if the gang does not fit."""
-    inventories = [one for one in free_capacity.inventory.by_gpu_type.values() if gang.pod.accepts_type(one.gpu_type)]
+    by_type = free_capacity.inventory.by_gpu_type
+    inventories = [inventory for gpu_type, inventory in by_type.items() if gang.pod.accepts_type(gpu_type)]
     candidates = [
         GangCapacity(free_capacity, inventory, gang)
         for inventory in inventories
@@ -45,7 +46,7 @@ def spread_over_topology(
     fitting = [candidate for candidate in candidates if candidate.placeable_groups >= gang.group_count]
     if not fitting:
         return None
-    return tuple(sorted(min(fitting, key=lambda one: one.sort_key).assign_nodes(policy)))
+    return tuple(sorted(min(fitting, key=lambda draft: draft.sort_key).assign_nodes(policy)))
 
 
 def count_fitting_pods_of_type(
@@ -158,7 +159,8 @@ class GangCapacity:
                 yield from [number] * room
                 members -= room
                 continue
-            node_by_capacity = {self._free_capacity.node_capacities[one]: one for one in reversed(numbers[position:])}
+            capacities = self._free_capacity.node_capacities
+            node_by_capacity = {capacities[node]: node for node in reversed(numbers[position:])}
             choice = policy.choose_capacity(node_by_capacity, self._gang.pod.multiplied_by(members))
             assert choice is not None  # the host ``number`` has room for all remaining members
             yield from [node_by_capacity[choice.capacity]] * members
@@ -350,7 +352,7 @@ def find_placement_by_preference(
     """
     of_one_type = (replace(gang.pod, gpu_type=gpu_type, gpu_types=()) for gpu_type in gang.pod.gpu_types)
     found = [find_placement(free_capacity, replace(gang, pod=pod), policy) for pod in of_one_type]
-    placements = [one for one in found if isinstance(one, Placement)]
+    placements = [outcome for outcome in found if isinstance(outcome, Placement)]
     if not placements:
         return find_placement(free_capacity, gang, policy)
     return min(placements, key=lambda placement: not set(gang.avoided_nodes).isdisjoint(placement.nodes))

@@ -102,7 +102,7 @@ def compute_relative_demand(typical: Mapping[PodRequest, float], stock: Mapping[
     for pod, frequency in typical.items():
         accepted = [gpu_type for gpu_type in existing if pod.gpus and pod.accepts_type(gpu_type)]
         for gpu_type in accepted:
-            demand[gpu_type] += frequency * pod.gpus * pod.gpu_milli / sum(existing[one] for one in accepted)
+            demand[gpu_type] += frequency * pod.gpus * pod.gpu_milli / sum(map(existing.__getitem__, accepted))
     total = sum(demand[gpu_type] * gpus for gpu_type, gpus in existing.items())
     mean = total / sum(existing.values()) if total else 1.0
     return {gpu_type: round(demand[gpu_type] / mean, _DEMAND_DIGITS) for gpu_type in existing} if total else {}

@@ -40,10 +40,10 @@ def vacate_nodes(
     nodes = sorted((some for node, some in by_node.items() if has_room_on(node, some)), key=_sum_gpus)
     nodes = nodes[:_MAX_TRIED_NODES]
     sufficient = False
-    for one in nodes:
-        if fits_without(one):
+    for node_leases in nodes:
+        if fits_without(node_leases):
             sufficient = True
-            yield drop_needless(one, _largest_first, fits_without)
+            yield drop_needless(node_leases, _largest_first, fits_without)
     if not sufficient and (joined := _join_nodes(nodes, fits_without)):
         yield drop_needless(joined, _largest_first, fits_without)
 

@@ -60,16 +60,16 @@ class PreemptionPolicy:
     def candidates(self, lease_ids: Container[str], now: datetime) -> VictimCandidates:
         """The candidates among the leases with these ids; leases that are marked already are none."""
         unmarked = [lease for lease in self._leases if lease.preemption is None and lease.id in lease_ids]
-        usable = [one for one in unmarked if self._frees_usable_gpus(one)]
-        candidates = [one for one in usable if self._may_preempt(one, now)]
+        usable = [lease for lease in unmarked if self._frees_usable_gpus(lease)]
+        candidates = [lease for lease in usable if self._may_preempt(lease, now)]
         candidate_ids = {candidate.id for candidate in candidates}
         return VictimCandidates(
-            tuple(one for one in candidates if protected_until(self._queues, one) <= now),
-            tuple(one for one in candidates if protected_until(self._queues, one) > now),
+            tuple(lease for lease in candidates if protected_until(self._queues, lease) <= now),
+            tuple(lease for lease in candidates if protected_until(self._queues, lease) > now),
             tuple(
-                one
-                for one in usable
-                if one.id not in candidate_ids and is_movable(self._queue, one, self._preemptor, now)
+                lease
+                for lease in usable
+                if lease.id not in candidate_ids and is_movable(self._queue, lease, self._preemptor, now)
             ),
         )
 
@@ -79,7 +79,7 @@ class PreemptionPolicy:
         A preemptor that reclaims must stay within the quota of its queue. Each victim of another queue is beyond the
         quota of that queue as long as the leases before it stay, so this needs no check.
         """
-        if all(self._is_in_same_queue(one) for one in victims):
+        if all(self._is_in_same_queue(victim) for victim in victims):
             return True
         freed_in_own_queue: Counter[str] = Counter()
         for victim in victims:
@@ -155,7 +155,7 @@ class PreemptionPolicy:
 def _find_borrowing_leases(queues: Queues, held_gpus: Mapping[str, HeldGpus], leases: Sequence[Lease]) -> Iterator[str]:
     """Ids of the leases beyond the quotas of their queues."""
     total: Counter[tuple[str, str]] = Counter()
-    for lease in sorted(leases, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
+    for lease in sorted(leases, key=lambda lease: (-lease.request.priority, lease.granted_at, lease.id)):
         held = held_gpus[lease.id]
         queue = queues.find(held.queue)
         total[held.queue, held.pool] += held.gpus

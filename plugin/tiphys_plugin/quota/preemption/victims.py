@@ -54,7 +54,7 @@ def split_elastic_leases(state: LedgerState) -> LedgerState:
     """``state`` with a separate lease for each optional member; the same object if there are no optional members."""
     if all(lease.request.min_members is None for lease in state.leases):
         return state
-    leases = tuple(part for one in state.leases for part in split_lease(one))
+    leases = tuple(part for lease in state.leases for part in split_lease(lease))
     return state if len(leases) == len(state.leases) else replace(state, leases=leases)
 
 
@@ -102,7 +102,7 @@ def mark_lease_preempted(
     ``nodes``, because the eviction frees the last ones.
     """
     uid, step = preemptor
-    if not all(is_member_id(one.id) for one in victims):
+    if not all(is_member_id(victim.id) for victim in victims):
         return replace(lease, preemption=PreemptionNotice(uid, step, now, now + grace, moves=moves))
     keeps = lease.request.members - len(victims)
     freed_nodes = [node for victim in victims for node in victim.nodes]
@@ -202,7 +202,7 @@ def _select_moves(case: "PreemptionCase", estimate_losses: LossEstimator) -> Vic
         if len(victims) > _MAX_MOVED or not case.start_elsewhere(moved, victims):
             continue
         losses = _weigh(victims, estimate_losses, case.now)
-        if all(losses[one.id] <= _LARGEST_LOSS * held_gpu_seconds(one, case.now) for one in moved):
+        if all(losses[lease.id] <= _LARGEST_LOSS * held_gpu_seconds(lease, case.now) for lease in moved):
             return VictimSelection(victims, losses, frozenset(lease.id for lease in moved))
     return None
 
@@ -214,7 +214,7 @@ def _select_candidates(case: "PreemptionCase", estimate_losses: LossEstimator) -
     weighed = sorted(case.candidates.leases, key=lambda lease: (held_gpu_seconds(lease, case.now), lease.id))
     weighed = weighed[: max(_MAX_WEIGHED_CANDIDATES, 2 * case.preemptor.request.gpus)]
     costs = _weigh(weighed, estimate_losses, case.now)
-    victims = case.select_cheapest(weighed, lambda one: costs[one.id])
+    victims = case.select_cheapest(weighed, lambda candidate: costs[candidate.id])
     if victims is None:
         return case.explain_useless_candidates()
     return VictimSelection(victims, {victim.id: costs[victim.id] for victim in victims})
@@ -284,7 +284,7 @@ class PreemptionCase:
                 f"queue {queue.name} preempts no training: it sets none of preempts_lower_priority, reclaims, "
                 "preempts_longer and backfill: preemptible"
             )
-        if any(is_expected_to_end(one, now) and _is_preempted_for(one, request) for one in state.leases):
+        if any(is_expected_to_end(lease, now) and _is_preempted_for(lease, request) for lease in state.leases):
             return NoVictims(f"others were asked to leave for {format_step_name(request)} already")
         later = apply_pending_preemptions(state, now, cache)
         if isinstance(decide_pending(later, preemptor, now, cache), Admitted):
@@ -365,12 +365,12 @@ class PreemptionCase:
         mine = replace(self.preemptor, promised_at=self.now)
         last = max(waiting_request.arrival for waiting_request in (*self.state.pending, mine))
         moves = [
-            PendingRequest(one.request, last + number, self.now, self.now, promised_at=self.now)
-            for number, one in enumerate(moved, 1)
+            PendingRequest(lease.request, last + number, self.now, self.now, promised_at=self.now)
+            for number, lease in enumerate(moved, 1)
         ]
-        pending = tuple(sorted((*self.state.pending, mine, *moves), key=lambda one: one.arrival))
+        pending = tuple(sorted((*self.state.pending, mine, *moves), key=lambda pending: pending.arrival))
         state = replace(self.state, leases=remaining, pending=pending)
-        admissions = [decide_pending(state, one, self.now, self.cache) for one in (mine, *moves)]
+        admissions = [decide_pending(state, pending, self.now, self.cache) for pending in (mine, *moves)]
         pools = [admission.pool for admission in admissions if isinstance(admission, Admitted)]
         return len(pools) == len(admissions) and self.rights.stays_within_quota(pools[0])
 
@@ -412,7 +412,7 @@ class PreemptionCase:
     def _select_greedily(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
         """Add cheap leases until the request fits, then drop needless ones, the most expensive first."""
         victims: list[Lease] = []
-        for lease in sorted(leases, key=lambda one: (cost(one) / one.request.gpus, one.id)):
+        for lease in sorted(leases, key=lambda lease: (cost(lease) / lease.request.gpus, lease.id)):
             victims.append(lease)
             if self.fits_without(victims):
                 break
@@ -436,7 +436,7 @@ def apply_pending_preemptions(state: LedgerState, now: datetime, cache: Schedule
 
     Victims that are overdue (see `OVERDUE_AFTER`) keep their leases.
     """
-    leases = [remaining for one in state.leases if (remaining := _apply_preemption(one, now)) is not None]
+    leases = [remaining for lease in state.leases if (remaining := _apply_preemption(lease, now)) is not None]
     pending = list(state.pending)
     # Each is decided as if nothing else were pending: GPUs of its victims are promised to it, so no other goes first.
     for preemptor in state.pending:
@@ -480,7 +480,7 @@ def _iterate_by_cost(leases: Sequence[Lease], cost: Callable[[Lease], float]) ->
     of sets small where many leases are alike.
     """
     leases_by_shape: defaultdict[tuple[object, ...], list[Lease]] = defaultdict(list)
-    for lease in sorted(leases, key=lambda one: (cost(one), one.id)):
+    for lease in sorted(leases, key=lambda lease: (cost(lease), lease.id)):
         request = lease.request
         shape = (request.queue, request.gpu_type, lease.pool, request.gpus, request.members, lease.nodes)
         leases_by_shape[shape].append(lease)
@@ -492,7 +492,7 @@ def _iterate_by_cost(leases: Sequence[Lease], cost: Callable[[Lease], float]) ->
             return
         total, size, counts = heapq.heappop(heap)
         if size:
-            yield tuple(one for group, count in zip(groups, counts, strict=True) for one in group[:count])
+            yield tuple(lease for group, count in zip(groups, counts, strict=True) for lease in group[:count])
         last = max((index for index, count in enumerate(counts) if count), default=0)
         for index in range(last, len(groups)):
             if counts[index] < len(groups[index]):

@@ -227,7 +227,8 @@ class Capacity:
 
     def find_consumed_limits(self, queue: Queue, request: LeaseRequest, pool: str) -> frozenset[ResourceLimit]:
         """The limits that a lease of ``pool`` for the request would use up."""
-        option = next(one for one in get_pool_options(self.queues, queue, request).options if one.pool == pool)
+        options = get_pool_options(self.queues, queue, request).options
+        option = next(option for option in options if option.pool == pool)
         held_after = self.held_in_pool(queue, pool) + request.gpus
         borrows = queue.cohort is not None and held_after > queue.guaranteed_quota(pool)
         return option.borrowing_limits if borrows else option.own_limits

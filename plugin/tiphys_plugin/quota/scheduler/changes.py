@@ -66,9 +66,9 @@ def _count_same(before: tuple[_Item, ...], old: int, after: tuple[_Item, ...], n
     length, same = min(len(before) - old, len(after) - new), 0
     while same < length:
         stride = min(_STRIDE, length - same)
-        one, other = before[old + same : old + same + stride], after[new + same : new + same + stride]
-        if one != other:
-            return same + next(compress(count(), map(is_not, one, other)))
+        old_part, new_part = before[old + same : old + same + stride], after[new + same : new + same + stride]
+        if old_part != new_part:
+            return same + next(compress(count(), map(is_not, old_part, new_part)))
         same += stride
     return same
 

@@ -144,8 +144,8 @@ class CycleResult:
         scheduling_key: Callable[[Queue, PendingEntry], SchedulingKey],
     ) -> None:
         self.capacity = capacity
-        self._evaluated = sorted(evaluated, key=lambda one: one.ranked.key)
-        self._by_arrival = {one.ranked.pending.arrival: one for one in self._evaluated}
+        self._evaluated = sorted(evaluated, key=lambda request: request.ranked.key)
+        self._by_arrival = {request.ranked.pending.arrival: request for request in self._evaluated}
         self._waiting = waiting
         self._waiting_by_options: defaultdict[PoolOptions, list[WaitingGroup]] = defaultdict(list)
         for group in waiting:
@@ -157,9 +157,9 @@ class CycleResult:
     def assignments(self) -> Iterator[PoolAssignment]:
         """The requests that may start, in scheduling order."""
         return (
-            PoolAssignment(one.pending, one.verdict.pool, one.verdict.nodes)
-            for one, _, _ in self._evaluated
-            if one.verdict.pool is not None
+            PoolAssignment(ranked.pending, ranked.verdict.pool, ranked.verdict.nodes)
+            for ranked, _, _ in self._evaluated
+            if ranked.verdict.pool is not None
         )
 
     def outcome_of(self, arrival: int) -> RequestOutcome:
@@ -168,8 +168,11 @@ class CycleResult:
         verdict, entry = own.ranked.verdict, self._pending_queues.entry_of(arrival)
         assert entry is not None
         limits = entry.pool_options.limits
-        contending = [one for one in self._evaluated if not limits.isdisjoint(one.ranked.verdict.contended_limits)]
-        ahead = [one.ranked for one in contending if _goes_before(one, own)]
+        ahead = [
+            request.ranked
+            for request in self._evaluated
+            if not limits.isdisjoint(request.ranked.verdict.contended_limits) and _goes_before(request, own)
+        ]
         waiting_ahead = sum(
             self._count_before(group, own)
             for group in self._waiting
@@ -177,8 +180,8 @@ class CycleResult:
         )
         if not ahead and verdict.pool is None and self._would_start_alone(own.queue, entry.pending.request):
             # Leases without a type count against every type, so a start on one type can take the last GPU of another.
-            started = [one for one in self._evaluated if one.ranked.verdict.pool is not None]
-            ahead = [one.ranked for one in started if _goes_before(one, own)]
+            started = [request for request in self._evaluated if request.ranked.verdict.pool is not None]
+            ahead = [request.ranked for request in started if _goes_before(request, own)]
         return RequestOutcome(
             verdict.pool,
             verdict.nodes,
@@ -197,7 +200,8 @@ class CycleResult:
         group = next(option for option in self._waiting_by_options[entry.pool_options] if option.has(entry))
         own_key = self._scheduling_key(group.queue, entry)
         order = (own_key[0], entry.position)
-        earlier = (one.ranked.key for one in self._evaluated if one.queue is group.queue and one.order < order)
+        same_queue = (request for request in self._evaluated if request.queue is group.queue)
+        earlier = (request.ranked.key for request in same_queue if request.order < order)
         key = max([own_key, *earlier])
         return EvaluatedRequest(RankedRequest(key, entry.pending, group.verdict), group.queue, order)
 
@@ -213,10 +217,10 @@ class CycleResult:
         return bool(self.capacity.find_fitting_pools(queue, request))
 
 
-def _goes_before(one: EvaluatedRequest, other: EvaluatedRequest) -> bool:
-    if one.queue is other.queue:
-        return one.order < other.order
-    return one.ranked.key < other.ranked.key
+def _goes_before(request: EvaluatedRequest, other: EvaluatedRequest) -> bool:
+    if request.queue is other.queue:
+        return request.order < other.order
+    return request.ranked.key < other.ranked.key
 
 
 _position = attrgetter("position")

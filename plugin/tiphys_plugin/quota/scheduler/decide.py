@@ -278,7 +278,7 @@ def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) 
     first_attained, own_attained = first.request.attained, pending.request.attained
     is_same_queue = first.request.queue == queue.name
     first_level, own_level = (
-        attained_level(queue, one.attained, one.most_gpus) for one in (first.request, pending.request)
+        attained_level(queue, asked.attained, asked.most_gpus) for asked in (first.request, pending.request)
     )
     if is_same_queue and first_level < own_level:
         hours = f"{first_attained / 3600:.1f} GPU-hours so far, and this one {own_attained / 3600:.1f}"

@@ -80,8 +80,8 @@ class DecayedUsage:
         means = defaultdict(
             float, {key: max(0.0, held - decay * self._not_yet_counted[key]) for key, held in self._held.items()}
         )
-        for one in self._history:
-            means[one.queue, one.pool] += one.gpus * _decay_factor(one.measured_at, now, self._half_life)
+        for usage in self._history:
+            means[usage.queue, usage.pool] += usage.gpus * _decay_factor(usage.measured_at, now, self._half_life)
         return means
 
     def _count(self, lease: Lease, times: int) -> None:

@@ -45,7 +45,7 @@ class PendingQueues:
         """The requests, in order of arrival."""
         self._own: PendingRequest | None = None
         """The one of `with_request`, which ``pending`` lacks, or has in an earlier version."""
-        self._promises = sum(1 for one in pending if one.promised_at)
+        self._promises = sum(1 for request in pending if request.promised_at)
         self._groups_by_queue: dict[str, dict[GroupKey, list[PendingEntry]]] = {}
         for waiting_request in pending:
             if (entry := self._build_entry(waiting_request)) is not None:
@@ -99,8 +99,8 @@ class PendingQueues:
     ) -> "PendingQueues":
         twin = PendingQueues(self.queues)
         twin.pending = pending
-        twin._promises = self._promises + sum(1 for one in added if one.promised_at)
-        twin._promises -= sum(1 for one in removed if one.promised_at)
+        twin._promises = self._promises + sum(1 for request in added if request.promised_at)
+        twin._promises -= sum(1 for request in removed if request.promised_at)
         twin._groups_by_queue = {name: groups.copy() for name, groups in self._groups_by_queue.items()}
         copied: set[tuple[str, GroupKey]] = set()
         for change, requests in ((_remove_entry, removed), (_add_entry, added)):
@@ -126,14 +126,15 @@ class PendingQueues:
             del groups[key]
             copied.discard((queue, key))
 
-    def _build_entry(self, one: PendingRequest) -> PendingEntry | None:
-        request, queue = one.request, self.queues.find(one.request.queue)
+    def _build_entry(self, pending: PendingRequest) -> PendingEntry | None:
+        request, queue = pending.request, self.queues.find(pending.request.queue)
         if queue is None or queue.stopped:
             return None
         if self._drops_infeasible and not is_feasible(self.queues, queue, request):
             return None  # a request that waits for new nodes must not delay others
         seconds = inf if request.seconds is None else request.seconds
-        return PendingEntry(queue_position(queue, one), one, get_pool_options(self.queues, queue, request), seconds)
+        options = get_pool_options(self.queues, queue, request)
+        return PendingEntry(queue_position(queue, pending), pending, options, seconds)
 
     def _group_key(self, entry: PendingEntry) -> GroupKey:
         queue = self.queues.find(entry.pending.request.queue)

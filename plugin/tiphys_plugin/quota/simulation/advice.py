@@ -60,13 +60,13 @@ def find_losses(
         plain: The replay of the same jobs under the policy ``skip``.
         measure: Replays the same jobs under other queues.
     """
-    plain_by_queue = {one.queue: one.completion_seconds for one in plain.queues}
+    plain_by_queue = {result.queue: result.completion_seconds for result in plain.queues}
     losses = []
-    for one in outcome.queues:
-        queue, plain_seconds = queues.find(one.queue or ""), plain_by_queue[one.queue]
-        if queue is None or not one.completion_seconds or not plain_seconds:
+    for result in outcome.queues:
+        queue, plain_seconds = queues.find(result.queue or ""), plain_by_queue[result.queue]
+        if queue is None or not result.completion_seconds or not plain_seconds:
             continue
-        loss = QueueLoss(queue.name, one.completion_seconds, plain_seconds)
+        loss = QueueLoss(queue.name, result.completion_seconds, plain_seconds)
         if loss.factor > LOSS_FACTOR:
             losses.append(replace(loss, alternatives=_find_alternatives(queues, queue, outcome, measure)))
     return sorted(losses, key=lambda loss: -loss.factor)
@@ -87,13 +87,13 @@ def _find_alternatives(
         )
     total_before = outcome.total.completion_seconds or 0.0
     better = [
-        one for one in measured if one.completion_seconds < before and one.total_completion_seconds <= total_before
+        row for row in measured if row.completion_seconds < before and row.total_completion_seconds <= total_before
     ]
-    return tuple(sorted(better, key=lambda one: one.completion_seconds))
+    return tuple(sorted(better, key=lambda result: result.completion_seconds))
 
 
 def _completion_of(outcome: SimulationOutcome, queue: str) -> float:
-    return next(one.completion_seconds or 0.0 for one in outcome.queues if one.queue == queue)
+    return next(result.completion_seconds or 0.0 for result in outcome.queues if result.queue == queue)
 
 
 def list_alternatives(queue: Queue) -> Iterator[Settings]:

@@ -164,14 +164,14 @@ class _Simulation:
         )
 
     def _start_admissible(self, now: datetime) -> None:
-        if not any(self._fits(one.request) for one in self._pending.first_of_each_shape):
+        if not any(self._fits(pending.request) for pending in self._pending.first_of_each_shape):
             return
         self._cycles += 1
         state = self._cluster.ledger_state
         free_gpus = self._total_gpus - sum(lease.request.gpus for lease in state.leases)
         promised = tuple(self._cluster.promised.values())
         relevant = (*self._pending.select_relevant(free_gpus, promised), *promised)
-        by_arrival = {one.arrival: one for one in relevant}
+        by_arrival = {pending.arrival: pending for pending in relevant}
         pending = tuple(by_arrival[arrival] for arrival in sorted(by_arrival))
         assignments = self._policy(replace(state, pending=pending), now, self._cluster.cache)
         for assignment in assignments:
@@ -183,12 +183,12 @@ class _Simulation:
         queue = self._queues.find(request.queue)
         return queue is not None and not queue.stopped and self._cluster.capacity.fits(queue, request)
 
-    def _queue_position(self, one: PendingRequest) -> PositionKey:
-        return queue_position(self._queues.find(one.request.queue), one)
+    def _queue_position(self, pending: PendingRequest) -> PositionKey:
+        return queue_position(self._queues.find(pending.request.queue), pending)
 
 
-def _arrival_position(one: PendingRequest) -> PositionKey:
-    return (one.arrival,)
+def _arrival_position(pending: PendingRequest) -> PositionKey:
+    return (pending.arrival,)
 
 
 def _queues_to_see_whole(queues: Queues) -> frozenset[str]:

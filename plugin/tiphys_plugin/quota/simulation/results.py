@@ -51,9 +51,9 @@ def build_timeline(replay: ReplayResult) -> Iterator[TimelineSpan]:
     for seconds, together in groupby(sorted(list_changes(replay)), key=lambda change: change.seconds):
         if before is not None:
             yield TimelineSpan(before, seconds, held.copy(), jobs.copy())
-        for one in together:
-            held[one.queue, one.pool] += one.held
-            jobs[one.queue] += (one.pending > 0) - (one.pending < 0)
+        for change in together:
+            held[change.queue, change.pool] += change.held
+            jobs[change.queue] += (change.pending > 0) - (change.pending < 0)
         before = seconds
 
 

@@ -103,8 +103,8 @@ class SimulatedCluster:
         """When a job next reaches a level of attained service, the end of its protection, or that of its patience."""
         return self._wakeups[0][0] if self._wakeups else None
 
-    def job_of(self, one: PendingRequest) -> TraceJob:
-        return self._jobs[int(one.request.uid)]
+    def job_of(self, pending: PendingRequest) -> TraceJob:
+        return self._jobs[int(pending.request.uid)]
 
     def submit_job(self, number: int, job: TraceJob, now: datetime) -> PendingRequest:
         limit_seconds = math.inf if job.limit_seconds is None else job.limit_seconds
@@ -152,7 +152,7 @@ class SimulatedCluster:
             marked[lease.id] = replace(lease, preemption=notice)
             self._track(replace(running, lease=marked[lease.id], preemption=preemption))
         self.ledger_state = replace(
-            self.ledger_state, leases=tuple(marked.get(one.id, one) for one in self.ledger_state.leases)
+            self.ledger_state, leases=tuple(marked.get(lease.id, lease) for lease in self.ledger_state.leases)
         )
         self.promised[preemptor.request.uid] = preemptor
 
@@ -162,7 +162,7 @@ class SimulatedCluster:
         saved_at = {
             lease.id: self._running[lease.id].attempt.last_commit_seconds(seconds, self._costs) for lease in leases
         }
-        return {one.id: one.request.gpus * (seconds - saved_at[one.id]) for one in leases}
+        return {lease.id: lease.request.gpus * (seconds - saved_at[lease.id]) for lease in leases}
 
     def _track(self, running: RunningJob) -> None:
         self._running[running.lease.id] = running
@@ -301,13 +301,14 @@ class PendingJobs:
         """The first request of each shape."""
         return [entries[0][1] for entries in self._by_shape.values()]
 
-    def add(self, one: PendingRequest) -> None:
-        insort(self._by_shape.setdefault(_job_shape(one.request), []), (self.position_of(one), one), key=_by_position)
+    def add(self, pending: PendingRequest) -> None:
+        same_shape = self._by_shape.setdefault(_job_shape(pending.request), [])
+        insort(same_shape, (self.position_of(pending), pending), key=_by_position)
 
-    def remove(self, one: PendingRequest) -> None:
-        shape = _job_shape(one.request)
+    def remove(self, pending: PendingRequest) -> None:
+        shape = _job_shape(pending.request)
         entries = self._by_shape[shape]
-        del entries[bisect_left(entries, self.position_of(one), key=_by_position)]
+        del entries[bisect_left(entries, self.position_of(pending), key=_by_position)]
         if not entries:
             del self._by_shape[shape]
 
@@ -316,8 +317,9 @@ class PendingJobs:
 
         ``promised`` are the requests that have victims: those before them in position and arrival also go first.
         """
-        relevant = [one for shape in self._by_shape for _, one in self._relevant_of_shape(shape, gpus, promised)]
-        return sorted(relevant, key=lambda one: one.arrival)
+        entries = chain.from_iterable(self._relevant_of_shape(shape, gpus, promised) for shape in self._by_shape)
+        relevant = [pending for _, pending in entries]
+        return sorted(relevant, key=lambda pending: pending.arrival)
 
     def select_relevant_in_queue(
         self, name: str, gpus: int, promised: Sequence[PendingRequest]
@@ -327,12 +329,12 @@ class PendingJobs:
         relevant = (entry for shape in shapes for entry in self._relevant_of_shape(shape, gpus, promised))
         return [pending for _, pending in sorted(relevant, key=_by_position)]
 
-    def goes_first(self, one: PendingRequest, promised: Sequence[PendingRequest]) -> bool:
+    def goes_first(self, pending: PendingRequest, promised: Sequence[PendingRequest]) -> bool:
         """Whether the request is one of ``promised``, or was before one of them when its victims were chosen."""
         return any(
-            one.request.queue == other.request.queue
-            and one.arrival <= other.arrival
-            and self.position_of(one) <= self.position_of(other)
+            pending.request.queue == other.request.queue
+            and pending.arrival <= other.arrival
+            and self.position_of(pending) <= self.position_of(other)
             for other in promised
         )
 
@@ -340,7 +342,7 @@ class PendingJobs:
         self, shape: JobShape, gpus: int, promised: Sequence[PendingRequest]
     ) -> Iterable[_PositionedRequest]:
         entries, most = self._by_shape[shape], _max_relevant(shape, gpus)
-        own = [one for one in promised if one.request.queue == shape[0]]
+        own = [pending for pending in promised if pending.request.queue == shape[0]]
         if shape[0] in self._whole_queues:
             return entries
         if not own:

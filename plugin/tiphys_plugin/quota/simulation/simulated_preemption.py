@@ -59,7 +59,7 @@ class SimulatedPreemptionLoop:
         usable = sum(
             lease.request.gpus for lease in ledger.leases if self._may_be_preempted(queue, lease, preemptor, now)
         )
-        free = self.total_gpus - sum(one.request.gpus for one in ledger.leases)
+        free = self.total_gpus - sum(lease.request.gpus for lease in ledger.leases)
         if not usable or usable + free < preemptor.request.gpus:
             return None
         selection = select_victims(
@@ -76,14 +76,14 @@ class SimulatedPreemptionLoop:
         same_queue = self.pending.select_relevant_in_queue(queue.name, self.total_gpus, self._promised)
         position = self.pending.position_of(preemptor)
         before = [
-            one
-            for one in same_queue
-            if self.pending.position_of(one) < position or self.pending.goes_first(one, self._promised)
+            pending
+            for pending in same_queue
+            if self.pending.position_of(pending) < position or self.pending.goes_first(pending, self._promised)
         ]
         others = self.pending.select_relevant(self.total_gpus, self._promised)
         other_queues = [other for other in others if other.request.queue != queue.name]
         relevant = [*self._promised, *before, *other_queues]
-        by_arrival = {one.arrival: one for one in relevant if one.arrival != preemptor.arrival}
+        by_arrival = {pending.arrival: pending for pending in relevant if pending.arrival != preemptor.arrival}
         return tuple(by_arrival[arrival] for arrival in sorted(by_arrival))
 
     def _may_be_preempted(self, queue: Queue, lease: Lease, preemptor: PendingRequest, now: datetime) -> bool:

@@ -100,7 +100,8 @@ def _parse_speed(row: TraceRow) -> tuple[float, ...]:
         speed = tuple(map(float, text.split("|")))
     except ValueError:
         speed = ()
-    if len(speed) != len(types) or len(types) < 2 or not all(1 / _MAX_SPEED <= one <= _MAX_SPEED for one in speed):
+    is_in_range = all(1 / _MAX_SPEED <= factor <= _MAX_SPEED for factor in speed)
+    if len(speed) != len(types) or len(types) < 2 or not is_in_range:
         raise row.cell_error(
             "speed", f"a number from {1 / _MAX_SPEED:g} to {_MAX_SPEED} for each of several types, as in 2.5|1"
         )
