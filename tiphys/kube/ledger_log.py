@@ -208,6 +208,8 @@ class LedgerRecords:
         size = len(_to_json(head.entries))
         if size < SEGMENT_BYTES:
             return head.model_copy(update={"number": entry["n"], "entries": (*head.entries, entry)})
+        # Before the head that counts on it. If that head loses, the winner has made the same record: its name is that
+        # of the first entry, and all who read this head hold the same entries.
         self._create(self._record_name(head.id, head.first), list(head.entries), owner)
         moved = {"number": entry["n"], "entries": (entry,), "record_bytes": head.record_bytes + size}
         return head.model_copy(update=moved)
@@ -298,6 +300,7 @@ class LedgerRecords:
         return name.startswith(f"{self._ledger}.{head.id}.")
 
     def _is_needed(self, head: LogHead, name: str) -> bool:
+        # Numbers in names have leading zeros, so texts compare as numbers do; a chunk has one part more than a record.
         record, chunk = self._record_name(head.id, head.snapshot_first), self._chunk_name(head.id, head.snapshot, 0)
         return name >= (chunk if name.count(".") > record.count(".") else record)
 
@@ -378,6 +381,7 @@ class LogReader(Generic[_Lease, _Pending]):
         """
         before = self.head
         try:
+            # A log that was begun anew, or that went back, shares no entries with the book that is known here.
             if before is not None and before.id == head.id and before.number <= head.number:
                 try:
                     self._follow(self._records, self.book, head, before.number, before.first)

@@ -130,6 +130,7 @@ def drop_known_tasks(text: str, known_results: KnownResults) -> str | bool:
     if not kept:
         return rest if isinstance(rest, bool) else str(rest)
     if isinstance(rest, bool):
+        # Argo knows no constants: one task never has two results.
         never = () if rest else (AllOf((TaskResult(kept[0], "Succeeded"), TaskResult(kept[0], "Failed"))),)
         return str(_conjoin((*map(_any_result, kept), *never)))
     still_named = set(tasks_in(rest))

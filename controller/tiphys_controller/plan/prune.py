@@ -49,6 +49,7 @@ _SERVER_LABELS = frozenset(
     )
 )
 _SERVER_SPEC = ("shutdown",)
+"""The successor of a Workflow that was stopped would stop as it starts."""
 
 
 class SubmissionIdentity(NamedTuple):
@@ -113,6 +114,7 @@ def prune_workflow(
     manifest = apply_identity(pipeline.manifest, identity)
     entry = find_template(manifest, manifest["spec"]["entrypoint"])
     bodies = {body["name"]: body for body in entry["dag"].pop("tasks")}
+    # The plan has followed the target already, and Argo refuses one that names a task that is gone.
     entry["dag"].pop("target", None)
     parameters = {
         f"workflow.parameters.{name}": value for name, value in read_workflow_parameters(pipeline.manifest).items()
@@ -122,11 +124,13 @@ def prune_workflow(
     for name in _running_names(bodies, plan):
         task = _bind_finished_tasks(bodies[name], plan, artifact_key)
         if name in kept:
+            # Items are kept by their positions, so those that a parameter holds must stand in the task first.
             source = {field: task[field] for field in FAN_OUT_FIELDS if field in task}
             task = keep_items({**task, **substitute_tags(source, parameters.get)}, kept[name])
         tasks.append(merge_outputs(task, plan.partial_outputs))
     if not tasks:  # of a run that begins with nothing left to do; Argo refuses a DAG without tasks
         tasks.append({"name": NOTHING_LEFT, "template": WAKE_TEMPLATE})
+    # Each template counts towards the size that Argo can store, also one that nothing calls any more.
     used = find_reachable_templates(manifest, find_root_templates(manifest["spec"]))
     manifest["spec"]["templates"] = [template for template in manifest["spec"]["templates"] if template["name"] in used]
     return manifest
@@ -158,6 +162,7 @@ def _drop_finished_dependencies(task: Manifest, plan: PlanDecisions) -> Manifest
     if any(name in known_results for name in task.get("dependencies") or ()):
         task["dependencies"] = [name for name in task["dependencies"] if name not in known_results]
     if task.get("depends") and any(name in known_results for name in tasks_in(parse_depends(task["depends"]))):
+        # A bool is true: of a condition that finished tasks alone make false, the plan has skipped the task.
         rest = drop_known_tasks(task["depends"], known_results)
         task["depends"] = "" if isinstance(rest, bool) else rest
     return {field: value for field, value in task.items() if value or field not in ("depends", "dependencies")}

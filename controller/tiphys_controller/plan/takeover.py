@@ -85,6 +85,7 @@ class TakeoverSearch:
             for candidate in self._candidates(self._graph.tasks[plan.name], plan, decisions)
             if candidate.step not in self._searched and self._may_exist(candidate, state)
         ]
+        # Each result that is found makes inputs of later steps known, so `find` is called until nothing new is found.
         self._searched |= {candidate.step for candidate in candidates}
         found = read_concurrently(lambda candidate: self._search(candidate, state), candidates)
         return {candidate.step: end for candidate, end in zip(candidates, found, strict=True) if end is not None}

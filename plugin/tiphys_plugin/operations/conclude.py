@@ -77,6 +77,7 @@ def _await_pods_of_ended(call: StepCall, claim: AttemptClaim, end: AttemptEnd) -
     Its next attempt needs them, so it waits for the pods; None once they are gone.
     """
     if end.outcome is not AttemptEndOutcome.FAILED:
+        # A replica that died between the end and the release has left the lease, which only a sweep would find, later.
         end_attempt.release_lease_if_ended(call, claim)
         return None
     pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, claim)
@@ -145,6 +146,7 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd,
     is_training = call.spec.kind is StepKind.TRAIN
     match end.outcome:
         case AttemptEndOutcome.DONE:
+            # With every reply: the replica that wrote the end may have died before it wrote what follows from it.
             write_derived_records(call.store, call.spec, end)
             is_seen = not is_training or status in ("Succeeded", *NOT_STARTED_STATUSES)
             lost = "" if is_seen else f", although Argo reports {status or 'nothing'}"
@@ -154,6 +156,7 @@ def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd,
         case AttemptEndOutcome.FENCED:
             return failed_reply(f"Attempt {end.attempt} of {call.name} {end_attempt.describe_fence(call, end)}")
     decision = decide_retry(call, attempts, end) if is_training else None
+    # A workflow that is stopping starts no node, so Argo would not begin the attempt that the reply promises.
     if decision is not None and decision.retry and attempts and status not in NOT_STARTED_STATUSES:
         return retry_reply(
             f"Attempt {end.attempt} ended by {recording.describe_cause(end.cause)}, {end.message}; "

@@ -74,6 +74,7 @@ def await_pods(call: StepCall, attempt: AttemptClaim, pod_statuses: Sequence[Pod
     if pod is None and not is_gang_active:
         services.wait_tracker.clear(key)
         return None
+    # The wait is over for each later call, too; else the end that was forced would wait again with every one.
     if services.wait_tracker.has_given_up(key):
         return None
     limit = services.settings.pod_end_timeout_seconds
@@ -131,10 +132,8 @@ def end_failed_attempt(
             pods_may_live=pods_may_live,
         )
     message = unknown_cause if unknown_cause and verdict.cause is None else verdict.evidence
-    if (
-        verdict.rule in UNEXPLAINED_RULES
-        and (argo_message := program_nodes.find_argo_message(call, attempt)) not in message
-    ):
+    argo_message = program_nodes.find_argo_message(call, attempt) if verdict.rule in UNEXPLAINED_RULES else ""
+    if argo_message not in message:
         message = f"{message}; Argo: {argo_message}"
     if preempted is not None:
         message = (
@@ -218,10 +217,8 @@ def find_last_crash(call: StepCall, attempt: AttemptClaim) -> CrashRecord | None
     """
     if (crash := _read_crash_record(call, attempt)) is None:
         return None
-    newest, progress = (
-        _find_commits(call, attempt)[0],
-        read_training_progress(call.store, attempt.lineage, attempt.attempt),
-    )
+    newest = _find_commits(call, attempt)[0]
+    progress = read_training_progress(call.store, attempt.lineage, attempt.attempt)
     steps = [record.global_step for record in (newest, progress) if record and record.global_step is not None]
     return None if max(steps, default=-1) > (-1 if crash.global_step is None else crash.global_step) else crash
 
@@ -303,6 +300,7 @@ def record_end(
         call.context.metrics.attempts_ended.labels(cause=cause.value if cause else outcome.value).inc()
         if preempted is not None:
             call.context.metrics.count_preemption(preempted)
+    # Also of an end that another replica wrote: it may have died before it came to this.
     if not pods_may_live:
         release_lease(call, attempt)
     return stored.record
@@ -340,6 +338,7 @@ def build_preemption_record(call: StepCall, attempt: AttemptClaim) -> Preemption
     """The cost of a preemption by the queue of an attempt whose pods are gone; None unless its lease was preempted."""
     ledger = call.context.ledger.snapshot() if attempt.lease else None
     lease = next((lease for lease in ledger.leases if lease.id == attempt.lease), None) if ledger is not None else None
+    # A gang that only gives members away (`keeps`) trains on: its end has another cause.
     if ledger is None or lease is None or lease.preemption is None or lease.preemption.keeps is not None:
         return None
     preemption = lease.preemption

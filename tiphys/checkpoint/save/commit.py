@@ -177,11 +177,15 @@ def commit_checkpoint(
 
 def publish_manifest(store: Store, manifest: CheckpointManifest, check_fence: Callable[[], None]) -> CheckpointManifest:
     """Create ``manifest``, whose shards are all stored; this is the commit. Raises as `commit_checkpoint` does."""
+    # After the upload, which takes minutes, and not before it: a replacement that was claimed meanwhile has chosen its
+    # start without this checkpoint.
     check_fence()
     failpoint("checkpoint.before_manifest")
     key = LineageLayout(manifest.lineage).manifest(manifest.attempt, manifest.global_step)
     stored, created = claim_record(store, key, manifest.with_seal())
     failpoint("checkpoint.after_manifest")
+    # Equal shards: only the answer to an earlier write was lost. Others: the program began again, or Argo made its pod
+    # twice, under one attempt number, which the fence cannot tell apart. Readers may have begun from the first one.
     if not created and stored.shards != manifest.shards:
         raise StoreError(
             f"checkpoint {manifest.global_step} of attempt {manifest.attempt} exists with other content, written by an "
@@ -221,6 +225,7 @@ def check_fence(store: Store, run: str, step: str, attempt: int) -> None:
             continue
         _, number, is_end = parsed
         claimed = claimed or (number == attempt and not is_end)
+        # An end fences before the next claim exists: it names the last checkpoint, by which the retry was decided.
         if number > attempt or (number == attempt and is_end):
             why = f"its end is recorded in {info.key}" if is_end and number == attempt else f"attempt {number} exists"
             raise FencedError(

@@ -171,6 +171,7 @@ class CheckpointCommitter(CommitSink):
     def commit(
         self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
     ) -> CheckpointManifest:
+        # The save before this one had no outcome yet when the draft was made; a save that failed is no parent.
         draft = draft.model_copy(update={"parent": self.base_checkpoint, "facts": self._provenance(draft)})
         try:
             return self._commit(draft, shards, uploader)

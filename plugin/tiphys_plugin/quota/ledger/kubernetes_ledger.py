@@ -369,6 +369,7 @@ class KubernetesLedger(BaseLedger):
         """Store a snapshot, and delete the records before it. After a failure, the next snapshot does it."""
         try:
             self._ledger_object.take_snapshot(version)
+            # The head must name the snapshot before records go: a crash here may leave too many, and never too few.
             self._update(lambda state: state)
             self._ledger_object.delete_unused_records()
         except TiphysError as error:

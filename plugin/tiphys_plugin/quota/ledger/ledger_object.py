@@ -204,6 +204,7 @@ class LedgerObject:
     def _next_head(self, version: LedgerVersion, ledger_state: LedgerState) -> LogHead:
         head = version.head or LogHead(id=_draw_id())
         changes = encode_changes(version.state, ledger_state, self._cache)
+        # A new log needs no record of the old one, whatever that has lost, and its snapshot has room for any change.
         if head.repair_asked_at is not None or head.id == self._lost_log or _size(changes) > MAX_ENTRY_BYTES:
             return self._begin_log(version, ledger_state, head.number + 1)
         if not changes:
@@ -221,6 +222,7 @@ class LedgerObject:
 
     def _with_finished_snapshot(self, head: LogHead) -> LogHead:
         taken, self._finished_snapshot = self._finished_snapshot, None
+        # It was written in the background: others may have begun a new log, or taken a later snapshot, meanwhile.
         if taken is None or taken.id != head.id or taken.snapshot <= head.snapshot:
             return head
         record_bytes = max(0, head.record_bytes - taken.record_bytes)
@@ -230,6 +232,8 @@ class LedgerObject:
     def _replace_status(self, version: LedgerVersion, ledger_state: LedgerState, head: LogHead) -> LedgerVersion:
         summary = status_codec.encode_summary(ledger_state, self._cache.sum_held_gpus(ledger_state))
         content = {"version": LOG_FORMAT, "summary": summary, "log": head.to_json()}
+        # By uid and resourceVersion the API server refuses a write after a newer one, or to another object of the name:
+        # this PUT alone decides which entry comes next, for all services.
         metadata = {key: version.manifest["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         unchanged = {key: value for key, value in version.manifest.items() if key in ("apiVersion", "kind", "spec")}
         body = {**unchanged, "metadata": metadata, "status": content}
@@ -301,6 +305,7 @@ class LedgerObject:
 
     def _read_log(self, manifest: Object, head: LogHead) -> LedgerState:
         before = self.last_version.head if self.last_version is not None else None
+        # Both logs can be read, and lack leases that this service knows: to follow them would grant held GPUs.
         if before is not None and head.losses > before.losses:
             raise self._lost_error("was begun without its leases, because its log was damaged")
         if before is not None and head.number < before.number:
@@ -325,6 +330,7 @@ class LedgerObject:
             if head.repair_asked_at is None:
                 asked = status_codec.format_timestamp(self._clock())
                 self._replace_status(lost, LedgerState(), head.model_copy(update={"repair_asked_at": asked}))
+            # The absolute difference, as the other service's clock may be ahead: nothing is granted until this is over.
             elif abs(self._clock() - status_codec.parse_timestamp(head.repair_asked_at)).total_seconds() > (
                 REPAIR_SECONDS
             ):

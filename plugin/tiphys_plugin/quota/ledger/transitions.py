@@ -193,6 +193,7 @@ def mark_victims(
     if any(map(is_member_id, grace_seconds)):
         others = split_elastic_leases(others)
     victims = [lease for lease in others.leases if lease.id in grace_seconds]
+    # They were chosen on an older state. If one has ended since, its GPUs may be enough: the next round chooses anew.
     if len(victims) < len(grace_seconds):
         return state, ()
     moved = check_victims(others, pending, victims, now, cache)
@@ -249,6 +250,7 @@ def restore(
         request = replace(request, priority=min(request.priority, queue.max_priority))
     request = with_cohort(state.queues, request)
     pool = gpu_type or pools.find_pool_of_request(state.queues, request, None)
+    # Pods that run hold their GPUs whatever the quota is now. Those that do not run yet get theirs as a request would.
     if running_members < request.members and not _has_quota(state, request, pool):
         if running_members == 0:
             return state, 0
@@ -283,6 +285,7 @@ def shrink(
 ) -> LedgerState:
     """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``."""
     before = cache.find_lease(state, lease_id)
+    # A report that is late or repeated names more members, or other nodes, than are left, and must not bring them back.
     if before is None or not 0 < members < before.request.members:
         return state
     if before.nodes and (len(nodes) != members or Counter(nodes) - Counter(before.nodes)):
