@@ -23,7 +23,7 @@ from tiphys_controller.submit.planner import (
     plan_stored_run,
     recorded_namespace,
 )
-from tiphys_controller.submit.start import RunOrigin, StartResult, begin_run, random_suffix
+from tiphys_controller.submit.start import NewRun, StartResult, begin_run, random_suffix
 from tiphys_controller.submit.submitter import Submitter
 
 
@@ -120,7 +120,5 @@ def _start_fork(
         check_drift_allowed(run_plan.drift, parent, is_fork=True)
     pipeline = CompiledPipeline.from_manifest(clear_identity(run_plan.pipeline.manifest))
     rerun_steps = tuple(name for name in run_plan.rerun_steps if task_name(name) in run_plan.pipeline.steps)
-    origin = RunOrigin(parent=parent, rerun_steps=rerun_steps)
-    if key:
-        return begin_run_once(store, submitter, pipeline, key, request, options.run, options.namespace, suffix, origin)
-    return begin_run(store, submitter, pipeline, options.run, options.namespace, suffix, origin)
+    new = NewRun(pipeline, options.run, options.namespace, suffix, parent, rerun_steps)
+    return begin_run_once(store, submitter, new, key, request) if key else begin_run(store, submitter, new)

@@ -17,7 +17,7 @@ from tiphys.records import IdempotencyKeyRecord, RunRecord, SubmissionBinding, j
 from tiphys.store import RunLayout, Store, claim_record, claim_run, find_record, idempotency_record_key
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
 from tiphys_controller.submit.start import (
-    RunOrigin,
+    NewRun,
     StartResult,
     build_first_claim,
     build_run_record,
@@ -81,7 +81,7 @@ def start_run_once(
     pipeline = CompiledPipeline.from_manifest(manifest)
     digest = json_digest({"workflow": manifest, "run": run or "", "namespace": namespace})
     request = StartRequest(digest, f"{run or 'a run'} of pipeline {pipeline.name}")
-    return begin_run_once(store, submitter, pipeline, key, request, run, namespace, suffix, RunOrigin())
+    return begin_run_once(store, submitter, NewRun(pipeline, run, namespace, suffix), key, request)
 
 
 def find_started_run(store: Store, key: str, request: StartRequest) -> IdempotencyKeyRecord | None:
@@ -95,28 +95,17 @@ def find_started_run(store: Store, key: str, request: StartRequest) -> Idempoten
     return reservation and _check_same_request(reservation, key, request)
 
 
-def begin_run_once(
-    store: Store,
-    submitter: Submitter,
-    pipeline: CompiledPipeline,
-    key: str,
-    request: StartRequest,
-    run: str | None,
-    namespace: str,
-    suffix: Callable[[], str],
-    origin: RunOrigin,
-) -> StartResult:
+def begin_run_once(store: Store, submitter: Submitter, new: NewRun, key: str, request: StartRequest) -> StartResult:
     """Like `start_run_once`, for a run that may be a fork."""
-    origin = origin._replace(key=digest_idempotency_key(key))
+    new = new._replace(key=digest_idempotency_key(key))
     reservation = find_started_run(store, key, request)
     if reservation is None:
-        name = _find_free_name(store, submitter, pipeline, run, namespace, suffix)
-        new_reservation = IdempotencyKeyRecord(run=name, namespace=namespace, content=request.content_digest)
-        reservation = _check_same_request(
-            claim_record(store, idempotency_record_key(origin.key), new_reservation).record, key, request
-        )
+        name = _find_free_name(store, submitter, new)
+        own = IdempotencyKeyRecord(run=name, namespace=new.namespace, content=request.content_digest)
+        stored = claim_record(store, idempotency_record_key(new.key), own).record
+        reservation = _check_same_request(stored, key, request)
     failpoint("start.after_key")
-    return _submit_first(store, submitter, _claim_run_record(store, pipeline, reservation, origin), namespace)
+    return _submit_first(store, submitter, _claim_run_record(store, new, reservation), new.namespace)
 
 
 def _check_same_request(reservation: IdempotencyKeyRecord, key: str, request: StartRequest) -> IdempotencyKeyRecord:
@@ -130,33 +119,24 @@ def _check_same_request(reservation: IdempotencyKeyRecord, key: str, request: St
     )
 
 
-def _find_free_name(
-    store: Store,
-    submitter: Submitter,
-    pipeline: CompiledPipeline,
-    run: str | None,
-    namespace: str,
-    suffix: Callable[[], str],
-) -> str:
+def _find_free_name(store: Store, submitter: Submitter, new: NewRun) -> str:
     name = ""
-    for name in candidate_run_names(pipeline, run, suffix):
-        check_workflow_name_free(store, submitter, namespace, name, 1)
+    for name in candidate_run_names(new):
+        check_workflow_name_free(store, submitter, new.namespace, name, 1)
         if find_record(store, RunLayout(name).run_record, RunRecord) is None:
             check_name_free_of_leftovers(store, name)
             return name
     raise _name_taken_error(store, name)
 
 
-def _claim_run_record(
-    store: Store, pipeline: CompiledPipeline, reservation: IdempotencyKeyRecord, origin: RunOrigin
-) -> RunRecord:
-    record = build_run_record(pipeline, reservation.run, reservation.namespace, origin)
+def _claim_run_record(store: Store, new: NewRun, reservation: IdempotencyKeyRecord) -> RunRecord:
+    record = build_run_record(new._replace(namespace=reservation.namespace), reservation.run)
     existing = claim_run(store, record).record
-    if existing.key != origin.key:
+    if existing.key != new.key:
         raise _name_taken_error(store, reservation.run)
     failpoint("start.after_record")
-    if origin.parent:
-        check_not_deleted(store, origin.parent)
+    if new.parent:
+        check_not_deleted(store, new.parent)
     return existing
 
 

@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
-from tiphys.protocol.compiled_workflow import (
-    CompiledPipeline,
-    Manifest,
-)
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest
 from tiphys.store import RunLayout, Store, claim_record, claim_run
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
@@ -44,18 +41,27 @@ class StartResult(NamedTuple):
     """Steps and items of which it takes over a result, each with where it is from: ``prep (run a, attempt 1)``."""
 
 
-class RunOrigin(NamedTuple):
-    """Origin of a new run: the run it was forked from, and the digest of its idempotency key; both may be empty."""
-
-    parent: str = ""
-    key: str = ""
-    rerun_steps: tuple[str, ...] = ()
-    """Steps that reuse nothing of the parent."""
-
-
 def random_suffix() -> str:
     """Five random characters that distinguish the runs of a pipeline."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(_SUFFIX_LENGTH))
+
+
+class NewRun(NamedTuple):
+    """What a run begins with."""
+
+    pipeline: CompiledPipeline
+    name: str | None
+    """None: the pipeline's ``run_name``, or else the pipeline's name and ``suffix``."""
+    namespace: str
+    """Namespace of the Workflow."""
+    suffix: Callable[[], str] = random_suffix
+    """Returns the random part of a name."""
+    parent: str = ""
+    """The run that it is forked from; empty for none."""
+    rerun_steps: tuple[str, ...] = ()
+    """Steps that reuse nothing of the parent."""
+    key: str = ""
+    """Digest of its idempotency key; empty without one."""
 
 
 def start_run(
@@ -83,24 +89,16 @@ def start_run(
         ConflictError: the run, or a Workflow of its name, exists.
     """
     pipeline = CompiledPipeline.from_manifest(manifest)
-    return begin_run(store, submitter, pipeline, run, namespace, suffix, RunOrigin())
+    return begin_run(store, submitter, NewRun(pipeline, run, namespace, suffix))
 
 
-def begin_run(
-    store: Store,
-    submitter: Submitter,
-    pipeline: CompiledPipeline,
-    run: str | None,
-    namespace: str,
-    suffix: Callable[[], str],
-    origin: RunOrigin,
-) -> StartResult:
+def begin_run(store: Store, submitter: Submitter, new: NewRun) -> StartResult:
     """Like `start_run`, for a run that may be a fork."""
-    record = _record_run(store, submitter, pipeline, run, namespace, suffix, origin)
+    record = _record_run(store, submitter, new)
     failpoint("start.after_record")
-    if origin.parent:  # a deletion claims its run before it looks for forks, so one of the two sees the other
-        check_not_deleted(store, origin.parent)
-    claim = build_first_claim(record, submitter.cluster, namespace)
+    if new.parent:  # a deletion claims its run before it looks for forks, so one of the two sees the other
+        check_not_deleted(store, new.parent)
+    claim = build_first_claim(record, submitter.cluster, new.namespace)
     claimed = claim_record(store, RunLayout(record.run).submission(1), claim)
     if not claimed.is_ours:
         raise ConflictError(
@@ -157,47 +155,40 @@ def build_first_claim(record: RunRecord, cluster: str, namespace: str) -> Submis
     )
 
 
-def candidate_run_names(pipeline: CompiledPipeline, run: str | None, suffix: Callable[[], str]) -> Iterator[str]:
+def candidate_run_names(new: NewRun) -> Iterator[str]:
     """Names to try for a run: the given or authored one, else several with a random suffix.
 
     Raises:
         UsageError: the name is not valid, or differs from the pipeline's ``run_name``.
     """
-    run = check_authored_name(pipeline, run) or run
-    for _ in range(1 if run else _NAME_ATTEMPTS):
-        yield check_run_name(run or f"{pipeline.name[:_LONGEST_PIPELINE].rstrip('-.')}-{suffix()}")
+    name = check_authored_name(new.pipeline, new.name) or new.name
+    for _ in range(1 if name else _NAME_ATTEMPTS):
+        yield check_run_name(name or f"{new.pipeline.name[:_LONGEST_PIPELINE].rstrip('-.')}-{new.suffix()}")
 
 
-def build_run_record(pipeline: CompiledPipeline, run: str, namespace: str, origin: RunOrigin) -> RunRecord:
-    """The record of a run of ``pipeline`` under the name ``run``."""
-    workflow = apply_identity(pipeline.manifest, SubmissionIdentity(run, 1, workflow_name(run, 1), namespace))
+def build_run_record(new: NewRun, run: str) -> RunRecord:
+    """The record of a run under the name ``run``."""
+    identity = SubmissionIdentity(run, 1, workflow_name(run, 1), new.namespace)
+    workflow = apply_identity(new.pipeline.manifest, identity)
     return RunRecord(
         run=run,
-        pipeline=pipeline.name,
+        pipeline=new.pipeline.name,
         workflow=workflow,
         digest=json_digest(workflow),
         parameters=author_parameters(workflow),
         code_version=read_code_version(workflow),
-        parent=origin.parent,
-        rerun_steps=origin.rerun_steps,
-        key=origin.key,
+        parent=new.parent,
+        rerun_steps=new.rerun_steps,
+        key=new.key,
     )
 
 
-def _record_run(
-    store: Store,
-    submitter: Submitter,
-    pipeline: CompiledPipeline,
-    run: str | None,
-    namespace: str,
-    suffix: Callable[[], str],
-    origin: RunOrigin,
-) -> RunRecord:
+def _record_run(store: Store, submitter: Submitter, new: NewRun) -> RunRecord:
     name = ""
-    for name in candidate_run_names(pipeline, run, suffix):
-        check_workflow_name_free(store, submitter, namespace, name, 1)
+    for name in candidate_run_names(new):
+        check_workflow_name_free(store, submitter, new.namespace, name, 1)
         check_name_free_of_leftovers(store, name)
-        record = build_run_record(pipeline, name, namespace, origin)
+        record = build_run_record(new, name)
         if claim_run(store, record).is_ours:
             return record
     raise ConflictError(

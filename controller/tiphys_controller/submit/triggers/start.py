@@ -19,7 +19,7 @@ from tiphys.store import Store, append_events, claim_record, find_record
 from tiphys.store.layout import TRIGGERS, triggered_run_key
 from tiphys_controller.submit.idempotency import StartRequest, begin_run_once
 from tiphys_controller.submit.resume import resume_run
-from tiphys_controller.submit.start import RunOrigin, random_suffix
+from tiphys_controller.submit.start import NewRun
 from tiphys_controller.submit.submitter import Submitter
 from tiphys_controller.submit.triggers.catalog import Trigger
 
@@ -94,9 +94,7 @@ def start_triggered_run(
     else:
         # A changed template does not make it another request: what has begun is completed, as it was begun.
         request = StartRequest(json_digest({"trigger": key}), f"a run of {trigger.template} for {version.url}")
-        begun = begin_run_once(
-            store, submitter, pipeline, key, request, None, trigger.namespace, random_suffix, RunOrigin()
-        )
+        begun = begin_run_once(store, submitter, NewRun(pipeline, None, trigger.namespace), key, request)
         run, submission = begun.run, begun.submission
     failpoint("trigger.after_start")
     record = TriggeredRunRecord(object=version, source=source, run=run, submission=submission)
