@@ -240,15 +240,6 @@ class TrainingMetrics(NoMetrics):
         return self._metrics[name].labels(rank=self._rank, **labels)
 
 
-def metrics_table() -> str:
-    """Return the declarations as the Markdown table of the documentation."""
-    rows = ["| metric | kind | meaning |", "|---|---|---|"]
-    for declared in METRIC_DECLARATIONS:
-        exported_name = declared.name + ("_total" if declared.kind == "counter" else "")
-        rows.append(f"| `{exported_name}` | {declared.kind} | {declared.meaning} |")
-    return "\n".join(rows) + "\n"
-
-
 def _make_metric(declared: MetricDeclaration, registry: "CollectorRegistry") -> Any:
     from prometheus_client import Counter, Gauge, Histogram
 

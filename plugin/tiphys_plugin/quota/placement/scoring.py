@@ -12,9 +12,8 @@ no substitute. So both policies know how much is typically asked for each type
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -124,7 +123,6 @@ class BestFitScorer:
 
 _SIGNIFICANT_GROWTH_MILLI = WHOLE_GPU / 10
 """Differences in fragmentation below this are ignored: it is an estimate, and best fit decides better there."""
-_COVERED_SHARE = 0.95
 _ROUNDING_TOLERANCE = 1e-9
 """Keeps rounded sums of floats that should be zero from being negative."""
 
@@ -214,14 +212,3 @@ def _parse_typical_request(gpus: int | str, kinds_of: Callable[[str], Iterable[s
     number, _, types = gpus.partition(" ")
     kinds = dict.fromkeys(kind for gpu_type in types.split("|") for kind in kinds_of(gpu_type))
     return PodRequest(int(number), gpu_types=tuple(sorted(kinds)))
-
-
-def find_typical_requests(pods: Iterable[PodRequest]) -> dict[PodRequest, float]:
-    """The most frequent requests that together cover `_COVERED_SHARE` of ``pods``, with their frequencies."""
-    counts = Counter(replace(pod, host_memory_mb=0) for pod in pods)
-    typical: dict[PodRequest, float] = {}
-    for pod, frequency in counts.most_common():
-        if sum(typical.values()) >= _COVERED_SHARE * counts.total():
-            break
-        typical[pod] = frequency
-    return typical

@@ -27,7 +27,6 @@ from tiphys.checkpoint.telemetry.metrics import (
     NoMetrics,
     TrainingMetrics,
     classify_save_failure,
-    metrics_table,
     open_metrics,
 )
 from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
@@ -263,6 +262,15 @@ def test_metrics_are_exposed_at_a_port_or_in_a_folder(text, exposure):
 def test_an_invalid_metrics_setting_is_refused_before_the_training_begins(text):
     with pytest.raises(UsageError, match=r"TIPHYS_METRICS=.* is not valid: write port:9464"):
         open_metrics({"TIPHYS_METRICS": text})
+
+
+def metrics_table():
+    """Return the declarations as the Markdown table of the documentation."""
+    rows = ["| metric | kind | meaning |", "|---|---|---|"]
+    for declared in METRIC_DECLARATIONS:
+        exported_name = declared.name + ("_total" if declared.kind == "counter" else "")
+        rows.append(f"| `{exported_name}` | {declared.kind} | {declared.meaning} |")
+    return "\n".join(rows) + "\n"
 
 
 def test_the_page_lists_every_metric():

@@ -32,7 +32,6 @@ from tiphys_plugin.quota.placement.scoring import (
     PlacementPolicy,
     best_fit,
     compute_relative_demand,
-    find_typical_requests,
 )
 
 BEST_FIT = PlacementPolicy(best_fit)
@@ -128,12 +127,6 @@ def test_the_first_type_with_room_is_taken_and_another_rather_than_a_node_that_f
     assert where(of("T4", "A100", avoided_nodes=("t",))) == ("a",)
     assert where(of("T4", "A100", avoided_nodes=("t", "a"))) == ("t",)
     assert "9 are needed" in why(of("T4", "A100", gpus=9)).message
-
-
-def test_typical_requests_are_the_most_frequent() -> None:
-    asks = [PodRequest(1)] * 90 + [PodRequest(8)] * 9 + [PodRequest(3)]
-    assert find_typical_requests(asks) == {PodRequest(1): 90, PodRequest(8): 9}
-    assert find_typical_requests([]) == {}
 
 
 def test_members_go_to_one_node_if_it_has_room_for_them() -> None:
