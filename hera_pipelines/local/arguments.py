@@ -21,7 +21,7 @@ from hera_pipelines.local.nodes import Artifact, WorkflowNode, WorkflowNodeOutpu
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, split_tags
 from tiphys.protocol.compiled_workflow import replace_tags as replace_each_tag
-from tiphys.protocol.fan_out import aggregate_outputs, aggregate_results, go_json
+from tiphys.protocol.fan_out import aggregate_outputs, aggregate_results, argo_text
 from tiphys.protocol.variables import find_expression_variables
 
 Variables = Mapping[str, str | None]
@@ -230,7 +230,7 @@ def _replace_expression(text: str, variables: Variables, strict: Collection[str]
         if strict:
             raise UnresolvedError(f"{literal} gives nil; add a fallback with ??")
         return literal
-    return value if isinstance(value, str) else go_json(value)
+    return argo_text(value)
 
 
 def _is_strict(name: str, strict: Collection[str]) -> bool:
@@ -372,7 +372,7 @@ def _output_value(declared: Manifest, scope: VariableScope) -> str:
         )
     if isinstance(value, list | Mapping | _ArtifactOperand):
         raise UnresolvedError(f"output parameter {declared['name']}: {_describe_source(source)} is no text or number")
-    return value if isinstance(value, str) else go_json(value)
+    return argo_text(value)
 
 
 def _source_value(source: Manifest, scope: VariableScope) -> Any:

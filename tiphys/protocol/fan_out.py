@@ -246,6 +246,11 @@ def go_json(value: Any) -> str:
     return _go_json(value).translate(_HTML_ESCAPES)
 
 
+def argo_text(value: Any) -> str:
+    """The text that Argo makes of a value (``AnyString``): a text stays, and ``1.0`` is ``1``."""
+    return value if isinstance(value, str) else go_json(value)
+
+
 def _go_json(value: Any) -> str:
     match value:
         case dict():

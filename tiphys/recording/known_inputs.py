@@ -14,7 +14,7 @@ from tiphys.protocol.compiled_workflow import (
     read_workflow_parameters,
     substitute_tags,
 )
-from tiphys.protocol.fan_out import go_json
+from tiphys.protocol.fan_out import argo_text
 from tiphys.protocol.operations import PLUGIN_BODY_KEY
 from tiphys.protocol.step_spec import ITEM_PARAMETER, StepSpec
 from tiphys.recording.step_key import StepInputs, workflow_parameters_used
@@ -54,7 +54,7 @@ def find_known_inputs(
         value = next((v for v in (value, parameter.get("value"), parameter.get("default")) if v is not None), None)
         if value is None:
             return None
-        values[parameter["name"]] = _argo_text(value)
+        values[parameter["name"]] = argo_text(value)
     values.pop(ITEM_PARAMETER, None)
     values |= {
         f"{_WORKFLOW_PARAMETER}{name}": parameters.get(f"{_WORKFLOW_PARAMETER}{name}", "")
@@ -89,8 +89,3 @@ def _bind_artifacts(declared: Sequence[Manifest], arguments: Sequence[Manifest])
     if any("from" in argument or "fromExpression" in argument for argument in given.values()):
         return None
     return [{**parameter, **given.get(parameter["name"], {})} for parameter in declared]
-
-
-def _argo_text(value: Any) -> str:
-    """The text that Argo reads from a value of YAML (``AnyString``): ``1.0`` is ``1``."""
-    return value if isinstance(value, str) else go_json(value)

@@ -12,7 +12,7 @@ from typing import Any
 from lark import Lark, Token, Tree
 
 from tiphys.errors import UsageError
-from tiphys.protocol.fan_out import go_json, parse_go_json
+from tiphys.protocol.fan_out import argo_text, go_json, parse_go_json
 
 _ELEMENT = "#"
 _MAP = "map"
@@ -235,10 +235,6 @@ def _require_sliceable(value: Any) -> Any:
     return value
 
 
-def _to_string(value: Any) -> str:
-    return value if isinstance(value, str) else go_json(value)
-
-
 def _to_int(value: Any) -> int:
     return int(value)
 
@@ -262,7 +258,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": _to_int,
     "asFloat": float,
     "float": float,
-    "string": _to_string,
+    "string": argo_text,
     "toJson": go_json,
     "toJSON": go_json,
     "fromJSON": parse_go_json,

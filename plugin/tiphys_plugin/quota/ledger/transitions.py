@@ -36,7 +36,7 @@ from tiphys_plugin.quota.preemption.victims import (
     mark_lease_preempted,
     split_elastic_leases,
 )
-from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.cache import SchedulerCache
 from tiphys_plugin.quota.scheduler.capacity import Capacity
@@ -73,23 +73,9 @@ def admit_or_queue(
         forget_after: Age at which pending requests are ignored.
         cache: The cache of the ledger.
     """
-    after, admission = _decide_and_record(state, request, now, lease_id, forget_after, cache)
-    if isinstance(admission, Admitted) and isinstance(state.queues, Queues):
-        admission = replace(admission, flavor=state.queues.flavor_set.by_name.get(admission.pool))
-    return after, admission
-
-
-def _decide_and_record(
-    state: LedgerState,
-    request: LeaseRequest,
-    now: datetime,
-    lease_id: str,
-    forget_after: timedelta,
-    cache: SchedulerCache,
-) -> tuple[LedgerState, Admission]:
     request = drop_unused_attained(state.queues, request)
     if (existing := _find_existing_lease(state, request, cache)) is not None:
-        return _transfer_lease(state, existing, request), _admitted_with_lease(existing)
+        return _transfer_lease(state, existing, request), _admit_with_lease(existing, state.queues)
     pending = _find_or_create_pending(state, request, now, cache)
     active = replace(state, pending=cache.select_active(state, now, forget_after))
     sized_request, admission = _decide_largest_fit(active, pending, now, cache)
@@ -99,7 +85,7 @@ def _decide_and_record(
             lease = Lease(lease_id, granted, admission.pool, granted_at=now, check_at=now, nodes=admission.nodes)
             after = replace(state, leases=(*state.leases, lease), pending=_put_pending(state.pending, pending, ()))
             waited_seconds = (now - pending.since).total_seconds()
-            return after, replace(_admitted_with_lease(lease), waited_seconds=waited_seconds)
+            return after, replace(_admit_with_lease(lease, state.queues), waited_seconds=waited_seconds)
         case Deferred():
             return replace(state, pending=_put_pending(state.pending, pending, (pending,))), admission
     return replace(state, pending=_put_pending(state.pending, pending, ())), admission
@@ -131,9 +117,10 @@ def _decide_largest_fit(
     return pending.request, admission
 
 
-def _admitted_with_lease(lease: Lease) -> Admitted:
+def _admit_with_lease(lease: Lease, queues: QueueRules) -> Admitted:
     members = lease.request.members if lease.request.max_members is not None else None
-    return Admitted(lease=lease.id, pool=lease.pool, nodes=lease.nodes, members=members)
+    flavor = queues.flavor_set.by_name.get(lease.pool) if isinstance(queues, Queues) else None
+    return Admitted(lease=lease.id, pool=lease.pool, nodes=lease.nodes, members=members, flavor=flavor)
 
 
 def _find_existing_lease(state: LedgerState, request: LeaseRequest, cache: SchedulerCache) -> Lease | None:
