@@ -18,6 +18,8 @@ FILE_CLOCKS = [
     ("tiphys/checkpoint/exec/watch.py", "time.time_ns"),
 ]
 """The clock that stamps files, against which their times are compared."""
+STORED_TIMES = [("tiphys/launch/restart.py", "time.time")]
+"""A time for people, by the standard library's leanest clock: the launcher hands it to the next process."""
 
 
 def defaults(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
@@ -53,4 +55,4 @@ def test_no_duration_is_measured_by_a_clock_that_jumps() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and (clock := ast.unparse(node)) in jumping
     ]
-    assert uses == [*FILE_CLOCKS, *((place, "time.time") for place, _ in WALL_CLOCKS)]
+    assert uses == [*FILE_CLOCKS, *((place, "time.time") for place, _ in WALL_CLOCKS), *STORED_TIMES]
