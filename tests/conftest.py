@@ -13,7 +13,6 @@ from hera.shared import global_config
 from hypothesis import HealthCheck, settings
 from support.servers.emulators import azure_container, azure_endpoint, gcs_bucket, gcs_endpoint, own_cloud_settings
 from support.servers.s3 import bucket, own_aws_settings, s3_endpoint
-from support.stories.plugin import close_worlds
 
 from tiphys import faults
 
@@ -77,7 +76,9 @@ def failpoints_count_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def worlds_are_closed() -> Iterator[None]:
     yield
-    close_worlds()
+    # Most test files need none, and its import takes as long as that of pytest and hypothesis together.
+    if stories := sys.modules.get("support.stories.plugin"):
+        stories.close_worlds()
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ import structlog
 import yaml
 from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.fakes.submitter import FakeSubmitter
+from support.servers import http
 from support.stories.triggers import TriggerWorld, template, version
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import MAX_BODY_BYTES, AccessControl
@@ -80,10 +81,10 @@ class Place:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         given = {"Authorization": f"Bearer {token}"} if token is not None else {}
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(f"{self.server.url}{path}", content=content, headers={**given, **named}, timeout=60)
+        return http.post(f"{self.server.url}{path}", content=content, headers={**given, **named}, timeout=60)
 
     def get(self, path: str, token: str = TOKEN) -> httpx.Response:
-        return httpx.get(f"{self.server.url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60)
+        return http.get(f"{self.server.url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
     def keys(self) -> list[str]:
         return [info.key for info in self.store.list("")]
@@ -112,7 +113,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_without_the_token_nothing_is_done_and_that_is_logged(place: Place, authorization: str | None) -> None:
     given = {} if authorization is None else {"Authorization": authorization}
     with structlog.testing.capture_logs() as log:
-        answer = httpx.post(f"{place.server.url}/v1/alerts", json=DELIVERY, headers=given, timeout=60)
+        answer = http.post(f"{place.server.url}/v1/alerts", json=DELIVERY, headers=given, timeout=60)
     assert answer.status_code == 401
     assert "Bearer" in answer.headers["WWW-Authenticate"]
     assert place.keys() == []
@@ -171,7 +172,7 @@ def test_a_giant_is_turned_away_announced_or_not(place: Place) -> None:
         yield from (giant[start : start + 65536] for start in range(0, len(giant), 65536))
 
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    answer = httpx.post(f"{place.server.url}/v1/alerts", content=pieces(), headers=headers, timeout=60)
+    answer = http.post(f"{place.server.url}/v1/alerts", content=pieces(), headers=headers, timeout=60)
     assert (answer.status_code, "Content-Length" in answer.text) == (411, True)
     assert place.keys() == []
 
@@ -277,7 +278,7 @@ def test_a_namespace_is_required_where_several_are_served(tmp_path: Path) -> Non
 
 
 def test_health_and_metrics_need_no_token_and_unknown_paths_list_the_calls(place: Place) -> None:
-    assert httpx.get(f"{place.server.url}/healthz", timeout=60).text == "ok\n"
-    assert httpx.get(f"{place.server.url}/metrics", timeout=60).content == b"metrics"
-    answer = httpx.get(f"{place.server.url}/nothing", timeout=60)
+    assert http.get(f"{place.server.url}/healthz", timeout=60).text == "ok\n"
+    assert http.get(f"{place.server.url}/metrics", timeout=60).content == b"metrics"
+    answer = http.get(f"{place.server.url}/nothing", timeout=60)
     assert (answer.status_code, "/v1/alerts" in answer.text) == (404, True)

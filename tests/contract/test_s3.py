@@ -16,8 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import boto3
-import httpx
 import pytest
+from support.servers import http
 from support.servers import s3_proxy as faults
 from support.servers.s3_proxy import S3Proxy, Times
 
@@ -313,7 +313,7 @@ class TestListing:
 
     def test_leaves_out_what_consoles_put_in_the_place_of_folders(self, bucket: str, s3_endpoint: str) -> None:
         for key in ("p/", "p/runs/", "p/runs//x", "p//y/z"):
-            httpx.put(f"{s3_endpoint}/{bucket}/{key}").raise_for_status()
+            http.put(f"{s3_endpoint}/{bucket}/{key}").raise_for_status()
         store = S3Store(bucket, "p")
         store.create("runs/a/run.json", b"1")
 

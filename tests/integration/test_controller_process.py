@@ -8,6 +8,7 @@ import pytest
 from support.builders.argo_objects import put, put_agent, workflow
 from support.processes.controller import ControllerProcess, kubeconfig
 from support.processes.polling import until
+from support.servers import http
 from support.servers.kube_server import serving
 
 from tiphys.kube.resources import LEASES
@@ -50,7 +51,7 @@ def test_senders_of_storage_events_have_a_token_of_their_own(tmp_path: Path, has
 
             def call(token: str, path: str) -> httpx.Response:
                 headers = {"Authorization": f"Bearer token-of-{token}"}
-                return httpx.post(f"{process.url}{path}", json={}, headers=headers, timeout=600)
+                return http.post(f"{process.url}{path}", json={}, headers=headers, timeout=600)
 
             until(lambda: process.get("/healthz") == (200, "ok\n"))
             assert call("api", "/v1/storage-events").status_code == 401

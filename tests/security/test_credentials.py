@@ -301,9 +301,6 @@ def test_credentials_of_programs_do_not_pass_for_those_of_services(
     assert "may not create control/probe/" in answer.findings["create-only"][1]
 
 
-OBJECTS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-
-
 @pytest.mark.parametrize(
     ("extra", "found"),
     [

@@ -302,5 +302,5 @@ def test_no_caller_chooses_the_address_that_it_seems_to_call_from(name: str) -> 
         return PlainTextResponse(request.client.host if request.client else "")
 
     with AppServer(Starlette(routes=[Route("/", read_address)])) as server:
-        answer = httpx.get(server.url, headers={name: "for=10.0.0.7" if name == "Forwarded" else "10.0.0.7"})
+        answer = http.get(server.url, headers={name: "for=10.0.0.7" if name == "Forwarded" else "10.0.0.7"})
     assert answer.text == "127.0.0.1"

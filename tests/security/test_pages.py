@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import pytest
 from support.builders.lineage import RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.fakes.submitter import FakeSubmitter
 from support.processes.polling import until
+from support.servers import http
 from support.servers.raw_http import dial
 from support.stories.pages import ControllerActions, Pages
 
@@ -82,9 +82,9 @@ def test_pages_of_clients_that_hang_up_are_not_begun(store: HeldStore) -> None:
         _ask_and_hang_up(server.url, f"/runs/{RUN}", 60)
         until(lambda: store.begun >= page_reads.MAX_READS)
         assert threading.active_count() - before < 20 * page_reads.MAX_READS
-        assert httpx.get(f"{server.url}/", headers={"Host": "localhost"}, timeout=120).status_code == 200
+        assert http.get(f"{server.url}/", headers={"Host": "localhost"}, timeout=120).status_code == 200
         store.let_go.set()
-        answer = httpx.get(f"{server.url}/runs/{RUN}", headers={"Host": "localhost"}, timeout=120)
+        answer = http.get(f"{server.url}/runs/{RUN}", headers={"Host": "localhost"}, timeout=120)
     assert answer.status_code == 200
     assert store.begun <= page_reads.MAX_READS + 1
     # The pages that had begun ended at their next storage request; the last one read the ends of its attempts.
@@ -101,7 +101,7 @@ def test_more_pages_than_are_read_at_once_get_503_and_when_to_ask_again(
         for connection in begun:
             connection.sendall(f"GET /runs/{RUN} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         until(lambda: store.begun == page_reads.MAX_READS)
-        refused = httpx.get(f"{server.url}/runs/{RUN}", headers={"Host": "localhost"}, timeout=120)
+        refused = http.get(f"{server.url}/runs/{RUN}", headers={"Host": "localhost"}, timeout=120)
         store.let_go.set()
         for connection in begun:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")

@@ -13,6 +13,7 @@ from support.processes.forking import COMMAND, ForkedProcess, ForkingProcess
 from support.stories import small_pipeline
 
 from hera_pipelines.cli import main
+from hera_pipelines.cli.app import COMMANDS
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,20 @@ _forking: list[ForkingProcess] = []
 
 
 @pytest.fixture(scope="session", autouse=True)
-def engine_loaded() -> Iterator[None]:
-    """Lets `begin` and `invoke` fork processes that have imported an engine."""
+def engine_loaded() -> Iterator[ForkingProcess]:
+    """Lets `begin` and `invoke` fork processes that have imported an engine and all commands; forks others, too."""
     libraries = ("hera.workflows", "uvicorn", "starlette.applications", "rich.live", "yaml")
+    commands = {f"hera_pipelines.{command.module}" for command in COMMANDS.values()}
     with ForkingProcess(
         *libraries,
-        "hera_pipelines.cli.app",
+        *sorted(commands),
         "hera_pipelines.authoring.pipeline",
         "hera_pipelines.local.run_session",
         "tiphys_controller",
         "tiphys_plugin.server.embedded",
     ) as process:
         _forking.append(process)
-        yield
+        yield process
         _forking.clear()
 
 
@@ -109,15 +111,6 @@ class Finished:
     @property
     def store(self) -> Path:
         return self.folder / "store"
-
-
-@pytest.fixture(scope="session")
-def records_loaded() -> Iterator[ForkingProcess]:
-    """Forks processes that have imported what every command reads and prints with."""
-    with ForkingProcess(
-        "rich.console", "rich.table", "typer.core", "yaml", "tiphys.records", "tiphys.store"
-    ) as process:
-        yield process
 
 
 @pytest.fixture(scope="session")

@@ -55,12 +55,12 @@ def offered(process: ForkingProcess, folder: Path, line: str, **variables: str) 
     ],
 )
 def test_names_of_runs_and_steps_are_offered(
-    records_loaded: ForkingProcess, folder: Path, line: str, names: list[str]
+    engine_loaded: ForkingProcess, folder: Path, line: str, names: list[str]
 ) -> None:
-    assert offered(records_loaded, folder, line) == names
+    assert offered(engine_loaded, folder, line) == names
 
 
-def test_the_store_of_an_option_comes_before_that_of_the_folder(records_loaded: ForkingProcess, folder: Path) -> None:
+def test_the_store_of_an_option_comes_before_that_of_the_folder(engine_loaded: ForkingProcess, folder: Path) -> None:
     write_run(DirectoryStore(folder / "else"), run="night-1")
-    assert offered(records_loaded, folder, "tiphys get --store else ") == ["night-1"]
-    assert offered(records_loaded, folder, "tiphys get ", TIPHYS_STORE="else") == ["night-1"]
+    assert offered(engine_loaded, folder, "tiphys get --store else ") == ["night-1"]
+    assert offered(engine_loaded, folder, "tiphys get ", TIPHYS_STORE="else") == ["night-1"]

@@ -28,14 +28,14 @@ LINES = (
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", LINES, ids=" ".join)
 def test_a_closed_pipe_is_no_failure(
-    arguments: list[str], buffered: bool, finished: Finished, records_loaded: ForkingProcess
+    arguments: list[str], buffered: bool, finished: Finished, engine_loaded: ForkingProcess
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     words = ["--quiet", *(finished.run if word == "RUN" else word for word in arguments)]
     environment = {**os.environ, "TIPHYS_STORE": str(finished.store)}
     try:
-        ended = records_loaded.run(COMMAND, words, environ=environment, stdout=writer, buffered=buffered)
+        ended = engine_loaded.run(COMMAND, words, environ=environment, stdout=writer, buffered=buffered)
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -9,13 +9,11 @@
 | plain, and everything behind it is finished | left out |
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from .conftest import Command
+from .conftest import Command, invoke
 
 PIPELINE = """
 from pathlib import Path
@@ -124,8 +122,7 @@ def test_the_logging_of_an_authors_file_is_about_its_programs_alone(tiphys: Comm
         'logging.basicConfig(level="INFO")\nlog = logging.getLogger(__name__)\n\n\n'
         '@step()\ndef say() -> None:\n    log.warning("said")\n\n\nwith Pipeline("loud") as pipeline:\n    say()\n'
     )
-    command = [sys.executable, "-m", "hera_pipelines.cli", "run", "loud.py", "--run", "loud"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert "INFO" not in ran.stdout + ran.stderr
+    ran = invoke(["run", "loud.py", "--run", "loud"], tmp_path)
+    assert ran.code == 0, ran.err
+    assert "INFO" not in ran.out + ran.err
     assert "said" in tiphys("logs", "loud/say").out

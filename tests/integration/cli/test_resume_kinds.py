@@ -1,11 +1,34 @@
 """Other ways to go on with a run than doing what is missing, as a person meets them."""
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.stories import small_pipeline
 
-from .conftest import Answer, Command, snapshot
+from .conftest import Answer, Command, invoke, snapshot
+
+
+@pytest.fixture(scope="module")
+def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run whose last step failed; its path is in the programs of the pipeline, so it stays there."""
+    folder = tmp_path_factory.mktemp("failed") / "desk"
+    file = small_pipeline.write(folder / "code")
+    assert invoke(["run", file, "--run", "tiny-1", "-p", "fail=yes"], folder).code == 1
+    shutil.copytree(folder, folder.with_name("kept"))
+    return folder
+
+
+@pytest.fixture
+def failed(failed_once: Path, tiphys: Command, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory with the run that failed, as the run left it."""
+    monkeypatch.chdir(failed_once)
+    yield failed_once
+    monkeypatch.undo()
+    shutil.rmtree(failed_once)
+    shutil.copytree(failed_once.with_name("kept"), failed_once)
 
 
 def steps(answer: Answer) -> dict[str, str]:
@@ -59,10 +82,9 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
     assert set(steps(tiphys("plan", "tiny-longer")).values()) == {"skip"}
 
 
-def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path: Path) -> None:
-    file = small_pipeline.write(tmp_path / "code")
-    assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
-    before = snapshot(tmp_path / ".tiphys" / "store")
+def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, failed: Path) -> None:
+    file = failed / "code" / "tiny.py"
+    before = snapshot(failed / ".tiphys" / "store")
     file.write_text(
         file.read_text()
         .replace('"report", HERE]', '"report", HERE, "no"]')
@@ -76,12 +98,12 @@ def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path:
     refused = tiphys("resume", "tiny-1", file, "--drift", "template=refuse")
     assert refused.code == 4
     assert "run tiny-1 may not go on with this: report: template" in refused.error
-    assert snapshot(tmp_path / ".tiphys" / "store") == before
+    assert snapshot(failed / ".tiphys" / "store") == before
 
     answer = tiphys("resume", "tiny-1", file)
     assert (answer.code, steps(answer)) == (0, {"prepare": "skip", "fit": "skip", "report": "run"})
     assert "warn: report: template" in answer.err
-    assert small_pipeline.ran(tmp_path / "code") == ["prepare", "fit", "report", "report"]
+    assert small_pipeline.ran(failed / "code") == ["prepare", "fit", "report", "report"]
     assert tiphys("verify", "tiny-1").code == 0
 
 
@@ -100,10 +122,8 @@ def test_a_changed_file_keeps_the_value_of_a_parameter_that_it_declares_without_
     assert (planned.code, set(steps(planned).values())) == (0, {"skip"})
 
 
-def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Command, tmp_path: Path) -> None:
-    file = small_pipeline.write(tmp_path / "code")
-    assert tiphys("run", file, "--run", "laeufe.v1", "-p", "fail=yes").code == 1
-    [record] = (tmp_path / ".tiphys" / "store").glob("control/runs/*/attempts/report/000000001.end.json")
+def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Command, failed: Path) -> None:
+    [record] = (failed / ".tiphys" / "store").glob("control/runs/*/attempts/report/000000001.end.json")
     run = record.parents[2].name
     record.write_text('{"half of a rec')
     refused = tiphys("resume", run)
@@ -122,11 +142,8 @@ def test_plan_says_what_a_resume_will_do_about_a_damaged_end_record(tiphys: Comm
     assert tiphys("plan", run, "--from", "report").code == 0
 
 
-def test_plan_says_what_a_resume_will_do_about_a_change_that_the_policy_forbids(
-    tiphys: Command, tmp_path: Path
-) -> None:
-    file = small_pipeline.write(tmp_path / "code")
-    assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
+def test_plan_says_what_a_resume_will_do_about_a_change_that_the_policy_forbids(tiphys: Command, failed: Path) -> None:
+    file = failed / "code" / "tiny.py"
     file.write_text(file.read_text().replace('"report", HERE]', '"report", HERE, "no"]'))
     asked = ("tiny-1", file, "--drift", "template=refuse")
     refused, planned = tiphys("resume", *asked), tiphys("plan", *asked)

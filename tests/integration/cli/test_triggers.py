@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from support.builders.hostile_text import HOSTILE
 from support.processes.controller import kubeconfig
+from support.servers import http
 from support.servers.kube_server import KubeServer, serving
 from support.stories.triggers import template
 from tiphys_controller.submit.triggers.bucket import S3Buckets
@@ -36,7 +36,7 @@ def server() -> Iterator[KubeServer]:
 @pytest.fixture
 def objects(bucket: str, s3_endpoint: str) -> Iterator[S3Buckets]:
     """The bucket of the page, with two objects."""
-    httpx.put(f"{s3_endpoint}/{BUCKET}", timeout=60).raise_for_status()
+    http.put(f"{s3_endpoint}/{BUCKET}", timeout=60).raise_for_status()
     client = make_client()
     keys = ("ml/incoming/a.csv", "ml/incoming/b.txt", "ml/incoming/c.csv")
     for key in keys:

@@ -37,25 +37,26 @@ class FoundPattern(NamedTuple):
     methods: tuple[str, ...]
 
 
-def find_patterns() -> Iterator[FoundPattern]:
-    """All patterns of the product.
+def find_patterns(folder: str) -> Iterator[FoundPattern]:
+    """All patterns of the package in ``folder``, one of `SOURCES`.
 
     Raises:
         AssertionError: the text of a pattern is not known until it runs, and its place is not in `RUN_TIME`.
     """
-    for folder, package in SOURCES.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = (package, *path.relative_to(ROOT / folder).with_suffix("").parts)
-            name = ".".join(part for part in parts if part != "__init__")
-            if "re." in (source := path.read_text()):
-                yield from _find_in_module(name, ast.parse(source))
-    for layout in LAYOUTS:
-        if layout.pattern:
-            place = f"tiphys.checkpoint.exec.layouts.LAYOUTS: {layout.name}"
-            yield FoundPattern(place, re.compile(layout.pattern), ("fullmatch",))
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        parts = (SOURCES[folder], *path.relative_to(ROOT / folder).with_suffix("").parts)
+        name = ".".join(part for part in parts if part != "__init__")
+        if "re." in (source := path.read_text()):
+            yield from _find_in_module(name, source)
+    if folder == "tiphys":
+        for layout in LAYOUTS:
+            if layout.pattern:
+                place = f"tiphys.checkpoint.exec.layouts.LAYOUTS: {layout.name}"
+                yield FoundPattern(place, re.compile(layout.pattern), ("fullmatch",))
 
 
-def _find_in_module(module_name: str, tree: ast.Module) -> Iterator[FoundPattern]:
+def _find_in_module(module_name: str, source: str) -> Iterator[FoundPattern]:
+    tree = ast.parse(source)
     calls = [
         node
         for node in ast.walk(tree)
@@ -83,7 +84,7 @@ def _find_in_module(module_name: str, tree: ast.Module) -> Iterator[FoundPattern
         given = [keyword.value for keyword in call.keywords if keyword.arg == "flags"] or call.args[position:][:1]
         flags = _evaluate(module_name, given[0]) if given else 0
         pattern = text if isinstance(text, re.Pattern) else re.compile(text, flags or 0)
-        yield FoundPattern(place, pattern, _called(tree, names[id(call)]) if function == "compile" else (function,))
+        yield FoundPattern(place, pattern, _called(source, names[id(call)]) if function == "compile" else (function,))
 
 
 def _statement_of(tree: ast.Module, call: ast.Call) -> ast.Assign | ast.AnnAssign | None:
@@ -135,9 +136,9 @@ def _evaluate(module_name: str, expression: ast.expr) -> Any:
         return None
 
 
-def _called(module: ast.Module, name: str) -> tuple[str, ...]:
+def _called(source: str, name: str) -> tuple[str, ...]:
     """The methods that its module calls on a constant; all of them if it is only passed on."""
-    called = re.findall(rf"\b{re.escape(name)}\.({'|'.join(_METHODS)})\b", ast.unparse(module)) if name else []
+    called = re.findall(rf"\b{re.escape(name)}\.({'|'.join(_METHODS)})\b", source) if name else []
     return tuple(sorted(set(called))) or ("search", "match", "fullmatch")
 
 

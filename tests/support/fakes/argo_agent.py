@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 
+from support.servers import http
+
 TRIES = 5
 LARGEST_TURNS = 400
 
@@ -59,7 +61,7 @@ class Agent:
 
     def _post(self, document: dict[str, Any]) -> httpx.Response | None:
         try:
-            return httpx.post(
+            return http.post(
                 f"{self.url}/api/v1/template.execute",
                 json=document,
                 headers={"Authorization": f"Bearer {self.token}"},

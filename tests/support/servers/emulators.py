@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.servers import http
+
 FOLDER = Path(__file__).parents[3] / "build" / "emulators"
 GCS_EMULATOR = FOLDER / "fake-gcs-server"
 AZURE_EMULATOR = FOLDER / "node_modules" / ".bin" / "azurite-blob"
@@ -67,7 +69,7 @@ def _answers(url: str) -> bool:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         try:
-            httpx.get(url, timeout=10)
+            http.get(url, timeout=10)
         except httpx.TransportError:
             time.sleep(0.1)
         else:
@@ -97,7 +99,7 @@ def gcs_bucket(gcs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name of an empty bucket, with the environment set so that the library finds it."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_endpoint)
     name = f"test-{uuid.uuid4().hex}"
-    httpx.post(f"{gcs_endpoint}/storage/v1/b", json={"name": name}, timeout=60).raise_for_status()
+    http.post(f"{gcs_endpoint}/storage/v1/b", json={"name": name}, timeout=60).raise_for_status()
     return name
 
 

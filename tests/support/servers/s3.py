@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 import pytest
+
+from support.servers import http
 
 # Moto looks whether a key is free and takes it in two steps, between which another writer may win too.
 # The process ends when its standard input closes, thus also when the tests are killed.
@@ -66,7 +67,7 @@ def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_endpoint)
     name = f"test-{uuid.uuid4().hex}"
     # Moto asks for no signature, and making a client takes longer than most tests.
-    httpx.put(f"{s3_endpoint}/{name}", timeout=60).raise_for_status()
+    http.put(f"{s3_endpoint}/{name}", timeout=60).raise_for_status()
     return name
 
 

@@ -26,7 +26,6 @@ def live(phase: str, running: bool) -> WorkflowLookup:
 OUT_OF_SIGHT = WorkflowLookup(False)
 GONE = WorkflowLookup(True)
 STOPPED = WorkflowLookup(True, LiveWorkflow("r-2", "ml", "u", "Failed", False, stopped=True))
-STANDS = "Workflow r-2 is in phase Running, and its engine no longer runs"
 
 
 @pytest.mark.parametrize(

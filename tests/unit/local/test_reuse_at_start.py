@@ -8,6 +8,7 @@
 | with other inputs, without `share`, behind a condition | runs |
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,23 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A first run, whose paths are in the programs of the pipeline: so it stays where it is."""
+    runs = Runs(tmp_path_factory.mktemp("shared") / "desk")
+    runs.with_tiphys(pipeline(runs.folder, reuse=True), "first")
+    shutil.copytree(runs.folder, runs.folder.with_name("kept"))
+    return runs
+
+
+@pytest.fixture
+def later(first: Runs) -> Runs:
+    """What the first run left, whatever other tests made of it."""
+    shutil.rmtree(first.folder)
+    shutil.copytree(first.folder.with_name("kept"), first.folder)
+    return first
+
+
 def test_record_of_a_run_has_no_gate(tmp_path: Path) -> None:
     recorded = CompiledPipeline.from_manifest(pipeline(tmp_path, reuse=True)).manifest
     assert recorded == pipeline(tmp_path)
@@ -135,42 +153,38 @@ def test_shared_results_are_taken_over_with_their_outputs(runs: Runs) -> None:
     }
 
 
-def test_steps_with_other_inputs_run(runs: Runs) -> None:
-    runs.with_tiphys(pipeline(runs.folder, reuse=True), "first")
-    assert runs.as_it_is(pipeline(runs.folder, "gs", reuse=True), "second") == "Succeeded"
-    assert runs.programs() == {"fetch": 2, "double": 2, "show": 2}
-    assert runs.shown() == "21 42 gs ü"
+def test_steps_with_other_inputs_run(later: Runs) -> None:
+    assert later.as_it_is(pipeline(later.folder, "gs", reuse=True), "second") == "Succeeded"
+    assert later.programs() == {"fetch": 2, "double": 2, "show": 2}
+    assert later.shown() == "21 42 gs ü"
 
 
-def test_step_behind_one_that_runs_runs(runs: Runs) -> None:
-    runs.with_tiphys(pipeline(runs.folder, reuse=True), "first")
-    changed = pipeline(runs.folder, fetched="!", reuse=True)
-    assert runs.as_it_is(changed, "second") == "Succeeded"
-    assert runs.programs() == {"fetch": 2, "double": 2, "show": 2}
-    assert runs.shown() == "21 42 s3 ü!"
+def test_step_behind_one_that_runs_runs(later: Runs) -> None:
+    changed = pipeline(later.folder, fetched="!", reuse=True)
+    assert later.as_it_is(changed, "second") == "Succeeded"
+    assert later.programs() == {"fetch": 2, "double": 2, "show": 2}
+    assert later.shown() == "21 42 s3 ü!"
 
 
-def test_damaged_result_is_not_taken_over(runs: Runs) -> None:
-    runs.with_tiphys(pipeline(runs.folder, reuse=True), "first")
-    [attempt] = read_step_attempts(runs.store, "first", "fetch")
+def test_damaged_result_is_not_taken_over(later: Runs) -> None:
+    [attempt] = read_step_attempts(later.store, "first", "fetch")
     assert attempt.end is not None
     [data] = [output.key for output in attempt.end.outputs if output.name == "data"]
-    runs.store.delete(data)
-    assert find_output_fault(attempt.end, list_outputs(runs.store, attempt.end)) is not None
-    assert runs.as_it_is(pipeline(runs.folder, reuse=True), "second") == "Succeeded"
-    assert runs.programs() == {"fetch": 2, "double": 2, "show": 2}
+    later.store.delete(data)
+    assert find_output_fault(attempt.end, list_outputs(later.store, attempt.end)) is not None
+    assert later.as_it_is(pipeline(later.folder, reuse=True), "second") == "Succeeded"
+    assert later.programs() == {"fetch": 2, "double": 2, "show": 2}
 
 
-def test_resume_of_a_run_that_took_over_results_runs_only_what_is_missing(runs: Runs) -> None:
-    runs.with_tiphys(pipeline(runs.folder, reuse=True), "first")
-    broken = pipeline(runs.folder, doubled="{{tasks.double.outputs.parameters.m}}", reuse=True)
+def test_resume_of_a_run_that_took_over_results_runs_only_what_is_missing(later: Runs) -> None:
+    broken = pipeline(later.folder, doubled="{{tasks.double.outputs.parameters.m}}", reuse=True)
     [show] = [one for one in broken["spec"]["templates"] if one["name"] == "show"]
-    show["container"]["args"][0] = f"[ -e '{runs.folder / 'mended'}' ] || exit 3; {show['container']['args'][0]}"
-    assert runs.as_it_is(broken, "second") == "Failed"
-    (runs.folder / "mended").touch()
-    with LocalSession(runs.store, runs.folder / "state", speed=50.0, code=runs.folder) as session:
-        resumed = resume_run(runs.store, session, "second")
+    show["container"]["args"][0] = f"[ -e '{later.folder / 'mended'}' ] || exit 3; {show['container']['args'][0]}"
+    assert later.as_it_is(broken, "second") == "Failed"
+    (later.folder / "mended").touch()
+    with LocalSession(later.store, later.folder / "state", speed=50.0, code=later.folder) as session:
+        resumed = resume_run(later.store, session, "second")
         assert resumed.workflow_name is not None
         assert session.run(resumed.workflow_name) == "Succeeded"
-    assert runs.programs() == {"fetch": 1, "double": 1, "show": 2}
-    assert runs.shown() == "21 42 s3 ü"
+    assert later.programs() == {"fetch": 1, "double": 1, "show": 2}
+    assert later.shown() == "21 42 s3 ü"

@@ -19,11 +19,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hera.events.models.github.com.argoproj.argo_events.pkg.apis.events.v1alpha1 import (
-    EventSourceSpec,
-    SensorSpec,
-    WebhookContext,
-)
 from tiphys_controller.submit.triggers.catalog import ObjectSources, read_triggers
 from tiphys_controller.submit.triggers.notification import NotifiedObject, parse_notification
 
@@ -72,6 +67,13 @@ def passes(sensor: Manifest, data: Any) -> bool:
 
 
 def test_heras_models_of_argo_events_know_every_field() -> None:
+    # Its import takes half a second, which each process that collects tests would pay.
+    from hera.events.models.github.com.argoproj.argo_events.pkg.apis.events.v1alpha1 import (
+        EventSourceSpec,
+        SensorSpec,
+        WebhookContext,
+    )
+
     source, sensor = committed("objects-source.yaml")["spec"], committed("objects-sensor.yaml")["spec"]
     [webhook] = source.pop("webhook").values()  # its fields lie one level deeper in the model
     for kind, document in ((EventSourceSpec, source), (WebhookContext, webhook), (SensorSpec, sensor)):

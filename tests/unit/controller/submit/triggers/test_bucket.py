@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-import httpx
 import pytest
+from support.servers import http
 from support.stories.triggers import FakeBuckets
 from tiphys_controller.submit.triggers.bucket import S3Buckets
 
@@ -59,6 +59,6 @@ def test_a_listing_is_in_order_and_goes_on_behind_a_key(buckets: S3Buckets, buck
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket: str, s3_endpoint: str) -> None:
-    httpx.delete(f"{s3_endpoint}/{bucket}", timeout=60).raise_for_status()
+    http.delete(f"{s3_endpoint}/{bucket}", timeout=60).raise_for_status()
     with pytest.raises(SettingsError, match=bucket):
         S3Buckets().list_page(bucket, "in/", "")

@@ -1,27 +1,19 @@
 """A pipeline of functions, compiled and run here: what one returns, the next one takes."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
+from .conftest import Answer, invoke
+
+Command = Callable[..., Answer]
 
 
 @pytest.fixture
 def tiphys(tmp_path: Path) -> Command:
-    """The command in a process of its own, without the variables of a step around it."""
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hera_pipelines.cli", *arguments, "--store", "store"]
-        return subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=240)
-
-    return call
+    return lambda *arguments: invoke([*arguments, "--store", "store"], tmp_path)
 
 
 PIPELINE = """
@@ -120,6 +112,7 @@ with Pipeline("unnamed") as pipeline:
 """
 
 
+@pytest.mark.heavy
 def test_training_is_protected_without_options_and_one_that_keeps_nothing_succeeds(
     tiphys: Command, tmp_path: Path
 ) -> None:
@@ -127,17 +120,17 @@ def test_training_is_protected_without_options_and_one_that_keeps_nothing_succee
 
     done = tiphys("run", "unnamed.py", "--run", "first")
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     results = {
         path.parents[2].name: path.read_text() for path in (tmp_path / "store").glob("**/outputs/*/*/artifacts/done")
     }
     assert results == {"protected": "7", "stateless": "ended", "forgetful": "1"}
-    shown = tiphys("get", "first").stdout
+    shown = tiphys("get", "first").out
     assert "no commit" not in shown
     for command in ("get", "report", "verify", "lineage", "plan", "gc"):
-        assert (said := tiphys(command, "first")).returncode == 0, said.stderr
-    assert "step 'forgetful' keeps no checkpoints" in tiphys("logs", "first/forgetful").stdout
-    assert "keeps no checkpoints" not in tiphys("logs", "first/stateless").stdout
+        assert (said := tiphys(command, "first")).code == 0, said.err
+    assert "step 'forgetful' keeps no checkpoints" in tiphys("logs", "first/forgetful").out
+    assert "keeps no checkpoints" not in tiphys("logs", "first/stateless").out
 
 
 PIPED = """
@@ -174,8 +167,8 @@ def test_crash_behind_a_pipe_is_retried_by_its_cause(tiphys: Command, tmp_path: 
 
     done = tiphys("run", "piped.py", "--run", "first")
 
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(tiphys("get", "first", "-o", "json").stdout)
+    assert done.code == 0, done.err
+    shown = json.loads(tiphys("get", "first", "-o", "json").out)
     first, second = shown["steps"][0]["attempts"]
     assert (first["outcome"], first["cause"], first["exit_code"]) == ("failed", "user_error", 0)
     assert first["message"].startswith("ValueError: Verlust ist NaN; the exit code 0 hides it")
@@ -187,10 +180,10 @@ def test_functions_hand_on_values_files_and_checkpoints(tiphys: Command, tmp_pat
 
     done = tiphys("run", "functions.py", "--run", "first")
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "first\n"
-    assert "announce: Succeeded" in done.stderr
-    shown = json.loads(tiphys("get", "first", "-o", "json").stdout)
+    assert done.code == 0, done.err
+    assert done.out == "first\n"
+    assert "announce: Succeeded" in done.err
+    shown = json.loads(tiphys("get", "first", "-o", "json").out)
     [best] = [
         output["value"] for step in shown["steps"] for output in step.get("outputs", []) if output["name"] == "best"
     ]
@@ -249,4 +242,4 @@ def test_braces_quotes_and_lines_of_a_value_reach_the_next_function(tiphys: Comm
 
     done = tiphys("run", "braces.py")
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
