@@ -45,8 +45,8 @@ fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60;
 mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEED=1, SAMPLE=30, AREA=ledger, KIND=key)
 	@PYTHONPATH=tests $(RUN) python -m runner.mutants $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AREA),--area $(AREA)) $(if $(KIND),--kind $(KIND))
 
-test-integration: setup  ## run the tests that take minutes: hundreds of kills
-	@$(RUN) pytest -m heavy -n0
+test-integration: setup  ## run the tests that `make test` leaves out: programs and services in processes, and hundreds of kills
+	@$(RUN) pytest -m heavy -n 2
 
 emulators:  ## install the emulators of Google Cloud Storage and Azure for the tests, by Go and npm, in build/emulators
 	@mkdir -p $(EMULATORS)

@@ -205,7 +205,7 @@ def test_five_hundred_trainers_that_are_killed_lose_nothing(tmp_path, trainers, 
     killed = campaign(tmp_path, trainers, KILLS)
     assert set(killed) == set(POINTS)
     with capsys.disabled():
-        sys.stdout.write(f"\nseed {SEED}: {killed.total()} kills: {dict(sorted(killed.items()))}\n")
+        sys.stderr.write(f"\nseed {SEED}: {killed.total()} kills: {dict(sorted(killed.items()))}\n")
 
 
 def test_without_a_fault_the_program_ends_the_same(run):

@@ -150,7 +150,14 @@ def test_the_trace_context_reaches_the_program_unchanged(run):
     assert (code, f"context {context} argo=1" in out) == (0, True), err
 
 
-@pytest.mark.parametrize("options", [MARKER, QUIET, EACH_QUIET], ids=["marker", "quiet", "each-quiet"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(MARKER, id="marker"),
+        pytest.param(QUIET, id="quiet", marks=pytest.mark.heavy),
+        pytest.param(EACH_QUIET, id="each-quiet", marks=pytest.mark.heavy),
+    ],
+)
 def test_a_program_that_ends_has_its_last_checkpoint_committed(run, options):
     code, _, err = run.attempt_until_end(*options)
     assert code == 0, err
@@ -161,6 +168,7 @@ def test_a_program_that_ends_has_its_last_checkpoint_committed(run, options):
     assert [path.name for path in run.folder.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.heavy
 def test_commits_are_counted_where_names_hold_no_step(run):
     code, _, err = run.attempt_until_end("--layout", "whole", "--quiet", "300ms", FILE_STEPS="10", **run.steady)
     assert code == 0, err
@@ -169,8 +177,12 @@ def test_commits_are_counted_where_names_hold_no_step(run):
 
 @pytest.mark.parametrize(
     ("options", "new_pod"),
-    [(MARKER, True), (MARKER, False), (QUIET, False), (EACH_QUIET, True)],
-    ids=["marker-new-pod", "marker-same-folder", "quiet-same-folder", "each-quiet-new-pod"],
+    [
+        pytest.param(MARKER, True, id="marker-new-pod"),
+        pytest.param(MARKER, False, id="marker-same-folder", marks=pytest.mark.heavy),
+        pytest.param(QUIET, False, id="quiet-same-folder", marks=pytest.mark.heavy),
+        pytest.param(EACH_QUIET, True, id="each-quiet-new-pod", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_program_that_dies_while_it_writes_goes_on_from_what_was_whole(run, options, new_pod):
     process = run.start(*options, FILE_TEAR_AT="15", **run.steady)
@@ -221,6 +233,7 @@ def test_sigterm_commits_what_the_program_saves_and_is_never_a_success(run):
     assert run.result.read_text() == after(step + 7)
 
 
+@pytest.mark.heavy
 def test_program_below_a_shell_that_dies_of_sigterm_has_its_last_save_committed(run):
     line = f"{sys.executable} -m support.programs.file_trainer {run.folder}; echo after"
     pauses = {"FILE_ON_SIGTERM": "save", "FILE_PAUSE": "0.02", "FILE_STEPS": "100000"}
@@ -256,6 +269,7 @@ while True: time.sleep(0.01)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("ending", ["deaf", "default"])
 def test_file_of_a_process_that_is_left_behind_and_killed_is_not_committed(run, ending):
     program = [sys.executable, "-c", LEAVER, str(run.folder), ending]
@@ -279,6 +293,7 @@ def test_a_program_that_sigterm_ends_leaves_what_was_whole(run):
     assert run.commits == [ref(1, 5)]
 
 
+@pytest.mark.heavy
 def test_a_program_that_does_not_end_is_killed_within_the_grace_period(run):
     process = run.start(FILE_ON_SIGTERM="ignore", FILE_AWAIT=str(run.root / "none"), TIPHYS_GRACE_SECONDS="4")
     until(lambda: run.commits)
@@ -310,7 +325,18 @@ def test_a_program_whose_attempt_was_replaced_is_killed(run):
 
 @pytest.mark.parametrize(
     ("point", "passage"),
-    [("before_shard", 1), ("after_shard", 3), ("before_manifest", 1), ("before_manifest", 3), ("after_manifest", 2)],
+    [
+        ("before_manifest", 3),
+        *(
+            pytest.param(point, passage, marks=pytest.mark.heavy)
+            for point, passage in (
+                ("before_shard", 1),
+                ("after_shard", 3),
+                ("before_manifest", 1),
+                ("after_manifest", 2),
+            )
+        ),
+    ],
 )
 def test_a_wrapper_that_dies_at_any_write_loses_nothing_that_was_committed(run, point, passage):
     process = run.start(TIPHYS_FAILPOINTS=f"checkpoint.{point}=crash@{passage}", **run.steady)
@@ -328,6 +354,7 @@ def test_a_wrapper_that_dies_at_any_write_loses_nothing_that_was_committed(run, 
     assert list_quarantined(run.store, LINEAGE) == set()
 
 
+@pytest.mark.heavy
 def test_a_corrupt_checkpoint_costs_one_and_not_the_run(run):
     code, _, err = run.attempt_until_end(FILE_EXIT="3", **run.steady)
     assert code == 3, err
@@ -473,17 +500,6 @@ def finish_attempt(run, shape, steps):
     assert run.commits[:1] != promised, err
 
 
-EACH_SIGN = ("hf", "orbax", "deepspeed", "link", "lightning", "one")
-"""A shape for each sign of a complete checkpoint; `make test-integration` tries all shapes."""
-
-
-@pytest.mark.parametrize("shape", EACH_SIGN)
-def test_a_folder_of_each_shape_is_restored_whole_and_at_the_newest_step(run, shape):
-    rng = random.Random(f"{SEED}-{shape}")
-    starts = [killed_attempt(run, shape, rng, Counter()) for _ in range(2)]
-    finish_attempt(run, shape, starts[-1] + 200)
-
-
 @pytest.mark.heavy
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -493,5 +509,5 @@ def test_kills_at_any_time_tear_no_folder_and_lose_no_acknowledged_step(run, sha
     starts = [killed_attempt(run, shape, rng, kinds) for _ in range(KILLS_PER_SHAPE)]
     assert starts == sorted(starts)
     with capsys.disabled():
-        sys.stdout.write(f"\n{shape}: seed {SEED}, {dict(kinds)}, {len(run.commits)} commits, reached {starts[-1]}\n")
+        sys.stderr.write(f"\n{shape}: seed {SEED}, {dict(kinds)}, {len(run.commits)} commits, reached {starts[-1]}\n")
     finish_attempt(run, shape, starts[-1] + 200)

@@ -29,6 +29,7 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)  # type: ignore[call-overload]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may change the root folder")
 def test_the_runtime_runs_in_an_empty_image(root: Path) -> None:
     command = [

@@ -22,6 +22,8 @@ import pytest
 from support.processes.launched_program import PATIENCE_SECONDS, Launched
 from support.processes.polling import until
 
+pytestmark = pytest.mark.heavy
+
 # A stand-in for a training with a session: it saves for a while, and leaves with 75.
 TRAINING = """
 import os, signal, sys, time

@@ -235,6 +235,7 @@ def started(folder: Path, **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", source], **{"stdout": subprocess.PIPE, **streams})
 
 
+@pytest.mark.heavy
 def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path) -> None:
     (code / "plan").write_text("hang")
     with started(desk.folder) as engine:
@@ -253,6 +254,7 @@ def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path
     assert resumed_from[1] > 0
 
 
+@pytest.mark.heavy
 def test_closed_terminal_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path) -> None:
     (code / "plan").write_text("hang")
     screen, terminal = os.openpty()

@@ -23,6 +23,8 @@ from tiphys.records import Cause
 from tiphys.store import open_store
 from tiphys.store.incarnations import find_crash_record
 
+pytestmark = pytest.mark.heavy
+
 GUARD_SECONDS = 240
 
 

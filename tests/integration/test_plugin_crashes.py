@@ -17,6 +17,7 @@ import pytest
 from support.fakes.argo_agent import Agent
 from support.processes.forking import ForkingProcess
 from support.processes.plugin import FORKED_MODULES, TOKEN, Service
+from support.servers import http
 from support.stories.plugin import Flow, World, commit, fit, gpus, world
 from tiphys_plugin import load_queues
 
@@ -117,6 +118,7 @@ def forking() -> Iterator[ForkingProcess]:
         yield process
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("operation", "points"), CHAINS, ids=[f"{name}: {points[-1]}" for name, points in CHAINS])
 def test_killed_service_repeats_the_call_with_one_effect(tmp_path, operation, points, uninterrupted, forking):
     here = start(tmp_path)
@@ -144,7 +146,7 @@ def crash(forking: ForkingProcess, root: Path, point: str, log: Path, document: 
     """Have the service die at ``point`` while it answers ``document``."""
     with Service(root, f"{point}=crash", log, root / "queues.yaml", forking) as service:
         with pytest.raises(httpx.TransportError):
-            httpx.post(
+            http.post(
                 f"{service.url}/api/v1/template.execute",
                 json=document,
                 headers={"Authorization": f"Bearer {TOKEN}"},

@@ -105,6 +105,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         made.seen.with_suffix(".over").touch()  # so that nothing goes on if the test has failed
 
 
+@pytest.mark.heavy
 def test_a_training_of_lower_priority_saves_goes_and_resumes_with_nothing_lost(lab: Lab) -> None:
     low = lab.submit("low", 0)
     until(lab.seen.exists, 120)

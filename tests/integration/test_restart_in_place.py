@@ -131,7 +131,9 @@ def train(
     return Told(str(phase), outcomes, starts, log)
 
 
-@pytest.mark.parametrize("fate", ["kill", "hang", "cuda", "peer"])
+@pytest.mark.parametrize(
+    "fate", ["kill", *(pytest.param(fate, marks=pytest.mark.heavy) for fate in ("hang", "cuda", "peer"))]
+)
 def test_program_that_dies_after_a_checkpoint_goes_on_in_its_attempt(tmp_path: Path, fate: str) -> None:
     told = train(tmp_path, f"{fate},{fate}")
     assert told.outcomes == ["done 3"], told.log
@@ -139,6 +141,7 @@ def test_program_that_dies_after_a_checkpoint_goes_on_in_its_attempt(tmp_path: P
     assert told.phase == "Succeeded"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("wrap", ["$P train.py; exit $?", "$P train.py 2>&1 | tee log; exit ${PIPESTATUS[0]}"])
 def test_program_below_a_shell_goes_on_in_its_attempt(tmp_path: Path, wrap: str) -> None:
     told = train(tmp_path, "kill", command=("bash", "-c", wrap.replace("$P", sys.executable)))
@@ -152,18 +155,21 @@ def test_spare_takes_the_place_of_a_program_that_dies(tmp_path: Path) -> None:
     assert told.phase == "Succeeded"
 
 
+@pytest.mark.heavy
 def test_author_may_refuse_a_spare(tmp_path: Path) -> None:
     told = train(tmp_path, "kill", Retries(spare=False))
     assert told.outcomes == ["done 2"], told.log
     assert "spare" not in told.log
 
 
+@pytest.mark.heavy
 def test_spare_of_a_program_whose_imports_are_unknown_is_refused_by_name(tmp_path: Path) -> None:
     told = train(tmp_path, "kill", Retries(spare=True), command=("bash", "-c", f"{sys.executable} train.py; exit $?"))
     assert told.outcomes == ["done 2"], told.log
     assert "no spare: bash is not python with a script or a module" in told.log
 
 
+@pytest.mark.heavy
 def test_restart_is_on_record_with_its_cause(tmp_path: Path) -> None:
     told = train(tmp_path, "kill")
     store = DirectoryStore(tmp_path / "store")
@@ -181,12 +187,14 @@ def test_program_that_dies_before_a_checkpoint_gets_another_attempt(tmp_path: Pa
     assert told.outcomes == ["failed:infrastructure 1", "done 1"], told.log
 
 
+@pytest.mark.heavy
 def test_program_that_dies_again_before_a_checkpoint_gets_another_attempt(tmp_path: Path) -> None:
     told = train(tmp_path, "kill,early")
     assert told.outcomes == ["failed:infrastructure 2", "done 1"], told.log
     assert told.starts == ["0", "3", "3"]
 
 
+@pytest.mark.heavy
 def test_end_of_an_attempt_is_that_of_its_last_process(tmp_path: Path) -> None:
     """Not a hang, although an earlier process has left the report of one."""
     told = train(tmp_path, "hang,early")
@@ -199,28 +207,33 @@ def test_error_of_the_program_fails_the_step_without_a_restart(tmp_path: Path) -
     assert told.phase == "Failed"
 
 
+@pytest.mark.heavy
 def test_error_of_the_program_that_its_policy_retries_is_restarted(tmp_path: Path) -> None:
     told = train(tmp_path, "bug", Retries(user_error=1))
     assert (told.outcomes, told.starts) == (["done 2"], ["0", "3"]), told.log
 
 
+@pytest.mark.heavy
 def test_error_that_files_of_the_process_before_cause_gets_another_attempt(tmp_path: Path) -> None:
     told = train(tmp_path, "mkdir")
     assert told.outcomes == ["failed:infrastructure 1", "done 1"], told.log
     assert "FileExistsError" in told.log
 
 
+@pytest.mark.heavy
 def test_broken_gpu_gets_another_attempt(tmp_path: Path) -> None:
     told = train(tmp_path, "xid")
     assert told.outcomes == ["failed:infrastructure 1", "done 1"], told.log
     assert told.starts == ["0", "3"]
 
 
+@pytest.mark.heavy
 def test_author_may_refuse_restarts(tmp_path: Path) -> None:
     told = train(tmp_path, "kill", Retries(in_place=False))
     assert told.outcomes == ["failed:infrastructure 1", "done 1"], told.log
 
 
+@pytest.mark.heavy
 def test_no_process_of_the_one_before_is_left_when_the_next_begins(tmp_path: Path) -> None:
     told = train(tmp_path, "fork")
     assert told.outcomes == ["done 2"], told.log

@@ -81,7 +81,8 @@ def test_a_program_below_a_shell_saves_and_asks_for_another_attempt(store, tmp_p
     assert landed(store).global_step > 0
 
 
-@pytest.mark.parametrize("signalled_rank", [pytest.param("0", marks=pytest.mark.heavy), "1"])
+@pytest.mark.heavy
+@pytest.mark.parametrize("signalled_rank", ["0", "1"])
 def test_a_launcher_that_tells_one_rank_ends_both_with_one_checkpoint(store, signalled_rank):
     process = start([sys.executable, "-m", "support.programs.two_ranks", signalled_rank], environ(store))
     wait_for_training(process)

@@ -75,6 +75,7 @@ def pipeline(tracking: Mlflow | Wandb) -> dict[str, Any]:
     return manifest
 
 
+@pytest.mark.heavy
 def test_wandb_continues_one_run_in_all_attempts_and_submissions(desk: Desk) -> None:
     assert desk.run(pipeline(Wandb("digits")), "night") == "Failed"
     assert desk.resume("night") == "Succeeded"
@@ -93,6 +94,7 @@ def test_wandb_continues_one_run_in_all_attempts_and_submissions(desk: Desk) -> 
     assert desk.given("day", 1)["WANDB_RUN_ID"] != given[0]["WANDB_RUN_ID"]
 
 
+@pytest.mark.heavy
 def test_a_training_goes_on_where_mlflow_cannot_be_reached(desk: Desk) -> None:
     assert desk.run(pipeline(Mlflow("http://127.0.0.1:9")), "night") == "Failed"
     assert desk.resume("night") == "Succeeded"

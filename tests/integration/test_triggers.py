@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.processes.controller import ControllerProcess, kubeconfig
 from support.processes.polling import until
+from support.servers import http
 from support.servers.kube_server import serving
 from support.stories.triggers import template
 
@@ -30,7 +30,7 @@ def sources(api: KubeApi) -> list[str]:
 
 def notify(controller: ControllerProcess, bucket: str, key: str) -> dict[str, Any]:
     record = {"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": bucket}, "object": {"key": key}}}
-    answer = httpx.post(
+    answer = http.post(
         f"{controller.url}/v1/storage-events",
         json={"Records": [record]},
         headers={"Authorization": f"Bearer {TOKEN}"},
@@ -41,6 +41,7 @@ def notify(controller: ControllerProcess, bucket: str, key: str) -> dict[str, An
     return counts
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_delivered_again_lost_and_found(tmp_path: Path, bucket: str, s3_endpoint: str) -> None:
     (tmp_path / "token").write_text(TOKEN)

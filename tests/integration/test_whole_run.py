@@ -20,7 +20,14 @@ from tiphys.records import AttemptEndOutcome, Cause
 from tiphys.store import DirectoryStore, read_step_attempts
 
 
-@pytest.mark.parametrize("fate", [fate for fate in FATES if fate.without_cluster], ids=lambda fate: fate.name)
+@pytest.mark.parametrize(
+    "fate",
+    [
+        pytest.param(fate, id=fate.name, marks=[pytest.mark.heavy] * (fate.name == "killed"))
+        for fate in FATES
+        if fate.without_cluster
+    ],
+)
 def test_a_failure_of_the_training_gets_its_cause_and_the_run_survives_it(fate: Fate, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     manifest = story(Place("any", store.url), pause=0.01, **fate.arguments).compile()
@@ -31,6 +38,7 @@ def test_a_failure_of_the_training_gets_its_cause_and_the_run_survives_it(fate: 
     fate.check(store, "story-1")
 
 
+@pytest.mark.heavy
 def test_a_training_on_two_nodes_goes_on_where_it_had_saved(tmp_path: Path) -> None:
     """Both ranks are killed once they have done so many steps; who is first ends the other."""
     store = DirectoryStore(tmp_path / "store")

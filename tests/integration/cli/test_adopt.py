@@ -109,6 +109,7 @@ spec:
 """
 
 
+@pytest.mark.heavy
 def test_a_printed_output_chooses_the_branch_and_is_reused(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(FLIP.replace("FOLDER", str(tmp_path)))
     adopted = invoke(["adopt", "old.yaml", "--output", "new.yaml"], tmp_path)
@@ -123,6 +124,7 @@ def test_a_printed_output_chooses_the_branch_and_is_reused(tmp_path: Path) -> No
     assert sorted((tmp_path / "said").read_text().split()) == ["heads", "heads", "none"]
 
 
+@pytest.mark.heavy
 def test_the_example_of_the_guide_is_what_the_command_prints_and_runs(tmp_path: Path) -> None:
     for name in ("before.yaml", "after.yaml"):
         shutil.copy(DOCS / "adopt" / name, tmp_path)

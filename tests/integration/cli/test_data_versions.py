@@ -10,6 +10,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from support.stories import small_pipeline
 
 from .conftest import Command, snapshot
@@ -33,6 +34,7 @@ def write_pipeline(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.heavy
 def test_changed_data_is_drift_and_trains_again(tiphys: Command, tmp_path: Path) -> None:
     write_lock(tmp_path, OLD)
     file = write_pipeline(tmp_path / "code")
@@ -68,6 +70,7 @@ def test_changed_data_is_drift_and_trains_again(tiphys: Command, tmp_path: Path)
     assert small_pipeline.ran(tmp_path / "code")[5:] == ["report"]
 
 
+@pytest.mark.heavy
 def test_a_fork_on_new_data_trains_again_and_says_what_differs(tiphys: Command, tmp_path: Path) -> None:
     write_lock(tmp_path, OLD)
     file = write_pipeline(tmp_path / "code")

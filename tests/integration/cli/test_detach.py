@@ -23,6 +23,7 @@ def started(folder: Path, *arguments: str) -> Path:
     return folder / "code"
 
 
+@pytest.mark.heavy
 def test_a_detached_run_is_followed_stopped_and_resumed_from_elsewhere(tmp_path: Path) -> None:
     code = started(tmp_path)
 

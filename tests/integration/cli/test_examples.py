@@ -5,6 +5,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tiphys.lineage import RunHistory, read_lineage_tree
 from tiphys.store import DirectoryStore
 
@@ -20,6 +22,7 @@ def model_of(folder: Path, run: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.heavy
 def test_a_fork_reads_new_data_and_continues_from_the_newest_checkpoint(tmp_path: Path) -> None:
     commands = re.findall(r"^    tiphys (.+)$", FORK.read_text(), re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["run", "fork"]

@@ -40,6 +40,7 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_single_signal_ends_the_engine_although_its_store_is_full(
     small_disk: Path, tmp_path: Path, number: signal.Signals

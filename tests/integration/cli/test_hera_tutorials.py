@@ -304,7 +304,9 @@ def test_a_tutorial_without_counterpart_is_refused_with_its_remedy(name: str, tm
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize(
+    "name", ["fan-out and fan-in", *(pytest.param(name, marks=pytest.mark.heavy) for name in LOGS if "fan" not in name)]
+)
 def test_a_tutorial_runs_here(name: str, tmp_path: Path) -> None:
     (tmp_path / "pipeline.py").write_text(IMPORTS + STARTS[name])
     ran = invoke(["run", "pipeline.py", "--run", "r"], tmp_path)

@@ -46,6 +46,7 @@ def test_the_pipeline_of_readme_trains_and_registers(tmp_path: Path) -> None:
     assert '"step": 1000' in log
 
 
+@pytest.mark.heavy
 def test_the_pipeline_of_the_tutorial_fails_where_it_says_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_port_in_use_is_named_and_nothing_is_recorded(tiphys: Command, tmp_pat
 _WITHOUT_NETWORK = ("unshare", "--map-root-user", "--net")
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(
     subprocess.run([*_WITHOUT_NETWORK, "true"], capture_output=True, check=False).returncode != 0,
     reason="this account may not make a network namespace",

@@ -215,9 +215,8 @@ def output(folder: Path, run: str, step: str, path: str) -> str:
     return file.read_text()
 
 
-@pytest.mark.parametrize(
-    "style", ["flat", *(pytest.param(style, marks=pytest.mark.heavy) for style in ("package", "notebook"))]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("style", ["flat", "package", "notebook"])
 def test_the_first_hour(style: str, tmp_path: Path) -> None:
     pipeline, helpers = write(tmp_path, style)
     file = pipeline.relative_to(tmp_path)

@@ -87,6 +87,7 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     assert model(store, "r") == model(store, "undisturbed")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("has_state", [True, False], ids=["state", "no state"])
 def test_the_report_counts_a_killed_run_until_its_last_sign_of_life(tmp_path: Path, has_state: bool) -> None:
     with started(tmp_path) as engine:
@@ -110,6 +111,7 @@ def test_the_report_counts_a_killed_run_until_its_last_sign_of_life(tmp_path: Pa
     assert "run r: its engine is gone and recorded no end; what was open counts until its last sign of life, " in said
 
 
+@pytest.mark.heavy
 def test_a_killed_trainer_is_tried_again_within_the_run(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
         os.kill(small_pipeline.last_process(tmp_path / "code"), signal.SIGKILL)
@@ -140,7 +142,7 @@ def test_ctrl_c_lets_the_training_save_and_ends_with_130(tmp_path: Path) -> None
     assert "Traceback" not in err
 
 
-def test_a_failing_step_ends_with_1_and_says_which_and_what_to_do(tiphys: Command, tmp_path: Path) -> None:
+def test_a_failing_step_ends_with_1_says_which_and_what_a_resume_would_do(tiphys: Command, tmp_path: Path) -> None:
     answer = tiphys("run", small_pipeline.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
     assert (answer.code, answer.out) == (1, "r\n")
     assert answer.error.startswith("tiphys: run r failed: report failed in attempt 1 ")
@@ -148,6 +150,11 @@ def test_a_failing_step_ends_with_1_and_says_which_and_what_to_do(tiphys: Comman
     assert "tiphys resume r" in answer.error
     assert "report | told to fail" in answer.err.splitlines()
     assert "prepare" not in answer.error
+    before = snapshot(tmp_path)
+    planned = tiphys("resume", "r", "--dry-run")
+    assert planned.code == 0
+    assert [line.split()[2] for line in planned.out.splitlines()[1:]] == ["skip", "skip", "run"]
+    assert snapshot(tmp_path) == before, "a dry run writes nothing"
 
 
 def test_a_resume_from_anywhere_finds_the_modules_of_the_run(tiphys: Command, tmp_path: Path) -> None:
@@ -169,15 +176,6 @@ def test_the_log_of_the_plugin_does_not_meet_the_data(tiphys: Command, tmp_path:
     silent, shown = tiphys("compile", file), tiphys("compile", file, "--verbose")
     assert "an outage" not in silent.out + silent.err + shown.out
     assert "an outage" in shown.err
-
-
-def test_a_dry_run_shows_the_plan_and_writes_nothing(tiphys: Command, tmp_path: Path) -> None:
-    tiphys("run", small_pipeline.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
-    before = snapshot(tmp_path)
-    answer = tiphys("resume", "r", "--dry-run")
-    assert answer.code == 0
-    assert [line.split()[2] for line in answer.out.splitlines()[1:]] == ["skip", "skip", "run"]
-    assert snapshot(tmp_path) == before
 
 
 def test_a_run_that_is_alive_is_not_resumed(tmp_path: Path) -> None:
@@ -205,6 +203,7 @@ def limited(file_bytes: int) -> Callable[[], None]:
     return limit
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Path) -> None:
     file = small_pipeline.write(tmp_path / "code")
@@ -221,6 +220,7 @@ def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Pa
         assert hashlib.sha256(store.read(shard.key)).hexdigest().startswith(re.split(r"[-.]", shard.key)[-2])
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path: Path) -> None:
     file = small_pipeline.write(tmp_path / "code")

@@ -33,6 +33,7 @@ def made_by_best() -> dict[str, str | None]:
     return {**found, "model": store.read(model.key).decode()}
 
 
+@pytest.mark.heavy
 def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys: Command, tmp_path: Path) -> None:
     code = tmp_path / "code"
     answered(tiphys, "run", small_sweep.write(code), "--run", "s")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.servers import http
 from support.stories import small_pipeline
 from support.stories.pages import form_fields
 
@@ -42,7 +43,7 @@ def test_pages_on_all_addresses_answer_to_allowed_names_alone(
         assert process.stdout is not None
         url = process.stdout.readline().strip().replace("0.0.0.0", "127.0.0.1")
         answers = {
-            name: httpx.get(url, headers={"Host": name}, timeout=120).status_code
+            name: http.get(url, headers={"Host": name}, timeout=120).status_code
             for name in ("evil.example", "runs.example.org", "localhost", "0.0.0.0:8321")
         }
         process.send_signal(signal.SIGTERM)
@@ -68,6 +69,7 @@ def test_a_taken_port_and_a_missing_store_are_refused(finished: Finished, tmp_pa
     assert "absent" in missing.error
 
 
+@pytest.mark.heavy
 def test_a_run_is_stopped_resumed_and_forked_from_its_page(tmp_path: Path) -> None:
     code = started(tmp_path)
     with begin(["ui", "--port", "0", "--actions"], tmp_path) as process:

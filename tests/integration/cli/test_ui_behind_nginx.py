@@ -8,6 +8,7 @@
 | past nginx, with the header, from another address  | nobody: the pages refuse              |
 """
 
+import os
 import re
 import shutil
 import signal
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from .conftest import begin, invoke
 from .test_detach import started
 
 pytestmark = [
-    pytest.mark.heavy,  # its port is free only while no other test takes it
+    pytest.mark.heavy,
     pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed"),
 ]
 
@@ -83,9 +84,11 @@ def provider() -> Iterator[int]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
+    """A port below those of which the kernel gives one to a server that asks for any, as those of other tests do."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError
 
 
 @contextmanager

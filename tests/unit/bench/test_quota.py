@@ -85,6 +85,7 @@ def test_the_watcher_of_the_campaign_sees_what_must_not_be(leases: list[Lease], 
     assert within_limits(leases) is lawful
 
 
+@pytest.mark.heavy
 def test_a_campaign_asks_kills_and_sweeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     found = campaign(requests=100, processes=2, seed=1)
@@ -93,6 +94,7 @@ def test_a_campaign_asks_kills_and_sweeps_up(monkeypatch: pytest.MonkeyPatch) ->
     assert (found["over_admissions"], found["double_grants"], found["leaks"]) == (0, 0, 0)
 
 
+@pytest.mark.heavy
 def test_a_campaign_damages_the_log_of_a_ledger_and_nothing_is_granted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     monkeypatch.setattr(log_campaign, "_DAMAGE_SECONDS", (0.1, 0.3))
@@ -117,6 +119,7 @@ def test_a_decision_is_timed_in_turns_with_a_plain_scan() -> None:
     assert len(found["over_scan"]["samples"]) == len(found["p99_over_scan"]["samples"]) == 3
 
 
+@pytest.mark.heavy
 def test_admissions_are_measured_in_turns_with_plain_entries_of_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def fuzz(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.heavy
 def test_a_failure_prints_how_to_reproduce_it(fuzz) -> None:
     result = fuzz(WRONG, "--minutes=1")
     assert result.ret == 1
@@ -54,6 +55,7 @@ def test_a_failure_prints_how_to_reproduce_it(fuzz) -> None:
     assert again.outlines[-1] == result.outlines[-1]
 
 
+@pytest.mark.heavy
 def test_a_seed_draws_the_same_and_another_seed_something_else(fuzz, pytester: pytest.Pytester) -> None:
     drawn = pytester.path / "drawn"
 
@@ -68,6 +70,7 @@ def test_a_seed_draws_the_same_and_another_seed_something_else(fuzz, pytester: p
     assert examples(1) != examples(2)
 
 
+@pytest.mark.heavy
 def test_a_round_that_outlasts_the_budget_skips_the_rest(fuzz) -> None:
     result = fuzz(RARE, "--minutes=0")
     assert result.ret == 0

@@ -63,6 +63,7 @@ def test_a_mutant_has_one_change(module: Path) -> None:
     assert planted["newest"]([1, 2]) == 1  # type: ignore[operator]
 
 
+@pytest.mark.heavy
 def test_a_run_names_the_mutants_that_no_test_notices(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
