@@ -130,8 +130,10 @@ class Checkpoints:
         hang_after: Longest time without a completed step, such as ``30m``; then the attempt is ended and retried.
             It must exceed everything else between two steps, such as an evaluation. Where steps are long, the limit
             is ten times the longest of the last hundred steps. None: no limit.
-        cache: Folder that the pods of a node share, such as a mounted host path. A checkpoint that one pod has read
-            stays there for the others. Empty: none.
+        cache: Folder that the pods of a node share, such as a mounted host path. A checkpoint that one pod has saved
+            or read stays there for the others. Empty: none.
+        near_copy: Whether the copy of the state that a save is made from outlives the program in the memory of its
+            pod, where that has room, so that a restart in the pod need not read the store. False: it does not.
     """
 
     every: Duration = "10m"
@@ -146,6 +148,7 @@ class Checkpoints:
     when_busy: WhenBusy | None = None
     hang_after: Duration | None = None
     cache: str = ""
+    near_copy: bool = True
 
     def policy(self) -> CheckpointPolicy:
         """The policy that trainer and plugin read.
@@ -177,6 +180,7 @@ class Checkpoints:
                 None if self.hang_after is None else resolve_duration(self.hang_after, "Checkpoints(hang_after=…)")
             ),
             cache=self.cache,
+            near_copy=self.near_copy,
         )
 
 

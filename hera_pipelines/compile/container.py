@@ -75,6 +75,7 @@ def _optional_values(policy: CheckpointPolicy) -> dict[str, str]:
         environment.ASYNCHRONOUS: "" if policy.asynchronous else "false",
         environment.WHEN_BUSY: policy.when_busy or "",
         environment.CACHE: policy.cache,
+        environment.NEAR_COPY: "" if policy.near_copy else "false",
     }
     if policy.hang_after_seconds is not None:
         values[environment.HANG_AFTER_SECONDS] = f"{policy.hang_after_seconds:g}"

@@ -71,6 +71,7 @@ CHECKPOINTS = {
     "when_busy": None,
     "hang_after_seconds": None,
     "cache": "",
+    "near_copy": True,
 }
 
 

@@ -8,16 +8,19 @@ last attempt is left alone.
 | the fault really happened | the log of failpoints, and exit by SIGKILL |
 | an acknowledged checkpoint is never lost | each attempt starts at it or later |
 | an incomplete one is never chosen | what is chosen restores without quarantine |
+| what a killed process left in the memory of its pod is used if it is the commit | half of the runs have such memory |
 | the run goes on as if nothing had happened | the final state is bit-identical |
 | nothing is left over | each shard belongs to a manifest, and no mark of retention is there |
 """
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -25,6 +28,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
+from support.builders.near_memory import held_memory
 from support.processes.forking import ForkingProcess
 from support.programs.trainer import digest_of, initial_state, train_step
 
@@ -43,6 +47,7 @@ TRAINER = "import runpy; runpy.run_module('support.programs.trainer', run_name='
 LAYOUT = LineageLayout(LINEAGE)
 
 POINTS = {
+    "checkpoint.before_copy": 8,
     "checkpoint.after_stage": 4,
     "checkpoint.before_shard": 8,
     "checkpoint.after_shard": 8,
@@ -77,6 +82,10 @@ class Run:
     trainers: ForkingProcess
     saved: list[int] = field(default_factory=list)
     number: int = 0
+    memory: Mapping[str, str] = field(default_factory=dict)
+    """Variables of memory that outlives the processes."""
+    near: Counter[str] = field(default_factory=Counter)
+    """How often a process found its checkpoint there, and how often another save."""
 
     def __post_init__(self):
         self.store = DirectoryStore(self.root / "store")
@@ -99,7 +108,7 @@ class Run:
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
         kept = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
-        return {**kept, **own, **others}
+        return {**kept, **own, **self.memory, **others}
 
     def claim(self):
         """Open the next attempt where the choice says."""
@@ -124,6 +133,8 @@ class Run:
     def end(self, code, out, err):
         lines = [line.split() for line in out.splitlines()]
         self.saved += [int(number) for word, number in lines if word == "saved"]
+        self.near["used"] += err.count("was read from its copy in the memory")
+        self.near["refused"] += err.count("were read from the store: what this pod holds")
         if code != 0:
             write_end(self.store, end_of(self.number))
         return code, int(lines[0][1]) if lines else None, err
@@ -175,24 +186,34 @@ def run(tmp_path, trainers):
 
 def campaign(folder, trainers, kills):
     """Have runs end with attempts that die, at each place before at one again; where, once so many were killed."""
-    rng, places, killed = random.Random(SEED), [], Counter()
+    rng, places, killed, near = random.Random(SEED), [], Counter(), Counter()
     for number in count():
-        run = Run(folder / str(number), trainers)
-        for _ in range(rng.randint(2, 6)):
-            places = places or rng.sample(list(POINTS), len(POINTS))
-            place = places.pop()
-            busy = rng.choice(["wait", "queue"])
-            fault = f"{place}=crash@{rng.randint(1, POINTS[place])}"
-            if not run.attempt(fault, TIPHYS_WHEN_BUSY=busy, TRAINER_WAITS=str(int(busy == "wait"))):
-                break  # it ended before that passage
-            killed[place] += 1
-        else:
-            assert not run.attempt("")
-        run.collect()
-        run.check()
+        with contextlib.ExitStack() as stack:
+            memory = stack.enter_context(held_memory()) if number % 2 else {}
+            run = Run(folder / str(number), trainers, memory=memory)
+            _end_well(run, rng, places, killed)
+        near += run.near
         if killed.total() >= kills:
+            assert near["used"] > 0
+            assert near["refused"] > 0
             return killed
     raise AssertionError
+
+
+def _end_well(run, rng, places, killed):
+    """Have a run end after attempts that died; ``places`` are those that are left, and ``killed`` counts."""
+    for _ in range(rng.randint(2, 6)):
+        places[:] = places or rng.sample(list(POINTS), len(POINTS))
+        place = places.pop()
+        busy = rng.choice(["wait", "queue"])
+        fault = f"{place}=crash@{rng.randint(1, POINTS[place])}"
+        if not run.attempt(fault, TIPHYS_WHEN_BUSY=busy, TRAINER_WAITS=str(int(busy == "wait"))):
+            break  # it ended before that passage
+        killed[place] += 1
+    else:
+        assert not run.attempt("")
+    run.collect()
+    run.check()
 
 
 def test_trainers_that_are_killed_lose_nothing_that_was_acknowledged(tmp_path, trainers):

@@ -104,6 +104,16 @@ def test_a_saved_state_is_restored_in_place():
     assert [event.name for event in read_events(store, RUN)] == ["checkpoint.restored"]
 
 
+def test_the_cache_of_the_node_gets_what_is_committed_and_spares_the_restore_the_store(tmp_path):
+    store = MemoryStore()
+    train(store, 2, cache=tmp_path)
+    store.refuses = lambda operation, key: operation == "read" and "shards/" in key
+    state = state_at(0)
+    with open_ranks(store, 2, 2, cache=tmp_path) as session:
+        assert session.restore(state) == 2
+    assert plain(state) == plain(state_at(2))
+
+
 def test_a_state_that_changes_after_the_save_has_begun_is_committed_as_it_was(monkeypatch):
     store = MemoryStore()
     gate = threading.Event()

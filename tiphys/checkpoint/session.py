@@ -24,6 +24,7 @@ from tiphys.checkpoint.telemetry.events import log_message, log_once
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.checkpoint.telemetry.output_copy import copy_output
 from tiphys.errors import StoreError, UsageError
+from tiphys.launch.near_memory import open_near_memory
 from tiphys.protocol.environment import EX_UNAVAILABLE
 from tiphys.records import CheckpointRef
 
@@ -244,6 +245,7 @@ def session(
     if reason := find_parent_session():
         return _RefusedSession(reason)
     try:
+        from tiphys.checkpoint.state.near_copy import NearMemory
         from tiphys.checkpoint.tracked_session import TrackedSession
     except ImportError as error:
         # Python names no module if an installed one cannot be loaded, such as without a system library.
@@ -260,12 +262,15 @@ def session(
     if settings.cache is None and rank_info.local_world_size > 1:
         # Without a shared folder each rank of a node would download the same bytes.
         shared = Path(tempfile.gettempdir()) / f"tiphys-cache-{os.getuid()}"
-        settings = dataclasses.replace(settings, cache=shared)
+        settings = dataclasses.replace(settings, cache=shared, fills_cache=False)
     try:
         run_store, store = open_stores(settings)
     except StoreError as error:
         log_message(str(error))
         raise SystemExit(EX_UNAVAILABLE) from error
+    descriptor = open_near_memory(environ, rank_info.local_rank)
+    ranks = rank_info.local_world_size
+    near = None if descriptor is None else NearMemory(descriptor, rank_info.local_rank, ranks, sharded=sharded)
     tracked = TrackedSession(
         settings,
         run_store=run_store,
@@ -277,6 +282,7 @@ def session(
         rank_info=rank_info,
         sharded=sharded,
         opens_itself=True,
+        near=near,
     )
     if rank_info.rank == 0:
         run, step, attempt = settings.run, settings.step, settings.attempt

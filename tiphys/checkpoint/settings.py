@@ -95,7 +95,9 @@ class CheckpointSettings:
     incarnation: int = 1
     """Which process of its attempt this is: the launcher starts a program that died again in its pod."""
     cache: Path | None = None
-    """Folder on the node that caches restored shards for its other processes; None disables the cache."""
+    """Folder on the node that caches shards for its other processes; None disables the cache."""
+    fills_cache: bool = True
+    """Whether commits fill the cache, too; restores always do."""
 
     @property
     def busy_rule(self) -> WhenBusy:

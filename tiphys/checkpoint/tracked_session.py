@@ -39,8 +39,9 @@ from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import CheckpointSettings, is_save_due
+from tiphys.checkpoint.state.near_copy import NearMemory
 from tiphys.checkpoint.state.serialization import flatten_state
-from tiphys.checkpoint.state.shards import FRAMEWORK, ShardPlan, plan_shards
+from tiphys.checkpoint.state.shards import FRAMEWORK, ShardPlan
 from tiphys.checkpoint.telemetry.events import EventLog, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
 from tiphys.checkpoint.telemetry.progress import ProgressReporter
@@ -87,6 +88,7 @@ class TrackedSession(Session):
         rank_info: Position of this process among the ranks; None for a single process.
         sharded: Whether each rank saves a state of its own.
         opens_itself: As for `SessionProcess`.
+        near: Memory of the pod that outlives the program; None for none.
         upload_threads: Shards that are uploaded or read at once.
     """
 
@@ -103,6 +105,7 @@ class TrackedSession(Session):
         rank_info: RankInfo | None = None,
         sharded: bool = False,
         opens_itself: bool = False,
+        near: NearMemory | None = None,
         upload_threads: int = 4,
     ) -> None:
         self._settings = settings
@@ -141,18 +144,18 @@ class TrackedSession(Session):
         self._progress = ProgressReporter(
             progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
+        cache = NodeCache(settings.cache) if settings.cache else None
         self._saver = Saver(
             self._committer,
             asynchronous=settings.asynchronous,
             copies=2 if settings.busy_rule == "queue" else 1,
             threads=upload_threads,
+            near=near,
+            cache=cache if settings.fills_cache else None,
         )
         self._states = PassedStates(lambda: self._coordinator.has_state, self._saver)
         self._loader = CheckpointLoader(
-            store,
-            cache=NodeCache(settings.cache) if settings.cache else None,
-            should_stop=lambda: self.should_stop,
-            threads=upload_threads,
+            store, near=near, cache=cache, should_stop=lambda: self.should_stop, threads=upload_threads
         )
         self._watchdog = self._make_watchdog()
         rank_info = self._coordinator.rank_info
@@ -163,9 +166,8 @@ class TrackedSession(Session):
         self._restoring: CheckpointRef | None = None
         self._is_exiting = False
         self._newest_save: Save | None = None
-        self._skipped_saves = 0
+        self._skipped_saves = self._last_step = 0
         self._completed_step: int | None = None
-        self._last_step = 0
         self._saved_at = clock()
         package_versions()  # cached now, so that the first save does not wait for it
 
@@ -217,11 +219,11 @@ class TrackedSession(Session):
             self._restoring = None
             self._metrics.record_restore(self._clock() - before, manifest.size_bytes, ref.global_step)
             self._continue_from(manifest, skipped)
-            self._saver.preallocate(plan_shards(flatten_state(state)))
+            self._saver.preallocate(self._states.plan(state))
             return state
         self._restoring = None
         self._report_skipped(skipped, "starting from the beginning")
-        self._saver.preallocate(plan_shards(sample))
+        self._saver.preallocate(self._states.plan(default))
         return default
 
     @_excluded_from_step_time
@@ -308,7 +310,7 @@ class TrackedSession(Session):
             error = fenced
         finally:
             self._stop.uninstall()
-            self._saver.close()
+            self._saver.close(is_complete=error is None)
             self._coordinator.close()
             self._progress.close()
             self._metrics.close()

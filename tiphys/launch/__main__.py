@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tiphys.errors import UsageError
+from tiphys.launch.near_memory import hold_near_memory
 from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line
 from tiphys.launch.restart import run_program
 from tiphys.protocol import environment
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     environ = dict(os.environ)
     # torchrun gives its ranks 30 s by default, however long the grace period is.
     grace = environ.get(environment.GRACE_SECONDS) or f"{DEFAULT_GRACE_SECONDS:.0f}"
-    environ = {**dict.fromkeys(_TORCHRUN_GRACE, grace), **environ}
+    environ = {**dict.fromkeys(_TORCHRUN_GRACE, grace), **environ, **hold_near_memory(environ)}
     run = run_program
     with SignalQueue() as signals:
         if MLFLOW_OPTION in options:

@@ -36,7 +36,13 @@ METRICS = "TIPHYS_METRICS"
 """Where the training loop publishes its metrics: ``port:9464`` or ``textfile:/folder``; absent for nowhere."""
 
 CACHE = "TIPHYS_CACHE"
-"""Cache folder for shards of restored checkpoints, shared by the processes of a node."""
+"""Cache folder for shards of checkpoints, shared by the processes of a node."""
+
+NEAR_COPY = "TIPHYS_NEAR_COPY"
+"""``false``: no copy of the newest checkpoint stays in the memory of the pod; absent where one may."""
+
+NEAR_MEMORY = "TIPHYS_NEAR_MEMORY"
+"""File in memory that the launcher holds for that copy; absent without a launcher."""
 
 BATCH_SCALE = "TIPHYS_BATCH_SCALE"
 """Recommended fraction of the usual batch size after GPU out of memory, such as 0.5; absent for 1."""

@@ -319,7 +319,9 @@ class CheckpointPolicy(Record):
     hang_after_seconds: PositiveFloat | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
     """Seconds without a completed step after which a training is ended; None for no limit."""
     cache: str = Field(default="", exclude_if=lambda folder: not folder)
-    """Cache folder for restored shards that the pods of a node share; empty for none."""
+    """Cache folder for shards that the pods of a node share; empty for none."""
+    near_copy: bool = Field(default=True, exclude_if=lambda near_copy: near_copy)
+    """Whether the copy that a save is staged in outlives the program, so that a restart in the pod can read it."""
 
     @property
     def patience_seconds(self) -> float:

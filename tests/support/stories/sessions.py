@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ def open_session(
     grace_seconds: float | None = None,
     asynchronous: bool = False,
     when_busy: WhenBusy | None = None,
+    cache: Path | None = None,
+    fills_cache: bool = True,
     admit: bool = True,
     **others: Any,
 ) -> TrackedSession:
@@ -62,6 +65,8 @@ def open_session(
         grace_seconds=grace_seconds,
         asynchronous=asynchronous,
         when_busy=when_busy,
+        cache=cache,
+        fills_cache=fills_cache,
     )
     clock = clock or Clock()
     others.setdefault("upload_threads", 1)

@@ -54,14 +54,15 @@ def test_a_training_program_learns_where_it_stands() -> None:
 
 
 def test_the_program_learns_how_its_saves_go_on_behind_the_training() -> None:
-    rare = {"TIPHYS_ASYNCHRONOUS", "TIPHYS_WHEN_BUSY", "TIPHYS_CACHE"}
+    rare = {"TIPHYS_ASYNCHRONOUS", "TIPHYS_WHEN_BUSY", "TIPHYS_CACHE", "TIPHYS_NEAR_COPY"}
     assert not rare & set(env(train(asked={"checkpoints": CheckpointPolicy()})))
-    policy = CheckpointPolicy(asynchronous=False, when_busy="queue", cache="/var/cache/tiphys")
+    policy = CheckpointPolicy(asynchronous=False, when_busy="queue", cache="/var/cache/tiphys", near_copy=False)
     given = env(train(asked={"checkpoints": policy}))
     assert {name: given[name] for name in rare} == {
         "TIPHYS_ASYNCHRONOUS": "false",
         "TIPHYS_WHEN_BUSY": "queue",
         "TIPHYS_CACHE": "/var/cache/tiphys",
+        "TIPHYS_NEAR_COPY": "false",
     }
 
 

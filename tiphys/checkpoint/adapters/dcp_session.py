@@ -351,7 +351,7 @@ class TrackedDistributedSession(DistributedSession):
         return self._committer.draft_manifest(global_step, FRAMEWORK, facts, metrics)
 
     def _make_writer(self, draft: CheckpointManifest) -> DcpWriter:
-        return DcpWriter(self._store, draft, self._committer)
+        return DcpWriter(self._store, draft, self._committer, cache=self._cache)
 
     def _continue_from(self, manifest: CheckpointManifest, skipped: list[SkippedCheckpoint]) -> None:
         self._restoring, ref = None, manifest.ref

@@ -57,6 +57,7 @@ class DcpWriter(FileSystemWriter):
         draft: The manifest without shards.
         sink: Publishes the manifest and receives the commit, in the coordinating rank.
         shard_bytes: Approximate size of a shard.
+        cache: Cache of the node, which gets what is stored; None for no cache.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class DcpWriter(FileSystemWriter):
         draft: CheckpointManifest,
         sink: CommitSink,
         shard_bytes: int = SHARD_BYTES,
+        cache: NodeCache | None = None,
     ) -> None:
         super().__init__(str(draft.ref), sync_files=False, per_thread_copy_ahead=0)
         self.fs = _PendingFiles()
@@ -72,6 +74,7 @@ class DcpWriter(FileSystemWriter):
         self._draft = draft
         self._sink = sink
         self._shard_bytes = shard_bytes
+        self._cache = cache
         self._started_at = time.perf_counter()
         self.stage_seconds = 0.0
         """How long the training waited while its state was copied; set by the session after staging."""
@@ -94,7 +97,7 @@ class DcpWriter(FileSystemWriter):
             _Batch(f"{index}.distcp", items, lambda name, items: self._write_items(planner, name, items))
             for index, items in enumerate(_batch_items(plan.items, self._shard_bytes))
         ]
-        shards = ShardUploader().store(self._store, self._draft, batches, rank=plan.storage_data)
+        shards = ShardUploader(cache=self._cache).store(self._store, self._draft, batches, rank=plan.storage_data)
         future: Any = Future()
         future.set_result(
             [result for batch, shard in zip(batches, shards, strict=True) for result in batch.results_in(shard)]
@@ -104,7 +107,7 @@ class DcpWriter(FileSystemWriter):
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         super().finish(metadata, results)
         written = {result.shard.key: result.shard for rank in results for result in rank}
-        index = ShardUploader().store(self._store, self._draft, [_Metadata(self.fs.take(_METADATA))])
+        index = ShardUploader(cache=self._cache).store(self._store, self._draft, [_Metadata(self.fs.take(_METADATA))])
         measured = {
             "shards": (*index, *written.values()),
             "stage_seconds": round(self.stage_seconds, 6),

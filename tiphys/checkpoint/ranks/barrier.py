@@ -41,12 +41,14 @@ class RankInfo:
     """Identifies one start of the processes within the attempt: a restart count, or a port if elastic."""
     local_world_size: int = 1
     """Processes on this node."""
+    local_rank: int = 0
+    """Number of this process among them."""
     is_elastic: bool = False
     """Whether the launcher restarts the training with fewer ranks after some are lost."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "RankInfo":
-        """Read ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE`` and the incarnation.
+        """Read ``RANK``, ``WORLD_SIZE``, those of the node, and the incarnation.
 
         Raises:
             UsageError: a variable is not a whole number, or the rank is not
@@ -66,6 +68,7 @@ class RankInfo:
             if is_elastic
             else _read_whole_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
             local_world_size=_read_whole_number(environ, "LOCAL_WORLD_SIZE", 1),
+            local_rank=_read_whole_number(environ, "LOCAL_RANK", 0),
             is_elastic=is_elastic,
         )
         if rank_info.rank >= rank_info.world_size:

@@ -5,6 +5,7 @@ from typing import Any
 
 from tiphys.checkpoint.ranks.barrier import SINGLE_RANK, RankInfo
 from tiphys.checkpoint.restore.shard_reader import NodeCache, ShardReader, load_manifest
+from tiphys.checkpoint.state.near_copy import NearMemory
 from tiphys.checkpoint.state.shards import FRAMEWORK, StateAssembly
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointManifest, CheckpointRef, Shard
@@ -17,6 +18,7 @@ class CheckpointLoader:
 
     Args:
         store: Store of the checkpoints.
+        near: Memory of the pod, read before cache and store; None for none.
         cache: Cache of the node, read before the store and filled from it; None for no cache.
         should_stop: Called before each shard; True cancels the load.
         threads: Shards that are read at once.
@@ -26,11 +28,13 @@ class CheckpointLoader:
         self,
         store: Store,
         *,
+        near: NearMemory | None = None,
         cache: NodeCache | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         threads: int = 4,
     ) -> None:
         self._store = store
+        self._near = near
         self._cache = cache
         self._should_stop = should_stop
         self._threads = threads
@@ -54,12 +58,15 @@ class CheckpointLoader:
             StoreError: storage did not answer; the checkpoint may be valid.
             LoadStoppedError: ``should_stop`` returned True.
         """
-        document, *shards = _shards_for_rank(manifest, rank_info)
+        document, *shards = all_shards = _shards_for_rank(manifest, rank_info)
+        near = self._near.find(all_shards, rank_info.rank) if self._near else None
         reader = ShardReader(
-            self._store, cache=self._cache, should_stop=self._should_stop
+            self._store, near=near, cache=self._cache, should_stop=self._should_stop
         )  # one reader per load, so that its buffers are freed
         assembly = StateAssembly(bytes(reader.read(document)))
         map_parallel(lambda _, shard: assembly.add_shard(reader.read(shard)), shards, self._threads)
+        if near:
+            near.report(manifest.ref)
         if self._cache:
             self._cache.trim({shard.sha256 for shard in manifest.shards})
         return assembly.state(like)

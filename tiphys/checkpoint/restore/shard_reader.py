@@ -6,9 +6,10 @@ the interpreter's lock, so one thread hashes while the others read; a further
 thread for the hash would take its core from a reader. Each thread reuses one
 buffer, so that a state is never in memory twice.
 
-`NodeCache` keeps shards on the disk of a node, so that they cross the network
-once for all its ranks, and not again after a restart. A cached file is named by
-its SHA-256 and verified like any other shard. A cache that is full, read-only
+A `NearCopy` is read before the store: memory or files that an earlier process of
+the pod left. `NodeCache` keeps shards on the disk of a node, so that they cross
+the network once for all its ranks, and not again after a restart. A cached file
+is named by its SHA-256 and verified like any other shard. A cache that is full, read-only
 or broken costs time and nothing else, also one in which another pod left links,
 pipes or a lock that it holds.
 """
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
@@ -91,6 +93,16 @@ class NodeCache:
                     read += count
                 os.utime(stream.fileno())
                 return read == len(buffer)
+        except OSError:
+            return False
+
+    def has(self, sha256: str, size_bytes: int) -> bool:
+        """Whether there is a file of this size, which nobody has verified, and mark it as used."""
+        try:
+            with self._open_folder() as folder:
+                status = os.stat(sha256, dir_fd=folder, follow_symlinks=False)
+                os.utime(sha256, dir_fd=folder, follow_symlinks=False)
+                return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
         except OSError:
             return False
 
@@ -206,19 +218,36 @@ def check_framework(manifest: CheckpointManifest, framework: str, reader: str = 
         )
 
 
+class NearCopy(Protocol):
+    """Where the shards of a checkpoint may lie near, in unverified bytes."""
+
+    def read_into(self, shard: Shard, buffer: memoryview) -> bool:
+        """Fill ``buffer``, which has the size of ``shard``; return whether there is so much."""
+
+    def record(self, shard: Shard, *, is_intact: bool) -> None:
+        """Receive whether the bytes of ``shard`` have its hash. Several threads call this."""
+
+
 class ShardReader:
     """Reads and verifies shards of one store.
 
     Args:
         store: Store of the checkpoints.
+        near: Read before cache and store; None for none.
         cache: Cache of the node, read before the store and filled from it; None for no cache.
         should_stop: Called before each shard; True cancels the load.
     """
 
     def __init__(
-        self, store: Store, *, cache: NodeCache | None = None, should_stop: Callable[[], bool] = lambda: False
+        self,
+        store: Store,
+        *,
+        near: NearCopy | None = None,
+        cache: NodeCache | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
+        self._near = near
         self._cache = cache
         self._should_stop = should_stop
         self._thread_buffers = threading.local()
@@ -237,6 +266,12 @@ class ShardReader:
         stored = next(self._store.list(shard.key), None) if shard.size > _TRUSTED_BYTES else None
         if shard.size > _TRUSTED_BYTES and (stored is None or stored[:2] != (shard.key, shard.size)):
             raise IntegrityError(f"shard {shard.key} has not the {shard.size:,} bytes that the manifest says")
+        if self._near is not None:
+            buffer = self._buffer(shard.size)
+            is_intact = self._near.read_into(shard, buffer) and hashlib.sha256(buffer).hexdigest() == shard.sha256
+            self._near.record(shard, is_intact=is_intact)
+            if is_intact:
+                return buffer
         if self._cache is None:
             return self._fetch(shard)
         with self._cache.fetch_lock(shard.sha256, self._should_stop):

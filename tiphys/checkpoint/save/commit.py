@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.errors import FencedError, IntegrityError, NotFoundError, ObjectExistsError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest, Shard
@@ -41,10 +42,17 @@ class ShardUploader:
         threads: Shards that are uploaded at once.
         on_stored: Called with the size of each shard in bytes once it is stored,
             on the thread that uploaded it.
+        cache: Cache of the node, which gets each shard once it is stored; None for none.
     """
 
-    def __init__(self, threads: int = 4, on_stored: Callable[[int], object] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int = 4,
+        on_stored: Callable[[int], object] | None = None,
+        cache: NodeCache | None = None,
+    ) -> None:
         self.threads = threads
+        self._cache = cache
         self._on_stored = on_stored
         self._cancelled = threading.Event()
         self.digests: list[str] = []
@@ -65,6 +73,8 @@ class ShardUploader:
             StoreError: storage failed.
         """
         layout = LineageLayout(draft.lineage)
+        # After SIGTERM there is no time for it, and the next attempt may run on another node.
+        cache = None if draft.reason == "sigterm" else self._cache
 
         def upload(index: int, shard: ShardSource) -> Shard:
             if self._cancelled.is_set():
@@ -75,12 +85,16 @@ class ShardUploader:
             failpoint("checkpoint.before_shard")
             _store_shard(store, key, data, sha256)
             failpoint("checkpoint.after_shard")
+            if cache and not cache.has(sha256, len(data)):
+                cache.add(sha256, memoryview(data))
             if self._on_stored:
                 self._on_stored(len(data))
             return Shard(key=key, size=len(data), sha256=sha256, rank=rank)
 
         stored = map_parallel(upload, shards, self.threads)
         self.digests = [shard.sha256 for shard in stored]
+        if cache:
+            cache.trim(set(self.digests))
         return stored
 
 

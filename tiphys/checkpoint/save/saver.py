@@ -23,8 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tiphys.checkpoint.ranks.barrier import SaveAbandonedError
+from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import CommitSink, ShardSource, ShardUploader, UploadCancelledError
 from tiphys.checkpoint.save.result import Save
+from tiphys.checkpoint.state.near_copy import NearMemory
 from tiphys.checkpoint.state.shards import ShardPlan
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import IntegrityError, StoreError
@@ -41,21 +43,23 @@ class StagedShard(NamedTuple):
     """A shard whose bytes are in a staging buffer until its save ends."""
 
     suffix: str
-    buffer: bytearray
+    buffer: bytearray | memoryview
 
     @property
     def size_bytes(self) -> int:
         return len(self.buffer)
 
-    def data(self) -> bytearray:
-        return self.buffer
+    def data(self) -> bytes | bytearray:
+        # Bytes in the near memory are copied: what is hashed is what is sent, and clients of buckets take no view.
+        return self.buffer if isinstance(self.buffer, bytearray) else bytes(self.buffer)
 
 
 class StagingBuffers:
-    """Buffers for one copy of the state, used by one save at a time."""
+    """Buffers for one copy of the state, used by one save at a time; in ``near`` memory if that has room."""
 
-    def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
+    def __init__(self, near: NearMemory | None = None) -> None:
+        self._near = near
+        self._buffers: list[bytearray | memoryview] = []
         self._preallocation: BackgroundThread | None = None
 
     def stage(self, plans: Sequence[ShardPlan]) -> list[StagedShard]:
@@ -65,7 +69,12 @@ class StagingBuffers:
             MemoryError: there is no memory for a second copy of the state.
         """
         self._resize(plans)
-        map_parallel(lambda index, plan: plan.write_into(self._buffers[index]), plans, _THREADS)
+
+        def copy(index: int, plan: ShardPlan) -> None:
+            failpoint("checkpoint.before_copy")
+            plan.write_into(self._buffers[index])
+
+        map_parallel(copy, plans, _THREADS)
         return [StagedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)]
 
     def preallocate(self, plans: Sequence[ShardPlan]) -> None:
@@ -74,9 +83,19 @@ class StagingBuffers:
             sizes = [plan.size_bytes for plan in plans]
             self._preallocation = start_background_thread(lambda: self._touch_pages(sizes))
 
+    def close(self, *, is_complete: bool) -> None:
+        """Free the memory; of the near memory only if no restart will read it."""
+        if self._near is not None:
+            if self._preallocation is not None:
+                self._preallocation.join()
+            self._near.close(is_complete=is_complete)
+        self._buffers.clear()
+
     def _touch_pages(self, sizes: Sequence[int]) -> None:
         with contextlib.suppress(MemoryError):  # `stage` raises it if memory is still short then
-            for size in sizes:
+            if self._near is not None:
+                self._buffers += self._near.allocate(sizes)
+            for size in sizes[len(self._buffers) :]:
                 buffer = bytearray(size)
                 np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES] = 0
                 self._buffers.append(buffer)
@@ -85,6 +104,9 @@ class StagingBuffers:
         if self._preallocation is not None:
             self._preallocation.join()
             self._preallocation = None
+        sizes = [plan.size_bytes for plan in plans]
+        if self._near is not None and sizes != [len(buffer) for buffer in self._buffers]:
+            self._buffers = [*self._near.allocate(sizes)] or self._buffers
         for index, plan in enumerate(plans):
             if index == len(self._buffers):
                 self._buffers.append(bytearray(plan.size_bytes))
@@ -136,6 +158,8 @@ class Saver:
             Otherwise the state is not copied, and the training waits for each save.
         copies: Copies of the state that may exist; a second one waits in the queue while the first is saved.
         threads: Shards that are uploaded at once.
+        near: Memory for a copy that a restart in the pod can read; None for none.
+        cache: Cache of the node, which gets what is uploaded; None for none.
     """
 
     def __init__(
@@ -145,11 +169,14 @@ class Saver:
         asynchronous: bool = True,
         copies: int = 1,
         threads: int = 4,
+        near: NearMemory | None = None,
+        cache: NodeCache | None = None,
     ) -> None:
         self._sink = sink
         self.asynchronous = asynchronous
-        self._free = [StagingBuffers() for _ in range(copies)]
+        self._free = [*(StagingBuffers() for _ in range(copies - 1)), StagingBuffers(near)]
         self._threads = threads
+        self._cache = cache
         self._pauses: Sequence[float] = PAUSES_SECONDS if asynchronous else ()
         self._jobs: queue.SimpleQueue[_SaveJob | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -191,8 +218,8 @@ class Saver:
 
     def preallocate(self, plans: Sequence[ShardPlan]) -> None:
         """Allocate the copy of a state with the shards ``plans`` in the background, before its first save."""
-        if self.asynchronous:
-            self._free[0].preallocate(plans)
+        if self.asynchronous and plans and self._free:
+            self._free[-1].preallocate(plans)
 
     def start(self, draft: CheckpointManifest, plans: Sequence[ShardPlan], *, copy: bool = True) -> Save:
         """Start a save; return once the state is copied, or once the save ended if this saver is synchronous.
@@ -281,13 +308,18 @@ class Saver:
         if self.wait(timeout_seconds):
             self._abandoned.clear()
 
-    def close(self) -> None:
-        """End the worker after the queued saves, and free the memory of the copies."""
+    def close(self, *, is_complete: bool = False) -> None:
+        """End the worker after the queued saves, and free the memory of the copies.
+
+        A near copy stays for a restart of the program, unless ``is_complete``.
+        """
         if self._worker:
             self._jobs.put(None)
             self._worker = None
         with self._changed:
             self._closed = True
+            for staging in self._free:
+                staging.close(is_complete=is_complete)
             self._free.clear()
             self._changed.notify_all()
 
@@ -373,7 +405,9 @@ class Saver:
         pauses = iter(self._pauses)
         while True:
             job.stored_bytes, self._begun_at = 0, time.perf_counter()
-            uploader = ShardUploader(self._threads, lambda size_bytes: self._on_shard_stored(job, size_bytes))
+            uploader = ShardUploader(
+                self._threads, lambda size_bytes: self._on_shard_stored(job, size_bytes), cache=self._cache
+            )
             with self._changed:
                 self._running = uploader
             if self._abandoned.is_set():

@@ -59,7 +59,7 @@ class ShardPlan:
     def size_bytes(self) -> int:
         return len(self.header) + sum(piece.nbytes for piece in self.pieces)
 
-    def write_into(self, buffer: bytearray) -> None:
+    def write_into(self, buffer: bytearray | memoryview) -> None:
         """Copy the shard into ``buffer``, which has its size."""
         buffer[: len(self.header)] = self.header
         target = np.frombuffer(buffer, dtype=np.uint8)

@@ -142,6 +142,45 @@ def test_a_damaged_file_in_the_cache_is_fetched_again_and_mended(store, tmp_path
         assert "does not match the hash in its name" in capsys.readouterr().err
 
 
+def test_the_cache_of_the_node_gets_what_is_committed(store, tmp_path):
+    with open_session(store, cache=tmp_path / "cache") as session:
+        session.save(3, state_at(3))
+    counting = CountingStore(store)
+    assert load(counting, CheckpointLoader(counting, cache=NodeCache(tmp_path / "cache")))["step"] == 3
+    assert counting.requests["read"] == 1  # of the manifest
+
+
+def test_the_cache_of_the_node_gets_a_shard_once_however_often_it_is_saved(store, tmp_path):
+    frozen, files = np.arange(1000), []
+    with open_session(store, cache=tmp_path) as session:
+        for step in (1, 2):
+            session.save(step, {"step": step, "weights": frozen})
+            files += [(path.name, path.stat().st_ino) for path in tmp_path.iterdir() if path.stat().st_size > 4000]
+    assert len(files) == 2
+    assert len(set(files)) == 1
+
+
+def test_the_cache_of_the_node_gets_nothing_after_sigterm(store, tmp_path):
+    with open_session(store, cache=tmp_path / "cache", grace_seconds=30) as session, pytest.raises(SystemExit):
+        session._stop.request()
+        session.step(3, state_at(3))
+    assert load(store)["step"] == 3
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_only_spares_the_ranks_of_a_node_a_download_gets_nothing_from_saves(store, tmp_path):
+    with open_session(store, cache=tmp_path / "cache", fills_cache=False) as session:
+        session.save(3, state_at(3))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_on_a_full_disk_does_not_fail_a_save(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with open_session(store, cache=tmp_path / "cache") as session:
+        assert session.save(3, state_at(3)).wait()
+    assert capsys.readouterr().err.count("No space left on device") == 1
+
+
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(store, tmp_path, capsys):
     train(store, 3)
     (tmp_path / "file").write_text("in the way")

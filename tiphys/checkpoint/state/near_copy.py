@@ -1,0 +1,211 @@
+"""The near copy: the shards that were saved last, in memory of the pod that outlives the program.
+
+It takes no memory of its own, because a save is staged there: what is uploaded,
+and what a restart in the pod reads, are the same bytes. Nothing in it is trusted.
+The manifest, which is read from the store, says where each shard would lie and
+what its hash is; so a copy that is damaged, torn, or of a save without a commit
+only costs the time of a hash.
+
+A program that starts while the near copy exists has less memory than in a new
+pod. So there is one only where the pod has room for both, and it is given back
+while it is read where memory is short.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tiphys.checkpoint.state.pod_memory import PodMemory, read_peak_bytes, read_pod_memory
+from tiphys.checkpoint.telemetry.events import log_message, log_once
+from tiphys.launch.near_memory import REGION_BYTES
+from tiphys.protocol.quantities import format_bytes
+from tiphys.records import CheckpointRef, Shard
+
+_PAGE_BYTES = mmap.PAGESIZE
+_SPARE_BYTES = 1 << 20
+"""Room for a document that grows from save to save, so that its region need not be mapped anew."""
+_READ_BYTES = 128 << 20
+"""What reading takes for its buffers, at most."""
+
+
+def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where shards of these sizes lie in a region, and where the last one ends, in bytes. Pure.
+
+    Each begins on a page of its own. The first, the document, comes last, since only its size changes between saves.
+    """
+    offsets, end = [], 0
+    for size in (*sizes[1:], *sizes[:1]):
+        offsets.append(end)
+        end += -(-size // _PAGE_BYTES) * _PAGE_BYTES
+    return [*offsets[-1:], *offsets[:-1]], end
+
+
+def required_bytes(peak_bytes: int, copy_bytes: int, ranks: int, *, shared: bool) -> int:
+    """Memory that a start of the program beside its near copy takes at most. Pure.
+
+    Args:
+        peak_bytes: Most memory of one rank before it reads the checkpoint.
+        copy_bytes: Size of the near copy.
+        ranks: Ranks in the pod.
+        shared: Whether the ranks read one copy, which therefore cannot be given back while it is read.
+    """
+    return ranks * (peak_bytes + copy_bytes) + (copy_bytes if shared else 0) + _READ_BYTES
+
+
+class NearMemory:
+    """The regions of the launcher's file, of which this rank writes its own.
+
+    Args:
+        descriptor: The file.
+        local_rank: Number of this rank in the pod.
+        ranks: Ranks in the pod.
+        sharded: Whether each rank saves shards of its own.
+    """
+
+    def __init__(self, descriptor: int, local_rank: int = 0, ranks: int = 1, *, sharded: bool = False) -> None:
+        self.descriptor = descriptor
+        self._base = local_rank * REGION_BYTES
+        self._ranks = ranks
+        self._shared = ranks > 1 and not sharded
+        self._peak_bytes = 0
+        self._is_refused = False
+        self._mapped: mmap.mmap | None = None
+
+    def allocate(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return a buffer for each shard of a save, without a change of its content; empty if there is no room."""
+        offsets, end = lay_out(sizes)
+        if self._mapped is None or end > len(self._mapped):
+            self._grow(end + _SPARE_BYTES)
+        if self._mapped is None or end > len(self._mapped):
+            return []
+        content = memoryview(self._mapped)
+        return [content[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+
+    def find(self, shards: Sequence[Shard], rank: int) -> "NearShards | None":
+        """Return where the near copy of ``shards`` would lie, to be read by ``rank``; None if there is none."""
+        self._peak_bytes = self._peak_bytes or read_peak_bytes()
+        own = shards[0].rank == rank
+        base = self._base if own else 0  # rank 0, which saves for all, is the first in its pod
+        offsets, end = lay_out([shard.size for shard in shards])
+        if not 0 < end <= REGION_BYTES or not self._has_data(base):
+            return None
+        releases = (
+            own
+            and not self._shared
+            and self._mapped is None  # otherwise a save may be under way in these pages
+            and read_pod_memory().free_bytes < self._ranks * end + _READ_BYTES
+            and self._set_lock(fcntl.F_WRLCK)
+        )
+        return NearShards(
+            self,
+            {shard.key: base + offset for shard, offset in zip(shards, offsets, strict=True)},
+            mmap.mmap(self.descriptor, end, offset=base) if releases else None,
+        )
+
+    def close(self, *, is_complete: bool) -> None:
+        """Let another session write here; ``is_complete`` gives the memory back, since no restart will read it."""
+        if self._mapped is not None and is_complete:
+            self._mapped.madvise(mmap.MADV_REMOVE)
+        self._mapped = None
+        self._set_lock(fcntl.F_UNLCK)
+
+    def _grow(self, size_bytes: int) -> None:
+        if self._is_refused:
+            return
+        self._peak_bytes = self._peak_bytes or read_peak_bytes()
+        if reason := self._find_obstacle(size_bytes, read_pod_memory()):
+            self._is_refused = True
+            log_once(f"a restart in this pod will read its checkpoint from the store: {reason}")
+
+    def _find_obstacle(self, size_bytes: int, memory: PodMemory) -> str:
+        """Map the region, and return nothing; or return why that cannot be."""
+        required = required_bytes(self._peak_bytes, size_bytes, self._ranks, shared=self._shared)
+        if required > memory.limit_bytes:
+            return (
+                f"the program took {format_bytes(self._peak_bytes)} at its start and a copy of its state takes "
+                f"{format_bytes(size_bytes)}, for which memory of {format_bytes(memory.limit_bytes)} has no room; "
+                f"give the step {format_bytes(required)}, or near_copy=False in its Checkpoints"
+            )
+        if size_bytes > REGION_BYTES:
+            return f"its state has more than {format_bytes(REGION_BYTES)}; set near_copy=False in its Checkpoints"
+        if not self._set_lock(fcntl.F_WRLCK):
+            return "another program of this pod has a copy there; open the session in one of them"
+        try:
+            # Allocated first: a write into a page for which there is no memory would end the program.
+            os.posix_fallocate(self.descriptor, self._base, size_bytes)
+            self._mapped = mmap.mmap(self.descriptor, size_bytes, offset=self._base)
+        except OSError as error:
+            return f"there is no memory for its copy ({error.strerror}); set near_copy=False in its Checkpoints"
+        pages = np.frombuffer(self._mapped, dtype=np.uint8)[::_PAGE_BYTES]
+        pages |= 0  # now, and not in the first save, the pages are mapped; what they hold may be a near copy
+        return ""
+
+    def _has_data(self, base: int) -> bool:
+        try:
+            return os.lseek(self.descriptor, base, os.SEEK_DATA) < base + REGION_BYTES
+        except OSError:
+            return False
+
+    def _set_lock(self, kind: int) -> bool:
+        """Lock the region for this session, or unlock it; return whether that was possible."""
+        # An open file description lock: two sessions of one process exclude each other, too. See fcntl(2).
+        lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, self._base, 1, 0)
+        try:
+            fcntl.fcntl(self.descriptor, fcntl.F_OFD_SETLK, lock)
+        except OSError:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class NearShards:
+    """The near copy of one checkpoint, of which nothing is known before its hashes were compared.
+
+    Args:
+        memory: The memory of the pod.
+        offsets: Where each shard begins, by its key.
+        released: The region, which is given back while it is read; None if it is kept.
+    """
+
+    def __init__(self, memory: NearMemory, offsets: Mapping[str, int], released: mmap.mmap | None) -> None:
+        self._memory = memory
+        self._offsets = offsets
+        self._base = min(offsets.values())
+        self._released = released
+        self._lock = threading.Lock()
+        self._intact = self._refused = 0
+
+    def read_into(self, shard: Shard, buffer: memoryview) -> bool:
+        """Fill ``buffer`` with unverified content; return whether there is so much."""
+        offset, read = self._offsets[shard.key], 0
+        try:
+            while read < len(buffer) and (count := os.preadv(self._memory.descriptor, [buffer[read:]], offset + read)):
+                read += count
+        except OSError:
+            return False
+        return read == len(buffer)
+
+    def record(self, shard: Shard, *, is_intact: bool) -> None:
+        """Count a shard whose hash was compared, and give its memory back if that is short."""
+        with self._lock:
+            self._intact += is_intact
+            self._refused += not is_intact
+        if self._released is not None:
+            self._released.madvise(mmap.MADV_REMOVE, self._offsets[shard.key] - self._base, shard.size)
+
+    def report(self, ref: CheckpointRef) -> None:
+        """Log which shards of ``ref`` the near copy had."""
+        if self._refused:
+            log_message(
+                f"{self._refused} of {self._refused + self._intact} shards of {ref.display_name} were read from the "
+                "store: what this pod holds of them in memory is damaged, or of a save that was not committed"
+            )
+        else:
+            log_message(f"{ref.display_name} was read from its copy in the memory of this pod")
