@@ -14,6 +14,10 @@ AIMS = {
     "verify_over_sha256": Aim("≥", 0.8),
     "restore_verify_overhead": Aim("≤", 1.10),
     "restore_over_read_and_hash": Aim("≤", 1.10),
+    "near_restore_over_copy_and_hash": Aim("≤", 1.5),
+    "near_restore_over_bucket": Aim("≤", 0.3),
+    "near_peak_over_state": Aim("≤", 2.3),
+    "near_damage_accepted": Aim("≤", 0),
     "corrupt_found": Aim("≥", 1000),
     "corrupt_total": Aim("≥", 1000),
     "good_refused": Aim("≤", 0),
@@ -30,7 +34,7 @@ QUICK_AIMS = {
     "stall_first_ratio": Aim("≥", 3),
     "stall_steady_ratio": Aim("≥", 10),
     **{name: AIMS[name] for name in ("corrupt_found", "corrupt_total", "good_refused", "sigterm_landed_ratio")},
-    **{name: AIMS[name] for name in ("launcher_milliseconds", "launcher_mib", "rss_drift")},
+    **{name: AIMS[name] for name in ("launcher_milliseconds", "launcher_mib", "rss_drift", "near_damage_accepted")},
 }
 """Of a state of 32 MiB. Its copies, hashes and uploads take milliseconds, and what a save costs whatever its size
 outweighs them, so other ratios are not judged.
@@ -44,6 +48,10 @@ WORDS = {
     "verify_over_sha256": "speed of `tiphys verify --deep`, as a share of SHA-256 on all cores",
     "restore_verify_overhead": "restore with hashes compared, times one without, throttled",
     "restore_over_read_and_hash": "the same at full speed, times one without and a SHA-256 pass on all cores",
+    "near_restore_over_copy_and_hash": "restart in the pod at full speed, times a copy and a SHA-256 pass on all cores",
+    "near_restore_over_bucket": "restart in the pod, times a restore from the bucket, throttled",
+    "near_peak_over_state": "most memory of the pod over such a restart, times the state",
+    "near_damage_accepted": "damaged near copies that were restored, of 1,000",
     "corrupt_found": "damaged runs, caches and checkpoints that were noticed",
     "good_refused": "sound checkpoints that were refused",
     "sigterm_landed_ratio": "saves that landed after SIGTERM, where the upload fits the grace period",

@@ -74,10 +74,10 @@ def new_run(store: Store) -> str:
 
 
 @contextmanager
-def session(url: str = STORE, run: str = "") -> Iterator[Session]:
+def session(url: str = STORE, run: str = "", **more: str) -> Iterator[Session]:
     """A session of a run, by default a new one; what it has to tell goes nowhere."""
     run = run or new_run(open_store(url))
-    with redirect_stderr(io.StringIO()), checkpoint.session(environ=variables(url, run)) as opened:
+    with redirect_stderr(io.StringIO()), checkpoint.session(environ=variables(url, run, **more)) as opened:
         yield opened
 
 
