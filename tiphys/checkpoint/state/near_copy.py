@@ -29,8 +29,8 @@ from tiphys.records import CheckpointRef, Shard
 _PAGE_BYTES = mmap.PAGESIZE
 _SPARE_BYTES = 1 << 20
 """Room for a document that grows from save to save, so that its region need not be mapped anew."""
-_READ_BYTES = 128 << 20
-"""What reading takes for its buffers, at most."""
+_READERS = 4
+"""Shards that are read at once, each into a buffer of its own."""
 
 
 def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -45,16 +45,16 @@ def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
     return [*offsets[-1:], *offsets[:-1]], end
 
 
-def required_bytes(peak_bytes: int, copy_bytes: int, ranks: int, *, shared: bool) -> int:
+def required_bytes(peak_bytes: int, sizes: Sequence[int], ranks: int, *, shared: bool) -> int:
     """Memory that a start of the program beside its near copy takes at most. Pure.
 
     Args:
         peak_bytes: Most memory of one rank before it reads the checkpoint.
-        copy_bytes: Size of the near copy.
+        sizes: Of the shards of the near copy.
         ranks: Ranks in the pod.
         shared: Whether the ranks read one copy, which therefore cannot be given back while it is read.
     """
-    return ranks * (peak_bytes + copy_bytes) + (copy_bytes if shared else 0) + _READ_BYTES
+    return ranks * (peak_bytes + sum(sizes) + _READERS * max(sizes)) + (sum(sizes) if shared else 0)
 
 
 class NearMemory:
@@ -80,7 +80,7 @@ class NearMemory:
         """Return a buffer for each shard of a save, without a change of its content; empty if there is no room."""
         offsets, end = lay_out(sizes)
         if self._mapped is None or end > len(self._mapped):
-            self._grow(end + _SPARE_BYTES)
+            self._grow(sizes, end + _SPARE_BYTES)
         if self._mapped is None or end > len(self._mapped):
             return []
         content = memoryview(self._mapped)
@@ -91,14 +91,15 @@ class NearMemory:
         self._peak_bytes = self._peak_bytes or read_peak_bytes()
         own = shards[0].rank == rank
         base = self._base if own else 0  # rank 0, which saves for all, is the first in its pod
-        offsets, end = lay_out([shard.size for shard in shards])
+        sizes = [shard.size for shard in shards]
+        offsets, end = lay_out(sizes)
         if not 0 < end <= REGION_BYTES or not self._has_data(base):
             return None
         releases = (
             own
             and not self._shared
             and self._mapped is None  # otherwise a save may be under way in these pages
-            and read_pod_memory().free_bytes < self._ranks * end + _READ_BYTES
+            and read_pod_memory().free_bytes < required_bytes(0, sizes, self._ranks, shared=False)
             and self._set_lock(fcntl.F_WRLCK)
         )
         return NearShards(
@@ -114,17 +115,17 @@ class NearMemory:
         self._mapped = None
         self._set_lock(fcntl.F_UNLCK)
 
-    def _grow(self, size_bytes: int) -> None:
+    def _grow(self, sizes: Sequence[int], size_bytes: int) -> None:
         if self._is_refused:
             return
         self._peak_bytes = self._peak_bytes or read_peak_bytes()
-        if reason := self._find_obstacle(size_bytes, read_pod_memory()):
+        required = required_bytes(self._peak_bytes, sizes, self._ranks, shared=self._shared)
+        if reason := self._find_obstacle(size_bytes, required, read_pod_memory()):
             self._is_refused = True
             log_once(f"a restart in this pod will read its checkpoint from the store: {reason}")
 
-    def _find_obstacle(self, size_bytes: int, memory: PodMemory) -> str:
+    def _find_obstacle(self, size_bytes: int, required: int, memory: PodMemory) -> str:
         """Map the region, and return nothing; or return why that cannot be."""
-        required = required_bytes(self._peak_bytes, size_bytes, self._ranks, shared=self._shared)
         if required > memory.limit_bytes:
             return (
                 f"the program took {format_bytes(self._peak_bytes)} at its start and a copy of its state takes "
