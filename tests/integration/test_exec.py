@@ -168,6 +168,22 @@ def test_a_program_that_ends_has_its_last_checkpoint_committed(run, options):
     assert [path.name for path in run.folder.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("place", ["folder", "cache"])
+def test_a_program_that_starts_again_finds_its_checkpoint_near(run, place):
+    """In the folder of the same pod, or on the disk of the node: the shards in the store are damaged."""
+    cache = {"TIPHYS_CACHE": str(run.root / "cache")} if place == "cache" else {}
+    assert run.attempt_until_end(FILE_EXIT="1", FILE_STEPS="10", **cache)[0] == 1
+    shards = read_manifest(run.store, ref(1, 10)).shards  # the first is the index, which no folder has
+    for shard in shards if cache else shards[1:]:
+        (run.root / "store" / shard.key).write_bytes(b"damaged".ljust(shard.size))
+    code, out, err = run.finish(run.start(new_pod=bool(cache), **cache))
+    assert code == 0, err
+    assert starts(out) == 10
+    assert run.result.read_text() == after(STEPS)
+    assert list_quarantined(run.store, LINEAGE) == set()
+    assert ("shards of checkpoint 10 of attempt 1 were still in" in err) is not bool(cache)
+
+
 @pytest.mark.heavy
 def test_commits_are_counted_where_names_hold_no_step(run):
     code, _, err = run.attempt_until_end("--layout", "whole", "--quiet", "300ms", FILE_STEPS="10", **run.steady)

@@ -2,7 +2,8 @@
 
 `restore_files` writes everything into a staging folder and moves it into place
 only after every hash was verified: the program never sees half a checkpoint,
-nor a mixture of two.
+nor a mixture of two. What an earlier process of the pod left in the folder is read
+there where its hash is that of the shard, and not from the store.
 
 Checkpoints, and what lies in the folder already, are written by programs. So every
 file is opened below the descriptor of the folder, one name after the other, and no
@@ -14,13 +15,14 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tiphys.checkpoint.exec.files import CheckpointIndex, FileEntry, FileSpan, read_index
-from tiphys.checkpoint.restore.shard_reader import ShardReader
+from tiphys.checkpoint.restore.shard_reader import NodeCache, ShardReader
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import IntegrityError, StoreError
-from tiphys.records import CheckpointManifest, Shard
+from tiphys.records import CheckpointManifest, CheckpointRef, Shard
 from tiphys.store import Store
 from tiphys.threads import map_parallel
 
@@ -43,6 +45,7 @@ def restore_files(
     root: Path,
     before_shard: Callable[[], None],
     obsolete_names: Sequence[str] = (),
+    cache: NodeCache | None = None,
 ) -> CheckpointIndex:
     """Write the files of a checkpoint into ``root``.
 
@@ -55,6 +58,7 @@ def restore_files(
         root: Folder of the program.
         before_shard: Called before each shard is read; may raise to cancel.
         obsolete_names: Names in ``root`` to move aside.
+        cache: Cache of the node; None for no cache.
 
     Returns:
         What was restored.
@@ -72,14 +76,61 @@ def restore_files(
             raise IntegrityError(
                 f"its index has {manifest.shards[0].size:,} bytes, at most {_MAX_INDEX_BYTES:,} are read"
             )
-        reader = ShardReader(store)
-        index = read_index(bytes(reader.read(manifest.shards[0])))
-        _fetch_files(reader, manifest.shards[1:], index, staging, before_shard)
+        index = read_index(bytes(ShardReader(store, cache=cache).read(manifest.shards[0])))
+        shards = manifest.shards[1:]
+        with _open_folder(root) as folder:
+            left = _FilesLeft(folder, dict(zip([shard.key for shard in shards], index.pieces, strict=False)))
+            _fetch_files(ShardReader(store, near=left, cache=cache), shards, index, staging, before_shard)
+        left.report(manifest.ref, root)
+        if cache:
+            cache.trim({shard.sha256 for shard in manifest.shards})
         with _translate_os_errors(root):
             _move_into_place(staging, root, index, obsolete_names)
         return index
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+class _FilesLeft:
+    """The files of a folder as a near copy of a checkpoint (`tiphys.checkpoint.restore.shard_reader.NearCopy`).
+
+    Args:
+        folder: Descriptor of the folder.
+        pieces: What each shard consists of, by its key.
+    """
+
+    def __init__(self, folder: int, pieces: Mapping[str, Sequence[FileSpan]]) -> None:
+        self._folder = folder
+        self._pieces = pieces
+        self._intact: list[str] = []
+
+    def read_into(self, shard: Shard, buffer: memoryview) -> bool:
+        start = 0
+        try:
+            for span in self._pieces[shard.key]:
+                with _open_parent(self._folder, span.path) as (parent, name):
+                    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+                try:
+                    if os.preadv(descriptor, [buffer[start : start + span.size]], span.offset) != span.size:
+                        return False
+                finally:
+                    os.close(descriptor)
+                start += span.size
+        except OSError:
+            return False
+        return start == shard.size
+
+    def record(self, shard: Shard, *, is_intact: bool) -> None:
+        if is_intact:
+            self._intact.append(shard.key)
+
+    def report(self, ref: CheckpointRef, root: Path) -> None:
+        """Log how much of ``ref`` was in the folder, if anything was."""
+        if self._intact:
+            log_message(
+                f"{len(self._intact)} of {len(self._pieces)} shards of {ref.display_name} were still in {root}, and "
+                "not read from the store"
+            )
 
 
 def _fetch_files(

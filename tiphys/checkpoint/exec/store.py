@@ -9,7 +9,7 @@ from tiphys.checkpoint.exec.files import FRAMEWORK, CheckpointIndex
 from tiphys.checkpoint.exec.restore import restore_files
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
-from tiphys.checkpoint.restore.shard_reader import load_manifest
+from tiphys.checkpoint.restore.shard_reader import NodeCache, load_manifest
 from tiphys.checkpoint.save.commit import AttemptFence, ShardSource, ShardUploader, complete_manifest
 from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
 from tiphys.checkpoint.save.interval import SaveIntervalController
@@ -52,6 +52,7 @@ class FileCheckpointStore:
         self._environ = environ
         self._store = store
         self._metrics = metrics
+        self._cache = NodeCache(settings.cache) if settings.cache else None
         self._candidates = RestoreCandidates(settings, run_store, store)
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
         self.event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)
@@ -106,7 +107,7 @@ class FileCheckpointStore:
             started = time.monotonic()
             try:
                 manifest = load_manifest(self._store, ref, FRAMEWORK, "and tiphys-exec")
-                index = restore_files(self._store, manifest, root, before_shard, obsolete_names)
+                index = restore_files(self._store, manifest, root, before_shard, obsolete_names, self._cache)
             except IntegrityError as error:
                 events.append(self._skip_damaged(ref, error))
                 continue
@@ -137,7 +138,7 @@ class FileCheckpointStore:
         provenance = gather_provenance(self._environ, claim=self._committer.read_claim())
         draft = self._committer.draft_manifest(global_step, FRAMEWORK, provenance, reason=reason)
         before = time.perf_counter()
-        stored = ShardUploader().store(self._store, draft, shards)
+        stored = ShardUploader(cache=self._cache).store(self._store, draft, shards)
         check_unchanged()
         manifest = self._committer.publish(complete_manifest(draft, stored, time.perf_counter() - before))
         self._committer.on_committed(manifest)

@@ -2,12 +2,14 @@
 
 import os
 import random
+import shutil
 import stat
 import time
 from pathlib import Path
 
 import pytest
 from support.builders.lineage import LINEAGE, START_TIMES, ref
+from support.fakes.counting_store import CountingStore
 from support.fakes.memory_store import MemoryStore
 
 from tiphys.checkpoint.exec import files, restore
@@ -20,6 +22,7 @@ from tiphys.checkpoint.exec.files import (
     split_into_spans,
 )
 from tiphys.checkpoint.exec.restore import SET_ASIDE_FOLDER, restore_files
+from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import ShardUploader, commit_checkpoint
 from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.records import CheckpointManifest
@@ -94,6 +97,68 @@ def test_a_folder_comes_back_exactly(store, source, target, monkeypatch, shard_b
     restored(store, manifest, target)
     assert facts(target) == facts(source)
     assert sorted(entry.name for entry in target.iterdir()) == sorted(entry.name for entry in source.iterdir())
+
+
+def test_a_folder_that_is_still_there_is_not_read_from_the_store(source, monkeypatch, capsys):
+    monkeypatch.setattr(files, "SHARD_BYTES", 100)
+    fill(source)
+    store = CountingStore(MemoryStore())
+    manifest, before = kept(store, source), facts(source)
+    store.requests.clear()
+    restored(store, manifest, source)
+    assert store.requests["read"] == 1  # the index
+    count = len(manifest.shards) - 1
+    assert f"{count} of {count} shards of checkpoint 1 of attempt 1 were still in {source}" in capsys.readouterr().err
+    shutil.rmtree(source / SET_ASIDE_FOLDER)
+    assert facts(source) == before
+
+
+def test_files_that_have_changed_since_are_read_from_the_store(source, monkeypatch, capsys):
+    monkeypatch.setattr(files, "SHARD_BYTES", 100)
+    fill(source)
+    store = CountingStore(MemoryStore())
+    manifest, before = kept(store, source), facts(source)
+    whole = (source / "checkpoint-3" / "model.bin").read_bytes()
+    with (source / "checkpoint-3" / "model.bin").open("r+b") as stream:
+        stream.seek(250)
+        stream.write(bytes([whole[250] ^ 1]))
+    store.requests.clear()
+    restored(store, manifest, source)
+    assert store.requests["read"] == 2  # the index, and what holds the byte
+    shutil.rmtree(source / SET_ASIDE_FOLDER)
+    assert facts(source) == before
+
+
+@pytest.mark.parametrize("obstacle", ["link", "pipe", "folder", "shorter", "nothing"])
+def test_only_a_file_of_the_folder_itself_is_read_there(store, source, tmp_path, obstacle):
+    fill(source)
+    manifest, before = kept(store, source), facts(source)
+    path, elsewhere = source / "checkpoint-3" / "model.bin", tmp_path / "elsewhere"
+    path.rename(elsewhere)
+    match obstacle:
+        case "link":
+            path.symlink_to(elsewhere)
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "shorter":
+            path.write_bytes(elsewhere.read_bytes()[:-1])
+    restored(store, manifest, source)
+    shutil.rmtree(source / SET_ASIDE_FOLDER)
+    assert facts(source) == before
+
+
+def test_the_cache_of_the_node_spares_a_new_folder_the_store(source, target, tmp_path):
+    fill(source)
+    store = CountingStore(MemoryStore())
+    manifest = kept(store, source)
+    restored(store, manifest, target, cache=NodeCache(tmp_path / "cache"))
+    store.requests.clear()
+    (tmp_path / "other").mkdir()
+    restored(store, manifest, tmp_path / "other", cache=NodeCache(tmp_path / "cache"))
+    assert store.requests["read"] == 0
+    assert facts(tmp_path / "other") == facts(source)
 
 
 def test_a_folder_that_may_not_be_written_comes_back_so(store, source, target):
