@@ -1,6 +1,7 @@
 """Programs one after the other below one launcher: what the first leaves in memory, the next one reads.
 
-The programs are those of the tests of crashes; the first is killed at a place of its third save.
+The programs are those of the tests of crashes; the first is killed at a place of its third save. The launcher itself
+starts the next one, or a shell does, which starts it also after a program that has committed nothing.
 """
 
 import os
@@ -26,8 +27,8 @@ def uninterrupted():
     return digest_of(state)
 
 
-def run(folder, failpoint, **variables):
-    """What two programs print below one launcher, of which the first dies at ``failpoint``, and the store."""
+def launch(folder, script, **variables):
+    """What the programs of a shell script print below one launcher, and the store."""
     store, result = DirectoryStore(folder / "store"), folder / "result"
     write_claim(store, claim_of(1))
     own = {
@@ -42,18 +43,33 @@ def run(folder, failpoint, **variables):
         **variables,
     }
     program = shlex.join([sys.executable, "-m", "support.programs.trainer", str(STEPS), str(result)])
-    script = f"TIPHYS_FAILPOINTS={failpoint} {program}; echo ended with $?; {program}"
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "tiphys.launch", "--", "bash", "-c", script],
+        [sys.executable, "-P", "-m", "tiphys.launch", "--", "bash", "-c", script.replace("PROGRAM", program)],
         env={**os.environ, **own},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "ended with 137" in ended.stdout
     assert result.read_text() == uninterrupted()
     return ended.stdout, ended.stderr, store
+
+
+def run(folder, failpoint, **variables):
+    """Two programs one after the other, of which the first dies at ``failpoint``."""
+    printed, said, store = launch(
+        folder, f"TIPHYS_FAILPOINTS={failpoint} PROGRAM; echo ended with $?; PROGRAM", **variables
+    )
+    assert "ended with 137" in printed
+    return printed, said, store
+
+
+def test_a_program_that_is_started_again_in_its_pod_reads_its_commit_from_memory(tmp_path):
+    crash = {"TIPHYS_FAILPOINTS": "checkpoint.after_manifest=crash@3", "TIPHYS_RESTART_CAUSES": "infrastructure"}
+    printed, said, _ = launch(tmp_path, "exec PROGRAM", **crash)
+    assert [line for line in printed.splitlines() if line.startswith("starts")] == ["starts 0", "starts 9"]
+    assert "it is started again in this pod" in said
+    assert "checkpoint 9 of attempt 1 was read from its copy in the memory of this pod" in said
 
 
 @pytest.mark.parametrize(
