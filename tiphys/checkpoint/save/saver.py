@@ -106,7 +106,8 @@ class StagingBuffers:
             self._preallocation = None
         sizes = [plan.size_bytes for plan in plans]
         if self._near is not None and sizes != [len(buffer) for buffer in self._buffers]:
-            self._buffers = [*self._near.allocate(sizes)] or self._buffers
+            own = [buffer for buffer in self._buffers if isinstance(buffer, bytearray)]
+            self._buffers = [*(self._near.allocate(sizes) or own)]
         for index, plan in enumerate(plans):
             if index == len(self._buffers):
                 self._buffers.append(bytearray(plan.size_bytes))

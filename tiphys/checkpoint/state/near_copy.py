@@ -11,6 +11,7 @@ pod. So there is one only where the pod has room for both, and it is given back
 while it is read where memory is short.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -29,6 +30,8 @@ from tiphys.records import CheckpointRef, Shard
 _PAGE_BYTES = mmap.PAGESIZE
 _SPARE_BYTES = 1 << 20
 """Room for a document that grows from save to save, so that its region need not be mapped anew."""
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
+"""Flags of fallocate(2), which Python has no call for."""
 _READERS = 4
 """Shards that are read at once, each into a buffer of its own."""
 
@@ -102,18 +105,21 @@ class NearMemory:
             and read_pod_memory().free_bytes < required_bytes(0, sizes, self._ranks, shared=False)
             and self._set_lock(fcntl.F_WRLCK)
         )
-        return NearShards(
-            self,
-            {shard.key: base + offset for shard, offset in zip(shards, offsets, strict=True)},
-            mmap.mmap(self.descriptor, end, offset=base) if releases else None,
-        )
+        places = {shard.key: base + offset for shard, offset in zip(shards, offsets, strict=True)}
+        return NearShards(self, places, releases=releases)
 
     def close(self, *, is_complete: bool) -> None:
         """Let another session write here; ``is_complete`` gives the memory back, since no restart will read it."""
         if self._mapped is not None and is_complete:
-            self._mapped.madvise(mmap.MADV_REMOVE)
+            self.release(self._base, REGION_BYTES)
         self._mapped = None
         self._set_lock(fcntl.F_UNLCK)
+
+    def release(self, offset: int, size_bytes: int) -> None:
+        """Give pages of the file back, which nothing may use."""
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long
+        fallocate(self.descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, size_bytes)
 
     def _grow(self, sizes: Sequence[int], size_bytes: int) -> None:
         if self._is_refused:
@@ -122,6 +128,9 @@ class NearMemory:
         required = required_bytes(self._peak_bytes, sizes, self._ranks, shared=self._shared)
         if reason := self._find_obstacle(size_bytes, required, read_pod_memory()):
             self._is_refused = True
+            if self._set_lock(fcntl.F_WRLCK):  # a copy of an earlier start would soon be stale, and take memory
+                self._mapped = None
+                self.release(self._base, REGION_BYTES)
             log_once(f"a restart in this pod will read its checkpoint from the store: {reason}")
 
     def _find_obstacle(self, size_bytes: int, required: int, memory: PodMemory) -> str:
@@ -172,14 +181,13 @@ class NearShards:
     Args:
         memory: The memory of the pod.
         offsets: Where each shard begins, by its key.
-        released: The region, which is given back while it is read; None if it is kept.
+        releases: Whether each shard is given back once it was read.
     """
 
-    def __init__(self, memory: NearMemory, offsets: Mapping[str, int], released: mmap.mmap | None) -> None:
+    def __init__(self, memory: NearMemory, offsets: Mapping[str, int], *, releases: bool) -> None:
         self._memory = memory
         self._offsets = offsets
-        self._base = min(offsets.values())
-        self._released = released
+        self._releases = releases
         self._lock = threading.Lock()
         self._intact = self._refused = 0
 
@@ -198,8 +206,8 @@ class NearShards:
         with self._lock:
             self._intact += is_intact
             self._refused += not is_intact
-        if self._released is not None:
-            self._released.madvise(mmap.MADV_REMOVE, self._offsets[shard.key] - self._base, shard.size)
+        if self._releases:
+            self._memory.release(self._offsets[shard.key], -(-shard.size // _PAGE_BYTES) * _PAGE_BYTES)
 
     def report(self, ref: CheckpointRef) -> None:
         """Log which shards of ``ref`` the near copy had."""

@@ -28,7 +28,7 @@ from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.state import near_copy
 from tiphys.checkpoint.state.near_copy import REGION_BYTES, lay_out, required_bytes
-from tiphys.checkpoint.state.pod_memory import PodMemory
+from tiphys.checkpoint.state.pod_memory import PodMemory, read_peak_bytes
 from tiphys.checkpoint.telemetry import events
 from tiphys.lineage.select import list_commits
 from tiphys.records import Shard
@@ -236,6 +236,30 @@ def test_a_pod_without_room_is_told_what_it_needs_and_saves_as_before(store, mem
     assert pages(memory) == 0
     assert_state(restart(store, memory), 2)
     assert len(store.read_shards) == 2
+
+
+def test_a_pod_without_room_for_another_start_gives_the_copy_of_an_earlier_one_back(store, memory, monkeypatch):
+    save(store, memory, 1)
+    assert pages(memory) > 0
+    monkeypatch.setattr(near_copy, "read_pod_memory", lambda: PodMemory(1 << 20, 1 << 20))
+    session = running(store, memory, 2)
+    assert pages(memory) == 0
+    killed(session)
+    assert_state(restart(store, memory), 2)
+
+
+def test_a_state_that_grows_beyond_the_room_is_saved_as_before(store, memory, monkeypatch):
+    session = running(store, memory, 1)
+    room = PodMemory(read_peak_bytes() + (20 << 20), 64 * GIB)
+    monkeypatch.setattr(near_copy, "read_pod_memory", lambda: room)
+    state = {"same": np.arange(500_000), "numbers": np.arange(100_000)}
+    assert session.save(2, state).wait()
+    assert pages(memory) > 0
+    assert session.save(3, state | {"numbers": np.arange(5_000_000)}).wait()
+    assert pages(memory) == 0
+    restored = open_session(store).restore(default=state_at(0))
+    np.testing.assert_array_equal(restored["numbers"], np.arange(5_000_000))
+    np.testing.assert_array_equal(restored["same"], np.arange(500_000))
 
 
 def test_memory_that_the_kernel_refuses_is_no_end_of_the_training(store, memory, monkeypatch, capsys):
