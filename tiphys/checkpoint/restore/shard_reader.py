@@ -221,6 +221,9 @@ def check_framework(manifest: CheckpointManifest, framework: str, reader: str = 
 class NearCopy(Protocol):
     """Where the shards of a checkpoint may lie near, in unverified bytes."""
 
+    def view(self, shard: Shard) -> memoryview | None:
+        """Return the bytes of ``shard`` in memory that nothing changes meanwhile; None where there is none."""
+
     def read_into(self, shard: Shard, buffer: memoryview) -> bool:
         """Fill ``buffer``, which has the size of ``shard``; return whether there is so much."""
 
@@ -267,11 +270,13 @@ class ShardReader:
         if shard.size > _TRUSTED_BYTES and (stored is None or stored[:2] != (shard.key, shard.size)):
             raise IntegrityError(f"shard {shard.key} has not the {shard.size:,} bytes that the manifest says")
         if self._near is not None:
-            buffer = self._buffer(shard.size)
-            is_intact = self._near.read_into(shard, buffer) and hashlib.sha256(buffer).hexdigest() == shard.sha256
+            found = self._near.view(shard)
+            if found is None and self._near.read_into(shard, buffer := self._buffer(shard.size)):
+                found = buffer
+            is_intact = found is not None and hashlib.sha256(found).hexdigest() == shard.sha256
             self._near.record(shard, is_intact=is_intact)
-            if is_intact:
-                return buffer
+            if found is not None and is_intact:
+                return found
         if self._cache is None:
             return self._fetch(shard)
         with self._cache.fetch_lock(shard.sha256, self._should_stop):

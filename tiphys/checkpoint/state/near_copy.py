@@ -98,15 +98,16 @@ class NearMemory:
         offsets, end = lay_out(sizes)
         if not 0 < end <= REGION_BYTES or not self._has_data(base):
             return None
-        releases = (
-            own
-            and not self._shared
-            and self._mapped is None  # otherwise a save may be under way in these pages
-            and read_pod_memory().free_bytes < required_bytes(0, sizes, self._ranks, shared=False)
-            and self._set_lock(fcntl.F_WRLCK)
+        # Nothing writes these pages: no other session, and this one only once it has mapped its region for its saves.
+        is_quiet = own and not self._shared and self._mapped is None and self._set_lock(fcntl.F_WRLCK)
+        room = required_bytes(0, sizes, self._ranks, shared=self._shared)
+        releases = is_quiet and read_pod_memory().free_bytes < room
+        return NearShards(
+            self,
+            {shard.key: base + offset for shard, offset in zip(shards, offsets, strict=True)},
+            self._map_for_reading(end) if is_quiet and not releases else None,
+            releases=releases,
         )
-        places = {shard.key: base + offset for shard, offset in zip(shards, offsets, strict=True)}
-        return NearShards(self, places, releases=releases)
 
     def close(self, *, is_complete: bool) -> None:
         """Let another session write here; ``is_complete`` gives the memory back, since no restart will read it."""
@@ -155,6 +156,12 @@ class NearMemory:
         pages |= 0  # now, and not in the first save, the pages are mapped; what they hold may be a near copy
         return ""
 
+    def _map_for_reading(self, size_bytes: int) -> mmap.mmap | None:
+        try:
+            return mmap.mmap(self.descriptor, size_bytes, offset=self._base, access=mmap.ACCESS_READ)
+        except OSError:
+            return None  # a limit of addresses; the pages are copied instead
+
     def _has_data(self, base: int) -> bool:
         try:
             return os.lseek(self.descriptor, base, os.SEEK_DATA) < base + REGION_BYTES
@@ -181,15 +188,25 @@ class NearShards:
     Args:
         memory: The memory of the pod.
         offsets: Where each shard begins, by its key.
+        quiet: The region, where nothing writes to it until all is read; None to read copies of its pages.
         releases: Whether each shard is given back once it was read.
     """
 
-    def __init__(self, memory: NearMemory, offsets: Mapping[str, int], *, releases: bool) -> None:
+    def __init__(
+        self, memory: NearMemory, offsets: Mapping[str, int], quiet: mmap.mmap | None, *, releases: bool
+    ) -> None:
         self._memory = memory
         self._offsets = offsets
+        self._base = min(offsets.values())
+        self._quiet = memoryview(quiet) if quiet is not None else None
         self._releases = releases
         self._lock = threading.Lock()
         self._intact = self._refused = 0
+
+    def view(self, shard: Shard) -> memoryview | None:
+        """The unverified content itself; None where it may change."""
+        start = self._offsets[shard.key] - self._base
+        return None if self._quiet is None else self._quiet[start : start + shard.size]
 
     def read_into(self, shard: Shard, buffer: memoryview) -> bool:
         """Fill ``buffer`` with unverified content; return whether there is so much."""
