@@ -160,6 +160,15 @@ class Session:
         """
         return contextlib.nullcontext()
 
+    def updating(self) -> AbstractContextManager[None]:
+        """Return a context manager for the code that changes the arrays of the state, such as a step of descent.
+
+        If nothing else changes them, a save copies them while the program computes the next step, and entering the
+        block waits for the rest of that copy. Without it `step` and `save` return only once all is copied. Programs in
+        PyTorch need none: the steps of their optimizers are such blocks.
+        """
+        return contextlib.nullcontext()
+
     def agree_by(self, agreement: Any, *, restores: bool) -> None:
         """Decide by ``agreement`` of all ranks, for an adapter that calls `step` at the same steps in each.
 
@@ -206,7 +215,7 @@ class _RefusedSession(Session):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(self._reason)
 
-    restore = step = save = report = flush = agree_by = __enter__ = _refuse
+    restore = step = save = report = flush = updating = agree_by = __enter__ = _refuse
 
 
 def session(

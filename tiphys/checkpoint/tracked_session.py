@@ -152,6 +152,7 @@ class TrackedSession(Session):
             threads=upload_threads,
             near=near,
             cache=cache if settings.fills_cache else None,
+            on_wait=self._metrics.record_stall,
         )
         self._states = PassedStates(lambda: self._coordinator.has_state, self._saver)
         self._loader = CheckpointLoader(
@@ -160,19 +161,21 @@ class TrackedSession(Session):
         self._watchdog = self._make_watchdog()
         rank_info = self._coordinator.rank_info
         self._step_timer = open_step_timer(run_store, settings.lineage, settings.attempt, rank_info, environ, clock)
-        self._crash_log = CrashLog()
-        self._memory_reserve = MemoryReserve()
+        self._crash_log, self._memory_reserve = CrashLog(), MemoryReserve()
         self._process = SessionProcess(self, self._stop, opens_itself=opens_itself)
         self._restoring: CheckpointRef | None = None
         self._is_exiting = False
         self._newest_save: Save | None = None
-        self._skipped_saves = self._last_step = 0
         self._completed_step: int | None = None
+        self._skipped_saves = self._last_step = 0
         self._saved_at = clock()
         package_versions()  # cached now, so that the first save does not wait for it
 
     def waiting(self) -> AbstractContextManager[None]:
         return self._step_timer.waiting()
+
+    def updating(self) -> AbstractContextManager[None]:
+        return self._saver.overlap.updating()
 
     def agree_by(self, agreement: Any, *, restores: bool) -> None:
         self._process.check_call()
@@ -327,15 +330,9 @@ class TrackedSession(Session):
         self._saver.raise_error()
 
     def _make_barrier(self, rank_info: RankInfo, *, sharded: bool) -> RankBarrier:
-        settings = self._settings
+        settings, check, sleep = self._settings, self._fence.check, self._wait_for_ranks
         return RankBarrier(
-            self._store,
-            settings.lineage,
-            settings.attempt,
-            rank_info,
-            sharded=sharded,
-            check_fence=self._fence.check,
-            sleep=self._wait_for_ranks,
+            self._store, settings.lineage, settings.attempt, rank_info, sharded=sharded, check_fence=check, sleep=sleep
         )
 
     def _make_watchdog(self) -> NoHangWatchdog:
@@ -377,7 +374,7 @@ class TrackedSession(Session):
 
     def _record_step(self, global_step: Any, state: Any) -> int:
         """Record a completed step, and return its number, once it and ``state`` are checked."""
-        self._saver.raise_error()
+        self._saver.begin_step()
         newest = max(save.global_step if save else 0 for save in (self._newest_save, self._committer.restored))
         number = self._states.check(global_step, state, newest)
         self._committer.record_step()
@@ -389,9 +386,9 @@ class TrackedSession(Session):
         return self._coordinator.should_stop_at(global_step, self._stop, self._seconds_left())
 
     def _is_save_due(self, global_step: int) -> bool:
-        interval = self._interval.current
-        waited = self._clock() - self._saved_at
+        interval, waited = self._interval.current, self._clock() - self._saved_at
         due = is_save_due(interval, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
+        due = due or (self._saver.overlap.owes_save and not (self._barrier and self._barrier.sharded))
         if not self._coordinator.should_save_at(global_step, due, interval.unit) or not self._coordinator.has_state:
             return False
         if self._saver.is_busy and self._settings.busy_rule == "skip" and self._coordinator.can_skip:

@@ -43,6 +43,8 @@ class ShardUploader:
         on_stored: Called with the size of each shard in bytes once it is stored,
             on the thread that uploaded it.
         cache: Cache of the node, which gets each shard once it is stored; None for none.
+        confirm: Called once all shards are stored, before any record names them; raises `IntegrityError` if they are
+            no copy of one state.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class ShardUploader:
         threads: int = 4,
         on_stored: Callable[[int], object] | None = None,
         cache: NodeCache | None = None,
+        confirm: Callable[[], object] | None = None,
     ) -> None:
         self.threads = threads
         self._cache = cache
         self._on_stored = on_stored
+        self._confirm = confirm
         self._cancelled = threading.Event()
         self.digests: list[str] = []
         """SHA-256 of each shard, once all are stored."""
@@ -69,7 +73,7 @@ class ShardUploader:
 
         Raises:
             UploadCancelledError: `cancel` was called before all shards were stored.
-            IntegrityError: a shard's key exists with other content.
+            IntegrityError: a shard's key exists with other content, or ``confirm`` raised it.
             StoreError: storage failed.
         """
         layout = LineageLayout(draft.lineage)
@@ -92,6 +96,8 @@ class ShardUploader:
             return Shard(key=key, size=len(data), sha256=sha256, rank=rank)
 
         stored = map_parallel(upload, shards, self.threads)
+        if self._confirm:
+            self._confirm()
         self.digests = [shard.sha256 for shard in stored]
         if cache:
             cache.trim(set(self.digests))

@@ -1,15 +1,20 @@
 """The handle of a save, which the training program gets while the save still runs in the background."""
 
 import threading
+from collections.abc import Callable
 
 from tiphys.records import CheckpointRef
 
 
 class Save:
-    """A save that was started. Call `wait` to block until it ended, or continue training."""
+    """A save that was started. Call `wait` to block until it ended, or continue training.
 
-    def __init__(self, global_step: int) -> None:
+    ``before_wait`` is called first where a thread waits.
+    """
+
+    def __init__(self, global_step: int, before_wait: Callable[[], object] = lambda: None) -> None:
         self.global_step = global_step
+        self._before_wait = before_wait
         self._over = threading.Event()
         self._checkpoint: CheckpointRef | None = None
 
@@ -20,6 +25,7 @@ class Save:
 
     def wait(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         """Wait for the end; return the checkpoint, or None if it was not committed within ``timeout_seconds``."""
+        self._before_wait()
         self._over.wait(timeout_seconds)
         return self._checkpoint
 

@@ -1,5 +1,7 @@
 """Asynchronous saves: training waits for a copy in memory; a background thread hashes, uploads and commits it.
 
+What only updates change is copied beside the next step instead (`tiphys.checkpoint.save.overlap`).
+
 One save is committed at a time, so that commits keep the order of their steps.
 A save that fails is retried from its copy, and then reported to the
 `CommitSink`. An error that must stop the training, such as `FencedError`, is
@@ -25,14 +27,15 @@ import numpy as np
 from tiphys.checkpoint.ranks.barrier import SaveAbandonedError
 from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import CommitSink, ShardSource, ShardUploader, UploadCancelledError
+from tiphys.checkpoint.save.overlap import LateCopy, StepOverlap
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.state.near_copy import NearMemory
-from tiphys.checkpoint.state.shards import ShardPlan
+from tiphys.checkpoint.state.shards import PieceCopy, ShardPlan
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest
-from tiphys.threads import BackgroundThread, map_parallel, start_background_thread
+from tiphys.threads import BackgroundThread, start_background_thread
 
 _PAGE_BYTES = 4096
 _THREADS = min(4, os.cpu_count() or 1)
@@ -62,20 +65,18 @@ class StagingBuffers:
         self._buffers: list[bytearray | memoryview] = []
         self._preallocation: BackgroundThread | None = None
 
-    def stage(self, plans: Sequence[ShardPlan]) -> list[StagedShard]:
-        """Copy the arrays of ``plans``; later changes of the state do not change the copy.
+    def stage(self, plans: Sequence[ShardPlan]) -> tuple[list[StagedShard], list[PieceCopy]]:
+        """Lay out the shards ``plans`` in the buffers; return them, and the copies of arrays that complete them.
 
         Raises:
             MemoryError: there is no memory for a second copy of the state.
         """
         self._resize(plans)
-
-        def copy(index: int, plan: ShardPlan) -> None:
+        copies: list[PieceCopy] = []
+        for plan, buffer in zip(plans, self._buffers, strict=True):
             failpoint("checkpoint.before_copy")
-            plan.write_into(self._buffers[index])
-
-        map_parallel(copy, plans, _THREADS)
-        return [StagedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)]
+            copies += plan.lay_out(buffer)
+        return [StagedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)], copies
 
     def preallocate(self, plans: Sequence[ShardPlan]) -> None:
         """Allocate buffers for ``plans`` in the background, before the first `stage`; later calls do nothing."""
@@ -123,15 +124,24 @@ _MEMORY_RETRY_SECONDS = 0.1
 
 
 class _SaveJob:
-    """A save with its shards, and the progress of its upload. ``staging`` is None if the state was not copied."""
+    """A save with its shards, and the progress of its upload. ``staging`` is None if the state was not copied.
+
+    Before ``late`` is finished, the copy is not complete; None if it was from the beginning.
+    """
 
     def __init__(
-        self, save: Save, draft: CheckpointManifest, shards: Sequence[ShardSource], staging: StagingBuffers | None
+        self,
+        save: Save,
+        draft: CheckpointManifest,
+        shards: Sequence[ShardSource],
+        staging: StagingBuffers | None = None,
+        late: LateCopy | None = None,
     ):
         self.save = save
         self.draft = draft
         self.shards = shards
         self.staging = staging
+        self.late = late
         self.size_bytes = sum(shard.size_bytes for shard in shards)
         self.largest_bytes = max((shard.size_bytes for shard in shards), default=0)
         self.stored_bytes = 0
@@ -161,6 +171,7 @@ class Saver:
         threads: Shards that are uploaded at once.
         near: Memory for a copy that a restart in the pod can read; None for none.
         cache: Cache of the node, which gets what is uploaded; None for none.
+        on_wait: Called with the seconds for which an update waited for the rest of a copy.
     """
 
     def __init__(
@@ -172,8 +183,10 @@ class Saver:
         threads: int = 4,
         near: NearMemory | None = None,
         cache: NodeCache | None = None,
+        on_wait: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._sink = sink
+        self.overlap = StepOverlap(on_wait)
         self.asynchronous = asynchronous
         self._free = [*(StagingBuffers() for _ in range(copies - 1)), StagingBuffers(near)]
         self._threads = threads
@@ -225,6 +238,8 @@ class Saver:
     def start(self, draft: CheckpointManifest, plans: Sequence[ShardPlan], *, copy: bool = True) -> Save:
         """Start a save; return once the state is copied, or once the save ended if this saver is synchronous.
 
+        What only updates change may be copied until the next update begins.
+
         Waits while earlier saves use all copies.
 
         Args:
@@ -236,30 +251,34 @@ class Saver:
             MemoryError: there is no memory for a copy of the state.
             FencedError: a synchronous save found that another attempt replaced this one.
         """
-        save = Save(draft.global_step)
+        save = Save(draft.global_step, self.overlap.settle)
         if not self.asynchronous:
-            self._newest = _SaveJob(save, draft, plans, None)
+            self._newest = _SaveJob(save, draft, plans)
             self._run_job(self._newest)
             self._newest.shards = ()
             self.raise_error()
             return save
         if not copy:
-            return self._enqueue(_SaveJob(save, draft, plans, None))
+            return self._enqueue(_SaveJob(save, draft, plans))
+        self.overlap.settle()
         with self._changed:
             self._changed.wait_for(lambda: self._free)
             staging = self._free.pop()
         before = time.perf_counter()
         try:
-            staged = staging.stage(plans)
+            self.overlap.forget_first_copy()
+            staged, copies = staging.stage(plans)
+            late = self.overlap.copy(copies, _THREADS)
         except BaseException:
             self._give_back(staging)
             raise
         failpoint("checkpoint.after_stage")
         draft = draft.model_copy(update={"stage_seconds": round(time.perf_counter() - before, 6)})
-        return self._enqueue(_SaveJob(save, draft, staged, staging))
+        return self._enqueue(_SaveJob(save, draft, staged, staging, late))
 
     def shard_digests(self, global_step: int) -> list[str]:
         """Return the SHA-256 of each shard of ``global_step``, if it was saved last; empty if that failed."""
+        self.overlap.settle()
         job = self._newest
         if job is None or job.save.global_step != global_step:
             return []
@@ -275,6 +294,7 @@ class Saver:
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until no save is running or queued; return False after ``timeout_seconds``."""
+        self.overlap.settle()
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_seconds)
 
@@ -314,6 +334,7 @@ class Saver:
 
         A near copy stays for a restart of the program, unless ``is_complete``.
         """
+        self.overlap.close()
         if self._worker:
             self._jobs.put(None)
             self._worker = None
@@ -328,6 +349,13 @@ class Saver:
         """Raise the error of a save that must stop the training, such as `FencedError`; return if there is none."""
         if self._error:
             raise self._error
+
+    def begin_step(self) -> None:
+        """Begin a call of the training, which completed a step; raises as `raise_error` does."""
+        self.raise_error()
+        self.overlap.settle()
+        if self.asynchronous:
+            self.overlap.watch_optimizers()
 
     def _enqueue(self, job: _SaveJob) -> Save:
         if self._worker is None:
@@ -369,11 +397,15 @@ class Saver:
             if job in self._pending:
                 self._pending.remove(job)
             if job:
-                job.shards, job.staging = (), None
+                job.shards, job.staging, job.late = (), None, None
             self._changed.notify_all()
 
     def _run_job(self, job: _SaveJob) -> None:
         try:
+            if job.late:
+                job.late.finish()
+                stalled = round(job.draft.stage_seconds + job.late.stall_seconds, 6)
+                job.draft = job.draft.model_copy(update={"stage_seconds": stalled})
             manifest = self._commit_with_retries(job)
         except UploadCancelledError:
             job.save.end(None)
@@ -407,7 +439,10 @@ class Saver:
         while True:
             job.stored_bytes, self._begun_at = 0, time.perf_counter()
             uploader = ShardUploader(
-                self._threads, lambda size_bytes: self._on_shard_stored(job, size_bytes), cache=self._cache
+                self._threads,
+                lambda size_bytes: self._on_shard_stored(job, size_bytes),
+                cache=self._cache,
+                confirm=job.late.confirm if job.late else None,
             )
             with self._changed:
                 self._running = uploader

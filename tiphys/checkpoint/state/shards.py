@@ -36,6 +36,19 @@ _SAFETENSORS_DTYPES = {
 """Types that safetensors has names for; arrays of other types are stored as bytes."""
 
 
+class PieceCopy(NamedTuple):
+    """The bytes of a piece in its array, and their place in the buffer of a shard."""
+
+    name: str
+    array: Array
+    source: Bytes
+    target: Bytes
+
+    def run(self) -> None:
+        """Copy the bytes."""
+        np.copyto(self.target, self.source)
+
+
 class ArrayPiece(NamedTuple):
     """Consecutive bytes of one array, named ``<path>@<index of the array>.<offset in bytes>``."""
 
@@ -59,20 +72,21 @@ class ShardPlan:
     def size_bytes(self) -> int:
         return len(self.header) + sum(piece.nbytes for piece in self.pieces)
 
-    def write_into(self, buffer: bytearray | memoryview) -> None:
-        """Copy the shard into ``buffer``, which has its size."""
+    def lay_out(self, buffer: bytearray | memoryview) -> Iterator[PieceCopy]:
+        """Write the header into ``buffer``, which has the size of the shard; yield the copies that complete it."""
         buffer[: len(self.header)] = self.header
         target = np.frombuffer(buffer, dtype=np.uint8)
         offset = len(self.header)
         for piece in self.pieces:
             source = flat_bytes(piece.array)[piece.start : piece.start + piece.nbytes]
-            np.copyto(target[offset : offset + piece.nbytes], source)
+            yield PieceCopy(piece.name, piece.array, source, target[offset : offset + piece.nbytes])
             offset += piece.nbytes
 
     def data(self) -> bytearray:
         """Return the bytes of the shard in a new buffer."""
         buffer = bytearray(self.size_bytes)
-        self.write_into(buffer)
+        for copy in self.lay_out(buffer):
+            copy.run()
         return buffer
 
 

@@ -92,7 +92,7 @@ def test_arrays_that_change_right_after_save_returned_are_saved_as_they_were(gat
 
 def test_without_a_copy_the_change_would_be_saved(gated, monkeypatch):
     """The negative twin: the test above must fail where nothing is copied."""
-    monkeypatch.setattr(saver_module.StagingBuffers, "stage", lambda self, plans: plans)
+    monkeypatch.setattr(saver_module.StagingBuffers, "stage", lambda self, plans: (plans, []))
     state = state_at(3)
     with behind(gated) as session:
         session.save(3, state)
