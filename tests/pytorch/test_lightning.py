@@ -22,6 +22,8 @@ from support.builders.lineage import LINEAGE, ref
 from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import open_session
 
+from tiphys.checkpoint.save import overlap
+from tiphys.checkpoint.save.overlap import LatePiece
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import UsageError
 from tiphys.lineage.select import list_commits
@@ -89,7 +91,11 @@ def fit(
     torch.manual_seed(seed)
     start = ref(1, restored) if restored else None
     with open_session(
-        store, 2 if start else 1, resume_from=start, every=options.pop("every", SaveInterval(1, "steps"))
+        store,
+        2 if start else 1,
+        resume_from=start,
+        every=options.pop("every", SaveInterval(1, "steps")),
+        asynchronous=options.pop("asynchronous", False),
     ) as session:
         trainer = lightning.Trainer(
             max_steps=until,
@@ -129,6 +135,18 @@ def test_a_fit_that_was_interrupted_is_the_fit_that_was_not(name, interrupted):
 
     assert resumed.global_step == STEPS
     assert bits(resumed) == straight
+
+
+def test_weights_are_copied_beside_the_next_step_without_a_line_of_the_program(name, monkeypatch):
+    monkeypatch.setattr(overlap, "MIN_BYTES", 1)
+    straight = bits(fit(MemoryStore(), STEPS, name=name, seed=1))
+    store, copy, late = MemoryStore(), LatePiece.is_copied_exactly, []
+    monkeypatch.setattr(LatePiece, "is_copied_exactly", lambda piece: late.append(piece.path) or copy(piece))
+
+    fit(store, 8, name=name, seed=1, asynchronous=True)
+    assert len(list_commits(store, LINEAGE)) == 8
+    assert any("exp_avg" in path for path in late)
+    assert bits(fit(store, STEPS, name=name, seed=2, restored=8)) == straight
 
 
 def test_steps_and_total_are_reported_without_a_line_of_the_program(name):

@@ -384,6 +384,26 @@ def held(monkeypatch) -> threading.Event:
     return released
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_that_the_step_itself_computes_are_computed_beside_the_copy(by_name, held):
+    """As Lightning computes them: in a closure of the optimizer."""
+    store, program = MemoryStore(), Program(0)
+    with open_session(store, asynchronous=True) as session:
+        program.run(3, session)
+
+        def evaluate() -> Any:
+            loss = program.loss()
+            loss.backward()
+            held.set()
+            return loss
+
+        program.optimizer.step(closure=evaluate) if by_name else program.optimizer.step(evaluate)
+        assert not session._saver.overlap._late
+        session.flush()
+    expected = reference(Program, 0, 3)
+    assert committed(store) == expected
+
+
 def end_block(session: Any, save: Any, program: Program) -> None:
     """The session's block ends."""
 

@@ -14,7 +14,7 @@ class OptimizerWatch:
     """Observes all optimizers of this process that step while it is open.
 
     Args:
-        before_step: Called before each step of an optimizer, by the thread that steps.
+        before_step: Called in each step of an optimizer before it changes a weight, by the thread that steps.
     """
 
     def __init__(self, before_step: Callable[[], object]) -> None:
@@ -43,11 +43,24 @@ class OptimizerWatch:
         if self._handle:
             self._handle.remove()
 
-    def _on_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _on_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if self._torch.compiler.is_compiling():
-            return  # a compiled step calls no hook
+            return None  # a compiled step calls no hook
         self._optimizers.add(optimizer)
-        self._before_step()
+        closure = kwargs.get("closure") or next(iter(args[1:]), None)
+        if not callable(closure):
+            self._before_step()
+            return None
+
+        def evaluate() -> Any:
+            result = closure()
+            self._before_step()
+            return result
+
+        # Lightning computes the gradients within the step: optimizers call the closure before they change a weight.
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluate}
+        return (args[0], evaluate, *args[2:]), kwargs
 
     def _tensors(self) -> Iterator[Any]:
         for optimizer in list(self._optimizers):
