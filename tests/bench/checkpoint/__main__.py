@@ -26,6 +26,7 @@ from bench.checkpoint import (
     landing_trainer,
     launcher,
     near,
+    overlap,
     peers,
     restart,
     stall,
@@ -41,6 +42,7 @@ SEED = 5
 PARTS = {
     "ceilings": ceilings.measure,
     "stall": stall.measure,
+    "overlap": overlap.measure,
     "durable": durable.measure,
     "verifying": verifying.measure,
     "near": near.measure,
