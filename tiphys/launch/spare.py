@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
+from tiphys.launch.pod_memory import read_pod_memory
 from tiphys.launch.processes import log_line, start_process
 from tiphys.launch.spare_process import END
 from tiphys.protocol import environment
@@ -26,7 +27,6 @@ _FREE_TO_START, _FREE_TO_KEEP = 0.4, 0.15
 """Share of the pod's memory that must be free for a spare to be started, and to be kept."""
 _READY_SECONDS, _TAKE_OVER_SECONDS = 10.0, 2.0
 """Longest wait for imports that another process would have to begin with, and for the process to become the program."""
-_CGROUP = "/sys/fs/cgroup"
 
 
 def parse_python(command: Sequence[str]) -> tuple[list[str], list[str]] | None:
@@ -125,7 +125,8 @@ class SpareKeeper:
         if self._is_asked and self._parsed is None:
             log_line(f"no spare: {command[0]} is not python with a script or a module, so its imports are not known")
         self._due_at = time.monotonic() + (0.0 if self._is_asked else _DEFAULT_AFTER_SECONDS)
-        self._spare: Spare | None = None
+        self.spare: Spare | None = None
+        """The spare that waits; None if there is none yet, or no more."""
 
     @property
     def is_watchful(self) -> bool:
@@ -136,8 +137,8 @@ class SpareKeeper:
         """Start the spare when it is due, or give it up for its memory; ``modules`` are empty before a commit."""
         if self._parsed is None:
             return
-        if self._spare is not None:
-            if not self._spare.has_ended() and (self._is_asked or _has_memory(_FREE_TO_KEEP)):
+        if self.spare is not None:
+            if not self.spare.has_ended() and (self._is_asked or _has_memory(_FREE_TO_KEEP)):
                 return
             self._give_up("the pod needs its memory" if not self._is_asked else "it has ended")
         elif modules and time.monotonic() >= self._due_at:
@@ -148,7 +149,7 @@ class SpareKeeper:
 
     def take_over(self, environ: Mapping[str, str]) -> int | None:
         """Let the spare become the program; its process id, or None if there is none that is ready."""
-        spare, self._spare = self._spare, None
+        spare, self.spare = self.spare, None
         if spare is None:
             return None
         pid = None if spare.has_ended() else spare.take_over(environ)
@@ -159,19 +160,19 @@ class SpareKeeper:
 
     def close(self) -> None:
         """End the spare."""
-        if self._spare is not None:
-            self._spare.close(ends=True)
-            self._spare = None
+        if self.spare is not None:
+            self.spare.close(ends=True)
+            self.spare = None
 
     def _start(self, modules: Sequence[str]) -> None:
         assert self._parsed is not None
         try:
-            self._spare = Spare(*self._parsed, self._environ)
+            self.spare = Spare(*self._parsed, self._environ)
         except OSError as error:
             self._parsed = None
             log_line(f"no spare: {error.strerror}")
             return
-        self._spare.prepare(modules)
+        self.spare.prepare(modules)
 
     def _give_up(self, why: str) -> None:
         self.close()
@@ -181,29 +182,5 @@ class SpareKeeper:
 
 def _has_memory(share: float) -> bool:
     """Whether that share of the pod's memory is free; without a limit, that of the machine."""
-    limit, used = read_memory()
-    return limit - used >= max(_LEAST_FREE_BYTES, share * limit)
-
-
-def read_memory(cgroup: str = _CGROUP, machine: str = "/proc/meminfo") -> tuple[int, int]:
-    """The limit of the pod's memory and what is used of it without the cache, in bytes; else those of the machine."""
-    for limit_file, used_file, stat_file in (
-        (f"{cgroup}/memory.max", f"{cgroup}/memory.current", f"{cgroup}/memory.stat"),
-        (
-            f"{cgroup}/memory/memory.limit_in_bytes",
-            f"{cgroup}/memory/memory.usage_in_bytes",
-            f"{cgroup}/memory/memory.stat",
-        ),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            limit, used = int(_read(limit_file)), int(_read(used_file))
-            stat = dict(line.rsplit(" ", 1) for line in _read(stat_file).splitlines())
-            if limit < 1 << 60:  # version 1 writes "no limit" as a number
-                return limit, used - int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
-    sizes = {line.split()[0]: int(line.split()[1]) << 10 for line in _read(machine).splitlines()}
-    return sizes["MemTotal:"], sizes["MemTotal:"] - sizes["MemAvailable:"]
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
+    memory = read_pod_memory()
+    return memory.free_bytes >= max(_LEAST_FREE_BYTES, share * memory.limit_bytes)

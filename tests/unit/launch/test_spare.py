@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from support.processes.polling import until
 
+from tiphys.launch import spare as spare_module
+from tiphys.launch.pod_memory import PodMemory
 from tiphys.launch.process_table import ProcessStat
 from tiphys.launch.processes import ChildProcess, SignalQueue
-from tiphys.launch.spare import Spare, parse_python, read_memory
+from tiphys.launch.spare import Spare, SpareKeeper, parse_python
 
 REPORT = """
 import json, os, sys, __main__
@@ -116,14 +118,31 @@ def test_spare_that_was_killed_takes_nothing_over() -> None:
     spare.close(ends=True)
 
 
-def test_memory_is_that_of_the_pod(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 250\n")
-    assert read_memory(str(tmp_path)) == (1000, 450)
-
-
-def test_memory_is_that_of_the_machine_without_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "info").write_text("MemTotal: 8 kB\nMemFree: 1 kB\nMemAvailable: 6 kB\n")
-    assert read_memory(str(tmp_path), str(tmp_path / "info")) == (8192, 2048)
+@pytest.mark.parametrize(
+    ("wish", "free", "began", "is_kept"),
+    [
+        ("", 0.5, True, True),
+        ("", 0.3, False, False),  # 40 % must be free
+        ("on", 0.01, True, True),  # the author knows
+        ("off", 0.9, False, False),
+    ],
+)
+def test_spare_needs_memory_unless_it_is_asked_for(monkeypatch, wish: str, free: float, began: bool, is_kept: bool):
+    limit = 8 << 30
+    monkeypatch.setattr(spare_module, "_DEFAULT_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, int(free * limit)))
+    keeper = SpareKeeper([sys.executable, "-c", "pass"], {**os.environ, "TIPHYS_SPARE": wish})
+    try:
+        keeper.look([])
+        assert keeper.spare is None  # before a commit
+        keeper.look(["json"])
+        assert (keeper.spare is not None) is began
+        monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 5))
+        keeper.look(["json"])
+        assert (keeper.spare is not None) is is_kept  # 15 % suffice for one that is there
+        monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 10))
+        keeper.look(["json"])
+        keeper.look(["json"])
+        assert (keeper.spare is not None) is (wish == "on")
+    finally:
+        keeper.close()

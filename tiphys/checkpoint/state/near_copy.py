@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tiphys.checkpoint.state.pod_memory import PodMemory, read_peak_bytes, read_pod_memory
 from tiphys.checkpoint.telemetry.events import log_message, log_once
 from tiphys.launch.near_memory import REGION_BYTES
+from tiphys.launch.pod_memory import PodMemory, read_peak_bytes, read_pod_memory
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import CheckpointRef, Shard
 

@@ -28,8 +28,8 @@ from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.state import near_copy
 from tiphys.checkpoint.state.near_copy import REGION_BYTES, lay_out, required_bytes
-from tiphys.checkpoint.state.pod_memory import PodMemory, read_peak_bytes
 from tiphys.checkpoint.telemetry import events
+from tiphys.launch.pod_memory import PodMemory, read_peak_bytes
 from tiphys.lineage.select import list_commits
 from tiphys.records import Shard
 

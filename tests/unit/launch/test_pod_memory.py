@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiphys.checkpoint.state.pod_memory import read_peak_bytes, read_pod_memory
+from tiphys.launch.pod_memory import read_peak_bytes, read_pod_memory
 
 MIB = 1 << 20
 MACHINE = {"proc/meminfo": f"MemTotal: {4096 << 10} kB\nMemFree: 1 kB\nMemAvailable: {3072 << 10} kB\n"}
