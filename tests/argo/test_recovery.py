@@ -2,7 +2,7 @@
 
 | what happens | what follows |
 |---|---|
-| a checkpoint kills whoever loads it | two attempts are lost to it, the third goes on from the one before |
+| a checkpoint kills whoever loads it | two processes are lost to it, the next attempt goes on from the one before |
 | the program needs more memory than it has | the next attempts get more, up to the ceiling |
 | two ranks need more memory than they have | both get more |
 | memory is short, and an eviction comes in between | what was learned about memory stays |
@@ -40,7 +40,7 @@ def test_a_checkpoint_that_kills_its_readers_is_passed_over(world: World) -> Non
     workflow.wait()
     attempts = workflow.attempts("train")
     starts = [one.claim.starts_from.global_step if one.claim.starts_from else 0 for one in attempts]
-    assert starts == [0, 6, 6, 4]
+    assert starts == [0, 6, 4]  # two processes of the first two attempts have died of it
     [record] = read_quarantine_records(world.store, lineage_name(workflow.run, "train")).values()
     assert record.checkpoint.global_step == 6
     assert version(world.store, workflow.run) == expected_version(STEPS)

@@ -56,7 +56,7 @@ def die(fate):
     if fate == "mkdir":
         os.mkdir("made")
         os.kill(os.getpid(), signal.SIGKILL)
-    if fate == "bug":
+    if fate in ("bug", "poison"):
         raise TypeError("a bug")
     if fate == "cuda":
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -73,7 +73,7 @@ def die(fate):
 with checkpoint.session() as session:
     state = session.restore(default={"step": 0})
     print("from", state["step"], flush=True)
-    if fate == "early":
+    if fate == "early" or (fate == "poison" and state["step"] == 3):
         die(fate)
     for step in range(state["step"] + 1, 10):
         session.step(step, {"step": step})
@@ -240,3 +240,10 @@ def test_no_process_of_the_one_before_is_left_when_the_next_begins(tmp_path: Pat
     [stopped] = [int(line.split()[1]) for line in told.log.splitlines() if line.startswith("stopped ")]
     with pytest.raises(ProcessLookupError):
         os.kill(stopped, signal.SIGCONT)
+
+
+@pytest.mark.heavy
+def test_checkpoint_that_kills_the_next_process_and_the_next_attempt_is_passed_over(tmp_path: Path) -> None:
+    told = train(tmp_path, "kill,poison poison", every="1 step")
+    assert told.outcomes == ["failed:infrastructure 2", "failed:user_error 1", "done 1"], told.log
+    assert told.starts == ["0", "3", "3", "2"]

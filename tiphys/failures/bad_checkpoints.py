@@ -11,6 +11,7 @@ the next attempt starts from an older one.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tiphys.protocol.environment import EX_NEW_POD
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -51,11 +52,11 @@ def derive_checkpoint_crash(
     Args:
         claim: The claim of the attempt.
         cause: Why the attempt failed.
-        exit_code: Exit code of the main container.
+        exit_code: Exit code of the main container. With `EX_NEW_POD` the report tells of the program's last process.
         crash: The program's crash report; None without one.
         progress: Whether the attempt committed a checkpoint.
     """
-    if cause not in _PROGRAM_CAUSES:
+    if cause not in _PROGRAM_CAUSES and exit_code != EX_NEW_POD:
         return None
     if crash is not None:
         loaded = crash.restored or claim.starts_from
@@ -94,7 +95,7 @@ def find_suspect(
     for claim, end in sorted(earlier, key=lambda attempt: -attempt.claim.attempt):
         if end is None or (end.checkpoint_crash.loaded if end.checkpoint_crash else claim.starts_from) != crash.loaded:
             continue
-        if end.progress or (end.checkpoint_crash and not _is_early_crash(end, within_steps)):
+        if _has_got_further(end) or (end.checkpoint_crash and not _is_early_crash(end, within_steps)):
             break
         same_crashes += end.checkpoint_crash is not None and end.checkpoint_crash.fingerprint == crash.fingerprint
     if same_crashes < min_crashes:
@@ -113,9 +114,15 @@ def list_suspects(attempts: Iterable[Attempt]) -> set[CheckpointRef]:
 
 def _is_early_crash(end: AttemptEnd, within_steps: int) -> bool:
     """Whether an attempt crashed within ``within_steps`` of its load, without a commit."""
-    if end.outcome is not AttemptEndOutcome.FAILED or end.checkpoint_crash is None or end.progress:
+    if end.outcome is not AttemptEndOutcome.FAILED or end.checkpoint_crash is None or _has_got_further(end):
         return False
     return end.checkpoint_crash.steps is None or end.checkpoint_crash.steps <= within_steps
+
+
+def _has_got_further(end: AttemptEnd) -> bool:
+    """Whether an attempt committed after its last load: what it committed before a restart in its pod may be that."""
+    loaded = end.checkpoint_crash.loaded if end.checkpoint_crash else None
+    return end.progress and (end.last_checkpoint is None or end.last_checkpoint.checkpoint != loaded)
 
 
 def _describe_crash_time(crash: CheckpointCrash) -> str:

@@ -11,6 +11,7 @@ died of A, then committed or got beyond M steps     A                           
 died of A after loading Y                           A                                      no
 died of A                                           A, more than M steps after the load    no
 died of A                                           A, after a commit                      no
+committed X, was restarted in its pod, died of A    A                                      yes
 died of A from the beginning                        A from the beginning                   no
 """
 
@@ -26,7 +27,16 @@ from tiphys.failures.bad_checkpoints import (
 )
 from tiphys.failures.retry_budget import evaluate_retry_budget
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, CheckpointCrash, CheckpointRef, CrashRecord
+from tiphys.records import (
+    AttemptEnd,
+    Cause,
+    CheckpointCrash,
+    CheckpointRef,
+    CrashRecord,
+    LastCheckpoint,
+    StartTimes,
+    utc_now,
+)
 from tiphys.store import Attempt
 
 X, Y = ref(1, 20), ref(1, 10)
@@ -39,6 +49,14 @@ def died(
     death = CheckpointCrash(loaded=loaded, fingerprint=fingerprint, steps=steps)
     end = end_of(attempt, Cause.USER_ERROR, progress=progress).model_copy(update={"checkpoint_crash": death})
     return Attempt(claim_of(attempt, loaded), end)
+
+
+def restarted(attempt: int, newest: CheckpointRef = X) -> Attempt:
+    """Committed ``newest``, was started again in its pod, loaded X and died."""
+    claim, end = died(attempt, progress=True)
+    assert end is not None
+    last = LastCheckpoint(checkpoint=newest, at=utc_now(), began=StartTimes(opened_at=utc_now()))
+    return Attempt(claim, end.model_copy(update={"last_checkpoint": last}))
 
 
 def preempted(attempt: int, loaded: CheckpointRef | None = X, progress: bool = False) -> Attempt:
@@ -72,6 +90,10 @@ def judge(*attempts: Attempt, **limits: int) -> CheckpointRef | None:
         ([died(2), died(3, steps=None)], X),
         ([died(2), preempted(3, loaded=None, progress=True), died(4)], X),
         ([preempted(2), preempted(3)], None),
+        ([restarted(1), died(2)], X),
+        ([restarted(1, newest=ref(1, 30)), died(2)], None),
+        ([died(2), restarted(3)], X),
+        ([died(2), restarted(3, newest=ref(3, 30))], None),
     ],
 )
 def test_the_table(attempts, expected):
@@ -126,6 +148,9 @@ def crash(fingerprint: str = "A", step: int | None = 23, restored: CheckpointRef
         # Never what others did to it, whatever it left.
         *((X, cause, 1, crash(), None) for cause in Cause if cause not in (Cause.USER_ERROR, Cause.UNKNOWN)),
         (X, Cause.OUT_OF_MEMORY, 137, None, None),
+        # Started again in its pod: its last process is at fault, or what that found there.
+        (X, Cause.INFRASTRUCTURE, 80, crash(), CheckpointCrash(loaded=X, fingerprint="A", steps=3)),
+        (X, Cause.INFRASTRUCTURE, 80, None, None),
         (X, None, 0, crash(), None),
     ],
 )
