@@ -93,7 +93,8 @@ def preprocess(seed: int, fingerprint: str) -> Data:
     name="train",
     image=IMAGE,
     env=ONE_THREAD,
-    checkpoints=Checkpoints(every=f"{SAVE_EVERY} steps", keep_last=None),
+    # The restart has to read the store, where the demo damages a checkpoint, and not its copy in memory.
+    checkpoints=Checkpoints(every=f"{SAVE_EVERY} steps", keep_last=None, near_copy=False),
     retries=Retries(backoff="1s"),
 )
 def train_network(data: Data, seed: int, step_log: str) -> Model:

@@ -179,7 +179,7 @@ def test_restart_is_on_record_with_its_cause(tmp_path: Path) -> None:
     assert event.message.startswith(
         "attempt 1 goes on in its pod, as process 2: its program ended with 137 (infrastructure)"
     )
-    assert "the program ended with 137 (infrastructure); it is started again in this pod" in told.log
+    assert "the program ended with 137 (infrastructure); process 2 is started in this pod" in told.log
 
 
 def test_program_that_dies_before_a_checkpoint_gets_another_attempt(tmp_path: Path) -> None:

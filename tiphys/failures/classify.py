@@ -109,6 +109,11 @@ _IMAGE_REFUSED = re.compile(
     r"|authentication required|authorization failed|access denied|access to the resource is denied|403 Forbidden"
     r"|invalid reference format|InvalidImageName|couldn't parse image"
 )
+_RESTARTED = re.compile(RESTARTED.format(r"(\d{1,9})"))
+_NEEDS_NEW_POD = (
+    "started again in its pod it failed before it had saved anything, maybe because of files that it found there; "
+    "a new pod has none"
+)
 _FATAL_ERROR = re.compile(r"^Fatal Python error: ([A-Z][A-Za-z -]+)", re.MULTILINE)
 _SIGNAL_EXIT_CODES = {
     "Illegal instruction": 132,
@@ -227,6 +232,8 @@ class AttemptObservation:
     """Termination message of the program, or the end of its log."""
     crash_error: str = ""
     """The error that ended the program, from the crash report of its session."""
+    is_launched: bool = False
+    """Whether the launcher ran the program, so that `EX_NEW_POD` is its word."""
     stuck_seconds: float | None = None
     """Seconds without a completed step when the session ended the program for a hang."""
 
@@ -240,7 +247,12 @@ class AttemptObservation:
     @property
     def last_words(self) -> str:
         """The termination message of the last process alone: a log also has what led to a restart before it."""
-        return self.termination_message.rpartition(RESTARTED)[2]
+        return _RESTARTED.split(self.termination_message)[-1]
+
+    @property
+    def last_process(self) -> int:
+        """The last process of the program that the launcher says it has started; 1 if it says nothing."""
+        return max(map(int, _RESTARTED.findall(self.termination_message)), default=1)
 
     def find_phrase(self, phrases: tuple[str, ...]) -> str:
         """The first of ``phrases`` in the reason or the message of the pod; empty if none."""
@@ -328,8 +340,10 @@ def _rule_container_start(observation: AttemptObservation) -> FailureVerdict | N
 
 def _rule_program_error(observation: AttemptObservation) -> FailureVerdict | None:
     """The program's own error report, unless Tiphys requested its end."""
-    if observation.effective_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED, EX_NEW_POD):
+    if observation.effective_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED):
         return None
+    if observation.is_launched and observation.effective_exit_code == EX_NEW_POD:
+        return FailureVerdict(Cause.INFRASTRUCTURE, _NEEDS_NEW_POD, "needs-new-pod", observation.crash_error)
     if observation.stuck_seconds is not None:
         return FailureVerdict(
             Cause.HANG, observation.crash_error, "no-step", f"no step in {observation.stuck_seconds:.0f} s"
@@ -395,11 +409,6 @@ EXIT_CODES: Mapping[int, tuple[Cause, str]] = {
     EX_TEMPFAIL: (Cause.PREEMPTION, "it was asked to stop, and requests another attempt"),
     EX_UNAVAILABLE: (Cause.STORAGE, "storage was unavailable during the restore"),
     EX_FENCED: (Cause.INFRASTRUCTURE, "it stopped because a newer attempt exists"),
-    EX_NEW_POD: (
-        Cause.INFRASTRUCTURE,
-        "started again in its pod it failed before it had saved anything, maybe because of files that it found there; "
-        "a new pod has none",
-    ),
     _SIGTERM: (Cause.PREEMPTION, "SIGTERM ended it"),
     _SIGKILL: (Cause.INFRASTRUCTURE, "it was killed (SIGKILL), and not for its memory"),
     **dict.fromkeys(_ARGOEXEC_EXIT_CODES, (Cause.INFRASTRUCTURE, "the container's executor failed, not the program")),

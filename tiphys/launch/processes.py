@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tiphys.launch.process_table import PATIENCE_SECONDS, SHELLS, Process, choose_receivers, read_children
-from tiphys.launch.session_registry import SessionRegistry
+from tiphys.launch.session_registry import ProgramImports, SessionRegistry
 from tiphys.protocol import environment
 
 TYPE_CHECKING = False
@@ -162,9 +162,9 @@ class ChildProcess:
         elif number != signal.SIGTERM and self._code is None:
             _send([self._pid], number)
 
-    def imported_modules(self) -> list[str]:
-        """What the program had imported at its first commit; empty before."""
-        return self._registry.modules() if self._code is None else []
+    def find_imports(self) -> ProgramImports | None:
+        """What the program had imported at its first commit; None before, and once it has ended."""
+        return self._registry.imports() if self._code is None else None
 
     def reap(self) -> None:
         """Collect what has ended, and send the signals that are due."""

@@ -85,7 +85,8 @@ def restart_while_useful(
         if not cause:
             return choose_exit_code(end, allowed, incarnation=incarnation, lacked_memory=lacked_memory)
         incarnation += 1
-        log_line(f"the program ended with {end.code} ({cause.replace('_', ' ')}){environment.RESTARTED}")
+        how = f"the program ended with {end.code} ({cause.replace('_', ' ')})"
+        log_line(f"{how}; {environment.RESTARTED.format(incarnation)}")
         environ = {**environ, **_restart_variables(incarnation, end.code, cause)}
         _clear_termination_log()
 
@@ -112,7 +113,9 @@ def choose_exit_code(end: ProgramEnd, allowed: Collection[str], *, incarnation: 
     """
     is_own_error = end.code not in _FINAL_CODES and _find_causes(end) == [_USER_ERROR] and not lacked_memory
     needs_new_pod = incarnation > 1 and is_own_error and not end.has_committed and _USER_ERROR not in allowed
-    return environment.EX_NEW_POD if needs_new_pod else end.code
+    if needs_new_pod:
+        return environment.EX_NEW_POD
+    return 1 if end.code == environment.EX_NEW_POD else end.code  # the program's own 80 must not say this
 
 
 def _find_causes(end: ProgramEnd) -> list[str]:
@@ -125,7 +128,7 @@ def _wait_for_end(child: ChildProcess, signals: SignalQueue, keeper: SpareKeeper
         longest = _SPARE_SECONDS if keeper and keeper.is_watchful else child.look_seconds
         number = signals.wait_next(min(longest, child.look_seconds))
         if keeper and signals.stopped_at is None:
-            keeper.look(child.imported_modules())
+            keeper.look(child.find_imports())
         if number in FORWARDED:
             child.send_signal(number)
         child.reap()

@@ -1,9 +1,12 @@
 """What the sessions of a program tell its launcher, which sees only processes and exit codes."""
 
+import contextlib
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote
 
 from tiphys.launch.process_table import ProcessStat
 from tiphys.protocol import environment
@@ -34,7 +37,8 @@ class SessionRegistry:
 
     def _notes(self) -> list[list[str]]:
         """Words of each line: number and start of the process, and what it said, if anything."""
-        return [line.split() for line in os.pread(self._descriptor, 1 << 20, 0).decode().splitlines()]
+        text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0).decode()
+        return [line.split() for line in text.splitlines()]
 
     def sessions(self) -> set[tuple[int, int]]:
         """Identities of processes, also of those that have ended."""
@@ -50,9 +54,10 @@ class SessionRegistry:
     def has_committed(self) -> bool:
         return any(words[2:3] == [COMMITTED] for words in self._notes())
 
-    def modules(self) -> list[str]:
-        """What the program had imported at its first commit, in the order in which it did."""
-        return next((words[3:] for words in self._notes() if words[2:3] == [COMMITTED]), [])
+    def imports(self) -> "ProgramImports | None":
+        """What the program had imported at its first commit, and the variables that it had changed; None before."""
+        notes = (words[3:] for words in self._notes() if words[2:3] == [COMMITTED] and len(words) > 3)
+        return next(map(ProgramImports, notes), None)
 
     def failures(self) -> frozenset[str]:
         """What the sessions said with `note_failure`."""
@@ -85,11 +90,50 @@ def note_failure(environ: Mapping[str, str], cause: str) -> None:
     register_session(environ, _FAILED, cause)
 
 
-def list_installed_modules() -> list[str]:
-    """Modules of this process that are installed, in the order in which it began to import them.
+class ProgramImports:
+    """What a spare imports, and with which variables.
 
-    Not those of the author: importing them may begin to train.
+    Args:
+        words: As `describe_imports` returns them.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.modules = [word for word in words if "=" not in word]
+        """Installed modules, in the order in which the program began to import them."""
+        pairs = (word.partition("=") for word in words if "=" in word)
+        self._changes = {unquote(name): unquote(value[1:]) if value else None for name, _, value in pairs}
+
+    def apply_to(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """``environ`` with what the program has changed of its variables."""
+        changed = {**environ, **self._changes}
+        return {name: value for name, value in changed.items() if value is not None}
+
+
+def describe_imports(initial: bytes, environ: Mapping[str, str]) -> list[str]:
+    """Words for the launcher: the modules of this process that are installed, and the variables that it has changed.
+
+    Not the modules of the author: importing them may begin to train.
+
+    Args:
+        initial: What ``/proc/self/environ`` holds: the variables at the start of the process.
+        environ: The variables now.
     """
     folders = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
-    return [name for name, file in files.items() if file.startswith(folders) or name.partition(".")[0] == "tiphys"]
+    modules = [name for name, file in files.items() if file.startswith(folders) or name.partition(".")[0] == "tiphys"]
+    before = dict(os.fsdecode(pair).split("=", 1) for pair in initial.split(b"\0") if b"=" in pair)
+    changed = [f"{quote(name, '')}=+{quote(value, '')}" for name, value in environ.items() if before.get(name) != value]
+    removed = [f"{quote(name, '')}=" for name in before if name not in environ]
+    return [*modules, *changed, *removed]
+
+
+def note_commit(environ: Mapping[str, str]) -> None:
+    """Tell the launcher that this process has got further than its checkpoint; never raises.
+
+    What the program has imported says the first rank of a pod for all.
+    """
+    words: list[str] = []
+    if environ.get("LOCAL_RANK", "0") == "0":
+        with contextlib.suppress(OSError):
+            words = describe_imports(Path("/proc/self/environ").read_bytes(), environ)
+    register_session(environ, COMMITTED, *words)

@@ -8,6 +8,7 @@ another program does not say what it imports.
 """
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -16,15 +17,20 @@ from collections.abc import Mapping, Sequence
 
 from tiphys.launch.pod_memory import read_pod_memory
 from tiphys.launch.processes import log_line, start_process
+from tiphys.launch.session_registry import ProgramImports
 from tiphys.launch.spare_process import END
 from tiphys.protocol import environment
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spare_process.py")
+_PLAIN_OPTIONS = "bBdEIOPqsSuv"
+_F_SETPIPE_SZ, _PIPE_BYTES = 1031, 1 << 20
+"""See fcntl(2). What is sent fits into the pipe, so that a spare that does not read holds up no signal."""
 _DEFAULT_AFTER_SECONDS = 60.0
 """A training that is over sooner needs no spare."""
 _LEAST_FREE_BYTES = 1 << 30
 _FREE_TO_START, _FREE_TO_KEEP = 0.4, 0.15
 """Share of the pod's memory that must be free for a spare to be started, and to be kept."""
+_SLICE_SECONDS = 0.05
 _READY_SECONDS, _TAKE_OVER_SECONDS = 10.0, 2.0
 """Longest wait for imports that another process would have to begin with, and for the process to become the program."""
 
@@ -32,7 +38,7 @@ _READY_SECONDS, _TAKE_OVER_SECONDS = 10.0, 2.0
 def parse_python(command: Sequence[str]) -> tuple[list[str], list[str]] | None:
     """Split a command of Python into interpreter with options, and kind, target and arguments; None for another. Pure.
 
-    The kind is ``script``, ``-m`` or ``-c``.
+    The kind is ``script``, ``-m`` or ``-c``. An option that this does not know makes it another command.
     """
     name = os.path.basename(command[0]) if command else ""
     if not name.startswith("python") or name.strip("python.0123456789"):
@@ -40,17 +46,21 @@ def parse_python(command: Sequence[str]) -> tuple[list[str], list[str]] | None:
     position = 1
     while position < len(command):
         word = command[position]
-        if word in ("", "-", "--"):
+        if word[:1] != "-":
+            return ([*command[:position]], ["script", *command[position:]]) if word else None
+        for index, letter in enumerate(word[1:], 1):  # options of one letter may stand together, the last with a value
+            value = [word[index + 1 :]] if word[index + 1 :] else command[position + 1 : position + 2]
+            if letter in "mc":
+                rest = command[position + 1 if word[index + 1 :] else position + 2 :]
+                kept = [word[:index]] if index > 1 else []
+                return ([*command[:position], *kept], [f"-{letter}", *value, *rest]) if value else None
+            if letter in "WX":
+                position += 0 if word[index + 1 :] else 1
+                break
+            if letter not in _PLAIN_OPTIONS:
+                return None
+        if word == "-":
             return None
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
-            position += 2
-            continue
-        if word[-1] in "mc" and word[0] == "-" and word[1] not in "-WX":  # options of one letter may stand together
-            kept = [word[:-1]] if len(word) > 2 else []
-            rest = command[position + 1 :]
-            return ([*command[:position], *kept], [f"-{word[-1]}", *rest]) if rest else None
-        if not word.startswith("-"):
-            return [*command[:position]], ["script", *command[position:]]
         position += 1
     return None
 
@@ -62,51 +72,65 @@ class Spare:
         """Start it; raises OSError if that fails."""
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
+        self._environ, self._has_ended = environ, False
         command = [*interpreter, _PROGRAM, str(commands), str(answers), "--", *target]
         for end in (commands, answers):
             os.set_inheritable(end, True)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._commands, _F_SETPIPE_SZ, _PIPE_BYTES)
+        os.set_blocking(self._commands, False)
         try:
             self.pid = start_process(command, environ, own_group=False)
         finally:
             os.close(commands)
             os.close(answers)
 
-    def prepare(self, modules: Sequence[str]) -> None:
-        """Let it import ``modules``."""
-        self._send(modules)
+    def prepare(self, modules: Sequence[str]) -> bool:
+        """Let it import ``modules``; return whether it was told."""
+        return self._send(modules)
 
     def take_over(self, environ: Mapping[str, str]) -> int | None:
-        """Let it become the program with the variables ``environ``; its process id, or None if it does not answer."""
-        if self._receive(_READY_SECONDS) != b"r":
+        """Let it become the program with the variables ``environ``; its process id, or None if it does not answer.
+
+        What its imports have added to its variables stays, as in a program that imports.
+        """
+        given = [f"{name}={value}" for name, value in environ.items() if self._environ.get(name) != value]
+        removed = [name for name in self._environ if name not in environ]
+        if self._receive(_READY_SECONDS) != b"r" or not self._send([*given, *removed]):
             return None
-        self._send([f"{name}={value}" for name, value in environ.items()])
         return self.pid if self._receive(_TAKE_OVER_SECONDS) == b"b" else None
 
     def has_ended(self) -> bool:
         """Whether it has ended, as by a signal to the whole group."""
-        try:
-            return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-        except ChildProcessError:
-            return True
+        if not self._has_ended:
+            with contextlib.suppress(ChildProcessError):
+                self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return self._has_ended
 
     def close(self, *, ends: bool) -> None:
         """Close the pipes, and end the process if it ``ends``."""
         os.close(self._commands)
         os.close(self._answers)
-        if ends:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.pid, signal.SIGKILL)
+        if ends and not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
+            self._has_ended = True
 
-    def _send(self, texts: Sequence[str]) -> None:
+    def _send(self, texts: Sequence[str]) -> bool:
         data = b"\0".join(os.fsencode(text) for text in texts) + END
-        with contextlib.suppress(BrokenPipeError):
-            while data:
-                data = data[os.write(self._commands, data) :]
+        try:
+            return os.write(self._commands, data) == len(data)
+        except OSError:  # it has ended, or does not read
+            return False
 
     def _receive(self, seconds: float) -> bytes:
-        readable, _, _ = select.select([self._answers], [], [], seconds)
-        return os.read(self._answers, 1) if readable else b""
+        """The next byte; empty after ``seconds``, or once SIGTERM waits to be handled."""
+        deadline = time.monotonic() + seconds
+        while not select.select([self._answers], [], [], _SLICE_SECONDS)[0]:
+            if time.monotonic() >= deadline or signal.SIGTERM in signal.sigpending():
+                return b""
+        return os.read(self._answers, 1)
 
 
 class SpareKeeper:
@@ -133,19 +157,20 @@ class SpareKeeper:
         """Whether `look` wants to be called each second."""
         return self._parsed is not None
 
-    def look(self, modules: Sequence[str]) -> None:
-        """Start the spare when it is due, or give it up for its memory; ``modules`` are empty before a commit."""
+    def look(self, program: ProgramImports | None) -> None:
+        """Start the spare when it is due, or give it up for its memory; ``program`` is None before a commit."""
         if self._parsed is None:
             return
         if self.spare is not None:
-            if not self.spare.has_ended() and (self._is_asked or _has_memory(_FREE_TO_KEEP)):
-                return
-            self._give_up("the pod needs its memory" if not self._is_asked else "it has ended")
-        elif modules and time.monotonic() >= self._due_at:
-            if not self._is_asked and not _has_memory(_FREE_TO_START):
+            if self.spare.has_ended():
+                self._give_up("it has ended")
+            elif not self._is_asked and not _has_memory(_FREE_TO_KEEP):
+                self._give_up("the pod needs its memory")
+        elif program is not None and time.monotonic() >= self._due_at:
+            if self._is_asked or _has_memory(_FREE_TO_START):
+                self._start(program)
+            else:
                 self._parsed = None
-                return
-            self._start(modules)
 
     def take_over(self, environ: Mapping[str, str]) -> int | None:
         """Let the spare become the program; its process id, or None if there is none that is ready."""
@@ -156,6 +181,8 @@ class SpareKeeper:
         spare.close(ends=pid is None)
         if pid is not None:
             log_line("a spare process takes its place, which has the imports behind it")
+        else:
+            log_line("the spare process does not answer, so the program is started anew")
         return pid
 
     def close(self) -> None:
@@ -164,20 +191,34 @@ class SpareKeeper:
             self.spare.close(ends=True)
             self.spare = None
 
-    def _start(self, modules: Sequence[str]) -> None:
+    def _start(self, program: ProgramImports) -> None:
         assert self._parsed is not None
-        try:
-            self.spare = Spare(*self._parsed, self._environ)
-        except OSError as error:
-            self._parsed = None
-            log_line(f"no spare: {error.strerror}")
+        interpreter, (kind, target, *rest) = self._parsed
+        if kind == "script" and not _is_source(target):
+            self._give_up(f"{target} is no file with a program of Python")
             return
-        self.spare.prepare(modules)
+        try:
+            # With the variables that the program has set before it imported: libraries read some of them then.
+            self.spare = Spare(interpreter, [kind, target, *rest], program.apply_to(self._environ))
+        except OSError as error:
+            self._give_up(str(error.strerror))
+            return
+        if not self.spare.prepare(program.modules):
+            self._give_up("it does not take the names of its modules")
 
     def _give_up(self, why: str) -> None:
         self.close()
         self._parsed = None
         log_line(f"the spare process is given up: {why}")
+
+
+def _is_source(path: str) -> bool:
+    """Whether Python would read the file as text: neither a folder, nor an archive, nor compiled."""
+    try:
+        with open(path, "rb") as file:
+            return b"\0" not in file.read(1024)
+    except OSError:
+        return False
 
 
 def _has_memory(share: float) -> bool:

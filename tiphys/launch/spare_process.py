@@ -12,6 +12,7 @@ import sys
 
 END = b"\0\0"
 """End of a list of texts, which hold no NUL."""
+STREAMS = (1, 2)
 
 
 def read_texts(descriptor: int) -> list[str]:
@@ -26,12 +27,26 @@ def read_texts(descriptor: int) -> list[str]:
 
 
 def import_modules(names: list[str]) -> None:
-    """Import what can be imported, without a word: the program says itself what is missing."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    """Import what can be imported, without a word: the program says itself what is missing.
+
+    The streams stay what they are, because loggers that imports make keep them; their descriptors lead nowhere.
+    """
+    kept = [os.dup(number) for number in STREAMS]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in STREAMS:
+        os.dup2(nowhere, number)
+    try:
         for name in names:
             if name not in sys.modules:
                 with contextlib.suppress(Exception, SystemExit):
                     __import__(name)
+    finally:
+        for number, copy, stream in zip(STREAMS, kept, (sys.stdout, sys.stderr), strict=True):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(nowhere)
 
 
 def run(kind: str, target: str) -> None:
@@ -72,10 +87,11 @@ def begin(arguments: list[str]) -> None:
             sys.path[0] = os.getcwd()
     import_modules(read_texts(commands))
     os.write(answers, b"r")
-    variables = read_texts(commands)
-    os.environ.clear()
-    for name, _, value in (text.partition("=") for text in variables):
-        os.environ[name] = value
+    for name, sign, value in (text.partition("=") for text in read_texts(commands)):
+        if sign:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
     os.setpgid(0, 0)
     os.write(answers, b"b")
     os.close(commands)

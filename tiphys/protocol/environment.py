@@ -114,7 +114,7 @@ EX_NEW_POD = 80
 LOG_PREFIX = "tiphys: "
 """Begin of each line that Tiphys writes into the log of a program."""
 
-RESTARTED = "; it is started again in this pod"
+RESTARTED = "process {} is started in this pod"
 """End of the line of the launcher between two processes of a program."""
 
 

@@ -28,8 +28,9 @@ def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
     """How often the program of an attempt was started: 1, and the restarts in its pod that it has reported."""
     prefix = RunLayout(run).incarnations(step, attempt)
     listed = itertools.islice(store.list(prefix), _MAX_LISTED)
-    numbers = (info.key.removeprefix(prefix).removesuffix(".json") for info in listed)
-    return max((int(number) for number in numbers if number.isdecimal()), default=1)
+    names = (info.key.removeprefix(prefix) for info in listed)
+    numbers = (int(name[:9]) for name in names if len(name) == 14 and name[:9].isdecimal() and name[9:] == ".json")
+    return max((number for number in numbers if number <= _MAX_LISTED), default=1) or 1
 
 
 def find_crash_record(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:

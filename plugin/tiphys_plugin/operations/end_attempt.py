@@ -114,7 +114,8 @@ def end_failed_attempt(
     """
     preempted, crash = build_preemption_record(call, attempt), _read_crash_record(call, attempt)
     observation = _observe_end(call, attempt, pod_statuses, status, exit_code, crash)
-    judged = _add_crash_record(observation, crash)
+    crash = crash if crash and crash.incarnation >= observation.last_process else None  # of the last process, or none
+    judged = replace(_add_crash_record(observation, crash), is_launched=bool(attempt.lineage))
     if preempted is not None and crash is not None:
         # Preemption deletes the pod in any case, and the reason of that deletion would hide the crash.
         judged = replace(judged, pod_reason="", pod_message="")

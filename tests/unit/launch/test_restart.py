@@ -80,6 +80,8 @@ def test_policy_allows_restarts_for_what_it_retries(policy: RetryPolicy, causes:
         (137, (), 2, False, False, 137),
         (75, (), 2, False, False, 75),
         (0, (), 2, False, False, 0),
+        (80, (), 1, True, False, 1),  # the program's own
+        (80, (), 2, True, False, 1),
     ],
 )
 def test_exit_code_of_a_program_that_is_not_restarted(

@@ -13,6 +13,7 @@ from tiphys.launch import spare as spare_module
 from tiphys.launch.pod_memory import PodMemory
 from tiphys.launch.process_table import ProcessStat
 from tiphys.launch.processes import ChildProcess, SignalQueue
+from tiphys.launch.session_registry import ProgramImports, describe_imports
 from tiphys.launch.spare import Spare, SpareKeeper, parse_python
 
 REPORT = """
@@ -34,6 +35,12 @@ open(os.environ["OUT"], "w").write(json.dumps({
         ("python -um trainer", (["python", "-u"], ["-m", "trainer"])),
         ("python -W error -X dev train.py", (["python", "-W", "error", "-X", "dev"], ["script", "train.py"])),
         ("python -Wmc train.py", (["python", "-Wmc"], ["script", "train.py"])),
+        ("python -mpkg.train --config conf.yaml", (["python"], ["-m", "pkg.train", "--config", "conf.yaml"])),
+        ("python -uOmpkg -x", (["python", "-uO"], ["-m", "pkg", "-x"])),
+        ("python -cpass x.py", (["python"], ["-c", "pass", "x.py"])),
+        ("python -mabc x", (["python"], ["-m", "abc", "x"])),
+        ("python -i train.py", None),
+        ("python --check-hash-based-pycs always train.py", None),
         ("python -c pass", (["python"], ["-c", "pass"])),
         ("python", None),
         ("python -", None),
@@ -133,16 +140,69 @@ def test_spare_needs_memory_unless_it_is_asked_for(monkeypatch, wish: str, free:
     monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, int(free * limit)))
     keeper = SpareKeeper([sys.executable, "-c", "pass"], {**os.environ, "TIPHYS_SPARE": wish})
     try:
-        keeper.look([])
+        keeper.look(None)
         assert keeper.spare is None  # before a commit
-        keeper.look(["json"])
+        keeper.look(ProgramImports(["json"]))
         assert (keeper.spare is not None) is began
         monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 5))
-        keeper.look(["json"])
+        keeper.look(ProgramImports(["json"]))
         assert (keeper.spare is not None) is is_kept  # 15 % suffice for one that is there
         monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 10))
-        keeper.look(["json"])
-        keeper.look(["json"])
+        keeper.look(ProgramImports(["json"]))
+        keeper.look(ProgramImports(["json"]))
         assert (keeper.spare is not None) is (wish == "on")
     finally:
         keeper.close()
+
+
+def test_spare_imports_with_the_variables_that_the_program_had_set(tmp_path: Path) -> None:
+    """Libraries read some of them when they are imported, and add others; loggers of theirs keep the streams."""
+    (tmp_path / "library.py").write_text(
+        "import logging, os, sys\n"
+        "threads = os.environ.get('OMP_NUM_THREADS')\n"
+        "os.environ['ADDED'] = 'by the library'\n"
+        "handler = logging.StreamHandler()\n"
+        "print('noise')\n"
+    )
+    program = (
+        "import json, os\n"
+        "seen = {name: os.environ.get(name) for name in ('OMP_NUM_THREADS', 'ADDED', 'GONE', 'OWN')}\n"
+        "import library\n"
+        "library.handler.stream.write('')\n"
+        "open(os.environ['OUT'], 'w').write(json.dumps([library.threads, seen]))\n"
+    )
+    start = {**os.environ, "PYTHONPATH": str(tmp_path), "GONE": "x", "OUT": str(tmp_path / "out")}
+    start.pop("OMP_NUM_THREADS", None)
+    now = {**start, "OMP_NUM_THREADS": "1", "OWN": "sp ä=ce"}
+    del now["GONE"]
+    initial = b"\0".join(os.fsencode(f"{name}={value}") for name, value in start.items())
+    imports = ProgramImports(describe_imports(initial, now))
+    assert imports.apply_to(start) == now
+    spare = Spare([sys.executable], ["-c", program], imports.apply_to(start))
+    spare.prepare(["library"])
+    with SignalQueue() as signals:
+        child = ChildProcess(["false"], start, take_over=spare.take_over)
+        while child.exit_code is None:
+            signals.wait_next(0.05)
+            child.reap()
+    spare.close(ends=False)
+    assert child.exit_code == 0
+    threads, seen = json.loads((tmp_path / "out").read_text())
+    assert threads == "1"
+    assert seen == {"OMP_NUM_THREADS": None, "ADDED": "by the library", "GONE": "x", "OWN": None}
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04\0\0", None])
+def test_no_spare_for_an_archive_or_a_folder(tmp_path: Path, content: bytes | None, capfd) -> None:
+    target = tmp_path / "app"
+    target.mkdir() if content is None else target.write_bytes(content)
+    keeper = SpareKeeper([sys.executable, str(target)], {**os.environ, "TIPHYS_SPARE": "on"})
+    keeper.look(ProgramImports(["json"]))
+    assert keeper.spare is None
+    assert f"{target} is no file with a program of Python" in capfd.readouterr().err
+
+
+def test_spare_that_does_not_read_holds_nothing_up() -> None:
+    spare = Spare(["sleep", "600"], [], dict(os.environ))
+    assert not spare.prepare(["x" * 1000] * 5000)
+    spare.close(ends=True)

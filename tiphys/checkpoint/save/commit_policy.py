@@ -37,7 +37,7 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
-from tiphys.launch.session_registry import COMMITTED, list_installed_modules, register_session
+from tiphys.launch.session_registry import note_commit
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
@@ -194,9 +194,9 @@ class CheckpointCommitter(CommitSink):
         self.newest_committed = manifest.ref
         self.newest_saved = SavedStep(manifest.global_step, manifest.written_at)
         self._last_failure = ""
-        if not self._is_commit_noted:
-            self._is_commit_noted = True
-            register_session(os.environ, COMMITTED, *list_installed_modules())
+        if not self._is_commit_noted and manifest.global_step > (self.restored.global_step if self.restored else -1):
+            self._is_commit_noted = True  # the same step again is no progress that a restart may rely on
+            note_commit(os.environ)
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
         if self._barrier and not self._barrier.is_first:

@@ -8,8 +8,8 @@ before `Saver.start` returns, as is everything of which nothing says that only u
 A program may break the rule, for example by clamping its weights after `Session.step`. So the first save of a process
 copies everything at once, and its copy is compared with the state at the next update. Only if nothing has changed,
 later saves use the time. Each of them is still checked: by the version counters of PyTorch's tensors, which count
-changes in place, and by samples of the bytes, because a change through ``tensor.data`` is not counted. A save that is
-not exact is never committed, and from then on the process copies everything at once.
+changes in place, and by samples of the bytes, because a change through ``tensor.data`` is not counted. A save that they
+show to be inexact is never committed, and from then on the process copies everything at once.
 """
 
 import contextlib
@@ -102,15 +102,16 @@ class LateCopy:
                 if (piece := next(self._pending, None)) is None:
                     self._copied.wait_for(lambda: not self._missing)
                     return
+            is_exact = False
             try:
-                is_exact = piece.is_copied_exactly()
-            except MemoryError:
-                is_exact = False
-            with self._copied:
-                self._inexact += [] if is_exact else [piece.path]
-                self._missing -= 1
-                self._copied_at = time.perf_counter()
-                self._copied.notify_all()
+                with contextlib.suppress(MemoryError):
+                    is_exact = piece.is_copied_exactly()
+            finally:  # the handler of a signal may raise here, and others wait for this piece
+                with self._copied:
+                    self._inexact += [] if is_exact else [piece.path]
+                    self._missing -= 1
+                    self._copied_at = time.perf_counter()
+                    self._copied.notify_all()
 
     def settle(self) -> None:
         """Finish the copy and decide whether it is exact; for the training thread, before it changes the state."""
