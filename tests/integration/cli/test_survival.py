@@ -114,6 +114,8 @@ def test_the_report_counts_a_killed_run_until_its_last_sign_of_life(tmp_path: Pa
 @pytest.mark.heavy
 def test_killed_trainer_goes_on_in_its_pod(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
+        # The launcher hears of a commit when the next one begins at the latest.
+        wait_for(lambda: len(manifests(tmp_path / ".tiphys/store")) > 1, "the second checkpoint")
         os.kill(small_pipeline.last_process(tmp_path / "code"), signal.SIGKILL)
         small_pipeline.let_go(tmp_path / "code")
         _, err = engine.communicate(timeout=PATIENCE_SECONDS)
