@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from tiphys.records import AttemptEndOutcome, LastCheckpoint, Record, Timestamp
+from tiphys.records import AttemptEndOutcome, LastCheckpoint, Record, RestartLoss, Timestamp
 from tiphys.store import Attempt
 
 
@@ -71,21 +71,38 @@ def split_phases(
     borders = [attempt.claim.written_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
     unkept = TimePhase.UNSAVED if is_running else TimePhase.DISCARDED
     phases = (*(_STARTUP_PHASES if kept.newest else ()), TimePhase.USEFUL, unkept, TimePhase.DETECTING)
-    return tuple(_spans_between(phases, borders))
+    restarts = kept.newest.began.restarts if kept.newest else ()
+    return tuple(piece for span in _spans_between(phases, borders) for piece in _take_out_restarts(span, restarts))
+
+
+def _take_out_restarts(span: PhaseSpan, restarts: Sequence[RestartLoss]) -> Iterator[PhaseSpan]:
+    """``span`` in its order, with what restarts in the pod cost as discarded where it is useful."""
+    if span.phase is not TimePhase.USEFUL:
+        restarts = ()
+    begin = span.begin
+    for restart in restarts:
+        lost_from, lost_until = max(begin, restart.committed_at), min(span.end, restart.restored_at)
+        if lost_from < lost_until:
+            if begin < lost_from:
+                yield PhaseSpan(phase=span.phase, begin=begin, end=lost_from)
+            yield PhaseSpan(phase=TimePhase.DISCARDED, begin=lost_from, end=lost_until)
+            begin = lost_until
+    if begin < span.end:
+        yield PhaseSpan(phase=span.phase, begin=begin, end=span.end)
 
 
 def _align_clock(kept: KeptTraining, opened_at: datetime, ended_at: datetime) -> KeptTraining:
     """Shift the times of a pod by the least that puts them into its attempt, whose times another clock gave."""
-    began = kept.newest.began.model_dump(exclude_none=True) if kept.newest else {}
-    times = [*began.values(), *([kept.newest.at] if kept.newest else []), *([kept.until] if kept.until else [])]
+    times = [
+        *(kept.newest.began.moments() if kept.newest else []),
+        *([kept.newest.at] if kept.newest else []),
+        *([kept.until] if kept.until else []),
+    ]
     if not times or (min(times) >= opened_at and max(times) <= ended_at):
         return kept
     shift = ended_at - max(times) if max(times) > ended_at else min(opened_at - min(times), ended_at - max(times))
     newest = kept.newest and kept.newest.model_copy(
-        update={
-            "at": kept.newest.at + shift,
-            "began": kept.newest.began.model_copy(update={name: time + shift for name, time in began.items()}),
-        }
+        update={"at": kept.newest.at + shift, "began": kept.newest.began.shift(shift)}
     )
     return KeptTraining(kept.until and kept.until + shift, newest)
 

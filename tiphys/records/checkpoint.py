@@ -5,8 +5,10 @@ is the commit. The other records are separate objects, because a stored record
 is never changed.
 """
 
+import itertools
 import json
 import math
+from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
@@ -82,6 +84,18 @@ class Provenance(Record):
     """Versions of Python and of the loaded frameworks, by package."""
 
 
+class RestartLoss(Record):
+    """What a restart in the pod cost: the training since the commit that it went on from, and the restart itself."""
+
+    committed_at: Timestamp
+    """When that commit was made."""
+    restored_at: Timestamp
+
+
+MAX_RESTARTS = 200
+"""Restarts whose cost a manifest holds, the newest."""
+
+
 class StartTimes(Record):
     """Start-up times of an attempt, by the clock of its machine. Every manifest of the attempt repeats them."""
 
@@ -91,6 +105,31 @@ class StartTimes(Record):
     """When the restore was complete; None if the attempt began without a checkpoint."""
     first_step_at: Timestamp | None = None
     """When its first step was complete; None for a program that does not report its steps."""
+    restarts: tuple[RestartLoss, ...] = Field(default=(), exclude_if=lambda restarts: not restarts)
+    """Of its program in its pod, in order. The other times are those of its first process."""
+
+    def add_restart(self, committed_at: datetime, restored_at: datetime) -> "StartTimes":
+        """These times, with one more restart."""
+        restart = RestartLoss(committed_at=committed_at, restored_at=restored_at)
+        return self.model_copy(update={"restarts": (*self.restarts, restart)[-MAX_RESTARTS:]})
+
+    def moments(self) -> list[datetime]:
+        """All times."""
+        begin = [self.opened_at, self.restored_at, self.first_step_at]
+        pairs = [(restart.committed_at, restart.restored_at) for restart in self.restarts]
+        return [moment for moment in (*begin, *itertools.chain.from_iterable(pairs)) if moment is not None]
+
+    def shift(self, by: timedelta) -> "StartTimes":
+        """These times by another clock."""
+        return StartTimes(
+            opened_at=self.opened_at + by,
+            restored_at=self.restored_at and self.restored_at + by,
+            first_step_at=self.first_step_at and self.first_step_at + by,
+            restarts=tuple(
+                RestartLoss(committed_at=restart.committed_at + by, restored_at=restart.restored_at + by)
+                for restart in self.restarts
+            ),
+        )
 
 
 class CheckpointManifest(StoredRecord):

@@ -33,6 +33,11 @@ def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
     return max((number for number in numbers if number <= _MAX_LISTED), default=1) or 1
 
 
+def describe_incarnations(count: int) -> str:
+    """How often a pod started its program, for the message of an end; empty for once."""
+    return f"its pod started its program {count} times" if count > 1 else ""
+
+
 def find_crash_record(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:
     """The crash report that the last process of an attempt left; None if it left none.
 

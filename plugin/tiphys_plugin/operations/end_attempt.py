@@ -48,7 +48,7 @@ from tiphys.records import (
 )
 from tiphys.records.attempt import STOPPED_MESSAGE
 from tiphys.store import claim_record, find_record, read_step_attempts
-from tiphys.store.incarnations import count_incarnations, find_crash_record
+from tiphys.store.incarnations import count_incarnations, describe_incarnations, find_crash_record
 from tiphys_plugin.attempts import gangs, liveness, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.cluster.pod_status import NODE_LOST
@@ -280,7 +280,7 @@ def record_end(
         submission=attempt.submission,
         outcome=outcome,
         cause=cause,
-        message=f"{message}; its pod started its program {incarnations} times" if incarnations > 1 else message,
+        message="; ".join(filter(None, [message, describe_incarnations(incarnations)])),
         evidence=evidence,
         exit_code=exit_code,
         stopped=stopped,

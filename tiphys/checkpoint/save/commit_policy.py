@@ -98,7 +98,8 @@ class CheckpointCommitter(CommitSink):
         self.failed_saves = 0
         self._last_failure = ""
         self._is_commit_noted = False
-        self._start_times = StartTimes(opened_at=utc_now())
+        self._began_at = utc_now()
+        self._start_times = StartTimes(opened_at=self._began_at)
 
     @property
     def base_checkpoint(self) -> CheckpointRef | None:
@@ -109,15 +110,21 @@ class CheckpointCommitter(CommitSink):
         """Why this attempt has committed no checkpoint yet, or none since saves began to fail; else empty."""
         if self._last_failure or self.newest_committed is not None:
             return self._last_failure
-        since = self._start_times.restored_at or self._start_times.opened_at
-        seconds = (utc_now() - since).total_seconds()
+        seconds = (utc_now() - self._began_at).total_seconds()
         return describe_next_save(self._interval.current, seconds_since_save=seconds, global_step=global_step)
 
     def record_restore(self, manifest: CheckpointManifest) -> None:
         """Record that the attempt continues from the checkpoint of ``manifest``, whose hashes were all verified."""
         self.restored = ref = manifest.ref
         self.newest_saved = SavedStep(ref.global_step, manifest.written_at)
-        self._start_times = self._start_times.model_copy(update={"restored_at": utc_now()})
+        self._began_at = utc_now()
+        if self._settings.incarnation > 1 and (ref.lineage, ref.attempt) == (
+            self._settings.lineage,
+            self._settings.attempt,
+        ):
+            self._start_times = manifest.began.add_restart(manifest.written_at, self._began_at)
+        else:
+            self._start_times = self._start_times.model_copy(update={"restored_at": self._began_at})
         self._retention.trust(ref)
 
     def record_step(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import AttemptEndOutcome, Cause, CheckpointManifest, Record
+from tiphys.records import AttemptEndOutcome, Cause, CheckpointManifest, Record, utc_now
 from tiphys.store import Attempt, Store, read_step_attempts
 
 PRIOR_FAILURES = 0.1
@@ -38,6 +38,10 @@ UPLOAD_SLOWDOWN = 0.1
 
 _REMEMBERED_SAVES = 5
 _REPORTED_CHANGE = 0.2
+
+
+RESTART = "restart"
+"""Under which a `FailureHistory` counts the restarts of programs in their pods."""
 
 
 class FailureHistory(NamedTuple):
@@ -92,6 +96,8 @@ def read_failure_history(attempts: Iterable[Attempt]) -> FailureHistory:
         if end is None:
             continue
         seconds += max(0.0, (end.ended_at - claim.written_at).total_seconds())
+        if end.incarnations > 1:
+            failures[RESTART] += end.incarnations - 1
         if end.outcome is not AttemptEndOutcome.DONE and end.cause is not Cause.OUTPUT_MISSING and not end.stopped:
             failures[end.cause.value if end.cause else end.outcome.value] += 1
     return FailureHistory(dict(failures), seconds)
@@ -227,7 +233,13 @@ def open_interval_controller(
     """Open the controller of an attempt. Only an automatic interval reads how earlier attempts of the step ended."""
     is_fixed = settings.save_every.auto is None
     attempts = [] if is_fixed else read_step_attempts(run_store, settings.run, settings.step)
-    return SaveIntervalController(settings.save_every, read_failure_history(attempts), clock=clock)
+    history = read_failure_history(attempts)
+    own = next((attempt.claim for attempt in attempts if attempt.claim.attempt == settings.attempt), None)
+    if own is not None and settings.incarnation > 1:
+        failures = {**history.failures, RESTART: history.failures.get(RESTART, 0) + settings.incarnation - 1}
+        seconds = max(0.0, (utc_now() - own.written_at).total_seconds())
+        history = FailureHistory(failures, history.training_seconds + seconds)
+    return SaveIntervalController(settings.save_every, history, clock=clock)
 
 
 class IntervalLimit(StrEnum):
