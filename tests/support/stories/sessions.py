@@ -48,6 +48,7 @@ def open_session(
     cache: Path | None = None,
     fills_cache: bool = True,
     admit: bool = True,
+    incarnation: int = 1,
     **others: Any,
 ) -> TrackedSession:
     if admit:
@@ -56,6 +57,7 @@ def open_session(
         run=RUN,
         step=STEP,
         attempt=attempt,
+        incarnation=incarnation,
         lineage=LINEAGE,
         store=store.url,
         checkpoint_store=(checkpoints or store).url,

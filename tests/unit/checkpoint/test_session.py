@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -653,3 +654,21 @@ def test_every_manifest_tells_when_its_attempt_got_to_train(store):
         session.restore(default=state_at(0))
         resumed = read_manifest(store, session.step(3, state_at(3)).wait()).began
     assert resumed.opened_at <= resumed.restored_at <= resumed.first_step_at
+
+
+def test_process_after_a_restart_repeats_when_its_attempt_began_and_what_was_lost(store):
+    admitted(store, 1)
+    with open_session(store, 1) as session:
+        session.restore(default=state_at(0))
+        first = read_manifest(store, session.step(1, state_at(1)).wait())
+    environ = {"TIPHYS_RESTARTED_AFTER": f"infrastructure 137 {time.time()}"}
+    for process in (2, 3):
+        with open_session(store, 1, admit=False, incarnation=process, environ=environ) as session:
+            session.restore(default=state_at(0))
+            began = read_manifest(store, session.step(process, state_at(process)).wait()).began
+    assert (began.opened_at, began.first_step_at) == (first.began.opened_at, first.began.first_step_at)
+    assert began.restarts[0].committed_at == first.written_at
+    assert [restart.committed_at <= restart.restored_at for restart in began.restarts] == [True, True]
+    restarted = [event.message for event in read_events(store, RUN) if event.name == "program.restarted"]
+    assert len(restarted) == 2
+    assert restarted[1].startswith("attempt 1 goes on in its pod, as process 3: its program ended with 137 (infra")

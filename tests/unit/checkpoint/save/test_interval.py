@@ -8,26 +8,30 @@
 | no failure yet | is that of the prior, not infinite |
 """
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.builders.lineage import claim_of, end_of
+from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim
+from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import Clock
 
 from tiphys.checkpoint.save.interval import (
+    RESTART,
     FailureHistory,
     SaveCost,
     SaveIntervalController,
     advised_interval_seconds,
     daly_interval_seconds,
     lost_share,
+    open_interval_controller,
     read_failure_history,
     young_interval_seconds,
 )
-from tiphys.checkpoint.settings import IntervalBounds, SaveInterval, is_save_due
-from tiphys.records import AttemptEndOutcome, Cause
+from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval, is_save_due
+from tiphys.records import AttemptEndOutcome, Cause, utc_now
 from tiphys.store import Attempt
 
 DAY = 24 * 3600.0
@@ -101,6 +105,22 @@ def test_failures_are_counted_by_cause_and_training_time_from_claim_to_end():
     found = read_failure_history(attempts)
     assert found.failures == {"preemption": 2, "out_of_memory": 1, "fenced": 1}
     assert found.training_seconds == 16 * 3600
+
+
+def test_restarts_in_the_pod_are_failures_of_attempts_that_have_none():
+    claim, end = attempt(1, 2, None, outcome=AttemptEndOutcome.DONE)
+    found = read_failure_history([Attempt(claim, end.model_copy(update={"incarnations": 4}))])
+    assert found.failures == {RESTART: 3}
+
+
+def test_process_that_was_started_again_counts_the_restarts_of_its_attempt():
+    """Its attempt has no end yet, and trains since its claim."""
+    store = MemoryStore()
+    write_claim(store, claim_of(1).model_copy(update={"written_at": utc_now() - timedelta(hours=2)}))
+    settings = CheckpointSettings(RUN, STEP, 1, LINEAGE, "s", "s", save_every=AUTO, incarnation=3)
+    history = open_interval_controller(settings, store, time.monotonic)._history
+    assert history.failures == {RESTART: 2}
+    assert history.training_seconds == pytest.approx(7200, abs=600)
 
 
 def test_a_clock_that_ran_backwards_counts_as_no_time():
