@@ -68,7 +68,7 @@ def test_a_program_that_is_started_again_in_its_pod_reads_its_commit_from_memory
     crash = {"TIPHYS_FAILPOINTS": "checkpoint.after_manifest=crash@3", "TIPHYS_RESTART_CAUSES": "infrastructure"}
     printed, said, _ = launch(tmp_path, "exec PROGRAM", **crash)
     assert [line for line in printed.splitlines() if line.startswith("starts")] == ["starts 0", "starts 9"]
-    assert "it is started again in this pod" in said
+    assert "process 2 is started in this pod" in said
     assert "checkpoint 9 of attempt 1 was read from its copy in the memory of this pod" in said
 
 
