@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -17,9 +17,9 @@ from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth
 from tiphys_plugin.nodes.stragglers import Straggler, describe_straggler, evidence_by_node, find_slow_gangs
 from tiphys_plugin.quota.flavors import ClusterNodes, FlavorSet
 from tiphys_plugin.quota.lease import Lease, LedgerState
-from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.queues import QueueRules, Queues
 
-from hera_pipelines.cli.gpus.kueue import KueueView, find_kueue
+from hera_pipelines.cli.gpus.kueue import find_kueue
 from hera_pipelines.cli.gpus.preemption_preview import open_tenant_stores
 from hera_pipelines.cli.gpus.queues import LedgerNameOption, existing_ledger, find_ledger, parse_ledger
 from hera_pipelines.cli.screen import Format, Screen
@@ -36,7 +36,7 @@ from tiphys.records import utc_now
 if TYPE_CHECKING:
     from tiphys_plugin.nodes.node import ObservedNode
 
-    from tiphys.kube import KubeApi, Object
+    from tiphys.kube import KubeApi
 
 
 SlowGangs = Sequence[tuple[Lease, Sequence[Straggler]]]
@@ -118,25 +118,32 @@ def nodes(
     command.call_on_close(api.close)
     # Where Kueue grants the GPUs, there is no ledger, or that of the time before Kueue is left.
     kueue = find_kueue(api, None)
-    found = read_gpu_nodes(api, find_ledger(api, name) if kueue else existing_ledger(api, name), kueue, store)
-    if found.are_ignored:
+    ledger = find_ledger(api, name) if kueue else existing_ledger(api, name)
+    ledger_state = parse_ledger(ledger) if ledger else LedgerState()
+    rules = ledger_state.queues
+    leases = (*ledger_state.leases, *(kueue.ledger_state.leases if kueue else ()))
+    if not kueue and (not isinstance(rules, Queues) or rules.cluster_nodes is None):
         screen.note(
             "the queues ignore the nodes of the cluster; `cluster_nodes: {}` in the queue file makes them use the "
             "nodes as they are listed here"
         )
-    for node in found.observed:
+    settings, flavors = read_node_settings(rules)
+    slow = observe_slow_gangs(store, leases, utc_now())
+    observed = observe_cluster_nodes(api, settings, flavors, leases, slow)
+    held = count_held_gpus(ledger_state)
+    unplaced = count_unplaced_gpus(api, leases)
+    held.update({node.node.name: unplaced[node.object_name] for node in observed})
+    for node in observed:
         if node.unreadable_memory:
             screen.note(
-                f"warning: the label {found.memory_label} of node {node.object_name} is "
+                f"warning: the label {settings.memory_label} of node {node.object_name} is "
                 f"{node.unreadable_memory!r} and no number of MB, so its memory counts as enough; correct the label"
             )
-    held, flavors = found.held, found.flavors
     if output is not Format.TABLE:
-        documents = [_node_document(node, held[node.node.name], flavors) for node in found.observed]
+        documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
         return
-    rows = (_node_row(node, held[node.node.name], flavors) for node in found.observed)
-    screen.table(_COLUMNS, rows, hide=_HIDDEN_FIRST)
+    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_HIDDEN_FIRST)
 
 
 @app.command(epilog=CORDON_EXAMPLES)
@@ -186,46 +193,23 @@ def observe_cluster_nodes(
     )
 
 
-class GpuNodes(NamedTuple):
-    """The nodes with GPUs, and what leases of a ledger or of Kueue hold on them."""
-
-    observed: "list[ObservedNode]"
-    held: Counter[str]
-    """GPUs by name of the node."""
-    flavors: FlavorSet
-    memory_label: str
-    are_ignored: bool
-    """Whether the queues of the ledger grant GPUs whatever the nodes are."""
+def read_node_settings(rules: QueueRules) -> tuple[ClusterNodes, FlavorSet]:
+    """How the queues read the nodes of a cluster, and their flavors; the defaults if they do not read them."""
+    settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
+    return settings, rules.flavor_set if isinstance(rules, Queues) else FlavorSet(())
 
 
-def read_gpu_nodes(
-    api: "KubeApi", ledger: "Object | None", kueue: KueueView | None, store: str | None = None
-) -> GpuNodes:
-    """Read the nodes of a cluster; with the URL of a store, slow ranks count as evidence against them."""
-    ledger_state = parse_ledger(ledger) if ledger else LedgerState()
-    rules = ledger_state.queues
-    declared = rules.cluster_nodes if isinstance(rules, Queues) else None
-    settings = declared or ClusterNodes()
-    flavors = rules.flavor_set if isinstance(rules, Queues) else FlavorSet(())
-    leases = (*ledger_state.leases, *(kueue.ledger_state.leases if kueue else ()))
-    slow = observe_slow_gangs(store, leases, utc_now())
-    observed = observe_cluster_nodes(api, settings, flavors, leases, slow)
-    held, unplaced = _count_placed_gpus(leases), _count_unplaced_gpus(api, leases)
-    held.update({node.node.name: unplaced[node.object_name] for node in observed})
-    return GpuNodes(observed, held, flavors, settings.memory_label, kueue is None and declared is None)
-
-
-def _count_placed_gpus(leases: Sequence[Lease]) -> Counter[str]:
-    """GPUs of leases that name their nodes, by name of the node."""
+def count_held_gpus(ledger_state: LedgerState) -> Counter[str]:
+    """Number of GPUs that leases hold, by node."""
     held: Counter[str] = Counter()
-    for lease in leases:
+    for lease in ledger_state.leases:
         for name in lease.nodes:
-            held[name] += lease.request.gpus_per_member
+            held[name] += lease.request.gpus // lease.request.members
     return held
 
 
-def _count_unplaced_gpus(api: "KubeApi", leases: Sequence[Lease]) -> Counter[str]:
-    """GPUs in the pods of leases that name no nodes, as those of Kueue, by Node object."""
+def count_unplaced_gpus(api: "KubeApi", leases: Sequence[Lease]) -> Counter[str]:
+    """Number of GPUs in the pods of leases that name no nodes, as those of Kueue, by Node object."""
     from tiphys_plugin.nodes.node import name_attempt, read_pod_facts
 
     from tiphys.kube.resources import PODS

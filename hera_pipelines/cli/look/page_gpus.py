@@ -26,8 +26,10 @@ from hera_pipelines.cli.gpus.kueue import QUOTA_NOTE, KueueView, count_queue_gpu
 from hera_pipelines.cli.gpus.nodes import (
     apply_cluster_nodes,
     count_free_gpus,
+    count_held_gpus,
     describe_node_status,
-    read_gpu_nodes,
+    observe_cluster_nodes,
+    read_node_settings,
 )
 from hera_pipelines.cli.gpus.preemption_preview import (
     build_loss_estimate,
@@ -114,24 +116,29 @@ class ClusterGpus:
 
     def read_nodes(self) -> NodesView:
         api = self._api
-        found = read_gpu_nodes(api, find_ledger(api, self._ledger), find_kueue(api, None))
+        ledger = find_ledger(api, self._ledger)
+        state = parse_ledger(ledger) if ledger else LedgerState()
+        rules = state.queues
+        settings, flavors = read_node_settings(rules)
+        held = count_held_gpus(state)
         nodes = [
             NodeRow(
                 name=node.node.name,
-                gpu_type=found.flavors.gpu_kind_of(node.node) or f"{node.node.gpu_type}, no flavor",
+                gpu_type=flavors.gpu_kind_of(node.node) or f"{node.node.gpu_type}, no flavor",
                 gpus=node.node.gpus,
-                held=found.held[node.node.name],
+                held=held[node.node.name],
                 others=node.node.foreign_gpus,
-                free=count_free_gpus(node, found.held[node.node.name], found.flavors),
+                free=count_free_gpus(node, held[node.node.name], flavors),
                 topology=" / ".join(
                     text for text in (node.node.block, node.node.rack, node.node.nvlink_domain) if text
                 ),
                 status=describe_node_status(node),
                 evidence=tuple((item.source, item.message, item.at) for item in node.verdict.evidence),
             )
-            for node in found.observed
+            for node in observe_cluster_nodes(api, settings, flavors, state.leases)
         ]
-        notes = ("The queues ignore the nodes of the cluster.",) if found.are_ignored else ()
+        uses_nodes = isinstance(rules, Queues) and rules.cluster_nodes is not None
+        notes = () if uses_nodes else ("The queues ignore the nodes of the cluster.",)
         return NodesView(f"namespace {api.namespace}", tuple(nodes), notes)
 
     @property

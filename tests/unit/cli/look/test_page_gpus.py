@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.builders.cluster_nodes import MODEL, condition, foreign_pod, labelled_pod, node
+from support.builders.cluster_nodes import MODEL, condition, foreign_pod, node
 from support.builders.ledger import ask, lease, ledger_status, waiting
-from support.fakes.kueue import FakeKueue
 from support.servers.kube_server import serving
 from support.stories.kubeconfig_folder import Desk
 from tiphys_plugin import SqliteLedger, load_queues
-from tiphys_plugin.quota.kueue.backend import KueueAdmission
 from tiphys_plugin.quota.lease import Admitted, LedgerState
 from tiphys_plugin.quota.ledger.sqlite_ledger import read_ledger_file
 from tiphys_plugin.quota.queues import parse_queues
@@ -93,22 +91,6 @@ def test_nodes_of_a_cluster_whose_queues_ignore_them(desk: Desk) -> None:
     view = read_cluster(desk).read_nodes()
     assert [one.name for one in view.nodes] == ["n1"]
     assert view.notes == ("The queues ignore the nodes of the cluster.",)
-
-
-def test_gpus_that_kueue_admitted_are_held_on_the_nodes_of_their_pods(desk: Desk) -> None:
-    kueue = FakeKueue(desk.api, research=8)
-    backend = KueueAdmission(desk.api, ["ml"])
-    backend.request(ask(6, "u1"))
-    kueue.schedule()
-    backend.request(ask(6, "u1"))
-    desk.api.create(NODES, None, node("n1", 8))
-    for pod in (labelled_pod("own", 4, uid="u1"), foreign_pod(gpus=1)):
-        desk.api.create(PODS, "ml", pod)
-
-    view = read_cluster(desk).read_nodes()
-
-    assert [(row.name, row.held, row.others, row.free) for row in view.nodes] == [("n1", 4, 1, 3)]
-    assert view.notes == ()
 
 
 @pytest.fixture
