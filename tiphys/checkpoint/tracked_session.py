@@ -144,7 +144,7 @@ class TrackedSession(Session):
         self._progress = ProgressReporter(
             progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
-        cache = NodeCache(settings.cache) if settings.cache else None
+        cache = NodeCache.open(settings.cache)
         self._saver = Saver(
             self._committer,
             asynchronous=settings.asynchronous,

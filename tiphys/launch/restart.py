@@ -20,8 +20,6 @@ from tiphys.launch.processes import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, ChildP
 from tiphys.launch.spare import SpareKeeper
 from tiphys.protocol import environment
 
-TERMINATION_LOG = "/dev/termination-log"
-"""Default file of a container's termination message (Kubernetes, ``terminationMessagePath``)."""
 _MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where version 2 and version 1 of control groups count the processes that the kernel killed for the pod's memory."""
 _SIGKILL, _SIGALRM = 137, 142
@@ -128,7 +126,7 @@ def _wait_for_end(child: ChildProcess, signals: SignalQueue, keeper: SpareKeeper
         longest = _SPARE_SECONDS if keeper and keeper.is_watchful else child.look_seconds
         number = signals.wait_next(min(longest, child.look_seconds))
         if keeper and signals.stopped_at is None:
-            keeper.look(child.find_imports())
+            keeper.look(child.find_imports)
         if number in FORWARDED:
             child.send_signal(number)
         child.reap()
@@ -146,7 +144,7 @@ def _restart_variables(incarnation: int, code: int, cause: str) -> dict[str, str
     }
 
 
-def _clear_termination_log(path: str = TERMINATION_LOG) -> None:
+def _clear_termination_log(path: str = environment.TERMINATION_LOG) -> None:
     """Forget the last words of the program before: they are no reason for the end of the next."""
     with contextlib.suppress(OSError):
         os.truncate(path, 0)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -36,9 +35,9 @@ class SessionRegistry:
             self._descriptor = os.open(os.devnull, os.O_RDONLY)
 
     def _notes(self) -> list[list[str]]:
-        """Words of each line: number and start of the process, and what it said, if anything."""
+        """Of each line: number and start of the process, the kind of what it said, and the rest, if anything."""
         text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0).decode()
-        return [line.split() for line in text.splitlines()]
+        return [line.split(maxsplit=3) for line in text.splitlines()]
 
     def sessions(self) -> set[tuple[int, int]]:
         """Identities of processes, also of those that have ended."""
@@ -56,7 +55,7 @@ class SessionRegistry:
 
     def imports(self) -> "ProgramImports | None":
         """What the program had imported at its first commit, and the variables that it had changed; None before."""
-        notes = (words[3:] for words in self._notes() if words[2:3] == [COMMITTED] and len(words) > 3)
+        notes = (words[3].split() for words in self._notes() if words[2:3] == [COMMITTED] and len(words) > 3)
         return next(map(ProgramImports, notes), None)
 
     def failures(self) -> frozenset[str]:
@@ -118,6 +117,8 @@ def describe_imports(initial: bytes, environ: Mapping[str, str]) -> list[str]:
         initial: What ``/proc/self/environ`` holds: the variables at the start of the process.
         environ: The variables now.
     """
+    import sysconfig  # the launcher, which starts with each training, needs this module and not that one
+
     folders = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
     modules = [name for name, file in files.items() if file.startswith(folders) or name.partition(".")[0] == "tiphys"]

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tiphys.launch.pod_memory import read_pod_memory
 from tiphys.launch.processes import log_line, start_process
@@ -157,8 +157,8 @@ class SpareKeeper:
         """Whether `look` wants to be called each second."""
         return self._parsed is not None
 
-    def look(self, program: ProgramImports | None) -> None:
-        """Start the spare when it is due, or give it up for its memory; ``program`` is None before a commit."""
+    def look(self, find_imports: Callable[[], ProgramImports | None]) -> None:
+        """Start the spare when it is due, or give it up for its memory; ``find_imports`` finds none before a commit."""
         if self._parsed is None:
             return
         if self.spare is not None:
@@ -166,7 +166,7 @@ class SpareKeeper:
                 self._give_up("it has ended")
             elif not self._is_asked and not _has_memory(_FREE_TO_KEEP):
                 self._give_up("the pod needs its memory")
-        elif program is not None and time.monotonic() >= self._due_at:
+        elif time.monotonic() >= self._due_at and (program := find_imports()) is not None:
             if self._is_asked or _has_memory(_FREE_TO_START):
                 self._start(program)
             else:

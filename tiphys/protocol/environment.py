@@ -111,6 +111,9 @@ EX_HANG = 79
 EX_NEW_POD = 80
 """Exit code of the launcher: a program that it started again failed before it had saved anything."""
 
+TERMINATION_LOG = "/dev/termination-log"
+"""Default file of a container's termination message (Kubernetes, ``terminationMessagePath``)."""
+
 LOG_PREFIX = "tiphys: "
 """Begin of each line that Tiphys writes into the log of a program."""
 

@@ -4,9 +4,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from tiphys.failures.classify import AttemptObservation, classify_failure
 from tiphys.launch.restart import ProgramEnd, choose_exit_code, choose_restart_cause, count_memory_kills
 from tiphys.launch.session_registry import NEEDS_NEW_POD
 from tiphys.protocol.step_spec import RetryPolicy
+from tiphys.records import Cause
 
 DEFAULT = [cause.value for cause in RetryPolicy().causes_in_place()]
 
@@ -118,3 +120,19 @@ def test_memory_kills_are_counted_in_both_versions_of_control_groups(tmp_path, t
     file = tmp_path / "events"
     file.write_text(text)
     assert count_memory_kills([str(tmp_path / "absent"), str(file)]) == count
+
+
+@pytest.mark.parametrize("code", [code for code in range(1, 256) if restart(code)])
+def test_cause_of_an_exit_code_is_that_of_the_classifier(code: int) -> None:
+    """The launcher imports no records, so the rule stands in both places. After SIGALRM the classifier wants stacks."""
+    stacks = "Thread 0x1 (most recent call first):" if code == 142 else ""
+    observation = AttemptObservation(status="Failed", exit_code=code, termination_message=stacks)
+    assert restart(code) == classify_failure(observation).cause
+
+
+def test_exit_codes_that_are_the_fault_of_the_program_are_so_for_both() -> None:
+    own = [code for code in range(1, 256) if restart(code, allowed=["user_error"])]
+    blamed = [classify_failure(AttemptObservation(status="Failed", exit_code=code)).cause for code in own]
+    assert set(blamed) <= {Cause.USER_ERROR, Cause.INFRASTRUCTURE}
+    # Argo's executor has two codes of its own, which a program below the launcher does not give it.
+    assert [code for code, cause in zip(own, blamed, strict=True) if cause is not Cause.USER_ERROR] == [64, 141]

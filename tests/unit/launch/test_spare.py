@@ -140,16 +140,16 @@ def test_spare_needs_memory_unless_it_is_asked_for(monkeypatch, wish: str, free:
     monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, int(free * limit)))
     keeper = SpareKeeper([sys.executable, "-c", "pass"], {**os.environ, "TIPHYS_SPARE": wish})
     try:
-        keeper.look(None)
+        keeper.look(lambda: None)
         assert keeper.spare is None  # before a commit
-        keeper.look(ProgramImports(["json"]))
+        keeper.look(lambda: ProgramImports(["json"]))
         assert (keeper.spare is not None) is began
         monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 5))
-        keeper.look(ProgramImports(["json"]))
+        keeper.look(lambda: ProgramImports(["json"]))
         assert (keeper.spare is not None) is is_kept  # 15 % suffice for one that is there
         monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 10))
-        keeper.look(ProgramImports(["json"]))
-        keeper.look(ProgramImports(["json"]))
+        keeper.look(lambda: ProgramImports(["json"]))
+        keeper.look(lambda: ProgramImports(["json"]))
         assert (keeper.spare is not None) is (wish == "on")
     finally:
         keeper.close()
@@ -197,7 +197,7 @@ def test_no_spare_for_an_archive_or_a_folder(tmp_path: Path, content: bytes | No
     target = tmp_path / "app"
     target.mkdir() if content is None else target.write_bytes(content)
     keeper = SpareKeeper([sys.executable, str(target)], {**os.environ, "TIPHYS_SPARE": "on"})
-    keeper.look(ProgramImports(["json"]))
+    keeper.look(lambda: ProgramImports(["json"]))
     assert keeper.spare is None
     assert f"{target} is no file with a program of Python" in capfd.readouterr().err
 

@@ -52,7 +52,7 @@ class FileCheckpointStore:
         self._environ = environ
         self._store = store
         self._metrics = metrics
-        self._cache = NodeCache(settings.cache) if settings.cache else None
+        self._cache = NodeCache.open(settings.cache)
         self._candidates = RestoreCandidates(settings, run_store, store)
         self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
         self.event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)

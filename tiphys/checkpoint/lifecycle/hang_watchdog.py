@@ -31,13 +31,11 @@ from typing import NamedTuple
 
 from tiphys.checkpoint.lifecycle.fork import keep_in_children, undo_in_children
 from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.protocol.environment import TERMINATION_LOG
 from tiphys.threads import start_background_thread
 
-TERMINATION_LOG = Path("/dev/termination-log")
-"""Default file of a container's termination message (Kubernetes, ``terminationMessagePath``)."""
 
-
-def open_termination_log(path: Path = TERMINATION_LOG) -> int | None:
+def open_termination_log(path: Path = Path(TERMINATION_LOG)) -> int | None:
     """Open the log for appending and return the file descriptor; None if there is no log, as outside of a container."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -50,7 +48,7 @@ class CrashLog:
     A program that has enabled faulthandler itself keeps its own settings.
     """
 
-    def __init__(self, path: Path = TERMINATION_LOG) -> None:
+    def __init__(self, path: Path = Path(TERMINATION_LOG)) -> None:
         self._path = path
         self._descriptor: int | None = None
 
@@ -81,7 +79,7 @@ class CrashLog:
 class KernelAlarm:
     """Ends the process by SIGALRM unless it is armed again in time."""
 
-    def __init__(self, termination_log: Path = TERMINATION_LOG) -> None:
+    def __init__(self, termination_log: Path = Path(TERMINATION_LOG)) -> None:
         self._termination_log = termination_log
         self._descriptor: int | None = None
         self._installed = False

@@ -53,6 +53,11 @@ class NodeCache:
         self._broken = False
         self._patience_seconds = _LOCK_SECONDS
 
+    @classmethod
+    def open(cls, folder: Path | None) -> "NodeCache | None":
+        """The cache in ``folder``; None for None."""
+        return cls(folder) if folder else None
+
     @contextlib.contextmanager
     def fetch_lock(self, sha256: str, should_stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Return a lock so that one process of the node fetches this shard, and the others read it from the cache.
