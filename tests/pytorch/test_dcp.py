@@ -39,6 +39,7 @@ from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.store import read_events
+from tiphys.store.incarnations import find_crash_record
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -47,6 +48,7 @@ def open_ranks(
     store: MemoryStore, attempt: int = 1, start: int = 0, every: str = "1", **fields: Any
 ) -> TrackedDistributedSession:
     restored = ref(attempt - 1, start) if start else None
+    environ = {"TIPHYS_RESTARTED_AFTER": "infrastructure 137 1.0"} if "incarnation" in fields else {}
     admitted(store, attempt, restored)
     settings = CheckpointSettings(
         run=RUN,
@@ -60,7 +62,7 @@ def open_ranks(
         **fields,
     )
     return TrackedDistributedSession(
-        settings, run_store=store, store=store, ranks=RankAgreement(), environ={}, clock=Clock()
+        settings, run_store=store, store=store, ranks=RankAgreement(), environ=environ, clock=Clock()
     )
 
 
@@ -285,6 +287,19 @@ def test_an_attempt_that_was_replaced_commits_nothing_and_exits_with_76():
 
     assert end.value.code == 76
     assert list_commits(store, LINEAGE) == []
+
+
+def test_crash_after_a_restart_in_the_pod_is_the_last_of_its_attempt():
+    """Without a record of the second process, the crash of the first would stay the one that counts."""
+    store = MemoryStore()
+    for process, error in ((1, "first"), (2, "second")):
+        with pytest.raises(ValueError, match=error), open_ranks(store, incarnation=process):
+            raise ValueError(error)
+
+    crash = find_crash_record(store, RUN, STEP, 1)
+    assert crash is not None
+    assert (crash.error, crash.incarnation) == ("ValueError: second", 2)
+    assert [event.name for event in read_events(store, RUN)] == ["program.restarted"]
 
 
 def test_the_manifest_says_what_it_was_made_with():

@@ -21,6 +21,7 @@ from tiphys.checkpoint.adapters.dcp import DistributedSession
 from tiphys.checkpoint.adapters.dcp_storage import FRAMEWORK, DcpReader, DcpWriter
 from tiphys.checkpoint.adapters.ranks import RankAgreement
 from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash
+from tiphys.checkpoint.lifecycle.incarnation import record_incarnation
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.lifecycle.session_process import SessionProcess, exit_on
 from tiphys.checkpoint.restore.candidates import RestoreCandidates
@@ -118,7 +119,7 @@ class TrackedDistributedSession(DistributedSession):
             progress_store, settings.lineage, settings.attempt, environ, self._committer, clock
         )
         self._stager = _make_stager()
-        self._cache = NodeCache(settings.cache) if settings.cache else None
+        self._cache = NodeCache.open(settings.cache)
         self._running_save: Save | None = None
         self._restoring: CheckpointRef | None = None
         self._fenced: FencedError | None = None
@@ -227,6 +228,8 @@ class TrackedDistributedSession(DistributedSession):
     def __enter__(self) -> "TrackedDistributedSession":
         self._process.open()
         self._stop.install()
+        if self._ranks.is_first:
+            record_incarnation(self._run_store, self._settings, self._environ, self._event_log)
         return self
 
     def __exit__(
