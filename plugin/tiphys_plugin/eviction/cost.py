@@ -40,10 +40,13 @@ class CheckpointLossEstimator:
         self._saved_at_by_lease = {
             lease_id: entry for lease_id, entry in self._saved_at_by_lease.items() if now - entry[0] < CACHE_DURATION
         }
-        unknown = [one for one in leases if one.id not in self._saved_at_by_lease]
+        unknown = [lease for lease in leases if lease.id not in self._saved_at_by_lease]
         for lease, saved_at in zip(unknown, read_concurrently(self._saved_at, unknown), strict=True):
             self._saved_at_by_lease[lease.id] = (now, saved_at)
-        return {one.id: one.request.gpus * elapsed_seconds(self._saved_at_by_lease[one.id][1], now) for one in leases}
+        return {
+            lease.id: lease.request.gpus * elapsed_seconds(self._saved_at_by_lease[lease.id][1], now)
+            for lease in leases
+        }
 
     def _saved_at(self, lease: Lease) -> datetime:
         request = lease.request

@@ -73,7 +73,7 @@ class PreemptionLoop(PeriodicTask):
             if lease.preemption is not None:
                 self._evict(lease)
         if isinstance(state.queues, Queues):
-            for queue in filter(lambda one: one.preempts, state.queues.queues):
+            for queue in filter(lambda queue: queue.preempts, state.queues.queues):
                 self._preempt_for_queue(queue)
 
     def _preempt_for_queue(self, queue: Queue) -> None:
@@ -86,7 +86,7 @@ class PreemptionLoop(PeriodicTask):
             if lease.preemption is not None and is_expected_to_end(lease, now)
         }
         pending = [waiting_request for waiting_request in state.pending if waiting_request.request.queue == queue.name]
-        for preemptor in sorted(pending, key=lambda one: queue_position(queue, one)):
+        for preemptor in sorted(pending, key=lambda request: queue_position(queue, request)):
             if failed_requests == _MAX_FAILED_REQUESTS:
                 return
             if preemptor.request.workflow_step in preemptors:
@@ -108,7 +108,7 @@ class PreemptionLoop(PeriodicTask):
         if not isinstance(selection, VictimSelection):
             return False
         grace_seconds = {
-            one.id: longest_grace_seconds(list_unfinished_pods(self._cluster, one)) for one in selection.leases
+            lease.id: longest_grace_seconds(list_unfinished_pods(self._cluster, lease)) for lease in selection.leases
         }
         marked = self._ledger.mark_preempted(step, grace_seconds)
         failpoint("preemption.after_mark")
@@ -131,7 +131,7 @@ class PreemptionLoop(PeriodicTask):
 
 def _log_preemption(lease: Lease, preemptor: PendingRequest, selection: VictimSelection) -> None:
     request, notice = lease.request, lease.preemption
-    victims = [one for one in selection.leases if lease_id_of(one.id) == lease.id]
+    victims = [victim for victim in selection.leases if lease_id_of(victim.id) == lease.id]
     _log.info(
         "preemption.decided",
         run=request.run,
@@ -141,5 +141,5 @@ def _log_preemption(lease: Lease, preemptor: PendingRequest, selection: VictimSe
         for_whom=format_step_name(preemptor.request),
         moves=lease.id in selection.moved_leases,
         deadline=str(notice.deadline) if notice else "",
-        gpu_seconds_lost_at_most=round(sum(selection.gpu_seconds_by_lease[one.id] for one in victims)),
+        gpu_seconds_lost_at_most=round(sum(selection.gpu_seconds_by_lease[victim.id] for victim in victims)),
     )

@@ -70,7 +70,7 @@ class NodeLeases:
 
     def silent_for(self, seconds: float) -> dict[str, float]:
         """How long each node has been silent that was so for at least ``seconds``."""
-        return {node: one.seconds for node, one in self.silences.items() if one.seconds >= seconds}
+        return {node: silence.seconds for node, silence in self.silences.items() if silence.seconds >= seconds}
 
 
 def observe_leases(before: NodeLeases, renewals: Mapping[str, str], now: float) -> NodeLeases:
