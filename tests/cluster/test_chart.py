@@ -348,14 +348,37 @@ def test_the_services_cannot_have_the_secret_of_training_programs() -> None:
 def test_pod_settings_of_the_values_reach_the_deployment() -> None:
     template = named(render(file=TENANTS), "Deployment", "ours-plugin")["spec"]["template"]
     spec, wanted = template["spec"], yaml.safe_load(TENANTS.read_text())["plugin"]
-    for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+    for field in ("nodeSelector", "affinity", "priorityClassName"):
         assert spec[field] == wanted[field]
+    assert spec["tolerations"][: len(wanted["tolerations"])] == wanted["tolerations"]
     assert template["metadata"]["annotations"] == wanted["podAnnotations"]
     assert template["metadata"]["labels"].items() >= wanted["podLabels"].items()
     assert spec["containers"][0]["env"][-1] == wanted["env"][0]
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["containers"][0]["image"].startswith("registry.example.com:5000/tiphys@sha256:0123")
     assert spec["containers"][0]["imagePullPolicy"] == "Always"
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ({}, ["not-ready", "unreachable"]),
+        ({"key": "spot", "operator": "Exists"}, ["not-ready", "unreachable"]),
+        ({"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 900}, ["not-ready"]),
+        ({"operator": "Exists"}, []),
+    ],
+)
+@pytest.mark.parametrize("name", ["plugin", "controller"])
+def test_pods_leave_a_lost_node_after_half_a_minute_unless_the_values_say_otherwise(
+    name: str, own: dict[str, str], added: list[str]
+) -> None:
+    values = [f"{name}.tolerations[0].{field}={value}" for field, value in own.items()]
+    found = named(render(*MINIMAL, *values), "Deployment", f"ours-{name}")["spec"]["template"]["spec"]["tolerations"]
+    wanted = [
+        {"key": f"node.kubernetes.io/{condition}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+        for condition in added
+    ]
+    assert found == [*([own] if own else []), *wanted]
 
 
 def test_a_label_of_a_user_cannot_replace_one_that_is_selected_by() -> None:

@@ -153,10 +153,19 @@ imagePullSecrets:
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .settings.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
+{{- $tolerations := .settings.tolerations | default list }}
+{{- /* Kubernetes gives up a pod of a lost node after five minutes, in which its workflows would wait. */}}
+{{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+{{- $named := false }}
+{{- range $tolerations }}
+{{- $named = or $named (eq (.key | default $key) $key) }}
 {{- end }}
+{{- if not $named }}
+{{- $tolerations = append $tolerations (dict "key" $key "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30) }}
+{{- end }}
+{{- end }}
+tolerations:
+  {{- toYaml $tolerations | nindent 2 }}
 {{- with .settings.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
