@@ -18,10 +18,8 @@ from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli import exit_on_interrupt
-from hera_pipelines.cli.cluster.config.profile import PROFILE_OPTION
 from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
 from hera_pipelines.cli.screen import Screen, guard_streams
-from tiphys.errors import UsageError
 
 
 class CommandSource(NamedTuple):
@@ -148,9 +146,6 @@ COMMAND_GROUPS = {
             "triggers",
             logs=True,
         ),
-        "config": CommandSource(
-            "Show the configuration, with the source of each value, or change it.", "cli.cluster.config.command"
-        ),
     },
 }
 """By what people look for, as the help of ``tiphys`` shows them."""
@@ -195,7 +190,6 @@ def _log_to_stderr(verbose: bool) -> None:
 
 # Accepted before and after the command name, as kubectl does.
 _GLOBAL_OPTIONS = ("--quiet", "--verbose", "--no-color")
-_PROFILE_OPTION = "--profile"
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
@@ -263,35 +257,14 @@ def _set_global_options(
     no_color: Annotated[
         bool, typer.Option("--no-color", help="Print without colour, as the variable NO_COLOR does.")
     ] = False,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            _PROFILE_OPTION,
-            metavar="NAME",
-            help="Profile of `tiphys config` to use. Default: the variable TIPHYS_PROFILE, then that of `tiphys config "
-            "use`.",
-            show_default=False,
-        ),
-    ] = None,
     version: Annotated[  # noqa: ARG001  its callback prints the version
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if profile == "":
-        raise UsageError(f"{_PROFILE_OPTION} needs the name of a profile; see `tiphys config`")
-    PROFILE_OPTION.set(profile)
     context.obj = Screen(quiet=quiet, color=not no_color, verbose=verbose)
 
 
 def _global_options_first(arguments: list[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    front, rest = [], []
-    words = iter(arguments[:end])
-    for word in words:
-        if word == _PROFILE_OPTION:
-            front.append(f"{_PROFILE_OPTION}={next(words, '')}")
-        elif word in _GLOBAL_OPTIONS or word.startswith(f"{_PROFILE_OPTION}="):
-            front.append(word)
-        else:
-            rest.append(word)
-    return front + rest + arguments[end:]
+    front = [word for word in arguments[:end] if word in _GLOBAL_OPTIONS]
+    return front + [word for word in arguments[:end] if word not in _GLOBAL_OPTIONS] + arguments[end:]

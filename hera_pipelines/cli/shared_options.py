@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get
 
 import typer
 
-from hera_pipelines.cli.cluster.config.profile import Setting, profile_setting
 from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import TiphysError, UsageError, unknown_name_message
 from tiphys.lineage import RunHistory
@@ -38,11 +37,11 @@ _named = partial(typer.Option, metavar="NAME", show_default=False)
 
 ContextOption = Annotated[
     str | None,
-    _named("--context", help="Context of the kubeconfig. Default: that of `tiphys config`, then its current context."),
+    _named("--context", help="Context of the kubeconfig. Default: its current context."),
 ]
 NamespaceOption = Annotated[
     str | None,
-    _named("-n", "--namespace", help="Namespace. Default: that of `tiphys config`, then that of the context."),
+    _named("-n", "--namespace", help="Namespace. Default: that of the context."),
 ]
 InstallationOption = Annotated[
     str | None,
@@ -148,9 +147,8 @@ class ClusterOptions:
     argo_server: ArgoServerOption = None
 
     def connect(self) -> "KubeApi":
-        """Connect to the API server, in the namespace of the options or the profile; raises as `connect_cluster`."""
-        default = profile_setting("namespace")
-        return connect_cluster(self.kubeconfig, self.context, self.namespace or (default.value if default else None))
+        """Connect to the API server; raises as `connect_cluster`."""
+        return connect_cluster(self.kubeconfig, self.context, self.namespace)
 
     @property
     def is_given(self) -> bool:
@@ -163,7 +161,7 @@ class ClusterOptions:
         is_option_needed = os.environ.get("ARGO_SERVER") != self.argo_server
         options = (
             ("--argo-server", self.argo_server if is_option_needed else None),
-            ("--context", _choose_context(self.kubeconfig, self.context).value),
+            ("--context", self.context),
             ("--kubeconfig", self.kubeconfig),
         )
         return tuple(command_arguments(options))
@@ -179,7 +177,7 @@ NamespaceOptions = Annotated[ClusterOptions, "context", "namespace", "kubeconfig
 
 @dataclass(frozen=True)
 class InstallationOptions:
-    """A cluster, and the namespace that Tiphys is installed in, which no profile names."""
+    """A cluster, and the namespace that Tiphys is installed in."""
 
     namespace: InstallationOption = None
     context: ContextOption = None
@@ -203,26 +201,13 @@ def connect_cluster(kubeconfig: Path | None, context: str | None, namespace: str
     """Connect to a cluster. ``namespace``, if given, becomes the namespace of the connection.
 
     Raises:
-        UsageError: the kubeconfig is invalid or has no such context, or the configuration file is invalid.
+        UsageError: the kubeconfig is invalid or has no such context.
     """
     from tiphys import kube
 
-    chosen = _choose_context(kubeconfig, context)
-    try:
-        api = kube.connect_to_cluster(kubeconfig, chosen.value or None)
-    except UsageError as error:
-        if chosen.value:
-            error.add_note(f"the context is from {chosen.source}")
-        raise
+    api = kube.connect_to_cluster(kubeconfig, context)
     api.namespace = namespace or api.namespace
     return api
-
-
-def _choose_context(kubeconfig: Path | None, given: str | None) -> Setting:
-    """Context of the option or the profile, or an empty one; a profile knows no context of another kubeconfig."""
-    if given or kubeconfig:
-        return Setting(given or "", "--context")
-    return profile_setting("context") or Setting("", "the kubeconfig")
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
@@ -292,10 +277,18 @@ DEFAULT_STORE = Path(".tiphys/store")
 DEFAULT_STATE = Path(".tiphys/state")
 _FROM_OPTION, _FROM_PIPELINE, _FROM_DEFAULT = "--store", "the pipeline", "the default"
 
+
+class Setting(NamedTuple):
+    """A value, and what named it."""
+
+    value: str
+    source: str
+    is_lasting: bool = True
+    """Whether later commands find the value again without an option."""
+
+
 _STORE_HELP = "Store of the runs: s3://, gs:// or az:// URL, file:///dir or a path. Default: "
-_DEFAULT_STORE_HELP = (
-    "the variable TIPHYS_STORE, then that of `tiphys config`, then .tiphys/store in the working directory."
-)
+_DEFAULT_STORE_HELP = "the variable TIPHYS_STORE, then .tiphys/store in the working directory."
 StoreOption = Annotated[str | None, _named(_FROM_OPTION, metavar="URL", help=f"{_STORE_HELP}{_DEFAULT_STORE_HELP}")]
 PipelineStoreOption = Annotated[
     str | None,
@@ -341,8 +334,7 @@ def existing_default_store() -> str | None:
 def choose_store(given: str | None, pipeline: str = "") -> Setting:
     """URL of the store: the most specific one that is named.
 
-    The option names the store of one command, a pipeline that of its runs, the variable that of a shell, and the
-    configuration file that of a user.
+    The option names the store of one command, a pipeline that of its runs, and the variable that of a shell.
     """
     if given:
         return Setting(given, _FROM_OPTION, is_lasting=False)
@@ -350,7 +342,7 @@ def choose_store(given: str | None, pipeline: str = "") -> Setting:
         return Setting(pipeline, _FROM_PIPELINE, is_lasting=False)
     if variable := os.environ.get(environment.STORE):
         return Setting(variable, environment.STORE)
-    return profile_setting("store") or Setting(str(Path.cwd() / DEFAULT_STORE), _FROM_DEFAULT)
+    return Setting(str(Path.cwd() / DEFAULT_STORE), _FROM_DEFAULT)
 
 
 def _open_chosen_store(screen: Screen, chosen: Setting, *, must_exist: bool) -> Store:

@@ -15,7 +15,7 @@ PAGES = subprocess.run(
     ["git", "ls-files", "*.md", "*NOTES.txt", "examples/*.py"], cwd=ROOT, capture_output=True, text=True, check=True
 ).stdout.split()
 SHOWN = re.compile(r"(?:^(?:\$ )?|`|[|] )tiphys ((?:[^\n`]|\\\n)*)", re.MULTILINE)
-EVERYWHERE = {"--help", "--quiet", "--verbose", "--no-color", "--profile", "--version", "--install-completion"}
+EVERYWHERE = {"--help", "--quiet", "--verbose", "--no-color", "--version", "--install-completion"}
 PLACEHOLDERS = {"…", "KIND"}
 
 

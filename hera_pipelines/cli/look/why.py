@@ -158,8 +158,7 @@ def why(
             "--store",
             metavar="URL",
             help="Store of the runs, with {namespace} in place of a namespace's name; then lost work counts from the "
-            "last checkpoint, and the newest failure of each step is shown. Default: the variable TIPHYS_STORE, then "
-            "that of `tiphys config`.",
+            "last checkpoint, and the newest failure of each step is shown. Default: the variable TIPHYS_STORE.",
         ),
     ] = None,
 ) -> None:

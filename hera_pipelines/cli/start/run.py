@@ -98,7 +98,7 @@ def run(
     if options.on_cluster and not is_store_named(options.store, pipeline.store):
         raise UsageError(
             "no store is named, and pods cannot read a folder of this machine; give --store s3://…, name the "
-            "store in the pipeline, set TIPHYS_STORE, or use `tiphys config set store`"
+            "store in the pipeline, or set TIPHYS_STORE"
         )
     store = store_for_writing(screen, options.store, pipeline.store)
     queues = options.engine.queues

@@ -88,9 +88,8 @@ def _environment() -> dict[str, str]:
 def tiphys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command within this process, which is much faster, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     argo = ("ARGO_SERVER", "ARGO_TOKEN", "ARGO_SECURE", "ARGO_BASE_HREF", "ARGO_NAMESPACE")
-    for name in ("TIPHYS_STORE", "TIPHYS_PROFILE", *argo):
+    for name in ("TIPHYS_STORE", *argo):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str | Path) -> Answer:
