@@ -18,7 +18,6 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.simulation.advice import QueueLoss, Settings, find_losses
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, Trace, TraceJob
 from tiphys_plugin.quota.simulation.prepare import (
     assign_by_quota,
@@ -200,13 +199,6 @@ def simulate(
         float, typer.Option("--restart-seconds", min=0, help="Seconds from a new grant of GPUs to training.")
     ] = PreemptionCosts.restart_seconds,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed for drawing queues.")] = 0,
-    advice: Annotated[
-        bool,
-        typer.Option(
-            "--advice/--no-advice",
-            help="Replay under policy skip too, and other settings for queues whose jobs complete later than there.",
-        ),
-    ] = True,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write an SVG picture of GPUs held and waited for.")
     ] = None,
@@ -219,10 +211,6 @@ def simulate(
     proportion to their quotas. A preempted job saves, waits for GPUs and continues
     from its last checkpoint, with the times of --checkpoint-every, --save-seconds
     and --restart-seconds.
-
-    If the jobs of a queue complete later on average than in a plain queue, which starts
-    any job that fits, this is said, with the settings of the queue file that would
-    change it on this trace.
     """
     screen: Screen = context.obj
     files = {path: load_queues(path) for path in (queues, against) if path is not None}
@@ -233,22 +221,13 @@ def simulate(
         raise UsageError(f"{queues} and {against} admit no job of {trace} both; make the quotas of one of them larger")
     costs = PreemptionCosts(_parse_checkpoint_interval(checkpoint_every), save_seconds, restart_seconds)
 
-    def replay(rules: Queues, policy: PolicyName, text: str) -> ReplayResult:
-        with _progress(screen, len(jobs), text) as advance:
+    def replay(path: Path, rules: Queues) -> ReplayResult:
+        with _progress(screen, len(jobs), f"replaying {path}") as advance:
             own_costs = costs if policy is PolicyName.TIPHYS else None
             return replay_jobs(rules, spread_over_nodes(jobs, rules), POLICIES[policy], advance, own_costs)
 
-    replays = {path: replay(rules, policy, f"replaying {path}") for path, rules in files.items()}
+    replays = {path: replay(path, rules) for path, rules in files.items()}
     outcomes = {path: measure_replay(result) for path, result in replays.items()}
-    losses: list[QueueLoss] = []
-    if advice and policy is PolicyName.TIPHYS and against is None:
-        plain = measure_replay(replay(files[queues], PolicyName.SKIP, "replaying a plain queue"))
-        losses = find_losses(
-            files[queues],
-            outcomes[queues],
-            plain,
-            lambda changed: measure_replay(replay(changed, policy, "trying other settings")),
-        )
     if output is Format.TABLE:
         _show_outcomes(screen, outcomes)
     else:
@@ -257,15 +236,12 @@ def simulate(
             "seed": seed,
             "costs": asdict(costs),
             "trace": _trace_document(trace, job_trace),
-            "losses": [{**_to_json_types(asdict(loss)), "factor": loss.factor} for loss in losses],
         }
         screen.document(_simulation_document(about, outcomes), output)
     if left_out := len(prepared) - len(jobs):
         screen.note(f"left out: {_format_count(left_out, 'job')} that only one of the files admits")
     for note in _notes(job_trace, jobs, outcomes, drawn=queue is None, seed=seed):
         screen.note(note)
-    for loss in losses:
-        screen.note(_describe_loss(loss))
     if plot:
         screen.save(plot, _draw(f"{trace.name}, policy {policy.value}", jobs, replays), "picture")
 
@@ -337,34 +313,6 @@ def _notes(
             yield f"{path}: {_format_count(count, 'job')} rejected: {reason}"
         if outcome.total.waiting:
             yield f"{path}: {_format_count(outcome.total.waiting, 'job')} never started: the queue is stopped"
-
-
-def _describe_loss(loss: QueueLoss) -> str:
-    described = (
-        f"queue {loss.queue}: its jobs complete {loss.factor:.2f} times as late on average as in a plain queue, which "
-        f"starts any job that fits (--policy skip): {format_duration(loss.completion_seconds)}, not "
-        f"{format_duration(loss.plain_completion_seconds)}"
-    )
-    if not loss.alternatives:
-        return f"{described}; no other setting that was tried makes it less without making all jobs wait longer"
-    better = (
-        f"with {_describe_settings(alternative.settings)} {format_duration(alternative.completion_seconds)}"
-        for alternative in loss.alternatives
-    )
-    return f"{described}; it would be: {', '.join(better)}"
-
-
-def _describe_settings(settings: Settings) -> str:
-    """Such as ``backfill: preemptible but no order``."""
-    given = ", ".join(
-        f"{name}: {f'{value:g}' if isinstance(value, float) else str(value).lower()}"
-        for name, value in settings.items()
-        if value is not None
-    )
-    left_out = " and no ".join(name for name, value in settings.items() if value is None)
-    if not given:
-        return f"no {left_out}"
-    return f"`{given}`" + (f" and no {left_out}" if left_out else "")
 
 
 def _draw(title: str, jobs: Sequence[TraceJob], replays: dict[Path, ReplayResult]) -> str:

@@ -219,12 +219,12 @@ def test_a_picture_that_cannot_be_written_is_an_error(desk):
 
 def test_the_page_shows_what_happens(desk):
     page = PAGE.read_text()
-    for name, text in zip(("jobs.csv", "night.csv"), blocks(page, "csv"), strict=True):
-        desk.write(name, text)
-    for name, text in zip(("queues.yaml", "proposed.yaml", "lab.yaml"), blocks(page, "yaml"), strict=True):
+    (jobs,) = blocks(page, "csv")
+    desk.write("jobs.csv", jobs)
+    for name, text in zip(("queues.yaml", "proposed.yaml"), blocks(page, "yaml"), strict=True):
         desk.write(name, text)
     calls = [call.splitlines() for console in blocks(page, "console") for call in console.split("$ tiphys ")[1:]]
-    assert [len(shown) for shown in calls] == [5, 10, 5]
+    assert [len(shown) for shown in calls] == [5, 10]
     for command, *shown in calls:
         assert main(command.split()) == 0
         found = iter(desk.read().splitlines())
@@ -261,33 +261,3 @@ def test_an_interval_that_is_none_is_refused(desk, text):
     code, _, err = desk.simulate("--checkpoint-every", text)
     assert code == 2
     assert "--checkpoint-every" in err
-
-
-LOSES = (
-    "submit_seconds,duration_seconds,gpus,queue\n0,720000,3,research\n3600,3600,4,research\n"
-    "200000,3600,1,research\n210000,3600,1,research\n"
-)
-"""The line closes for the second job after two days, so the last ones wait beside an idle GPU."""
-
-
-def test_a_queue_that_loses_to_a_plain_one_is_named_with_the_change_that_helps(desk):
-    desk.write("jobs.csv", LOSES)
-    code, _, err = desk.simulate()
-    assert code == 0
-    (note,) = [line for line in err.splitlines() if "plain queue" in line]
-    assert note.startswith("queue research: ")
-    assert "with `backfill_hours: 192`" in note
-    (loss,) = desk.document()["losses"]
-    assert loss["queue"] == "research"
-    assert loss["factor"] == pytest.approx(loss["completion_seconds"] / loss["plain_completion_seconds"])
-    assert {"backfill_hours": 192.0} in [one["settings"] for one in loss["alternatives"]]
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--no-advice",), ("--policy", "skip"), ("--against", "larger.yaml"), ("--declare-durations",)]
-)
-def test_advice_is_absent_where_no_time_is_lost_or_it_is_not_asked_for(desk, arguments):
-    desk.write("jobs.csv", LOSES)
-    code, _, err = desk.simulate(*arguments)
-    assert code == 0
-    assert "plain queue" not in err
