@@ -1,8 +1,7 @@
 """``tiphys checkpoint``: commands for single checkpoints of a run.
 
 ``list``, ``show`` and ``diff`` inspect and compare checkpoints; ``pin`` and
-``unpin`` protect them from retention; ``advice`` compares the measured save
-interval with the best one.
+``unpin`` protect them from retention.
 """
 
 import getpass
@@ -24,20 +23,15 @@ from tiphys.checkpoint.restore.inspect import (
     compare_checkpoints,
     flatten_provenance,
 )
-from tiphys.checkpoint.save.interval import IntervalAdvice, IntervalLimit, advise_interval
-from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
-from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, UsageError
+from tiphys.errors import NotFoundError, ObjectMissingError, UsageError
 from tiphys.lineage import CheckpointNode, CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.policy import pin_checkpoint, unpin_checkpoint
-from tiphys.lineage.select import list_commits
 from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.quantities import format_bytes, format_duration
+from tiphys.protocol.quantities import format_bytes
 from tiphys.records import CheckpointManifest, CheckpointRef, task_name
 from tiphys.store import Store, open_store
-from tiphys.store.runs import read_concurrently
 
 PIN_EXAMPLES = """\b
 Examples:
@@ -143,108 +137,6 @@ def _current_user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return ""
-
-
-EXAMPLES = """\b
-Examples:
-  tiphys checkpoint advice digits-7xk2p
-  tiphys checkpoint advice digits-7xk2p/fit -o json | jq .advised_seconds
-"""
-
-
-def advice(
-    context: typer.Context,
-    where: RunStepArgument,
-    store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Compare the save interval of a step with the best one.
-
-    The best interval loses the least time by Daly's estimate, from the measured
-    stalls and uploads and the recorded failures. `Checkpoints(every="auto")` uses
-    the same estimate during training.
-    """
-    screen: Screen = context.obj
-    run_store = existing_store(screen, store)
-    lineage = find_lineage(run_store, where)
-    manifests = _read_manifests(lineage.store, lineage.name)
-    if not manifests:
-        raise NotFoundError(
-            f"{lineage.name} has no checkpoint yet, so nothing was measured; repeat the command after a save"
-        )
-    attempts = lineage.history.read_attempts(step=lineage.step)[lineage.step]
-    result = advise_interval(manifests, attempts, _author_bounds(lineage.history.pipeline, lineage.step))
-    if output == Format.TABLE:
-        screen.table(("FACT", "VALUE"), _advice_rows(result), wraps=True)
-        screen.note(_advice_sentence(result))
-    else:
-        document = {
-            "apiVersion": API_VERSION,
-            "kind": "CheckpointAdvice",
-            "run": lineage.history.run,
-            "step": lineage.step,
-        }
-        screen.document({**document, **result.model_dump(mode="json")}, output)
-
-
-def _read_manifests(store: Store, lineage: str) -> list[CheckpointManifest]:
-    def read(ref: CheckpointRef) -> CheckpointManifest | None:
-        try:
-            return read_manifest(store, ref)
-        except (IntegrityError, ObjectMissingError):
-            return None  # `tiphys verify` reports damaged manifests
-
-    return [manifest for manifest in read_concurrently(read, list_commits(store, lineage)) if manifest]
-
-
-def _author_bounds(pipeline: CompiledPipeline, step: str) -> IntervalBounds | None:
-    """Bounds that the author set for ``every="auto"``; None without bounds."""
-    spec = pipeline.steps.get(task_name(step))
-    bounds = spec.checkpoints.every_bounds if spec and spec.checkpoints else None
-    return IntervalBounds(*bounds) if bounds else None
-
-
-def _advice_rows(result: IntervalAdvice) -> Iterator[tuple[str, str]]:
-    yield "saves", str(result.saves)
-    yield "stall", format_duration(result.stall_seconds)
-    yield "upload", format_duration(result.upload_seconds)
-    yield "size", format_bytes(result.size_bytes)
-    yield "bandwidth", f"{format_bytes(round(result.bytes_per_second))}/s" if result.bytes_per_second else "unknown"
-    yield "failures", ", ".join(f"{cause} {count}" for cause, count in sorted(result.failures.items())) or "none"
-    yield "training", format_duration(result.training_seconds)
-    yield "between failures", f"{format_duration(result.mtbf_seconds)} (expected)"
-    yield "restart", format_duration(result.restart_seconds)
-    yield "used interval", format_duration(result.used_seconds) if result.used_seconds else "unknown"
-    limit = f" ({format_duration(result.daly_seconds)} without {_LIMITS[result.limit]})" if result.limit else ""
-    yield "advised interval", f"{format_duration(result.advised_seconds)}{limit}"
-    for name, share in (("lost as used", result.lost_share), ("lost as advised", result.advised_lost_share)):
-        yield name, "unknown" if share is None else f"{share:.1%}"
-
-
-_LIMITS = {IntervalLimit.BOUNDS: "the bounds of the step", IntervalLimit.UPLOAD: "the time of an upload"}
-
-
-def _advice_sentence(result: IntervalAdvice) -> str:
-    """Judge the used interval by the share of the training that it loses, not by its length."""
-    used, best = result.lost_share, result.advised_lost_share
-    if result.used_seconds is None:
-        return f"a save every {format_duration(result.advised_seconds)} would lose the least time"
-    if best is None:
-        return "failures come so often that no interval lets the training advance; see FAILURES for their causes"
-    if used is not None and used <= best + max(_SMALL_SHARE, _SMALL_GAIN * best):
-        return f"the interval is good: it loses {used:.1%} of the training, the advised one {best:.1%}"
-    lowest, highest = AUTO_BOUNDS
-    automatic = ", or every='auto'" if lowest <= result.advised_seconds <= highest else ""
-    comparison = "rarer" if result.used_seconds < result.advised_seconds else "more frequent"
-    return (
-        f"{comparison} saves would lose less time: {best:.1%} of the training instead of "
-        f"{'all of it' if used is None else format(used, '.1%')}; "
-        f"set Checkpoints(every='{max(1, round(result.advised_seconds))}s'){automatic}"
-    )
-
-
-_SMALL_GAIN, _SMALL_SHARE = 0.1, 0.001
-"""An interval is good if a better one saves no more than this share of the lost time, or of the training."""
 
 
 LIST_EXAMPLES = """\b
@@ -437,4 +329,3 @@ app.command("show", epilog=SHOW_EXAMPLES)(show)
 app.command("diff", epilog=DIFF_EXAMPLES)(diff)
 app.command("pin", epilog=PIN_EXAMPLES)(pin)
 app.command("unpin", epilog=UNPIN_EXAMPLES)(unpin)
-app.command("advice", epilog=EXAMPLES)(advice)

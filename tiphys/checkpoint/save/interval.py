@@ -6,23 +6,20 @@ between failures. Both are measured, because both change when a run moves to
 other nodes or another bucket.
 
 `SaveIntervalController` adjusts the interval of a session that is set to
-``auto``. `advise_interval` judges a finished run for a person who set the
-interval by hand.
+``auto``.
 """
 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from enum import StrEnum
-from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
+from tiphys.checkpoint.settings import CheckpointSettings, SaveInterval
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import AttemptEndOutcome, Cause, CheckpointManifest, Record, utc_now
+from tiphys.records import AttemptEndOutcome, Cause, utc_now
 from tiphys.store import Attempt, Store, read_step_attempts
 
 PRIOR_FAILURES = 0.1
@@ -240,114 +237,3 @@ def open_interval_controller(
         seconds = max(0.0, (utc_now() - own.written_at).total_seconds())
         history = FailureHistory(failures, history.training_seconds + seconds)
     return SaveIntervalController(settings.save_every, history, clock=clock)
-
-
-class IntervalLimit(StrEnum):
-    """What keeps the advised interval from the one that loses the least time."""
-
-    BOUNDS = "bounds"
-    """The bounds of the step."""
-    UPLOAD = "upload"
-    """The slowest upload: no save is due before the one before it is stored."""
-
-
-class IntervalAdvice(Record):
-    """Judgement of the save interval of one training step. Times are in seconds, medians over all saves."""
-
-    saves: int
-    stall_seconds: float
-    """How long a save stopped the training."""
-    upload_seconds: float
-    size_bytes: int
-    bytes_per_second: float | None
-    """Bandwidth of the uploads; None if they took no measurable time."""
-    failures: Mapping[str, int]
-    """Failed attempts by cause."""
-    training_seconds: float
-    mtbf_seconds: float
-    """Mean time between failures, including the prior."""
-    restart_seconds: float
-    """From the end of an attempt to the claim of the next one."""
-    used_seconds: float | None
-    """Median time between two commits of one attempt; None if no attempt has two."""
-    advised_seconds: float
-    limit: IntervalLimit | None
-    """What makes ``advised_seconds`` differ from ``daly_seconds``; None if they are equal."""
-    daly_seconds: float
-    """The interval that loses the least time by Daly's estimate, without any limit."""
-    young_seconds: float
-    """Young's first-order estimate, for comparison."""
-    lost_share: float | None
-    """Time lost to saves, restarts and repeated work with the used interval, as a share of useful time; None if the
-    interval is unknown, or no progress is expected."""
-    advised_lost_share: float | None
-    """The same with the advised interval."""
-
-
-def advise_interval(
-    manifests: Sequence[CheckpointManifest], attempts: Sequence[Attempt], bounds: IntervalBounds | None
-) -> IntervalAdvice:
-    """Advise on the save interval of one training step. Pure.
-
-    Args:
-        manifests: Its committed checkpoints, at least one.
-        attempts: All its attempts.
-        bounds: Bounds of the advised interval; None for none.
-    """
-    costs = [SaveCost(saved.stage_seconds, saved.upload_seconds, saved.size_bytes) for saved in manifests]
-    median_cost = median(cost.cost_seconds for cost in costs)
-    history = read_failure_history(attempts)
-    mtbf, restart = history.mtbf_seconds(), _restart_seconds(attempts)
-    daly = daly_interval_seconds(median_cost, mtbf)
-    best = advised_interval_seconds(costs, mtbf, *(bounds or IntervalBounds(0.0, math.inf)))
-    used = _used_seconds(manifests)
-    upload_seconds = sum(cost.upload_seconds for cost in costs)
-    return IntervalAdvice(
-        saves=len(costs),
-        stall_seconds=median(cost.stall_seconds for cost in costs),
-        upload_seconds=median(cost.upload_seconds for cost in costs),
-        size_bytes=round(median(cost.size_bytes for cost in costs)),
-        bytes_per_second=sum(cost.size_bytes for cost in costs) / upload_seconds if upload_seconds else None,
-        failures=history.failures,
-        training_seconds=history.training_seconds,
-        mtbf_seconds=mtbf,
-        restart_seconds=restart,
-        used_seconds=used,
-        advised_seconds=best,
-        limit=_find_limit(best, daly, costs),
-        daly_seconds=daly,
-        young_seconds=young_interval_seconds(median_cost, mtbf),
-        lost_share=_finite(lost_share(used, median_cost, restart, mtbf)) if used else None,
-        advised_lost_share=_finite(lost_share(best, median_cost, restart, mtbf)),
-    )
-
-
-def _find_limit(advised_seconds: float, daly_seconds: float, costs: Iterable[SaveCost]) -> IntervalLimit | None:
-    if advised_seconds == daly_seconds:
-        return None
-    is_upload = advised_seconds == max(cost.upload_seconds for cost in costs)
-    return IntervalLimit.UPLOAD if is_upload else IntervalLimit.BOUNDS
-
-
-def _finite(share: float) -> float | None:
-    return share if math.isfinite(share) else None
-
-
-def _used_seconds(manifests: Iterable[CheckpointManifest]) -> float | None:
-    """Median time between two commits of one attempt, whose times come from one clock."""
-    ordered = sorted(manifests, key=lambda manifest: (manifest.attempt, manifest.global_step))
-    gaps = [
-        (after.written_at - before.written_at).total_seconds()
-        for before, after in pairwise(ordered)
-        if before.attempt == after.attempt
-    ]
-    return max(median(gaps), 0.001) if gaps else None
-
-
-def _restart_seconds(attempts: Sequence[Attempt]) -> float:
-    waits = [
-        max(0.0, (after.claim.written_at - before.end.written_at).total_seconds())
-        for before, after in pairwise(sorted(attempts, key=lambda attempt: attempt.claim.attempt))
-        if before.end is not None
-    ]
-    return median(waits) if waits else 0.0
