@@ -28,10 +28,9 @@ from tiphys_controller.kubernetes.controller import (
     ControllerDependencies,
     HealthServer,
     TriggerSettings,
-    submitter_of,
 )
 from tiphys_controller.server.access import AccessControl
-from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
+from tiphys_controller.server.routes import create_alerts_route, create_storage_events_route
 from tiphys_controller.submit.triggers.catalog import ObjectSources
 
 _POD_NAME = "POD_NAME"
@@ -80,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
     api_routes = []
     if inbox is not None:
         access = AccessControl(options.token_file, controller.metrics.observe_call)
-        api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces).create_routes(access)
+        api_routes.append(create_alerts_route(inbox, access))
     if token_file := options.storage_events_token_file or options.token_file:
         access = AccessControl(token_file, controller.metrics.observe_call)
         api_routes.append(create_storage_events_route(controller.triggers, access))

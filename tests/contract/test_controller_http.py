@@ -5,14 +5,12 @@
 | no token, a wrong one, another scheme | 401, logged |
 | the token as Bearer, or as the password of Basic | let in |
 | the token cannot be read | 503 |
-| no JSON, no payload, a run name that is a path | 400, with a sentence |
+| no JSON, no payload | 400, with a sentence |
 | more than 2 MiB, announced or not | 413 |
 | too many calls | 429 |
 | an alert | 202, once it is in storage; 503 if it cannot be |
 | a notification about objects | 200, once their runs are made; 503 if storage does not answer; 404 without triggers |
 | the token of storage events, where there is one | opens these and nothing else; that of the API does not open them |
-| a new run, twice under one key | 201, then 200 with the same run |
-| the key for something else | 409 |
 """
 
 import base64
@@ -24,15 +22,12 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-import yaml
-from support.builders.compiled_workflows import History, gated, pipeline_of
-from support.fakes.submitter import FakeSubmitter
 from support.servers import http
 from support.stories.triggers import TriggerWorld, template, version
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import MAX_BODY_BYTES, AccessControl
 from tiphys_controller.server.app import create_controller_app
-from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
+from tiphys_controller.server.routes import create_alerts_route, create_storage_events_route
 from tiphys_controller.submit.triggers.worker import TriggerWorker
 
 from tiphys.errors import StoreError
@@ -40,7 +35,6 @@ from tiphys.service.http_server import AppServer
 from tiphys.store import DirectoryStore
 
 TOKEN = "a-secret-token"
-MANIFEST = pipeline_of(gated("prep"), gated("fit", depends="prep"))
 ALERT = {"status": "firing", "labels": {"alertname": "RunFailed", "tiphys_run": "digits-1"}, "fingerprint": "ab12"}
 DELIVERY = {"version": "4", "alerts": [{**ALERT, "startsAt": "2026-05-04T11:00:00Z"}]}
 
@@ -58,7 +52,6 @@ class Place:
         self.token = folder / "token"
         self.token.write_text(f"{TOKEN}\n")
         self.store = DirectoryStore(folder / "store")
-        self.submitter = FakeSubmitter(folder / "cluster")
         self.counted: list[tuple[str, int]] = []
         self.down = False
         self.now = 0.0
@@ -68,8 +61,7 @@ class Place:
             AccessControl(file, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20)
             for file in (self.token, folder / "events-token")
         )
-        calls = ApiRoutes(inbox, self._open, lambda: self.submitter, namespaces).create_routes(door)
-        calls.append(create_storage_events_route(triggers, events_door))
+        calls = [create_alerts_route(inbox, door), create_storage_events_route(triggers, events_door)]
         self.server = AppServer(create_controller_app(lambda: None, lambda: b"metrics", calls))
 
     def _open(self, _: str) -> DirectoryStore:
@@ -82,9 +74,6 @@ class Place:
         given = {"Authorization": f"Bearer {token}"} if token is not None else {}
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return http.post(f"{self.server.url}{path}", content=content, headers={**given, **named}, timeout=60)
-
-    def get(self, path: str, token: str = TOKEN) -> httpx.Response:
-        return http.get(f"{self.server.url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
     def keys(self) -> list[str]:
         return [info.key for info in self.store.list("")]
@@ -146,22 +135,15 @@ def test_a_changed_token_holds_at_once_and_a_removed_one_admits_no_caller(place:
         ("/v1/alerts", b"{", 400, "the body is not JSON"),
         ("/v1/alerts", b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/alerts", {"version": "2"}, 400, "version '2'"),
-        ("/v1/runs", [], 400, "the body is no Workflow"),
-        ("/v1/runs", {"spec": {}}, 400, "Tiphys did not compile it"),
-        ("/v1/runs?namespace=other", MANIFEST, 404, "namespace 'other' is not served"),
-        ("/v1/runs/nobody/resume", b"", 404, "no run 'nobody'"),
-        ("/v1/runs/..%2f..%2fx/resume", b"", 404, "there are /healthz"),
-        ("/v1/runs/Digits/resume", b"", 400, "run name 'Digits' is not valid"),
-        ("/v1/runs/nobody/resume", {"forse": True}, 400, "force and dryRun"),
+        ("/v1/runs", {}, 404, "there are /healthz"),
     ],
 )
 def test_an_invalid_request_is_refused_with_a_sentence(
     place: Place, path: str, body: Any, status: int, sentence: str
 ) -> None:
-    answer = place.post(path, body, Idempotency_Key="k")
+    answer = place.post(path, body)
     assert (answer.status_code, sentence in answer.text) == (status, True), answer.text
     assert place.keys() == []
-    assert place.submitter.names() == []
 
 
 def test_a_giant_is_turned_away_announced_or_not(place: Place) -> None:
@@ -225,56 +207,9 @@ def test_the_token_of_storage_events_opens_nothing_else(tmp_path: Path) -> None:
         assert place.post("/v1/storage-events", event).status_code == 401, "the token of the API"
         assert world.submitter.names() == []
         assert place.post("/v1/storage-events", event, "of-senders").json()["started"] == 1
-        for path in ("/v1/alerts", "/v1/runs", "/v1/runs/digits-1/resume"):
-            assert place.post(path, MANIFEST, "of-senders", Idempotency_Key="k").status_code == 401, path
-        for path in ("plan", "events", "lineage"):
-            assert place.get(f"/v1/runs/digits-1/{path}", "of-senders").status_code == 401, path
+        assert place.post("/v1/alerts", DELIVERY, "of-senders").status_code == 401
     assert len(world.submitter.names()) == 1
-    assert place.submitter.names() == world.submitter.names()
-
-
-def test_the_same_key_is_the_same_run(place: Place) -> None:
-    first = place.post("/v1/runs", MANIFEST, Idempotency_Key="nightly-7")
-    text = yaml.safe_dump(MANIFEST).encode()
-    again = place.post("/v1/runs", text, Idempotency_Key="nightly-7", Content_Type="application/yaml")
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json()["run"] == again.json()["run"]
-    assert place.submitter.names() == [first.json()["run"]]
-    other = place.post("/v1/runs?run=mine", MANIFEST, Idempotency_Key="nightly-7")
-    assert other.status_code == 409
-    missing = place.post("/v1/runs", MANIFEST)
-    assert (missing.status_code, "Idempotency-Key" in missing.text) == (400, True)
-
-
-def test_yaml_that_grows_in_memory_is_refused(place: Place) -> None:
-    bomb = b"a: &a [x, x]\nb: &b [*a, *a]\nspec: {c: [*b, *b]}\n"
-    answer = place.post("/v1/runs", bomb, Idempotency_Key="k", Content_Type="application/yaml")
-    assert (answer.status_code, "alias" in answer.text) == (400, True)
-
-
-def test_a_run_is_planned_resumed_and_described(place: Place) -> None:
-    run = place.post("/v1/runs", MANIFEST, Idempotency_Key="k").json()["run"]
-    History(place.store, run).done("prep")
-    assert place.post(f"/v1/runs/{run}/resume").status_code == 409, "it runs"
-    place.submitter.end(run, namespace="ml")
-    dry = place.post(f"/v1/runs/{run}/resume", {"dryRun": True}).json()
-    assert (dry["created"], [step["name"] for step in dry["plan"]["steps"]]) == (False, ["prep", "fit"])
-    made = [place.post(f"/v1/runs/{run}/resume", Idempotency_Key="again") for _ in range(2)]
-    assert [(one.status_code, one.json()["submission"]) for one in made] == [(201, 2), (200, 2)]
-    assert place.submitter.names() == [run, f"{run}-2"]
-    assert place.get(f"/v1/runs/{run}/plan").json()["kind"] == "Plan"
-    events = [event["name"] for event in place.get(f"/v1/runs/{run}/events").json()["items"]]
-    assert events[0] == "run.submitted"
-    assert place.get(f"/v1/runs/{run}/lineage").json()["kind"] == "Lineage"
-    assert place.get("/v1/runs/nobody/plan").status_code == 404
-
-
-def test_a_namespace_is_required_where_several_are_served(tmp_path: Path) -> None:
-    place = Place(tmp_path, ("ml", "nlp"))
-    with place.server:
-        answer = place.get("/v1/runs/digits-1/plan")
-        assert (answer.status_code, "name one" in answer.text) == (400, True)
-        assert place.get("/v1/runs/digits-1/plan?namespace=nlp").status_code == 404
+    assert not [key for key in place.keys() if "alerts" in key]
 
 
 def test_health_and_metrics_need_no_token_and_unknown_paths_list_the_calls(place: Place) -> None:

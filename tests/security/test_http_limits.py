@@ -42,7 +42,7 @@ from support.stories.plugin import world
 from tiphys_controller.alerts.webhook import AlertInbox
 from tiphys_controller.server.access import AccessControl
 from tiphys_controller.server.app import create_controller_app
-from tiphys_controller.server.routes import ApiRoutes, create_storage_events_route
+from tiphys_controller.server.routes import create_alerts_route, create_storage_events_route
 from tiphys_plugin import PluginServer
 
 from tiphys.service import connections
@@ -198,8 +198,8 @@ class Controller:
         token.write_text(TOKEN)
         store = DirectoryStore(folder / "store")
         access = AccessControl(token, lambda *_: None, lambda: 0.0, 5)
-        routes = ApiRoutes(AlertInbox(lambda _: store, ("ml",)), lambda _: store, lambda: None, ("ml",))  # type: ignore[arg-type, return-value]
-        calls = [*routes.create_routes(access), create_storage_events_route(None, access)]
+        inbox = AlertInbox(lambda _: store, ("ml",))
+        calls = [create_alerts_route(inbox, access), create_storage_events_route(None, access)]
         self.server = AppServer(create_controller_app(lambda: None, lambda: b"", calls))
 
 
