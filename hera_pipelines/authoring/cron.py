@@ -1,8 +1,7 @@
 """`CronPipeline`: a pipeline on a schedule, as Hera's CronWorkflow around the compiled Workflow."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hera.exceptions import NotFound
@@ -31,7 +30,6 @@ class CronPipeline(PipelineMixin, CronWorkflow):
     pipeline: str | None = field(default=None, kw_only=False)
     store: str = ""
     run_name: str = ""
-    executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
     drift: Drift | None = None
     reuse: bool = False
@@ -41,26 +39,14 @@ class CronPipeline(PipelineMixin, CronWorkflow):
         self.name = self.name or self.pipeline
         super().__post_init__()
 
-    def compile(
-        self,
-        *,
-        store: str | None = None,
-        queues: Collection[str] | None = None,
-        executor_plugin: Mapping[str, Any] | Path | None = None,
-    ) -> Manifest:
+    def compile(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
         """The CronWorkflow that Argo runs; see `Pipeline.compile`."""
         cron = self._build_manifest()
         workflow = {"kind": "Workflow", "metadata": cron["metadata"], "spec": cron["spec"].pop("workflowSpec")}
-        compiled = compile_workflow(workflow, self._compile_options(store, queues, executor_plugin))
+        compiled = compile_workflow(workflow, self._compile_options(store, queues))
         return cron_workflow(compiled, cron["metadata"]["name"], cron["spec"])
 
-    def workflow(
-        self,
-        *,
-        store: str | None = None,
-        queues: Collection[str] | None = None,
-        executor_plugin: Mapping[str, Any] | Path | None = None,
-    ) -> Manifest:
+    def workflow(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
         """The Workflow that the schedule starts, for a run right now; arguments as in `Pipeline.compile`."""
         built = self._build_manifest()
         metadata = {k: v for k, v in built["metadata"].items() if k != "name"}
@@ -71,7 +57,7 @@ class CronPipeline(PipelineMixin, CronWorkflow):
             "metadata": metadata,
             "spec": built["spec"]["workflowSpec"],
         }
-        return compile_workflow(workflow, self._compile_options(store, queues, executor_plugin))
+        return compile_workflow(workflow, self._compile_options(store, queues))
 
     def to_dict(self) -> Manifest:
         """The compiled CronWorkflow."""

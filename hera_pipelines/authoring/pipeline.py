@@ -11,7 +11,6 @@ address, headers and errors are Hera's.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urljoin
 
@@ -24,7 +23,7 @@ from hera_pipelines.authoring.data_versions import read_data_version
 from hera_pipelines.authoring.functions.decorators import check_workflow_parameters
 from hera_pipelines.authoring.plugins import PluginTemplate
 from hera_pipelines.authoring.policies import AutoResume, Drift, ObjectTrigger
-from hera_pipelines.compile import CompileOptions, compile_workflow, read_executor_plugin, to_workflow_yaml
+from hera_pipelines.compile import CompileOptions, compile_workflow, to_workflow_yaml
 from hera_pipelines.compile.references import pipeline_name
 from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError, unknown_name_message
@@ -40,7 +39,6 @@ class PipelineMixin:
         pipeline: str | None
         store: str
         run_name: str
-        executor_plugin: Mapping[str, Any] | Path | None
         auto_resume: AutoResume | None
         drift: Drift | None
         reuse: bool
@@ -128,19 +126,12 @@ class PipelineMixin:
         # without its own must fail here.
         raise NotImplementedError
 
-    def _compile_options(
-        self,
-        store: str | None,
-        queues: Collection[str] | None,
-        executor_plugin: Mapping[str, Any] | Path | None,
-    ) -> CompileOptions:
-        plugin = self.executor_plugin if executor_plugin is None else executor_plugin
+    def _compile_options(self, store: str | None, queues: Collection[str] | None) -> CompileOptions:
         return CompileOptions(
             pipeline=self.pipeline_name,
             store=self.store if store is None else store,
             run_name=self.run_name,
             queues=None if queues is None else frozenset(queues),
-            executor_plugin=read_executor_plugin(plugin) if isinstance(plugin, Path) else plugin,
             auto_resume=None if self.auto_resume is None else self.auto_resume.policy(),
             drift=None if self.drift is None else self.drift.policy(),
             reuse=self.reuse,
@@ -241,9 +232,6 @@ class Pipeline(PipelineMixin, Workflow):
         store: URL of the run store, such as ``s3://ml-runs/tiphys``.
         run_name: Name of the run from workflow parameters, ``digits-lr{lr}``;
             empty: each Workflow is a run of the same name.
-        executor_plugin: Executor plugin to put into the Workflow: a YAML file, or
-            an ExecutorPlugin or its ConfigMap as parsed from one. Needs Argo 4.1
-            with `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
         auto_resume: When the controller resumes an interrupted run automatically; None: never.
         drift: Which changes a resume or fork accepts; None: the defaults of `Drift`.
         reuse: Whether a Workflow that Argo starts without Tiphys (`argo submit`, a
@@ -254,7 +242,6 @@ class Pipeline(PipelineMixin, Workflow):
     pipeline: str | None = field(default=None, kw_only=False)
     store: str = ""
     run_name: str = ""
-    executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
     drift: Drift | None = None
     reuse: bool = False
@@ -271,14 +258,12 @@ class Pipeline(PipelineMixin, Workflow):
         *,
         store: str | None = None,
         queues: Collection[str] | None = None,
-        executor_plugin: Mapping[str, Any] | Path | None = None,
     ) -> Manifest:
         """The Workflow that Argo runs.
 
         Args:
             store: Store URL in place of the pipeline's own.
             queues: Queues that exist; a step that names another is refused. None: no check.
-            executor_plugin: Executor plugin in place of the pipeline's own.
 
         Raises:
             TiphysError: see `hera_pipelines.compile.compile_workflow`.
@@ -286,7 +271,7 @@ class Pipeline(PipelineMixin, Workflow):
         self._check_exit_handlers()
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
         self._restore_plugin_bodies(built["spec"].get("templates", []))
-        options = self._compile_options(store, queues, executor_plugin)
+        options = self._compile_options(store, queues)
         trigger = None if self.trigger is None else self.trigger.spec()
         return compile_workflow(built, replace(options, trigger=trigger))
 

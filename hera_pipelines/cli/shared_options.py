@@ -441,17 +441,6 @@ PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="Name of the pipeline, if the file defines several.")
 ]
 
-ExecutorPluginOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--executor-plugin",
-        metavar="FILE",
-        help="Embed this executor plugin in the Workflow (YAML of the ConfigMap tiphys-executor-plugin or of "
-        "an ExecutorPlugin), for Argo 4.1 with ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true.",
-    ),
-]
-
-
 def compile_to_workflow(pipeline: "AnyPipeline", **options: Any) -> Manifest:
     """The compiled Workflow of ``pipeline``; of a schedule or template, the Workflow that it starts."""
     from hera_pipelines import Pipeline  # imports Hera, which takes half a second

@@ -1,6 +1,5 @@
 """Compiles the Workflow that Hera builds into the Workflow that Argo runs, as one pure function."""
 
-from hera_pipelines.compile.executor_plugins import read_executor_plugin
 from hera_pipelines.compile.output import TemplateKind, cron_workflow, to_workflow_yaml, workflow_template
 from hera_pipelines.compile.settings import CompileOptions, SharedVolume, Spot, StepSettings
 from hera_pipelines.compile.workflow import compile_workflow
@@ -13,7 +12,6 @@ __all__ = [
     "TemplateKind",
     "compile_workflow",
     "cron_workflow",
-    "read_executor_plugin",
     "to_workflow_yaml",
     "workflow_template",
 ]

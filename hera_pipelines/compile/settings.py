@@ -220,8 +220,6 @@ class CompileOptions:
             ``digits-lr{lr}``; empty: the value of the parameter ``tiphys-run``.
         queues: Queues that exist. A step that names another is refused. None
             skips the check.
-        executor_plugin: Executor plugin to put into the Workflow, as an
-            ExecutorPlugin or its ConfigMap; None: Argo has it installed.
         auto_resume: When the controller resumes runs automatically; None: never.
         drift: Which changes a resume or fork accepts; None: the default.
         read_data_version: Reads the version of data now; called once for each
@@ -234,7 +232,6 @@ class CompileOptions:
     store: str = ""
     run_name: str = ""
     queues: frozenset[str] | None = None
-    executor_plugin: Mapping[str, Any] | None = None
     auto_resume: AutoResumePolicy | None = None
     drift: DriftPolicy | None = None
     read_data_version: Callable[[DataSource], DataVersion] = _refuse_data

@@ -17,7 +17,6 @@ from hera_pipelines.compile.authored_step import (
     read_data_versions,
     settings_annotation,
 )
-from hera_pipelines.compile.executor_plugins import parse_executor_plugin
 from hera_pipelines.compile.plugin_templates import (
     IdentityPlaceholders,
     finalize_template,
@@ -153,8 +152,6 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
         add_reuse_gate(spec, entry, steps, identity)
     _add_parameters(workflow)
     _add_metadata(workflow, name, options)
-    if options.executor_plugin is not None:
-        spec["executorPlugins"] = [*(spec.get("executorPlugins") or []), parse_executor_plugin(options.executor_plugin)]
     return workflow
 
 

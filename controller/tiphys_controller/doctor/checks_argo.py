@@ -198,7 +198,7 @@ def check_executor_plugins(observed: ClusterObservation) -> Iterator[Finding]:
             yield passed("Argo takes executor plugins from the namespaces of workflows")
         elif _is_switched_on(container, _WORKFLOW_PLUGINS_VARIABLE, "--workflow-level-executor-plugins"):
             yield warning(
-                "Argo takes executor plugins only from Workflows that bring them along: compile with --executor-plugin",
+                "Argo takes executor plugins only from Workflows that bring them along (spec.executorPlugins)",
                 switch_on,
             )
         else:

@@ -1,8 +1,7 @@
 """`YamlPipeline`: a Workflow, template or schedule of a YAML file, as the commands take it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hera_pipelines.authoring.adoption.documents import ArgoDocument
@@ -13,7 +12,6 @@ from hera_pipelines.compile import (
     TemplateKind,
     compile_workflow,
     cron_workflow,
-    read_executor_plugin,
     to_workflow_yaml,
     workflow_template,
 )
@@ -57,7 +55,6 @@ class YamlPipeline:
         *,
         store: str | None = None,
         queues: Collection[str] | None = None,
-        executor_plugin: Mapping[str, Any] | Path | None = None,
     ) -> Manifest:
         """The Workflow, also of a template or schedule, for a run right now; arguments as in `Pipeline.compile`."""
         workflow = self.document.as_workflow()
@@ -69,12 +66,10 @@ class YamlPipeline:
         if self.document.kind != "Workflow":
             workflow["metadata"].pop("name", None)
             workflow["metadata"]["generateName"] = f"{self.pipeline_name}-"
-        plugin = read_executor_plugin(executor_plugin) if isinstance(executor_plugin, Path) else executor_plugin
         options = CompileOptions(
             pipeline=self.pipeline_name,
             store=self.store if store is None else store,
             queues=None if queues is None else frozenset(queues),
-            executor_plugin=plugin,
             read_data_version=read_data_version,
         )
         try:

@@ -3,14 +3,13 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hera_pipelines.cli.screen import ManifestFormat, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
-    ExecutorPluginOption,
     ParameterOption,
     PipelineOption,
     PipelineStoreOption,
@@ -33,7 +32,6 @@ Examples:
   tiphys compile digits.py -o json -p lr=0.3 > digits.json
   tiphys compile digits.py --as workflowtemplate | kubectl apply -f -
   tiphys compile digits.py --as cronworkflow --schedule '0 2 * * *' --timezone Europe/Berlin | kubectl apply -f -
-  tiphys compile digits.py --executor-plugin plugin.yaml | argo submit --serviceaccount tiphys-workflow -
 """
 
 
@@ -64,7 +62,6 @@ def compile_file(
     pipeline: PipelineOption = None,
     parameter: ParameterOption = None,
     store: PipelineStoreOption = None,
-    executor_plugin: ExecutorPluginOption = None,
     kind: Annotated[
         ManifestKind | None,
         typer.Option("--as", help="Kind of the document. Default: a CronWorkflow for a CronPipeline, else a Workflow."),
@@ -91,17 +88,17 @@ def compile_file(
     """
     screen: Screen = context.obj
     loaded = load_pipeline_file(file, pipeline)
-    options: dict[str, Any] = {"store": named_store(screen, store, loaded.store), "executor_plugin": executor_plugin}
+    url = named_store(screen, store, loaded.store)
     if kind in (None, ManifestKind.WORKFLOW):
         refuse_options(context, {**_ONLY_NAMED, **_ONLY_SCHEDULED}, "it is for a template or schedule; add --as")
     elif kind is not ManifestKind.CRON_WORKFLOW:
         refuse_options(context, _ONLY_SCHEDULED, "it is for a schedule; add --as cronworkflow")
-    compiled = loaded.compile(**options) if kind is None else compile_to_workflow(loaded, **options)
+    compiled = loaded.compile(store=url) if kind is None else compile_to_workflow(loaded, store=url)
     if kind not in (None, ManifestKind.WORKFLOW):
         compiled["spec"].setdefault("serviceAccountName", service_account)
     if kind is ManifestKind.CRON_WORKFLOW:
         given = {"schedules": schedule, "timezone": timezone}
-        cron = _schedule_of(loaded.compile(**options)) | {field: value for field, value in given.items() if value}
+        cron = _schedule_of(loaded.compile(store=url)) | {field: value for field, value in given.items() if value}
         compiled = cron_workflow(compiled, name or loaded.pipeline_name, cron)
     elif kind in _TEMPLATE_KINDS:
         compiled = workflow_template(compiled, name or loaded.pipeline_name, _TEMPLATE_KINDS[kind])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_controller.doctor import CheckStatus, Finding, UnknownValue, failed_checks
@@ -16,7 +16,6 @@ from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
     ClusterOptions,
-    ExecutorPluginOption,
     FormatOption,
     ParameterOption,
     PipelineOption,
@@ -61,7 +60,6 @@ def preflight(
     ] = None,
     cluster: ClusterOptions,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
-    executor_plugin: ExecutorPluginOption = None,
     limit: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=600, help="Time limit for cluster and store.")
     ] = LIMIT_SECONDS,
@@ -78,14 +76,13 @@ def preflight(
     screen: Screen = command.obj
     loaded = load_pipeline_file(file, which)
     url = named_store(screen, store, loaded.store)
-    options = {"store": url, "executor_plugin": executor_plugin}
-    manifest = with_parameters(compile_to_workflow(loaded, **options), parse_parameters(parameter or []), loaded)
+    manifest = with_parameters(compile_to_workflow(loaded, store=url), parse_parameters(parameter or []), loaded)
     rules = load_queues(queues) if queues else None
     api, unasked = _connect(cluster)
     if api is not None:
         command.call_on_close(api.close)
     place = cluster.namespace or (manifest.get("metadata") or {}).get("namespace") or (api.namespace if api else "")
-    subject = build_subject(file, manifest, service_account, place, _find_schedule_complaint(loaded, options))
+    subject = build_subject(file, manifest, service_account, place, _find_schedule_complaint(loaded, url))
     observed = observe_for_preflight(subject, api, unasked, rules, limit, tries_used_store=True)
     findings = run_preflight_checks(subject, _leave_submission_to(cluster.argo_server, observed))
     show_findings(screen, findings, output, {"pipeline": subject.pipeline.name}, _source_lines(subject))
@@ -137,14 +134,14 @@ def _leave_submission_to(argo_server: str | None, observed: PreflightObservation
     return replace(observed, may_submit=UnknownValue(f"argo-server {argo_server} decides who may create Workflows"))
 
 
-def _find_schedule_complaint(pipeline: "AnyPipeline", options: dict[str, Any]) -> str:
+def _find_schedule_complaint(pipeline: "AnyPipeline", store: str | None) -> str:
     """Why the schedule or template of the pipeline cannot be compiled, though its Workflow can."""
     from hera_pipelines import Pipeline
 
     if isinstance(pipeline, Pipeline):
         return ""
     try:
-        pipeline.compile(**options)
+        pipeline.compile(store=store)
     except UsageError as error:
         return str(error)
     return ""

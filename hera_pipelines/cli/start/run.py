@@ -12,7 +12,6 @@ from hera_pipelines.cli.progress.local import ALREADY_STARTED_MESSAGE, record_co
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     SERVICE_ACCOUNT,
-    ExecutorPluginOption,
     ParameterOption,
     PipelineOption,
     ServiceAccountOption,
@@ -50,7 +49,6 @@ Examples:
 _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
     "service_account": "--service-account",
-    "executor_plugin": "--executor-plugin",
     "preflight": "--no-preflight",
 }
 _MAX_NAMED = 10
@@ -66,7 +64,6 @@ def run(
     name: RunNameOption = None,
     options: SubmissionOptions,
     service_account: ServiceAccountOption = SERVICE_ACCOUNT,
-    executor_plugin: ExecutorPluginOption = None,
     preflight: Annotated[
         bool,
         typer.Option(
@@ -103,7 +100,7 @@ def run(
     store = store_for_writing(screen, options.store, pipeline.store)
     queues = options.engine.queues
     queue_names = frozenset(queue.name for queue in load_queues(queues).queues) if queues else None
-    compiled = compile_to_workflow(pipeline, store=store.url, queues=queue_names, executor_plugin=executor_plugin)
+    compiled = compile_to_workflow(pipeline, store=store.url, queues=queue_names)
     manifest = with_parameters(compiled, parse_parameters(parameter or []), pipeline)
     require_values(manifest)
     record_code_version(manifest, read_git_commit(file.parent))
