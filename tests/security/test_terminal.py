@@ -98,8 +98,6 @@ ON_A_CLUSTER = {
     "queues show",
     "queues apply",
     "nodes",
-    "nodes cordon",
-    "nodes uncordon",
     "janitor",
     "doctor",
     "triggers",

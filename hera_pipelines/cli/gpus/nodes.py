@@ -1,11 +1,11 @@
-"""``tiphys nodes``: lists the nodes with GPUs, their use and health, and cordons or uncordons a node.
+"""``tiphys nodes``: lists the nodes with GPUs, their use and health.
 
 With a store, the health also counts slow ranks of gangs, as the services count
 them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,10 +26,9 @@ from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     FormatOption,
     InstallationOptions,
-    ServerOptions,
     with_option_groups,
 )
-from tiphys.errors import ForbiddenError, NotFoundError
+from tiphys.errors import ForbiddenError
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
 from tiphys.records import utc_now
 
@@ -69,24 +68,13 @@ Examples:
   tiphys nodes -n tiphys
   tiphys nodes -n tiphys -o json | jq -r '.nodes[] | select(.verdict != "healthy").name'
   tiphys nodes -n tiphys --store 's3://ml-runs/{namespace}/tiphys'
-  tiphys nodes cordon gpu-7
-"""
-CORDON_EXAMPLES = """\b
-Examples:
-  tiphys nodes cordon gpu-7
-  tiphys nodes uncordon gpu-7
 """
 _COLUMNS = ("NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT", "")
 _HIDDEN_FIRST = ("NVLINK", "RACK", "BLOCK", "OTHERS")
 """Columns that a narrow terminal need not show."""
 _NODE_STYLES = {NodeHealth.HEALTHY: "", NodeHealth.SUSPECT: "yellow", NodeHealth.UNHEALTHY: "bold red"}
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `tiphys nodes` shows it.")]
 
-app = typer.Typer(help="List the nodes with GPUs, with free GPUs and health.", invoke_without_command=True)
-
-
-@app.callback(epilog=NODES_EXAMPLES)
 @with_option_groups
 def nodes(
     command: typer.Context,
@@ -111,8 +99,6 @@ def nodes(
     cluster; a service also remembers failures of deleted pods. The namespace is
     the one that Tiphys is installed in.
     """
-    if command.invoked_subcommand is not None:
-        return
     screen: Screen = command.obj
     api = installation.connect()
     command.call_on_close(api.close)
@@ -144,26 +130,6 @@ def nodes(
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
         return
     screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed), hide=_HIDDEN_FIRST)
-
-
-@app.command(epilog=CORDON_EXAMPLES)
-@with_option_groups
-def cordon(command: typer.Context, node: NodeArgument, server: ServerOptions) -> None:
-    """Cordon a node, so that it receives no new pods.
-
-    Does the same as `kubectl cordon`. Pods on the node continue.
-    """
-    _set_unschedulable(command, node, server, unschedulable=True)
-
-
-@app.command(epilog=CORDON_EXAMPLES)
-@with_option_groups
-def uncordon(command: typer.Context, node: NodeArgument, server: ServerOptions) -> None:
-    """Uncordon a node.
-
-    Other evidence against the node still counts.
-    """
-    _set_unschedulable(command, node, server, unschedulable=False)
 
 
 def apply_cluster_nodes(api: "KubeApi", state: LedgerState, note: Callable[[str], object]) -> LedgerState:
@@ -221,28 +187,6 @@ def count_unplaced_gpus(api: "KubeApi", leases: Sequence[Lease]) -> Counter[str]
         if facts is not None and facts.attempt in attempts:
             used[facts.node] += facts.gpus
     return used
-
-
-def _set_unschedulable(command: typer.Context, host: str, server: InstallationOptions, *, unschedulable: bool) -> None:
-    from tiphys_plugin.nodes.node import observe_nodes
-
-    from tiphys.kube.resources import NODES
-
-    screen: Screen = command.obj
-    api = server.connect()
-    command.call_on_close(api.close)
-    observed = _find_node(host, observe_nodes(api.list(NODES).items, (), ClusterNodes(), utc_now()))
-    api.patch(NODES, None, observed.object_name, {"spec": {"unschedulable": unschedulable or None}})
-    screen.note(
-        f"{host} receives no new pods; pods on it continue" if unschedulable else f"{host} is no longer cordoned"
-    )
-
-
-def _find_node(host: str, observed_nodes: "Iterable[ObservedNode]") -> "ObservedNode":
-    for observed in observed_nodes:
-        if host in (observed.node.name, observed.object_name):
-            return observed
-    raise NotFoundError(f"there is no node {host} with GPUs; `tiphys nodes` lists the nodes")
 
 
 def describe_node_status(observed: "ObservedNode") -> str:

@@ -1,4 +1,4 @@
-"""``tiphys nodes``: what a person sees of the nodes, and what cordon does."""
+"""``tiphys nodes``: what a person sees of the nodes."""
 
 import json
 from dataclasses import replace
@@ -85,17 +85,6 @@ def test_queues_that_ignore_nodes_are_named_beside_the_nodes(desk):
     assert code == 0
     assert "n1" in out
     assert "the queues ignore the nodes of the cluster" in err
-
-
-def test_a_node_is_cordoned_and_back(desk):
-    desk.queues("apply", text=BY_NODES)
-    assert desk.tiphys("nodes", "cordon", "n1")[0] == 0
-    assert desk.api.get(NODES, None, "n1")["spec"]["unschedulable"] is True
-    assert desk.tiphys("nodes", "uncordon", "n1")[0] == 0
-    assert "unschedulable" not in desk.api.get(NODES, None, "n1")["spec"]
-    code, _, err = desk.tiphys("nodes", "cordon", "n9")
-    assert code == 3
-    assert "there is no node n9 with GPUs" in err
 
 
 def test_why_goes_by_the_nodes_that_there_are(desk):
