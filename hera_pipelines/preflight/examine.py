@@ -30,9 +30,7 @@ _OF_THE_WORKFLOW = (
     checks_steps.check_deadlines,
     checks_steps.check_retries,
     checks_steps.check_checkpoints,
-    checks_program.check_gang_images,
     checks_program.check_images,
-    checks_program.check_data,
 )
 
 

@@ -55,8 +55,6 @@ class PodTemplate:
     """The step, or the template itself if it belongs to a plain task or to several steps."""
     containers: tuple[Manifest, ...]
     """Main containers first in each pod; those of init containers and sidecars follow."""
-    main_images: tuple[str, ...]
-    """Image of the main container of each kind of pod: several for a resource with several roles."""
     volumes: tuple[Manifest, ...]
     members: int = 1
     """Pods of one attempt that run at the same time."""
@@ -190,7 +188,6 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                 template=name,
                 step=step,
                 containers=(*main, *extra),
-                main_images=(str(main[0].get("image") or ""),),
                 volumes=(*shared, *(template.get("volumes") or [])),
                 fan_out=name in repeated,
             )
@@ -207,7 +204,6 @@ def _iter_pods(subject: PreflightSubject) -> Iterator[PodTemplate]:
                         for field in _CONTAINER_FIELDS
                         for container in spec.get(field) or []
                     ),
-                    main_images=tuple(str(spec["containers"][0].get("image") or "") for spec in specs),
                     volumes=tuple(chain.from_iterable(spec.get("volumes") or [] for spec in specs)),
                     members=members,
                     spread=gang is not None,
@@ -263,7 +259,7 @@ def _find_repeated_templates(spec: Manifest) -> set[str]:
     open_names = [
         str(call.get("template", ""))
         for template in templates.values()
-        for call in iter_calls(template)
+        for call in _iter_calls(template)
         if is_fan_out(call)
     ]
     found: set[str] = set()
@@ -271,11 +267,11 @@ def _find_repeated_templates(spec: Manifest) -> set[str]:
         name = open_names.pop()
         if name not in found:
             found.add(name)
-            open_names += [str(call.get("template", "")) for call in iter_calls(templates.get(name, {}))]
+            open_names += [str(call.get("template", "")) for call in _iter_calls(templates.get(name, {}))]
     return found
 
 
-def iter_calls(template: Manifest) -> Iterator[Manifest]:
+def _iter_calls(template: Manifest) -> Iterator[Manifest]:
     """Tasks of a DAG, or steps of a list of steps."""
     yield from list_declared(template, "dag", "tasks")
     yield from chain.from_iterable(template.get("steps") or [])
@@ -316,7 +312,7 @@ def _find_yaml_lines(file: Path) -> Mapping[str, int]:
         for name, line in document.lines.items():
             lines.setdefault(_plain_name(name), line)
         for template in document.workflow_spec.get("templates") or []:
-            for call in iter_calls(template):  # a step has the name of its task
+            for call in _iter_calls(template):  # a step has the name of its task
                 if line := document.lines.get(str(call.get("template")), 0):
                     lines.setdefault(_plain_name(str(call.get("name"))), line)
     return lines

@@ -68,7 +68,7 @@ def preflight(
     """Find out what would go wrong with a pipeline, before it is submitted.
 
     Looks at store, cluster, rights, GPU queues, claims, Secrets, grace periods,
-    retries, images, data and size. Nothing is submitted, nothing in the cluster is
+    retries, images and size. Nothing is submitted, nothing in the cluster is
     changed, and no content of a Secret is read. Without a kubeconfig, the checks
     that need no cluster are made. Exit code 1 if something will go wrong; warnings
     and what could not be checked do not count.
