@@ -86,7 +86,6 @@ READS: dict[str, list[list[str]]] = {
     "checkpoint list": [["checkpoint", "list", RUN, "-o", form] for form in FORMS],
     "checkpoint show": [["checkpoint", "show", RUN, "1-10", "-o", form] for form in FORMS],
     "checkpoint diff": [["checkpoint", "diff", RUN, "1-10", "latest", "-o", form] for form in FORMS],
-    "checkpoint advice": [["checkpoint", "advice", RUN, "-o", form] for form in FORMS],
     "checkpoint pin": [["checkpoint", "pin", RUN, "1-99", "--name", "mine"]],
     "checkpoint unpin": [["checkpoint", "unpin", RUN, "1-99", "--name", "mine"]],
 }
@@ -111,10 +110,6 @@ OF_FILES = {
     "run",
     "compile",
     "simulate",
-    "config",
-    "config set",
-    "config unset",
-    "config use",
 }
 """They read files of the person who calls them; live progress and the pages of `ui` have their own tests."""
 

@@ -33,7 +33,7 @@ def offered(process: ForkingProcess, folder: Path, line: str, **variables: str) 
     """What bash offers for the last word of ``line``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
     asked = {"_TIPHYS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    none = {"XDG_CONFIG_HOME": str(folder / "none"), "AWS_EC2_METADATA_DISABLED": "true"}
+    none = {"AWS_EC2_METADATA_DISABLED": "true"}
     done = process.run(COMMAND, cwd=folder, environ={**kept, **none, **asked, **variables})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()

@@ -71,7 +71,7 @@ def test_changed_data_is_drift_and_trains_again(tiphys: Command, tmp_path: Path)
 
 
 @pytest.mark.heavy
-def test_a_fork_on_new_data_trains_again_and_says_what_differs(tiphys: Command, tmp_path: Path) -> None:
+def test_a_fork_on_new_data_trains_again(tiphys: Command, tmp_path: Path) -> None:
     write_lock(tmp_path, OLD)
     file = write_pipeline(tmp_path / "code")
     assert tiphys("run", file, "--run", "tiny-1").code == 0
@@ -82,9 +82,6 @@ def test_a_fork_on_new_data_trains_again_and_says_what_differs(tiphys: Command, 
     assert forked.code == 0
     assert f"fork: fit: data data/train md5 {OLD} → md5 {NEW}" in forked.err
     assert small_pipeline.ran(tmp_path / "code").count("fit") == 2
-    differences = json.loads(tiphys("runs", "diff", "tiny-1", "tiny-2", "-o", "json").out)["differences"]
-    found = [(one["before"], one["after"]) for one in differences if one["field"] == "data/train"]
-    assert found == [(f"md5 {OLD}", f"md5 {NEW}")]
 
 
 def test_without_a_lock_nothing_is_submitted_or_changed(tiphys: Command, tmp_path: Path) -> None:

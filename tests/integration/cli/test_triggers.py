@@ -126,14 +126,3 @@ def test_a_namespace_without_triggers_says_so(tiphys: Command, server: KubeServe
     said = tiphys("triggers", "-n", "ml", "--store", "store", "--kubeconfig", kubeconfig(server, tmp_path))
     assert (said.code, said.out) == (0, "")
     assert "has no WorkflowTemplate with a trigger" in said.err
-
-
-def test_triggers_are_those_of_the_namespace_of_the_profile(
-    tiphys: Command, server: KubeServer, tmp_path: Path
-) -> None:
-    declare(server, "on-object", since="2026-05-04T12:00:00Z")
-    store = DirectoryStore(tmp_path / "store")
-    asked = ("triggers", "--store", store.folder, "--kubeconfig", kubeconfig(server, tmp_path))
-    assert "on-object" not in tiphys(*asked).out
-    tiphys("config", "set", "namespace", "ml")
-    assert "on-object" in tiphys(*asked).out

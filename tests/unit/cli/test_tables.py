@@ -170,12 +170,6 @@ def test_wide_is_the_table_of_a_pipe(store: None, monkeypatch: pytest.MonkeyPatc
     assert "SUBMISSIONS" in piped.out
 
 
-def test_a_table_without_columns_to_hide_is_wide_as_well(store: None) -> None:
-    shown = on_pipe(lambda: main(["runs", "diff", RUN, RUN, "-o", "wide"]))
-    assert shown.out == ""
-    assert "do not differ" in shown.err
-
-
 def test_colour_is_for_terminals_that_want_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = lambda: Screen().table(("A",), [(Text("bad", style="red"),)])  # noqa: E731
     assert "\x1b[31mbad" in on_terminal(call).out
