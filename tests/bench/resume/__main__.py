@@ -16,7 +16,7 @@ from bench.aims import has_missed_count, number_line, verdicts
 from bench.checkpoint.server import S3, s3_server
 from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
-from bench.resume import decide, goodput, healthy, plan, poison, simulated, webhooks
+from bench.resume import decide, goodput, healthy, plan, poison, webhooks
 from bench.resume.report import AIMS, QUICK_AIMS, values
 
 PARTS: dict[str, Callable[[S3, bool], dict[str, Any]]] = {
@@ -26,7 +26,6 @@ PARTS: dict[str, Callable[[S3, bool], dict[str, Any]]] = {
     "healthy": lambda _, quick: healthy.measure(quick),
     "poison": lambda _, quick: poison.measure(quick),
     "goodput": lambda _, quick: goodput.measure(quick),
-    "simulated": lambda _, quick: simulated.measure(quick),
 }
 
 
