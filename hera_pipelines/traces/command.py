@@ -7,7 +7,6 @@ each time.
 import json
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318 tiphys traces digits-7xk2p
-  tiphys traces digits-7xk2p --follow
   tiphys traces --since 2h
   tiphys traces digits-7xk2p -o json | jq .name
 """
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _BATCH_SPANS = 100
-POLL_SECONDS = 10.0
 
 
 def traces(
@@ -48,9 +45,6 @@ def traces(
         list[str] | None,
         typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.", autocompletion=complete_run),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Send new spans of the named runs until they have ended.")
-    ] = False,
     since: Annotated[
         str, typer.Option("--since", metavar="DURATION", help="Only spans that ended since then, such as 2h or 3d.")
     ] = "",
@@ -65,31 +59,20 @@ def traces(
     -o json prints them instead, one on a line.
     """
     screen: Screen = context.obj
-    if follow and not runs:
-        raise UsageError("--follow needs the names of runs; for all runs, repeat the command with --since")
     begin = (utc_now() - timedelta(seconds=parse_duration_seconds(since))).timestamp() if since else 0.0
     run_store = existing_store(screen, store)
     _require_library()
     from hera_pipelines.traces.spans import describe_service
 
     collector = _Collector() if output is Format.TABLE else None
-    resource, sent = describe_service(), set[int]()
-
-    ended = False
-    while True:
-        names = runs or list_runs(run_store)
-        histories: Iterable[RunHistory] = (RunHistory.for_display(run_store, name) for name in names)
-        if follow:  # the submissions are read before the rest: a run that ends in between is looked at once more
-            histories = list(histories)
-            ended = all(submission.end for history in histories for submission in history.submissions)
-        derived = _derive_spans(screen, histories, resource, is_strict=bool(runs))
-        new = (span for span in derived if span.context.span_id not in sent and (span.end_time or 0) >= begin * 1e9)
-        complete = _send(screen, new, collector, sent, follow) if collector else _print(screen, new, output, sent)
-        if not follow or (ended and complete):
-            break
-        time.sleep(POLL_SECONDS)
-    if collector:
-        screen.note(f"sent {len(sent)} span{'' if len(sent) == 1 else 's'}")
+    histories = (RunHistory.for_display(run_store, name) for name in runs or list_runs(run_store))
+    derived = _derive_spans(screen, histories, describe_service(), is_strict=bool(runs))
+    spans = (span for span in derived if (span.end_time or 0) >= begin * 1e9)
+    if collector is None:
+        _print(screen, spans, output)
+        return
+    sent = _send(spans, collector)
+    screen.note(f"sent {sent} span{'' if sent == 1 else 's'}")
 
 
 def _derive_spans(
@@ -180,31 +163,25 @@ def _check_settings() -> None:
         raise SettingsError(f"{name} is no URL of a collector; it must begin with http:// or https://")
 
 
-def _print(screen: Screen, spans: "Iterator[ReadableSpan]", output: Format, sent: set[int]) -> bool:
-    """Print ``spans``, each at once for a reader that follows, and add them to ``sent``; True, as all were taken."""
+def _print(screen: Screen, spans: "Iterator[ReadableSpan]", output: Format) -> None:
     for span in spans:
         if output is Format.YAML:
             screen.write("---")
         screen.document(json.loads(span.to_json()), output, indent=None)
-        screen.out.file.flush()
-        sent.add(span.context.span_id)
-    return True
 
 
-def _send(
-    screen: Screen, spans: "Iterator[ReadableSpan]", collector: _Collector, sent: set[int], patient: bool
-) -> bool:
-    """Send ``spans`` and add them to ``sent``; whether the collector took all. ``patient``: say so if it did not.
+def _send(spans: "Iterator[ReadableSpan]", collector: _Collector) -> int:
+    """Send ``spans``; returns their number.
 
     Raises:
-        StoreError: the collector did not take spans, and ``patient`` is False.
+        StoreError: the collector did not take all.
     """
+    sent = 0
     while batch := list(islice(spans, _BATCH_SPANS)):
         if reason := collector.take(batch):
-            problem = f"the OpenTelemetry collector took {len(sent)} spans and then failed ({reason})"
-            if not patient:
-                raise StoreError(f"{problem}; run the command again, which sends equal ids for equal spans")
-            screen.note(f"{problem}; it is tried again")
-            return False
-        sent.update(span.context.span_id for span in batch)
-    return True
+            raise StoreError(
+                f"the OpenTelemetry collector took {sent} spans and then failed ({reason}); run the command again, "
+                "which sends equal ids for equal spans"
+            )
+        sent += len(batch)
+    return sent

@@ -4,7 +4,6 @@
 |---------------------------------------------|-------------------------------------------------|
 | a run that failed, and was resumed          | a trace with the spans of both submissions      |
 | the same again                              | the same bytes                                  |
-| a run that goes on, `--follow`              | each span when it has ended, until the run has  |
 | no collector, a failing one, a disabled one | says so; nothing is lost, no secret is printed  |
 """
 
@@ -239,31 +238,6 @@ def test_without_an_answer_nothing_is_lost_and_no_secret_is_printed(
     assert SECRET not in answer.err + caplog.text
 
 
-def test_following_sends_each_span_once_and_survives_an_outage(
-    tiphys: Command, tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = stored_run(tmp_path)
-    collector.status = 500
-    polls: list[float] = []
-
-    def pause(seconds: float) -> None:
-        """Between polls the collector comes back, and then the run ends."""
-        polls.append(seconds)
-        if len(polls) == 1:
-            collector.status = 200
-        elif len(polls) == 2:
-            assert names(collector) == ["fit attempt 1"]
-            finish(store)
-
-    monkeypatch.setattr(command.time, "sleep", pause)
-    answer = tiphys("traces", RUN, "--follow")
-
-    assert answer.code == 0
-    assert "it is tried again" in answer.err
-    assert sorted(names(collector)) == ["digits", "fit", "fit attempt 1", "fit attempt 2"]
-    assert polls == [command.POLL_SECONDS] * 2
-
-
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
@@ -301,7 +275,6 @@ def test_without_the_library_its_extra_is_named(
     assert (answer.code, "pip install 'tiphys[otel]'" in answer.error) == (2, True)
 
 
-def test_traces_of_unknown_runs_cannot_be_followed(tiphys: Command, tmp_path: Path) -> None:
+def test_traces_of_an_unknown_run_are_an_error(tiphys: Command, tmp_path: Path) -> None:
     stored_run(tmp_path)
-    assert "--follow needs the names of runs" in tiphys("traces", "--follow").error
     assert tiphys("traces", "other", "-o", "json").code == 3
