@@ -111,7 +111,7 @@ COMMAND_GROUPS = {
         ),
     },
     "Store": {
-        "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.store.checkpoint"),
+        "checkpoint": CommandSource("List, inspect and pin checkpoints of a run.", "cli.store.checkpoint"),
         "cache": CommandSource("Show and drop results that steps share between runs.", "cli.store.cache"),
         "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.store.gc", "gc"),
         "janitor": CommandSource(

@@ -4,7 +4,7 @@
 |---|---|
 | each text of each record of a run, with a valid seal | every command that reads a store |
 | all texts together that still make a readable run | the same commands, on a pipe and on a terminal |
-| names of objects in storage, and the state of a training | the same commands, `checkpoint diff` |
+| names of objects in storage | the same commands |
 | the GPU ledger, and Workflow objects | `why`, `queues show`, `nodes`, live progress |
 | the log of a program, a traceback, the log of the plugin | `logs`, `run`, `--verbose` |
 | names in pictures | SVG and HTML |
@@ -40,7 +40,6 @@ from support.builders.ledger import lease, ledger_status, waiting
 from support.builders.lineage import RUN
 from support.servers.kube_server import serving
 from support.stories.kubeconfig_folder import QUEUES, Desk
-from support.stories.sessions import open_session, state_at
 from tiphys_controller import describe_run
 from tiphys_controller.goodput import measure_time_usage
 from tiphys_plugin.quota.lease import LedgerState
@@ -85,7 +84,6 @@ READS: dict[str, list[list[str]]] = {
     "stop": [["stop", RUN]],
     "checkpoint list": [["checkpoint", "list", RUN, "-o", form] for form in FORMS],
     "checkpoint show": [["checkpoint", "show", RUN, "1-10", "-o", form] for form in FORMS],
-    "checkpoint diff": [["checkpoint", "diff", RUN, "1-10", "latest", "-o", form] for form in FORMS],
     "checkpoint pin": [["checkpoint", "pin", RUN, "1-99", "--name", "mine"]],
     "checkpoint unpin": [["checkpoint", "unpin", RUN, "1-99", "--name", "mine"]],
 }
@@ -268,18 +266,6 @@ def test_half_a_character_is_no_way_around(folder: Path) -> None:
     """Where a locale has no UTF-8, Python writes the surrogate U+DC9B as the byte 9B: a control sequence."""
     shown = on_pipe(lambda: Screen().write("a\udc9b2Jb"))
     assert shown.out == "a\ufffd2Jb\n"
-
-
-def test_the_state_of_a_training(store: DirectoryStore) -> None:
-    write_full_run(store)
-    with open_session(store, 3, admit=True) as session:
-        session.save(40, {**state_at(40), "note": "plain"}).wait()
-        session.save(50, {**state_at(50), f"weights {HOSTILE}": state_at(50), "note": HOSTILE}).wait()
-    for form in FORMS:
-        arguments = ["checkpoint", "diff", RUN, "3-40", "3-50", "-o", form]
-        for shown in (on_pipe(tiphys(*arguments)), on_terminal(tiphys(*arguments))):
-            assert MARK in shown.out
-            assert_contained(shown, arguments, terminal=True)
 
 
 @pytest.fixture

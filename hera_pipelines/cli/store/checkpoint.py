@@ -1,12 +1,12 @@
 """``tiphys checkpoint``: commands for single checkpoints of a run.
 
-``list``, ``show`` and ``diff`` inspect and compare checkpoints; ``pin`` and
-``unpin`` protect them from retention.
+``list`` and ``show`` print their facts; ``pin`` and ``unpin`` protect them from
+retention.
 """
 
 import getpass
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -15,14 +15,6 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
-from tiphys.checkpoint.restore.inspect import (
-    ArrayStatistics,
-    CheckpointDifference,
-    LeafDifference,
-    ValueDifference,
-    compare_checkpoints,
-    flatten_provenance,
-)
 from tiphys.errors import NotFoundError, ObjectMissingError, UsageError
 from tiphys.lineage import CheckpointNode, CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
@@ -149,11 +141,6 @@ Examples:
   tiphys checkpoint show digits-7xk2p latest
   tiphys checkpoint show digits-7xk2p/fit 3-1200 -o json | jq .facts
 """
-DIFF_EXAMPLES = """\b
-Examples:
-  tiphys checkpoint diff digits-7xk2p 2-1190 latest
-  tiphys checkpoint diff digits-7xk2p/fit 2-1190 3-1200 --values
-"""
 
 CheckpointOrLatestArgument = Annotated[
     str,
@@ -208,46 +195,6 @@ def show(
         screen.document({**document, **manifest.model_dump(mode="json")}, output)
 
 
-def diff(
-    context: typer.Context,
-    where: RunStepArgument,
-    before: CheckpointOrLatestArgument,
-    after: CheckpointOrLatestArgument,
-    values: Annotated[bool, typer.Option("--values", help="Measure how far array values differ.")] = False,
-    store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Compare two checkpoints: facts, metrics, arrays and values.
-
-    Arrays are compared by the hash of their bytes. Every byte is read and verified.
-    """
-    screen: Screen = context.obj
-    run_store = existing_store(screen, store)
-    first, first_manifest = _read_checkpoint(run_store, where, before)
-    second, second_manifest = _read_checkpoint(run_store, where, after)
-    difference = _compute_difference((first.store, first_manifest), (second.store, second_manifest), values=values)
-    if output != Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "CheckpointDifference", **difference.model_dump(mode="json")}
-        screen.document(document, output)
-        return
-    rows = list(_difference_rows(difference))
-    if rows:
-        screen.table(("WHAT", str(difference.before), str(difference.after), "DIFFERENCE"), rows)
-    if difference.note:
-        screen.note(f"arrays were not compared: {difference.note}")
-    else:
-        screen.note(f"{difference.same} arrays and values are equal, {len(difference.changes)} differ")
-
-
-def _compute_difference(
-    before: tuple[Store, CheckpointManifest], after: tuple[Store, CheckpointManifest], *, values: bool
-) -> CheckpointDifference:
-    try:
-        return compare_checkpoints(before, after, values=values)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"--values needs {error.name}: install tiphys[numpy], or leave the option out") from error
-
-
 def _read_checkpoint(store: Store, where: str, which: str) -> tuple[LocatedCheckpoint, CheckpointManifest]:
     checkpoint = _find_latest(store, where) if which == "latest" else find_checkpoint(store, where, which)
     try:
@@ -281,7 +228,7 @@ def _checkpoint_row(step: str, node: CheckpointNode) -> tuple[str | Text, ...]:
 def _fact_rows(manifest: CheckpointManifest, *, is_quarantined: bool) -> Iterator[tuple[str, Any]]:
     yield "lineage", manifest.lineage
     yield "quarantined", "yes" if is_quarantined else "no"
-    yield from flatten_provenance(manifest).items()
+    yield from _flatten_provenance(manifest)
     yield from ((f"metrics.{name}", value) for name, value in manifest.metrics.items())
     yield "parent", manifest.parent or "none"
     yield "restored", manifest.restored or "none"
@@ -291,41 +238,22 @@ def _fact_rows(manifest: CheckpointManifest, *, is_quarantined: bool) -> Iterato
     yield "upload_seconds", manifest.upload_seconds
 
 
-def _difference_rows(difference: CheckpointDifference) -> Iterator[tuple[str, ...]]:
-    yield from _pair_rows("fact", difference.facts)
-    yield from _pair_rows("metric", difference.metrics)
-    size = difference.size_bytes
-    if size.before != size.after:
-        yield "size", format_bytes(size.before), format_bytes(size.after), ""
-    for change in difference.changes:
-        yield change.path, change.before or "-", change.after or "-", _format_change(change)
-
-
-def _pair_rows(what: str, pairs: Iterable[ValueDifference]) -> Iterator[tuple[str, ...]]:
-    for pair in pairs:
-        yield f"{what} {pair.name}", _format_value(pair.before), _format_value(pair.after), ""
-
-
-def _format_change(change: LeafDifference) -> str:
-    statistics: ArrayStatistics | None = change.statistics
-    if statistics is None:
-        return change.kind.value
-    nans = f", {statistics.not_finite} not finite" if statistics.not_finite else ""
-    return (
-        f"{statistics.changed} of {statistics.total} differ, by at most {statistics.largest:.4g}, "
-        f"{statistics.mean:.4g} on average, {statistics.relative:.4g} of the norm{nans}"
-    )
+def _flatten_provenance(manifest: CheckpointManifest) -> Iterator[tuple[str, Any]]:
+    """The known facts about how a checkpoint came to be."""
+    facts = manifest.facts.model_dump(mode="json")
+    nested = {f"versions.{name}": version for name, version in facts.pop("versions").items()}
+    nested |= {f"data_position.{name}": value for name, value in facts.pop("data_position").items()}
+    own = {"global_step": manifest.global_step, "attempt": manifest.attempt, "framework": manifest.framework}
+    flat = {**own, "saved_because": manifest.reason, **facts, **nested}
+    return ((name, value) for name, value in flat.items() if value not in (None, ""))
 
 
 def _format_value(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-app = typer.Typer(
-    help="List, inspect, compare and pin checkpoints of a run.", epilog=LIST_EXAMPLES, no_args_is_help=True
-)
+app = typer.Typer(help="List, inspect and pin checkpoints of a run.", epilog=LIST_EXAMPLES, no_args_is_help=True)
 app.command("list", epilog=LIST_EXAMPLES)(list_checkpoints)
 app.command("show", epilog=SHOW_EXAMPLES)(show)
-app.command("diff", epilog=DIFF_EXAMPLES)(diff)
 app.command("pin", epilog=PIN_EXAMPLES)(pin)
 app.command("unpin", epilog=UNPIN_EXAMPLES)(unpin)

@@ -1,10 +1,9 @@
-"""`tiphys checkpoint list`, `show` and `diff`, over a run with two checkpoints."""
+"""`tiphys checkpoint list` and `show`, over a run with two checkpoints."""
 
 import json
 from pathlib import Path
 
 import pytest
-import yaml
 from support.builders.lineage import write_run
 from support.stories.sessions import open_session, state_at
 
@@ -47,29 +46,10 @@ def test_show_names_what_it_was_made_with(tiphys: Command, store: Path) -> None:
     assert {"lineage", "global_step", "world_size", "versions.python", "size", "parent"} <= set(names)
 
 
-def test_diff_shows_what_changed_and_how_far(tiphys: Command, store: Path) -> None:
-    answer = tiphys("checkpoint", "diff", "digits-1", IDS[0], "latest", "--values", "--store", store)
-    assert answer.code == 0
-    assert "fact global_step" in answer.out
-    assert "differ" in answer.err
-    document = yaml.safe_load(
-        tiphys("checkpoint", "diff", "digits-1", IDS[0], IDS[-1], "-o", "yaml", "--store", store).out
-    )
-    assert document["kind"] == "CheckpointDifference"
-    assert {change["kind"] for change in document["changes"]} == {"value"}
-
-
-def test_a_checkpoint_does_not_differ_from_itself(tiphys: Command, store: Path) -> None:
-    answer = tiphys("checkpoint", "diff", "digits-1", IDS[0], IDS[0], "--store", store)
-    assert (answer.code, answer.out) == (0, "")
-    assert ", 0 differ" in answer.err
-
-
 def test_looking_writes_nothing(tiphys: Command, store: Path) -> None:
     before = snapshot(store)
     tiphys("checkpoint", "list", "digits-1", "--store", store)
     tiphys("checkpoint", "show", "digits-1", "latest", "--store", store)
-    tiphys("checkpoint", "diff", "digits-1", IDS[0], "latest", "--store", store)
     assert snapshot(store) == before
 
 
@@ -78,7 +58,6 @@ def test_looking_writes_nothing(tiphys: Command, store: Path) -> None:
     [
         (["show", "digits-1", "7-7"], 3, "has no checkpoint 7-7"),
         (["show", "digits-1", "newest"], 2, "names no checkpoint"),
-        (["diff", "digits-1", "latest", "9-9"], 3, "has no checkpoint 9-9"),
         (["list", "digits-1/report"], 3, "has no step 'report'; it has: fit"),
         (["list", "other"], 3, "no run 'other'"),
     ],

@@ -1,1 +1,1 @@
-"""From a committed checkpoint to a state in memory: choosing, reading, verifying and inspecting it."""
+"""From a committed checkpoint to a state in memory: choosing, reading and verifying it."""
