@@ -99,7 +99,7 @@ test-kueue: setup  ## run the tests of Kueue as the ledger on a cluster that has
 bench-argo: setup  ## measure complete Workflows on a cluster with Argo; adds to reports/argo.json (ONLY=line, REQUEUE=2s, QUICK=1: no report)
 	@PYTHONPATH=tests $(RUN) python -m bench.argo $(if $(QUICK),--quick) $(if $(REQUEUE),--requeue $(REQUEUE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TASKS),--tasks $(TASKS)) $(if $(ITEMS),--items $(ITEMS)) $(addprefix --only ,$(ONLY))
 
-bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
+bench-cluster: setup  ## measure what steps cost the shared agent on a cluster; writes tests/bench/reports/cluster.json
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench $(if $(QUICK),--quick)
 
 bench-checkpoint: setup  ## measure what checkpoints cost; writes reports/checkpoint.json (QUICK=1: no report; LONG=1: all parts)

@@ -1,10 +1,11 @@
-"""What plugin steps cost on a cluster: ``python -m bench.cluster_bench``, with ``tests`` on PYTHONPATH.
+"""What steps cost the shared agent on a cluster: ``python -m bench.cluster_bench``, with ``tests`` on PYTHONPATH.
 
 After each round comes its baseline: for as many steps one PUT to storage and one patch of an object, in a row.
 
 It needs a cluster whose API server and S3 server this machine reaches: that of
 KUBECONFIG, or the project's own, which it starts. Everything but the load
-itself is real. The report goes to ``tests/bench/reports/cluster.json``.
+itself is real. `bench.argo` measures mode ``sidecar``. The report goes to
+``tests/bench/reports/cluster.json``.
 """
 
 import argparse
@@ -19,11 +20,10 @@ from bench import processes
 from bench.aims import Aim, Measured, verdicts
 from bench.latency import Answers, one_round
 from bench.machine import NoiseProbe, describe_noise, machine
-from bench.place import Place, image, place
+from bench.place import Place, place
 from bench.progress import say
 from bench.requests import counted
 from bench.samples import percentile, ratio, seconds, summary
-from bench.sidecar_mode import installed, sidecar_mode
 from support.processes.agent import AgentProcess
 from support.processes.polling import until
 
@@ -32,8 +32,6 @@ from tiphys.kube.resources import CONFIG_MAPS
 REPORT = Path(__file__).parent / "reports" / "cluster.json"
 ROUNDS = {1: 20, 50: 4, 200: 3, 500: 2}
 """Rounds by number of open steps."""
-SIDECAR_ROUNDS = {1: 5, 50: 2}
-"""Each round is one workflow, with the start of its agent pod."""
 AIMS = {"over_plain_loop": Aim("≤", 1.5), "api_requests_per_step": Aim("≤", 0.5)}
 """Of quick runs, too, which have the same load."""
 STEPS_OF_A_WORKFLOW = 50
@@ -47,10 +45,6 @@ def main() -> int:
     with place() as here:
         report: dict[str, Any] = {"machine": machine(), "settings": settings(here)}
         report["agent"] = agent_mode(here, options.quick)
-        if not options.quick:
-            with installed(here, image(here), "sidecar") as release:
-                report["install_seconds"] = release.install_seconds
-                report["sidecar"] = sidecar_mode(release, SIDECAR_ROUNDS)
     report["noise"] = probe.report()
     if not options.quick:
         REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
@@ -124,25 +118,17 @@ def settings(here: Place) -> dict[str, Any]:
     return {
         "kubernetes": version,
         "rounds": ROUNDS,
-        "sidecar_rounds": SIDECAR_ROUNDS,
         "seed": "none: nothing is random",
         "steps_of_a_workflow": STEPS_OF_A_WORKFLOW,
         "load": "all task sets of a round are created at once; every step is admitted, none needs GPUs",
-        "sidecar": "agent pod and task set are created at once; its main container patches each answer at once, where "
-        "Argo's waits up to ARGO_AGENT_PATCH_RATE",
         "clock": "from the request that creates the task set to the watch event that holds the final answer",
     }
 
 
 def values(report: dict[str, Any]) -> dict[str, Measured]:
-    """The agent's numbers are those of 200 open steps; a sidecar's, those of a workflow's first one."""
+    """Those of 200 open steps."""
     load = report["agent"]["loads"]["200"]
-    found = {name: load[name] for name in ("over_plain_loop", "api_requests_per_step", "p50_ms", "p99_ms")}
-    if "sidecar" in report:
-        found["sidecar_p50_ms"] = report["sidecar"]["loads"]["1"]["p50_ms"]
-        found["sidecar_rss_mib"] = report["sidecar"]["sidecar_after_load"]["rss_mib"]
-        found["install_seconds"] = report["install_seconds"]
-    return found
+    return {name: load[name] for name in ("over_plain_loop", "api_requests_per_step", "p50_ms", "p99_ms")}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -63,16 +63,6 @@ def _empty(store: Store) -> None:
     client.delete_bucket(Bucket=store.bucket)
 
 
-def image(here: Place) -> str:
-    """Reference of the image of service, agent and sidecar, known to the nodes."""
-    if given := os.environ.get("TIPHYS_IMAGE"):
-        return given
-    built = [line.split(maxsplit=1) for line in run_module("cluster.images").stdout.splitlines()]
-    reference, archive = next(pair for pair in built if pair[0].split("/")[-1].startswith("tiphys:"))
-    here.cluster.harness("import", archive)
-    return reference
-
-
 def _cluster() -> Cluster:
     environ = dict(os.environ)
     if "KUBECONFIG" not in environ:

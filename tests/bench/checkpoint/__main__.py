@@ -16,7 +16,6 @@ import boto3
 from bench import page
 from bench.aims import has_missed_count, number_line, verdicts
 from bench.checkpoint import (
-    ceilings,
     corruption,
     drift,
     durable,
@@ -40,7 +39,6 @@ from bench.progress import say
 
 SEED = 5
 PARTS = {
-    "ceilings": ceilings.measure,
     "stall": stall.measure,
     "overlap": overlap.measure,
     "durable": durable.measure,

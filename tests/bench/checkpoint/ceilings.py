@@ -1,43 +1,16 @@
-"""What this machine can do at best: the numbers beside which all others stand."""
+"""What this machine can do at best: that beside which all others stand."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from bench.checkpoint.server import BUCKET, plain_client
-from bench.checkpoint.workload import MIB, State, Workload
-from bench.progress import say
-from bench.samples import seconds, significant, summary
+from bench.checkpoint.server import BUCKET
+from bench.checkpoint.workload import MIB, State
+from bench.samples import seconds
 
-from tiphys.store.buckets.s3_client import make_client
-
-STREAMS = (1, 2, 4, 8)
 _PIECE_BYTES = 32 * MIB
-
-
-def measure(work: Workload) -> dict[str, Any]:
-    whole = joined(work.state)
-    pieces = cut(whole)
-    copy = WarmCopy(work.state)
-    found: dict[str, Any] = {
-        "memcpy_seconds": summary([copy.seconds() for _ in range(max(7, work.repeats))]),
-        "sha256_seconds": {
-            str(threads): summary([sha256_seconds(pieces, threads) for _ in range(work.repeats)]) for threads in (1, 2)
-        },
-    }
-    say("sha256 and memcpy are measured; next, S3 PUT")
-    with work.server.at(None):
-        found["put_one_stream_seconds"] = summary([put_object(plain_client(), whole) for _ in range(work.repeats)])
-        work.server.empty()
-        found["put_parallel_bytes_per_second"] = {}
-        client = make_client()  # that of the store; it sends no checksums, and nothing is hashed here
-        for streams in STREAMS[: 2 if work.quick else None]:
-            rate = _rate(len(whole), lambda streams=streams: _put_all(client, pieces, streams), work.repeats)
-            found["put_parallel_bytes_per_second"][str(streams)] = rate
-            work.server.empty()
-    return found
 
 
 class WarmCopy:
@@ -76,16 +49,3 @@ def put_object(client: Any, data: bytes) -> float:
 
 def joined(state: State) -> bytes:
     return b"".join(array.tobytes() for array in state.values())
-
-
-def _put_all(client: Any, pieces: Sequence[bytes], streams: int) -> None:
-    with ThreadPoolExecutor(streams) as pool:
-
-        def put(index: int) -> None:
-            client.put_object(Bucket=BUCKET, Key=f"pieces/{index}", Body=pieces[index])
-
-        list(pool.map(put, range(len(pieces))))
-
-
-def _rate(size_bytes: int, call: Callable[[], object], repeats: int) -> dict[str, Any]:
-    return summary([significant(size_bytes / seconds(call)) for _ in range(repeats)])
