@@ -2,7 +2,7 @@
 
 Decisions are timed in memory, and through the ledger object of a real API server
 (of KUBECONFIG, or of the project's own cluster, which it starts; ``--quick`` needs
-none). Promises about waiting and sharing are measured in virtual time, by replays of seeded jobs through the
+none). Promises about waiting are measured in virtual time, by replays of seeded jobs through the
 service's own rules, a published trace of tasks is placed on its nodes, one of
 trainings is replayed, and many processes ask one ledger file while some of them
 are killed. The report goes to ``tests/bench/reports/quota.json``. What needs a
@@ -30,29 +30,15 @@ from bench.quota.cluster import admissions
 from bench.quota.decisions import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota.frontier_svg import FRONTIER_PICTURE, render_frontier
 from bench.quota.log_campaign import log_campaign
-from bench.quota.placement import FOLDER, absent, allocation, speed
+from bench.quota.placement import FOLDER, absent, allocation
 from bench.quota.preemption import OTHER_SAVES, preemption
 from bench.quota.report import AIMS, QUICK_AIMS, values
-from bench.quota.workloads import (
-    ARRIVES_SECONDS,
-    GPUS,
-    WEIGHTS,
-    gang_bound,
-    gang_wait,
-    one_queue,
-    saturating,
-    stream,
-    weighted_queues,
-)
 from tiphys_plugin.__main__ import set_gc_thresholds
-from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
-from tiphys_plugin.quota.simulation.results import measure_replay
 
 SEED = 6
 SIZES = ((1_000, 1_000, 1000), (10_000, 1_000, 100), (1_000, 10_000, 100), (10_000, 10_000, 40), (100_000, 10_000, 20))
 """Waiting requests, nodes, and decisions that are timed."""
 QUICK_SIZES = ((1_000, 1_000, 400),)
-HORIZON_SECONDS = 20_000.0
 CAMPAIGNS = ((2, 20_000), (16, 130_000), (64, 60_000))
 """Processes on one ledger file, and what they ask together."""
 QUICK_CAMPAIGNS = ((8, 3_000),)
@@ -63,13 +49,10 @@ QUICK_LOADS = ((1.0, 4.0), 100)
 """What jobs of no priority ask for, as a multiple of all GPUs, and how many of high priority come."""
 SEEDS = range(10)
 QUICK_SEEDS = range(2)
-FLEETS = (1_000, 10_000)
-"""Nodes among which a placement is timed."""
 FAMILIES = (range(2), 300)
 QUICK_FAMILIES = (range(1), 60)
 """Seeds, and jobs of each family."""
-HOURS = 48.0
-QUICK_HOURS = 12.0
+HOURS = 12.0
 
 
 def main() -> int:
@@ -78,7 +61,7 @@ def main() -> int:
     set_gc_thresholds()  # as the service does
     chosen = options.only or [name for name in PARTS if not (options.quick and name == "cluster")]
     report: dict[str, Any] = page.read_report("quota")
-    report |= {"machine": machine(), "settings": settings(options.quick)}
+    report |= {"machine": machine(), "settings": settings()}
     probe = NoiseProbe()
     for part, found in measure(chosen, options.quick):
         report |= found
@@ -160,55 +143,27 @@ def high_priority(quick: bool) -> dict[str, Any]:
     return {"preemption": preemption(*QUICK_LOADS, SEED) if quick else preemption(*LOADS, SEED, OTHER_SAVES)}
 
 
-def starvation() -> dict[str, Any]:
-    """How long a gang that needs every GPU waits in a stream of small jobs, which goes on until the horizon."""
-    jobs = stream(HORIZON_SECONDS, SEED)
-    ours = replay_jobs(one_queue(), jobs)
-    plain = min(HORIZON_SECONDS - ARRIVES_SECONDS, gang_wait(replay_jobs(one_queue(), jobs, POLICIES["skip"])))
-    return {
-        "wait_seconds": gang_wait(ours),
-        "bound_seconds": gang_bound(ours),
-        "skip_wait_seconds": plain,
-        "ratio": round(gang_wait(ours) / plain, 4),
-        "jobs": len(jobs),
-    }
-
-
-def fairness(hours: float) -> dict[str, Any]:
-    """Jain's index over queues that all want more than there is, weights taken into account."""
-    jobs = saturating(hours, SEED)
-    found = measure_replay(replay_jobs(weighted_queues(), jobs))
-    return {"jain": round(found.fairness["lab"], 4), "jobs": len(jobs), "hours": hours}
-
-
-def settings(quick: bool) -> dict[str, Any]:
+def settings() -> dict[str, Any]:
     return {
         "seed": SEED,
         "queues": QUEUES,
         "cohorts": COHORTS,
-        "gpus": GPUS,
-        "weights": WEIGHTS,
-        "horizon_seconds": HORIZON_SECONDS,
-        "hours": QUICK_HOURS if quick else HOURS,
+        "hours": HOURS,
         "decisions": "decide() of requests anywhere in the line, one by one; half of all say how long they take; "
         f"a lease goes and another comes before each {CHANGE_EVERY}th decision",
         "allocation": "tasks of the openb trace in random order, then drawn from it with replacement, until they ask "
         "for all GPUs of the nodes that have any; placed at arrival or never",
-        "starvation": "small jobs with declared durations, and a gang that needs all GPUs",
     }
 
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "attained": attained_service,
     "frontier": frontier,
-    "gang": lambda quick: {"gang_in_stream": order.gang_in_stream(SEED, QUICK_HOURS)},
+    "gang": lambda quick: {"gang_in_stream": order.gang_in_stream(SEED, HOURS)},
     "families": lambda quick: {"families": order.families(*(QUICK_FAMILIES if quick else FAMILIES))},
-    "starvation": lambda quick: {"starvation": starvation()},
-    "fairness": lambda quick: {"fairness": fairness(QUICK_HOURS if quick else HOURS)},
     "preemption": high_priority,
     "allocation": lambda quick: {"allocation": allocation(Path(os.environ[FOLDER]), QUICK_SEEDS if quick else SEEDS)},
     "core": core,
-    "placement": lambda quick: {"placement": {str(nodes): speed(nodes, SEED) for nodes in FLEETS}},
     "campaigns": campaigns,
     "cluster": cluster,
 }

@@ -1,4 +1,4 @@
-"""How much of a real cluster placements fill, and what one costs: the openb trace, by the service's own placement.
+"""How much of a real cluster placements fill: the openb trace, by the service's own placement.
 
 The trace is data of others and not part of the project: ``TIPHYS_TRACES`` is
 the folder that holds its two files (openb_node_list_all_node.csv and
@@ -21,16 +21,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench.samples import percentile
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import WHOLE_GPU, GangRequest, GpuNode, Placement, PodRequest
 from tiphys_plugin.quota.placement.place import find_placement
-from tiphys_plugin.quota.placement.scoring import (
-    BestFitScorer,
-    FragmentationScorer,
-    PlacementPolicy,
-    best_fit,
-)
+from tiphys_plugin.quota.placement.scoring import BestFitScorer, FragmentationScorer, PlacementPolicy
 
 FOLDER = "TIPHYS_TRACES"
 NODES = "openb_node_list_all_node.csv"
@@ -171,42 +165,3 @@ def read_tasks(path: Path) -> list[PodRequest]:
 def _types(spec: str) -> dict[str, Any]:
     types = tuple(dict.fromkeys(spec.split("|")))
     return {"gpu_types": types} if len(types) > 1 else {"gpu_type": types[0] or None}
-
-
-def speed(nodes: int, seed: int, samples: int = 500) -> dict[str, Any]:
-    """Microseconds of a placement on a cluster that is three quarters full: of one pod, and of a gang of many."""
-    draw = random.Random(seed)
-    free = ClusterFreeCapacity(NodeInventory(_node(number) for number in range(nodes)))
-    policy = PlacementPolicy(best_fit)
-    used = 0
-    while used < 6 * nodes:
-        found = find_placement(free, _request(draw), policy)
-        if isinstance(found, Placement):
-            free.allocate(found)
-            used += found.gang.gpus
-    single = [_timed(free, _request(draw), policy) for _ in range(samples)]
-    gangs = [_timed(free, _gang(draw), policy) for _ in range(samples // 5)]
-    return {
-        "nodes": nodes,
-        **{f"single_{name}_us": percentile(single, p) for name, p in (("p50", 50), ("p99", 99))},
-        **{f"gang_{name}_us": percentile(gangs, p) for name, p in (("p50", 50), ("p99", 99))},
-    }
-
-
-def _node(number: int) -> GpuNode:
-    kind = ("A100", "H100")[number // 64 % 2]
-    return GpuNode(name=f"n{number:05}", gpu_type=kind, gpus=8, rack=f"r{number // 16}", block=f"b{number // 256}")
-
-
-def _request(draw: random.Random) -> GangRequest:
-    return GangRequest(PodRequest(draw.choice((1, 1, 1, 2, 4, 8)), draw.choice(("A100", "H100", None))))
-
-
-def _gang(draw: random.Random) -> GangRequest:
-    return GangRequest(PodRequest(draw.choice((2, 4)), draw.choice(("A100", "H100"))), draw.choice((8, 16, 32)))
-
-
-def _timed(free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy) -> float:
-    began = time.perf_counter()
-    find_placement(free, gang, policy)
-    return 1e6 * (time.perf_counter() - began)

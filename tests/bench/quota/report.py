@@ -34,8 +34,6 @@ AIMS = {
     "over_admissions": Aim("≤", 0),
     "leaks": Aim("≤", 0),
     "double_grants": Aim("≤", 0),
-    "skip_wait_ratio": Aim("≤", 0.05),
-    "jain": Aim("≥", 0.98),
 }
 QUICK_AIMS = {name: aim for name, aim in AIMS.items() if name != "decision_p99_over_scan"}
 """Without what needs more samples than a quick run has."""
@@ -105,8 +103,6 @@ def values(report: Mapping[str, Any]) -> dict[str, Measured]:
             name: sum(one[name] for one in report["campaigns"].values())
             for name in ("over_admissions", "leaks", "double_grants")
         },
-        "skip_wait_ratio": report["starvation"]["ratio"],
-        "jain": report["fairness"]["jain"],
     }
 
 

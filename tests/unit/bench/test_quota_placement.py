@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench.quota.placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks, speed
+from bench.quota.placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks
 from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
 
 NODE_LIST = """sn,cpu_milli,memory_mib,gpu,model
@@ -66,9 +66,3 @@ def test_allocation_is_the_mean_of_its_seeds(tmp_path: Path) -> None:
     one = found["fragmentation"]
     assert one["allocated_percent"] == pytest.approx(sum(one["by_seed"]) / 2, abs=0.01)
     assert found["best-fit"]["published_percent"] == 92.9
-
-
-def test_placements_are_timed() -> None:
-    found = speed(32, seed=1, samples=10)
-    assert found["nodes"] == 32
-    assert 0 < found["single_p50_us"] <= found["single_p99_us"]

@@ -13,18 +13,13 @@
 """
 
 import math
+import random
 from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from bench.quota.workloads import (
-    ARRIVES_SECONDS,
-    gang_bound,
-    gang_wait,
-    lending_queues,
-    one_queue,
-    stream,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.ledger import cohort, queues, strict
@@ -32,7 +27,7 @@ from tiphys_plugin.quota.lease import AdmissionReason
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
 from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
-from tiphys_plugin.quota.simulation.results import build_timeline
+from tiphys_plugin.quota.simulation.results import build_timeline, measure_replay
 
 TYPES = ("A100", "T4", None)
 NAMES = ("research", "nightly")
@@ -236,18 +231,87 @@ def test_a_replay_runs_few_cycles_while_no_request_fits() -> None:
     assert replay_jobs(queues(research={"*": 4}), jobs).cycles < 20
 
 
-HORIZON_SECONDS = 4000.0
+GANG, GPUS = "gang", 64
+HORIZON_SECONDS, ARRIVES_SECONDS = 4000.0, 1000.0
+
+
+def one_queue() -> Queues:
+    return Queues.model_validate({"queues": [{"name": "all", "gpus": {"*": GPUS}}]})
+
+
+def lending_queues() -> Queues:
+    """The small jobs live on what the queue of the gang lends."""
+    names = {"all": GPUS, "small": 0}
+    document = [{"name": name, "gpus": {"*": gpus}, "cohort": "lab"} for name, gpus in names.items()]
+    return Queues.model_validate({"queues": document})
+
+
+def stream(horizon_seconds: float, seed: int, queue: str = "all", declared: bool = True) -> list[TraceJob]:
+    """Small jobs that never let all GPUs be free at once, none of which has to wait, and one that needs all GPUs."""
+    draw = random.Random(seed)
+    small = []
+    for number in range(int(horizon_seconds / 10)):
+        duration = draw.randint(100, 300)
+        limit = duration if declared else None
+        small.append(
+            TraceJob(f"small-{number}", 10.0 * number, duration, draw.randint(1, 2), queue, limit_seconds=limit)
+        )
+    return [*small, TraceJob(GANG, ARRIVES_SECONDS, 600, GPUS, "all", limit_seconds=600 if declared else None)]
+
+
+def gang_wait(replay: ReplayResult) -> float:
+    gang = next(run for run in replay.runs if run.job.name == GANG)
+    return gang.started_seconds - gang.submitted_seconds
+
+
+def gang_bound(replay: ReplayResult) -> float:
+    """All that the gang has to wait for: the ends of what runs when it comes. Nobody waits before it."""
+    before = [run for run in replay.runs if run.submitted_seconds < ARRIVES_SECONDS]
+    assert all(run.started_seconds <= ARRIVES_SECONDS for run in before)
+    return max(run.started_seconds + run.job.duration_seconds for run in before) - ARRIVES_SECONDS
 
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize(("rules", "small"), [(one_queue(), "all"), (lending_queues(), "small")])
 def test_a_gang_is_not_starved_by_an_endless_stream_of_small_jobs(rules: Queues, small: str, declared: bool) -> None:
     rules, jobs = strict(rules), stream(HORIZON_SECONDS, seed=6, queue=small, declared=declared)
+    others = [job for job in jobs if job.name != GANG]
+    assert all(later.submit_seconds < job.submit_seconds + job.duration_seconds for job, later in pairwise(others))
     done = replay_jobs(rules, jobs)
     assert 0 < gang_wait(done) <= gang_bound(done) <= 300
     # The same jobs starve it where nothing is reserved: not one second is all free before the stream ends.
     plain = replay_jobs(rules, jobs, POLICIES["skip"])
     assert gang_wait(plain) >= HORIZON_SECONDS - 10 - ARRIVES_SECONDS
+
+
+WEIGHTS = {"one": 1, "two": 2, "four": 4}
+
+
+def weighted_queues() -> Queues:
+    """Three queues without GPUs of their own borrow the same 64."""
+    borrowers = [{"name": name, "gpus": {"*": 0}, "cohort": "lab", "weight": w} for name, w in WEIGHTS.items()]
+    return Queues.model_validate({"queues": [{"name": "owner", "gpus": {"*": GPUS}, "cohort": "lab"}, *borrowers]})
+
+
+def saturating(hours: float, seed: int) -> list[TraceJob]:
+    """Each queue asks for twice what its weight gives it, all the time."""
+    return [job for name in WEIGHTS for job in _asking(name, hours * 3600, random.Random(f"{seed} {name}"))]
+
+
+def _asking(name: str, horizon_seconds: float, draw: random.Random) -> Iterator[TraceJob]:
+    due = GPUS * WEIGHTS[name] / sum(WEIGHTS.values())
+    at, number = 0.0, 0
+    while at < horizon_seconds:
+        gpus, duration = draw.choice((1, 1, 2, 4)), draw.randint(1200, 3600)
+        yield TraceJob(f"{name}-{number}", at, duration, gpus, name)
+        at, number = at + gpus * duration / (2 * due), number + 1
+
+
+def test_queues_that_saturate_get_what_their_weights_promise() -> None:
+    found = measure_replay(replay_jobs(weighted_queues(), saturating(hours=3, seed=1)))
+    hours = {one.queue: one.gpu_hours for one in found.queues if one.queue in WEIGHTS}
+    assert hours["one"] < hours["two"] < hours["four"]
+    assert found.fairness["lab"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_jobs_draw_from_flavors():
