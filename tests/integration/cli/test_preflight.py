@@ -157,15 +157,6 @@ def test_a_table_for_people(tiphys: Command, api: KubeApi, kubeconfig: Path, tmp
     assert "→ pin it: fit@sha256:…" in answer.out
 
 
-def test_a_claim_that_items_share(look: Command, api: KubeApi, tmp_path: Path) -> None:
-    answer = look(write_training(tmp_path, call="with_items=[1, 2]"))
-    [shared] = [one for one in findings(answer) if one["check"] == "volumes"]
-    assert (answer.code, shared["state"]) == (0, "warning")
-    api.patch(PERSISTENT_VOLUME_CLAIMS, "ml", "corpus", {"spec": {"accessModes": ["ReadWriteMany"]}})
-    [shared] = [one for one in findings(look(tmp_path / "digits.py")) if one["check"] == "volumes"]
-    assert shared["state"] == "ok"
-
-
 def test_the_services_are_of_another_version(look: Command, api: KubeApi, tmp_path: Path) -> None:
     labels = {"metadata": {"labels": {"app.kubernetes.io/version": "9.0.0"}}}
     api.patch(CONFIG_MAPS, "ml", "tiphys-executor-plugin", labels)
