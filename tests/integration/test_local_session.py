@@ -1,4 +1,7 @@
-"""Compiled pipelines on this machine: engine, plugin, ledger and store as people use them."""
+"""Compiled pipelines on this machine: engine, plugin, ledger and store as people use them.
+
+What a training meets and how it goes on is in `test_whole_run.py` and `cli/test_survival.py`.
+"""
 
 import errno
 import os
@@ -31,9 +34,9 @@ folder = pathlib.Path(os.environ["TIPHYS_OUTPUT_DATA"])
 (folder / "deep" / "a.txt").write_text("rows")
 """
 
-# Saves one checkpoint per step; dies as told in `plan`, once for each attempt.
+# Saves one checkpoint per step; fails or goes on as told in `plan`, once for each attempt.
 TRAIN = """
-import os, pathlib, signal, sys, time
+import os, pathlib, sys, time
 from tiphys import checkpoint
 
 print("data:", pathlib.Path(os.environ["TIPHYS_INPUT_DATA"], "deep/a.txt").read_text(), flush=True)
@@ -45,11 +48,6 @@ with checkpoint.session() as session:
     print("from:", state["step"], flush=True)
     for step in range(state["step"] + 1, 7 if fate != "hang" else 10**6):
         session.step(step, {"step": step})
-        if fate == "kill" and step == 3:
-            session.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fate == "75" and step == 3:
-            sys.exit(75)
         if fate == "1":
             sys.exit("diverged")
         if fate == "hang":
@@ -138,16 +136,6 @@ def test_a_pipeline_runs_to_its_end_with_a_folder_as_output(desk: Desk) -> None:
     assert [(output.name, output.value) for output in end.outputs] == [("loss", "0.25")]
 
 
-@pytest.mark.parametrize(("fate", "outcomes"), [("75", ["failed:preemption", "done"]), ("kill", ["done"])])
-def test_program_that_is_cut_short_is_followed_by_one_that_resumes(
-    desk: Desk, code: Path, fate: str, outcomes: list[str]
-) -> None:
-    (code / "plan").write_text(fate)
-    assert desk.start() == "Succeeded"
-    assert desk.outcomes("fit") == outcomes
-    assert desk.said("from: ") == ["0", "3"]
-
-
 def test_a_broken_program_ends_its_step_after_one_attempt(desk: Desk, code: Path) -> None:
     (code / "plan").write_text("1 1 1")
     assert desk.start() == "Failed"
@@ -166,16 +154,6 @@ def test_a_broken_program_ends_its_step_after_one_attempt(desk: Desk, code: Path
         live = session.find("default", "night")
     assert live is not None
     assert (live.phase, live.running) == ("Failed", False)
-
-
-def test_a_second_submission_takes_over_what_is_done(desk: Desk, code: Path) -> None:
-    (code / "plan").write_text("1")
-    assert desk.start() == "Failed"
-    (code / "plan").write_text("")
-    assert desk.resume() == "Succeeded"
-    assert desk.outcomes("prep") == ["done"]
-    assert desk.outcomes("fit") == ["failed:user_error", "done"]
-    assert {change.task for change in desk.changes if change.node.startswith("night-2")} == {"", "fit"}
 
 
 def test_a_name_is_taken_once_and_a_workflow_runs_once(desk: Desk) -> None:
@@ -233,25 +211,6 @@ def started(folder: Path, **streams: Any) -> subprocess.Popen[bytes]:
     """An engine in a process of its own."""
     source = ENGINE.format(here=str(Path(__file__).parents[1]), file=__file__, folder=str(folder))
     return subprocess.Popen([sys.executable, "-c", source], **{"stdout": subprocess.PIPE, **streams})
-
-
-@pytest.mark.heavy
-def test_sigterm_stops_the_workflow_and_the_program_saves(desk: Desk, code: Path) -> None:
-    (code / "plan").write_text("hang")
-    with started(desk.folder) as engine:
-        _until(lambda: desk.said("hanging"))
-        engine.send_signal(signal.SIGTERM)
-        output, _ = engine.communicate(timeout=120)
-    assert output == b"Failed\n"
-    [stopped] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
-    assert stopped is not None
-    assert (stopped.stopped, stopped.message, stopped.progress) == (True, "stopped by a person", True)
-    (code / "plan").write_text("")
-    assert desk.resume() == "Succeeded"
-    assert desk.outcomes("fit") == ["fenced", "done"]
-    resumed_from = [int(step) for step in desk.said("from: ")]
-    assert resumed_from[0] == 0
-    assert resumed_from[1] > 0
 
 
 @pytest.mark.heavy
