@@ -104,7 +104,11 @@ COMMAND_GROUPS = {
     "GPUs": {
         "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.gpus.queues"),
         "nodes": CommandSource(
-            "List the nodes with GPUs, with free GPUs and health.", "cli.gpus.nodes", "nodes", "NODES_EXAMPLES", logs=True
+            "List the nodes with GPUs, with free GPUs and health.",
+            "cli.gpus.nodes",
+            "nodes",
+            "NODES_EXAMPLES",
+            logs=True,
         ),
         "simulate": CommandSource(
             "Replay a trace of jobs under the quotas of a queue file.", "cli.gpus.simulate", "simulate"

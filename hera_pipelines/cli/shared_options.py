@@ -441,6 +441,7 @@ PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="Name of the pipeline, if the file defines several.")
 ]
 
+
 def compile_to_workflow(pipeline: "AnyPipeline", **options: Any) -> Manifest:
     """The compiled Workflow of ``pipeline``; of a schedule or template, the Workflow that it starts."""
     from hera_pipelines import Pipeline  # imports Hera, which takes half a second
