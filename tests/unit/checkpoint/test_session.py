@@ -203,6 +203,29 @@ def test_a_corrupt_checkpoint_is_quarantined_reported_and_passed_over(store, cap
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("shift", [0, 1], ids=["equal", "other"])
+def test_a_step_that_its_attempt_has_in_quarantine_stays_there_and_the_next_step_is_saved(
+    store, shift, asynchronous, capsys
+):
+    """As after a restart in the pod: the number of the attempt is the same."""
+    every = SaveInterval(3, "steps")
+    train(store, 6, every=every)
+    flip(store, newest_shards(store, 1, 6)[1])
+    with open_session(store, admit=False, every=every, asynchronous=asynchronous) as session:
+        assert session.restore(default=state_at(0))["step"] == 3
+        for step in range(4, 12):
+            session.step(step, state_at(step) | {"weights": state_at(step)["weights"] + shift})
+            session.flush()
+    assert [commit.global_step for commit in list_commits(store, LINEAGE)] == [9, 7, 6, 3]
+    assert list_quarantined(store, LINEAGE) == {ref(1, 6)}
+    assert session.failed_saves == 1
+    error = capsys.readouterr().err
+    assert "step 6 could not be saved" in error
+    assert "the next step can be saved" in error
+    assert "next try follows" not in error
+
+
 def test_the_next_attempt_does_not_read_a_quarantined_checkpoint_again(store):
     train(store, 3)
     flip(store, newest_shards(store, 1, 3)[1])

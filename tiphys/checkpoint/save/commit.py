@@ -43,7 +43,7 @@ class ShardUploader:
         on_stored: Called with the size of each shard in bytes once it is stored,
             on the thread that uploaded it.
         cache: Cache of the node, which gets each shard once it is stored; None for none.
-        confirm: Called once all shards are stored, before any record names them; raises `IntegrityError` if they are
+        confirm: Called once all shards are stored, before any record names them; raises `StepLostError` if they are
             no copy of one state.
     """
 
@@ -73,7 +73,7 @@ class ShardUploader:
 
         Raises:
             UploadCancelledError: `cancel` was called before all shards were stored.
-            IntegrityError: a shard's key exists with other content, or ``confirm`` raised it.
+            StepLostError: a shard's key exists with other content, or ``confirm`` raised it.
             StoreError: storage failed.
         """
         layout = LineageLayout(draft.lineage)
@@ -108,6 +108,10 @@ class UploadCancelledError(StoreError):
     """The save was cancelled before its commit; retention deletes the shards that it stored."""
 
 
+class StepLostError(IntegrityError):
+    """This step cannot be saved, whereas the next one can."""
+
+
 class CommitSink(Protocol):
     """Commits the saves of one attempt and receives the outcome of each.
 
@@ -132,7 +136,7 @@ class CommitSink(Protocol):
         Raises:
             FencedError: another attempt replaced this one; nothing was committed.
             UploadCancelledError: ``uploader`` was cancelled; nothing was committed.
-            IntegrityError: a shard's key exists with other content.
+            StepLostError: this step of the attempt is stored with other content.
             StoreError: storage failed. The manifest may exist if only the answer to the last write was lost.
         """
 
@@ -144,7 +148,8 @@ class CommitSink(Protocol):
 
         Raises:
             FencedError: another attempt replaced this one; nothing was committed.
-            StoreError: storage failed, or this step of the attempt is committed with other shards.
+            StepLostError: this step of the attempt is committed with other shards.
+            StoreError: storage failed.
         """
 
     def on_committed(self, manifest: CheckpointManifest) -> None:
@@ -207,7 +212,7 @@ def publish_manifest(store: Store, manifest: CheckpointManifest, check_fence: Ca
     # Equal shards: only the answer to an earlier write was lost. Others: the program began again, or Argo made its pod
     # twice, under one attempt number, which the fence cannot tell apart. Readers may have begun from the first one.
     if not created and stored.shards != manifest.shards:
-        raise StoreError(
+        raise StepLostError(
             f"checkpoint {manifest.global_step} of attempt {manifest.attempt} exists with other content, written by an "
             "earlier process of this attempt; it is kept, and the next step can be saved"
         )
@@ -225,8 +230,9 @@ def _store_shard(store: Store, key: str, data: bytes | bytearray, sha256: str) -
     except ObjectExistsError:
         # An earlier try of this save stored it. The hash in the key does not prove the content: compare the bytes.
         if b"".join(store.chunks(key)) != data:
-            raise IntegrityError(
-                f"{store.url}: the content of {key} does not match the hash in its name, so this step cannot be saved"
+            raise StepLostError(
+                f"{store.url}: an earlier process of this attempt stored {key}, and it is damaged; it is kept, and the "
+                "next step can be saved"
             ) from None
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from tiphys.checkpoint.ranks.barrier import SaveAbandonedError
 from tiphys.checkpoint.restore.shard_reader import NodeCache
-from tiphys.checkpoint.save.commit import CommitSink, ShardSource, ShardUploader, UploadCancelledError
+from tiphys.checkpoint.save.commit import CommitSink, ShardSource, ShardUploader, StepLostError, UploadCancelledError
 from tiphys.checkpoint.save.overlap import LateCopy, StepOverlap
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.state.near_copy import NearMemory
@@ -253,6 +253,7 @@ class Saver:
         """
         save = Save(draft.global_step, self.overlap.settle)
         if not self.asynchronous:
+            self.overlap.owes_save = False
             self._newest = _SaveJob(save, draft, plans)
             self._run_job(self._newest)
             self._newest.shards = ()
@@ -411,6 +412,7 @@ class Saver:
             job.save.end(None)
         except (StoreError, IntegrityError, MemoryError) as error:
             self._sink.on_failed(job.draft.global_step, error)
+            self.overlap.owes_save |= isinstance(error, StepLostError)
             job.save.end(None)
         except Exception as error:  # noqa: BLE001  the training raises it in its next call: fenced, or a bug
             self._error = error
