@@ -3,6 +3,7 @@
 | interrupted | outcome |
 |---|---|
 | in an epoch, at its end, after gradients were accumulated | weights, optimizer and schedule equal in every bit |
+| while a callback or the module itself averages weights | the averages, too |
 | by SIGTERM | saved at the next optimizer step, exit code 75 |
 | by SIGTERM between two optimizer steps | exit code 75, never 0 |
 | while fit() is given another checkpoint, or Lightning does not take ours | refused |
@@ -75,7 +76,11 @@ def fit(
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+            self.register_buffer("average", torch.zeros(8))
             self.batches = 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.average.lerp_(self.layers[0].bias.detach(), 0.5)
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.batches += 1
@@ -99,7 +104,7 @@ def fit(
     ) as session:
         trainer = lightning.Trainer(
             max_steps=until,
-            callbacks=[CheckpointCallback(session)],
+            callbacks=[CheckpointCallback(session), *options.pop("callbacks", ())],
             accelerator="cpu",
             devices=1,
             logger=False,
@@ -147,6 +152,26 @@ def test_weights_are_copied_beside_the_next_step_without_a_line_of_the_program(n
     assert len(list_commits(store, LINEAGE)) == 8
     assert any("exp_avg" in path for path in late)
     assert bits(fit(store, STEPS, name=name, seed=2, restored=8)) == straight
+
+
+@pytest.mark.parametrize("interrupted", [4, EPOCH])
+def test_weights_that_a_callback_averages_are_those_of_a_fit_that_was_not_interrupted(name, interrupted):
+    averaging = importlib.import_module(f"{name}.callbacks").EMAWeightAveraging
+
+    def train(store: MemoryStore, until: int, **options: Any) -> Any:
+        callback = averaging(decay=0.5)
+        trainer = fit(store, until, name=name, callbacks=[callback], **options)
+        return bits(trainer), [value.tolist() for value in callback._average_model.state_dict().values()]
+
+    straight = train(MemoryStore(), STEPS, seed=1)
+    store = MemoryStore()
+
+    train(store, interrupted, seed=1)
+    assert train(store, STEPS, seed=2, restored=interrupted) == straight
+
+
+def test_a_module_gets_its_own_hook_back(name):
+    assert "on_train_batch_end" not in vars(fit(MemoryStore(), 2, name=name, seed=1).lightning_module)
 
 
 def test_steps_and_total_are_reported_without_a_line_of_the_program(name):

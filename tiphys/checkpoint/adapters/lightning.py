@@ -53,9 +53,15 @@ class CheckpointCallback(Callback):
         self._random: dict[str, Any] | None = None
         self._last_step = 0
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Pass the newest valid checkpoint to the trainer, before it would load one from a file."""
-        if stage != "fit" or (state := self._session.restore()) is None:
+        if stage != "fit":
+            return
+        # A save comes after all that its step changes: other callbacks update averaged weights, and so does the hook of
+        # many modules, which Lightning calls after those of callbacks.
+        trainer.callbacks = [*(callback for callback in trainer.callbacks if callback is not self), self]
+        self._follow_hook(trainer, pl_module)
+        if (state := self._session.restore()) is None:
             return
         checkpoint = decode_tensors(state, pickled=True)
         self._random = checkpoint.pop(_RANDOM)
@@ -85,16 +91,32 @@ class CheckpointCallback(Callback):
             set_random_state(self._random)
             self._random = None
 
-    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Report each optimizer step to the session; between steps there are gradients that no checkpoint contains."""
+    def _follow_hook(self, trainer: Any, pl_module: Any) -> None:
+        """Report each optimizer step once the module's hook at the end of a batch has returned."""
+        hook = pl_module.on_train_batch_end
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = hook(*args, **kwargs)
+            self._report_step(trainer)
+            return result
+
+        pl_module.on_train_batch_end = call
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        """Give the module its own hook back."""
+        vars(pl_module).pop("on_train_batch_end", None)
+
+    def _report_step(self, trainer: Any) -> None:
+        """Report a step to the session; between steps there are gradients that no checkpoint contains."""
         if (step := trainer.global_step) > self._last_step:
             self._last_step = step
             self._session.step(
                 step, lambda: _capture_trainer(trainer), trainer.callback_metrics, epoch=trainer.current_epoch
             )
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Exit with code 75 after SIGTERM: Lightning itself ends between optimizer steps with exit code 0."""
+        self.teardown(trainer, pl_module, "fit")
         if self._session.should_stop and not getattr(exception, "code", None):
             self._session.flush()
             raise SystemExit(EX_TEMPFAIL) from exception
