@@ -57,9 +57,10 @@ emulators:  ## install the emulators of Google Cloud Storage and Azure for the t
 test-stores: setup emulators  ## run the tests of every store, with emulators of Google Cloud Storage and Azure
 	@TIPHYS_EMULATORS=required $(RUN) pytest -n 2 tests/contract/test_store.py tests/contract/test_clouds.py
 
-test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in a separate environment (5 GB)
+test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch or JAX, in a separate environment (5 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch
-	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py --ignore tests/pytorch/test_jax.py
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest -n0 tests/pytorch/test_jax.py  # alone: no test may fork once JAX has threads
 
 test-programs: setup  ## kill the programs of ten libraries; writes reports/programs.json (QUICK=1: no report; PROGRAM=, KILLS=, MINUTES=, SEED=, SIGNAL=term)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --no-extra mlflow --group torch

@@ -22,6 +22,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
+import accelerate
 import torch
 from support.builders.lineage import LINEAGE, ref
 from support.fakes.memory_store import MemoryStore
@@ -196,7 +197,30 @@ class InBackward(Program):
         return capture(self.model, done=self.done, **parts)
 
 
-PROGRAMS = [Program, Adversaries, Scaled, Closure, InBackward]
+class Accelerated(Program):
+    """Accelerate's wrappers of optimizer and schedule, with accumulated and clipped gradients."""
+
+    def make(self) -> None:
+        self.accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=True)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.model, optimizer, schedule)
+
+    def step(self) -> None:
+        for _ in range(2):
+            with self.accelerator.accumulate(self.model):
+                self.accelerator.backward(self.loss())
+                if self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+
+    def capture(self) -> dict[str, Any]:
+        return capture(self.model, optimizer=self.optimizer, scheduler=self.scheduler, done=self.done)
+
+
+PROGRAMS = [Program, Adversaries, Scaled, Closure, InBackward, Accelerated]
 
 
 def digests(state: Any) -> list[str]:

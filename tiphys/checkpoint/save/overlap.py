@@ -10,6 +10,8 @@ copies everything at once, and its copy is compared with the state at the next u
 later saves use the time. Each of them is still checked: by the version counters of PyTorch's tensors, which count
 changes in place, and by samples of the bytes, because a change through ``tensor.data`` is not counted. A save that they
 show to be inexact is never committed, and from then on the process copies everything at once.
+
+Arrays that cannot change, as those of JAX, are copied whenever the thread that saves comes to it, and nothing waits.
 """
 
 import contextlib
@@ -22,11 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tiphys.checkpoint.save.commit import StepLostError
 from tiphys.checkpoint.save.optimizers import OptimizerWatch
-from tiphys.checkpoint.state.arrays import Array, Bytes, find_owner
+from tiphys.checkpoint.state.arrays import Array, Bytes, FrozenMemory, find_owner
 from tiphys.checkpoint.state.shards import PieceCopy
 from tiphys.checkpoint.telemetry.events import log_message
-from tiphys.errors import IntegrityError
 from tiphys.threads import map_parallel
 
 VersionReader = Callable[[], int]
@@ -75,10 +77,15 @@ class LateCopy:
     """The part of one save's copy that is made after the save has started, by each thread that calls `finish`.
 
     These are the thread that saves and, once it cannot wait, the training thread.
+
+    Args:
+        pieces: What is copied late.
+        awaits_update: Whether an update may change a piece, so that the training thread is to call `settle`.
     """
 
-    def __init__(self, pieces: Sequence[LatePiece]) -> None:
+    def __init__(self, pieces: Sequence[LatePiece], *, awaits_update: bool) -> None:
         self.thread = threading.get_ident()
+        self._awaits_update = awaits_update
         self._pieces = pieces
         self._pending = iter(pieces)
         self._missing = len(pieces)
@@ -120,11 +127,11 @@ class LateCopy:
         self._decide()
 
     def confirm(self) -> None:
-        """Return if the copy is exact; raises `IntegrityError` otherwise. For the thread that saves."""
-        if not self._settled.wait(_SETTLE_SECONDS):
+        """Return if the copy is exact; raises `StepLostError` otherwise. For the thread that saves."""
+        if not self._awaits_update or not self._settled.wait(_SETTLE_SECONDS):
             self._decide()
         if self.changed_path:
-            raise IntegrityError(
+            raise StepLostError(
                 f"{self.changed_path} changed while it was copied beside the next step, or memory ran out; "
                 "the next step is saved"
             )
@@ -179,23 +186,28 @@ class StepOverlap:
     def copy(self, copies: Sequence[PieceCopy], threads: int) -> LateCopy | None:
         """Copy a state with ``threads`` threads; return what is copied later, None if nothing is."""
         observe = self._make_observer()
-        now, late = [], []
+        now: list[PieceCopy] = []
+        late: list[LatePiece] = []
+        frozen: list[LatePiece] = []
         for copy in copies:
-            read_version = observe(copy.array)
-            if read_version is None:
+            if copy.array.nbytes >= MIN_BYTES and isinstance(find_owner(copy.array), FrozenMemory):
+                frozen.append(LatePiece(copy, _no_version, 0, _take_sample(copy.source)))
+            elif (read_version := observe(copy.array)) is None:
                 now.append(copy)
             else:
                 late.append(LatePiece(copy, read_version, read_version(), _take_sample(copy.source)))
         if not self._is_trusted:
-            now = list(copies)
-            self._compared = late
+            now += [piece.copy for piece in late]
+            self._compared, late = late, []
         is_small = sum(len(copy.source) for copy in now) <= _SMALL_BYTES
         map_parallel(lambda _, copy: copy.run(), now, 1 if is_small else threads)
         self.owes_save = False
-        if not (late and self._is_trusted):
+        if not (late or frozen):
             return None
-        self._late = LateCopy(late)
-        return self._late
+        later = LateCopy([*late, *frozen], awaits_update=bool(late))
+        if late:
+            self._late = later
+        return later
 
     def before_update(self) -> None:
         """Wait for the running copy, or compare the first one."""

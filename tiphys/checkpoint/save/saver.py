@@ -1,6 +1,6 @@
 """Asynchronous saves: training waits for a copy in memory; a background thread hashes, uploads and commits it.
 
-What only updates change is copied beside the next step instead (`tiphys.checkpoint.save.overlap`).
+What only updates change, or nothing, is copied beside the next step instead (`tiphys.checkpoint.save.overlap`).
 
 One save is committed at a time, so that commits keep the order of their steps.
 A save that fails is retried from its copy, and then reported to the
@@ -286,6 +286,8 @@ class Saver:
         staged = job.shards  # read first: the end of the save sets the digests, then frees the shards
         if job.save.done:
             return job.digests if job.save.wait() else []
+        if late := job.late:
+            late.finish()
         return job.digests or [hashlib.sha256(shard.data()).hexdigest() for shard in staged]
 
     def wait_until_free(self, timeout_seconds: float) -> None:

@@ -130,6 +130,19 @@ def find_owner(array: Array) -> Any:
     return owner
 
 
+class FrozenMemory:
+    """Owner of an array's memory that nothing changes while this object lives, so that a save may copy it later."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__
+
+
+def freeze(array: Array) -> Array:
+    """Return a view of ``array``, which nothing changes from now on, that says so by its `FrozenMemory`."""
+    return np.asarray(FrozenMemory(array)).view(array.dtype)
+
+
 class SharedMemory(NamedTuple):
     """Memory of several arrays: ``base`` holds it all, ``views`` are the forms of the arrays in it by their index."""
 

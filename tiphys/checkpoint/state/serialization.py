@@ -476,6 +476,8 @@ def _is_key(key: Any) -> bool:
 def _conversion_hint(value: Any) -> str:
     if hasattr(value, "detach"):
         return "; for a tensor pass tensor.detach().cpu().numpy()"
+    if hasattr(value, "addressable_shards"):
+        return "; for arrays of JAX pass capture(state) of tiphys.checkpoint.adapters.jax"
     if isinstance(value, np.random.Generator):
         return "; for a generator pass generator.bit_generator.state"
     if isinstance(value, np.ndarray):

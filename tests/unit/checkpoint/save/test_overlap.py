@@ -5,6 +5,7 @@
 | encloses its updates | save() returns before the copy, the next update waits for it |
 | saves for the first time | all is copied at once, and the next update looks whether anything has changed |
 | changes an array elsewhere | all is copied at once from then on; a save under way is dropped, the next step saved |
+| holds arrays that nothing changes | they are copied late from the first save on, and nothing waits for that |
 | saves within an update, or holds small arrays or memory of others | copied at once |
 | saves while another save is under way | the update copies |
 | finds no memory for the copy | the save fails, as no part of it may be missing |
@@ -21,6 +22,8 @@ from support.stories.sessions import open_session
 
 from tiphys.checkpoint.save.overlap import MIN_BYTES, LatePiece
 from tiphys.checkpoint.settings import SaveInterval
+from tiphys.checkpoint.state.arrays import FrozenMemory, find_owner, freeze
+from tiphys.errors import UsageError
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 
@@ -196,6 +199,42 @@ def test_memory_that_is_not_an_arrays_own_is_copied_at_once(held):
                 pass
             session.save(step, {"step": step, "content": np.frombuffer(content, dtype=np.uint8)})
     assert held.paths == []
+
+
+def frozen_state(step):
+    return {name: freeze(part) if isinstance(part, np.ndarray) else part for name, part in state_of(step).items()}
+
+
+def test_arrays_that_nothing_changes_are_copied_late_and_neither_updates_nor_steps_wait(held):
+    store = MemoryStore()
+    with open_session(store, asynchronous=True, every=SaveInterval(600, "seconds")) as session:
+        session.save(1, frozen_state(1))
+        with session.updating():
+            session.step(2, frozen_state(2))
+        assert held.paths == []
+        held.release()
+        assert session.flush() == ref(1, 1)
+    assert sorted(set(held.paths)) == ["state.moments", "state.weights"]
+    check(restored(store), 1)
+
+
+def test_a_step_with_arrays_that_nothing_changes_may_be_given_again_while_it_is_copied(held):
+    store = MemoryStore()
+    with open_session(store, asynchronous=True) as session:
+        session.step(1, frozen_state(1))
+        held.release_soon()
+        session.save(1, frozen_state(1))
+        with pytest.raises(UsageError, match="given for several states"):
+            session.save(1, frozen_state(2) | {"step": 1})
+    check(restored(store), 1)
+
+
+def test_frozen_arrays_keep_their_form_and_memory():
+    for array in (np.zeros((3, 4)).T, np.zeros((), np.int32), np.zeros((0, 2)), np.arange(8)[::2]):
+        frozen = freeze(array)
+        assert (frozen.dtype, frozen.shape) == (array.dtype, array.shape)
+        assert isinstance(find_owner(frozen[...]), FrozenMemory)
+        assert not array.size or (np.shares_memory(frozen, array) and frozen.strides == array.strides)
 
 
 def test_arrays_that_share_memory_come_back_as_they_were(held):
