@@ -3,6 +3,7 @@
 | interrupted | outcome |
 |---|---|
 | after any step, with dropout, momentum, a schedule | weights, optimizer and random numbers equal in every bit |
+| in an epoch of a loader whose position no state holds | said once, before the first save |
 | and the program forgets an object at restore, or has one too many | refused, by its name |
 """
 
@@ -15,12 +16,14 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 
 import torch
+import torchdata.stateful_dataloader
 from support.builders.lineage import ref
 from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import open_session
 
 from tiphys.checkpoint.adapters.pytorch import capture, load
 from tiphys.checkpoint.adapters.tensors import encode_tensors
+from tiphys.checkpoint.telemetry.events import log_once
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
 
@@ -131,3 +134,49 @@ def test_an_object_that_was_captured_must_not_be_forgotten():
 def test_the_name_of_the_random_generators_is_not_free():
     with pytest.raises(UsageError, match="choose another name"):
         capture(Training(1).model, random=1)
+
+
+class Positioned(torch.utils.data.SequentialSampler):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        while True:
+            yield torch.zeros(8)
+
+
+DATA = torch.utils.data.TensorDataset(torch.zeros(12, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")  # of torchdata
+@pytest.mark.parametrize(
+    ("make_loader", "said"),
+    [
+        (lambda: torch.utils.data.DataLoader(DATA, shuffle=True), "begins again, in another order; use torchdata's"),
+        (lambda: torch.utils.data.DataLoader(DATA, shuffle=True, num_workers=1), "begins again, in another order; use"),
+        (lambda: torch.utils.data.DataLoader(DATA), "the epoch of the DataLoader begins again; use torchdata's"),
+        (lambda: torch.utils.data.DataLoader(Endless()), "the epoch of the DataLoader begins again; use torchdata's"),
+        (lambda: torch.utils.data.DataLoader(DATA, sampler=Positioned(DATA)), ""),
+        (lambda: torchdata.stateful_dataloader.StatefulDataLoader(DATA, shuffle=True), ""),
+        (lambda: torch.utils.data.DataLoader(DATA, batch_size=12), ""),  # one batch is the whole epoch
+    ],
+    ids=["shuffled", "workers", "in order", "endless", "own position", "torchdata", "complete"],
+)
+def test_position_that_no_state_holds_is_said_at_the_first_step(make_loader, said, capsys):
+    log_once.cache_clear()
+    with open_session(MemoryStore()) as session:
+        for step, _ in zip(range(1, 4), make_loader(), strict=False):
+            session.step(step, {"step": step})
+    error = capsys.readouterr().err
+    assert error.count("the position in the data is not part of the state") == bool(said)
+    assert said in error
+
+
+def test_position_that_the_program_names_is_its_own_affair(capsys):
+    log_once.cache_clear()
+    with open_session(MemoryStore()) as session:
+        for batch, _ in enumerate(torch.utils.data.DataLoader(DATA), 1):
+            session.step(batch, {"step": batch}, data_position={"batch": batch})
+    assert "the position in the data" not in capsys.readouterr().err

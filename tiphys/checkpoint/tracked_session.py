@@ -203,6 +203,7 @@ class TrackedSession(Session):
     def restore(self, default: Any = None) -> Any:
         sample = flatten_state(default)  # refuses a state that cannot be saved now, not at the first save
         self._states.known = sample.classes
+        self._states.is_restored = True
         self._fence.check()
         skipped: list[SkippedCheckpoint] = []
         for ref in self._candidates.iter_newest_first():
@@ -240,7 +241,7 @@ class TrackedSession(Session):
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
         self._step_timer.record_step()
-        global_step = self._record_step(global_step, state)
+        global_step = self._record_step(global_step, state, data_position)
         self._progress.record_step(global_step, self.total_steps, metrics)
         self._metrics.record_step(global_step)
         save = None
@@ -265,7 +266,7 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        global_step = self._record_step(global_step, state)
+        global_step = self._record_step(global_step, state, data_position)
         return self._save(self._draft(global_step, metrics, epoch, data_position), self._states.plan(state), "asked")
 
     def report(self, global_step: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -372,11 +373,11 @@ class TrackedSession(Session):
         events = [self._event_log.skipped_event(skip, fallback) for skip in skipped]
         self._event_log.record(events, store=self._coordinator.reports_events)
 
-    def _record_step(self, global_step: Any, state: Any) -> int:
+    def _record_step(self, global_step: Any, state: Any, position: Mapping[str, Any] | None) -> int:
         """Record a completed step, and return its number, once it and ``state`` are checked."""
         self._saver.begin_step()
         newest = max(save.global_step if save else 0 for save in (self._newest_save, self._committer.restored))
-        number = self._states.check(global_step, state, newest)
+        number = self._states.check(global_step, state, newest, has_position=position is not None)
         self._committer.record_step()
         self._watchdog.record_step()
         self._completed_step = number

@@ -203,6 +203,16 @@ def test_a_corrupt_checkpoint_is_quarantined_reported_and_passed_over(store, cap
     assert message in capsys.readouterr().err
 
 
+def test_program_that_never_restores_is_told_once(store, capsys):
+    log_once.cache_clear()
+    for _ in range(2):
+        with open_session(store) as session:
+            session.step(1, state_at(1))
+    assert capsys.readouterr().err.count("the program has not called restore(), so the next attempt") == 1
+    train(MemoryStore(), 1)
+    assert "restore()" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("shift", [0, 1], ids=["equal", "other"])
 def test_a_step_that_its_attempt_has_in_quarantine_stays_there_and_the_next_step_is_saved(

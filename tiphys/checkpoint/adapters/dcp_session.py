@@ -28,6 +28,7 @@ from tiphys.checkpoint.restore.candidates import RestoreCandidates
 from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.checkpoint.save.commit import AttemptFence
 from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
+from tiphys.checkpoint.save.data_position import warn_of_lost_position
 from tiphys.checkpoint.save.interval import open_interval_controller
 from tiphys.checkpoint.save.passed_states import check_step_number
 from tiphys.checkpoint.save.result import Save
@@ -171,6 +172,8 @@ class TrackedDistributedSession(DistributedSession):
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
         self._process.check_call()
+        if self._completed_step is None and data_position is None:
+            warn_of_lost_position()
         self._completed_step = global_step = check_step_number(global_step)
         self._committer.record_step()
         self._progress.record_step(global_step, self.total_steps, metrics)

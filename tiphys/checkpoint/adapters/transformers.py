@@ -94,6 +94,7 @@ class CheckpointCallback(TrainerCallback):
             lambda: {"global_step": step, "files": elsewhere | {name: _map_file(path) for name, path in paths.items()}},
             _last_logged_metrics(state),
             epoch=int(state.epoch or 0),
+            data_position={"epoch": float(state.epoch or 0)},  # from which the Trainer skips what was consumed
         )
 
     def _join_ranks(self) -> RankAgreement:

@@ -11,9 +11,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tiphys.checkpoint.save.data_position import warn_of_lost_position
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.state.serialization import Classes, flatten_state
 from tiphys.checkpoint.state.shards import ShardPlan, plan_shards
+from tiphys.checkpoint.telemetry.events import log_once
 from tiphys.errors import UsageError
 from tiphys.store.layout import MAX_GLOBAL_STEP
 from tiphys.threads import map_parallel
@@ -50,6 +52,8 @@ class PassedStates:
         self._digests: list[str] = []
         self.known: Classes = {}
         """Classes of the program's default."""
+        self.is_restored = False
+        """Whether the program has called ``restore``."""
 
     def plan(self, state: Any) -> list[ShardPlan]:
         """Return the shards of a state, or of what a function returns; none if this process saves no state."""
@@ -57,7 +61,7 @@ class PassedStates:
             return []
         return plan_shards(flatten_state(state() if callable(state) else state, self.known))
 
-    def check(self, global_step: Any, state: Any, newest_step: int) -> int:
+    def check(self, global_step: Any, state: Any, newest_step: int, *, has_position: bool = False) -> int:
         """Return the number of a step that is passed with ``state``.
 
         The first state is looked at in any case, and a state is compared if its number was passed before.
@@ -66,6 +70,7 @@ class PassedStates:
             global_step: The number as the program passed it.
             state: The state, or a function that returns it.
             newest_step: Number of the newest save or of the restored checkpoint.
+            has_position: The program knows where in the data it is; otherwise the first call looks at its loaders.
 
         Raises:
             UsageError: it is no number of a step, is lower than ``newest_step``, or was passed with another state.
@@ -76,6 +81,13 @@ class PassedStates:
             raise UsageError(f"global_step {number} was given after {newest_step}; pass the number of completed steps")
         first, repeated = self._last_step is None, number == self._last_step
         self._last_step = number
+        if first and not has_position:
+            warn_of_lost_position()
+        if first and not self.is_restored and self._has_state():
+            log_once(
+                "the program has not called restore(), so the next attempt would begin from the beginning; call "
+                "session.restore() before the first step, and begin with what it returns"
+            )
         if first or repeated:
             plans = self.plan(state)
         if not repeated:
