@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tiphys.kube.resources import JOB_SETS, JOBS, PYTORCH_JOBS, TRAIN_JOBS, Resource
 from tiphys.kube.transport import Object
-from tiphys.protocol.gang import FirstFailure, GangBackend, GangPhase
+from tiphys.protocol.gang import REPLICATED_JOB, FirstFailure, GangBackend, GangPhase
 
 GANG_RESOURCES: Mapping[GangBackend, Resource] = {
     GangBackend.JOB: JOBS,
@@ -25,6 +25,14 @@ _FAILURE_CONDITIONS = ("FailureTarget", "Failed")
 # Kubernetes, ``pkg/controller/job/pod_failure_policy.go``.
 _EXIT_CODE_MESSAGE = re.compile(r"Container \S+ for pod [^/\s]+/(\S+) failed with exit code (\d+) ")
 _CONDITION_MESSAGE = re.compile(r"Pod [^/\s]+/(\S+) has condition (\S+) ")
+
+
+def members_job_name(backend: GangBackend, name: str) -> str | None:
+    """Name of the Job that a JobSet, also that of a TrainJob, makes for the members; None for other backends.
+
+    Only that Job records which pod failed first. JobSet, ``pkg/util/placement``: GenJobName.
+    """
+    return f"{name}-{REPLICATED_JOB}-0" if backend in (GangBackend.JOBSET, GangBackend.TRAINJOB) else None
 
 
 def gang_phase(gang_object: Object) -> GangPhase:

@@ -24,6 +24,8 @@ GANG_SERVICE = "tiphys-members"
 """Headless Service of a namespace, through which the members of each gang resolve each other's host names."""
 GANG_ACCOUNT = "tiphys-gang"
 """Account of the pod of Argo that creates a gang. The chart creates it where gangs are enabled."""
+REPLICATED_JOB = "node"
+"""Name of the members' Job in a JobSet, and in the JobSet of a TrainJob."""
 GANG_PORT = 29500
 """Port on which the first member listens for the others; the default of torchrun."""
 

@@ -14,6 +14,12 @@
   verbs: [patch]
 {{- end }}
 {{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
+{{- if and (or .Values.gangs.jobSet .Values.gangs.trainJob) (not .Values.gangs.job) }}
+{{- /* The Job of a JobSet alone records which member ended first. */}}
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get]
+{{- end }}
 {{- if eq .Values.ledger.kind "kueue" }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

@@ -8,7 +8,8 @@ the object; each part of a failure condition counts alone.
 A TrainJob of Kubeflow's trainer names a runtime and patches it. The runtime
 ``tiphys``, which the chart installs, holds most of the pod, because a TrainJob
 can neither forbid the restart of a single member nor take variables from a
-Secret. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
+Secret. Its own deadline deletes the pods before they show why they ended, so a
+step with one is refused. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from hera_pipelines.compile.gang.member_pod import (
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.gang import GANG_SERVICE, GangBackend, GangSpec
+from tiphys.protocol.gang import GANG_SERVICE, REPLICATED_JOB, GangBackend, GangSpec
 from tiphys.protocol.step_spec import STORE_SECRET
 
 RUNTIME_NAME = "tiphys"
@@ -42,7 +43,9 @@ _PATCHED_POD_FIELDS = (
     *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
     *("terminationGracePeriodSeconds", "tolerations", "volumes"),
 )
-_RUNTIME_FIELDS = ("restartPolicy", "containers", "activeDeadlineSeconds")
+_RUNTIME_FIELDS = ("restartPolicy", "containers")
+_TRAINER_VARIABLES = "PET_"
+"""Prefix of the variables that the trainer sets itself, and refuses to be given."""
 
 
 def train_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
@@ -57,18 +60,21 @@ def train_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -
         UsageError: the step uses a field that a TrainJob does not have.
     """
     assert step.settings.gang is not None
-    pod = pod_template(step, template, workflow, [])
+    variables = rank_variables(step, step.settings.gang.members, _JOB_SET_FIRST_HOST)
+    own = [variable for variable in variables if not variable["name"].startswith(_TRAINER_VARIABLES)]
+    pod = pod_template(step, template, workflow, own)
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     if not spec[TOKEN_FIELD]:
         del spec[TOKEN_FIELD]  # the runtime says the same
     _check_supported_fields(spec, container)
     pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = _TRAINER_CONTAINER
-    processes_per_node = process_count_variables(step).get("PET_NPROC_PER_NODE")
     trainer = {
         **{field: container[field] for field in _TRAINER_FIELDS if field in container},
-        "env": container["env"],
+        # A map by name in Kubernetes, which refuses a second variable of one name; in a pod the later one is used.
+        "env": list({variable["name"]: variable for variable in container["env"]}.values()),
         "numNodes": step.settings.gang.members,
-        **({"numProcPerNode": int(processes_per_node)} if processes_per_node else {}),
+        # Without a number the trainer starts one process for each CPU.
+        "numProcPerNode": int(process_count_variables(step).get("PET_NPROC_PER_NODE", 1)),
         **({"resourcesPerNode": container["resources"]} if container.get("resources") else {}),
     }
     patched = {
@@ -80,14 +86,12 @@ def train_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -
         "spec": {**{field: spec[field] for field in _PATCHED_POD_FIELDS if field in spec}, "containers": [patched]},
     }
     job = {"name": _TRAINER_CONTAINER, "template": {"spec": {"template": members}}}
-    deadline = {"activeDeadlineSeconds": spec["activeDeadlineSeconds"]} if "activeDeadlineSeconds" in spec else {}
     return {
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": RUNTIME_NAME},
         "trainer": trainer,
         "runtimePatches": [
             {"manager": _PATCH_MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
         ],
-        **deadline,
     }
 
 
@@ -105,7 +109,7 @@ def _check_supported_fields(spec: Manifest, container: Manifest) -> None:
 
 
 _GANG_NAME = input_placeholder(references.admit_output_parameter("gang"))
-_REPLICATED_JOB = "node"
+_JOB_SET_FIRST_HOST = f"{_GANG_NAME}-{REPLICATED_JOB}-0-0.{_GANG_NAME}"
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
@@ -174,11 +178,11 @@ def _elastic_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest
 
 def _job_set_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
     """JobSet, ``api/jobset/v1alpha2``. It creates a Service of the same name."""
-    job = _indexed_job_spec(step, template, workflow, f"{_GANG_NAME}-{_REPLICATED_JOB}-0-0.{_GANG_NAME}")
+    job = _indexed_job_spec(step, template, workflow, _JOB_SET_FIRST_HOST)
     return {
         "failurePolicy": {"maxRestarts": 0},
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": _REPLICATED_JOB, "replicas": 1, "template": {"spec": job}}],
+        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": job}}],
     }
 
 

@@ -66,7 +66,7 @@ def observe_gang_end(
             exit_code=exit_code,
             pod_reason="Deleted",
             pod_message=first_failure.message if exit_code is None else f"exit code {exit_code}",
-            member=describe_member(gang, first_failure.pod, _rank_of_deleted_pod(gang_status, first_failure.pod)),
+            member=describe_member(gang, first_failure.pod, _rank_of_deleted_pod(first_failure.pod)),
         )
     failed = [pod for pod in pod_statuses if pod.phase == "Failed" or (pod.reason and not pod.finished)]
     if gang_status is None:  # its pods are deleted with it, sooner or later, so a deletion is no cause
@@ -97,9 +97,9 @@ def describe_member(gang: GangSpec, pod: str, rank: int | None) -> str:
     return f"pod {pod}" if rank is None else f"rank {rank} of {gang.members}"
 
 
-def _rank_of_deleted_pod(gang_status: GangStatus | None, pod: str) -> int | None:
-    """Rank of a deleted pod, from its name: an Indexed Job appends the rank to its own name."""
-    match = re.match(rf"{re.escape(gang_status.name)}-(\d+)-", pod) if gang_status else None
+def _rank_of_deleted_pod(pod: str) -> int | None:
+    """Rank of a deleted pod, from its name: an Indexed Job appends the rank to its own name, then a random word."""
+    match = re.search(r"-(\d+)-[^-]+$", pod)
     return int(match[1]) if match else None
 
 

@@ -27,9 +27,10 @@ from tiphys.kube.gang_workloads import (
     find_first_failure,
     gang_phase,
     is_gang_complete,
+    members_job_name,
 )
-from tiphys.kube.resources import AGENT_POD_LABEL, PODS, WORKFLOWS
-from tiphys.protocol.gang import WORKFLOW_UID_LABEL, GangBackend
+from tiphys.kube.resources import AGENT_POD_LABEL, JOBS, PODS, WORKFLOWS, Resource
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL, FirstFailure, GangBackend, GangPhase
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
@@ -129,12 +130,7 @@ class KubernetesCluster:
 
     def gang(self, backend: GangBackend, namespace: str, name: str, workflow_uid: str) -> GangStatus | None:
         self._check_served(namespace)
-        try:
-            workload = self._api.get(GANG_RESOURCES[backend], namespace, name)
-        except ForbiddenError as error:
-            raise ForbiddenError(
-                f"{error}; enable trainings on several nodes (the values gangs.* of the chart), or stop the workflow"
-            ) from error
+        workload = self._gang_object(GANG_RESOURCES[backend], namespace, name)
         if workload is None or (workload["metadata"].get("labels") or {}).get(WORKFLOW_UID_LABEL) != workflow_uid:
             return None
         uid = workload["metadata"]["uid"]
@@ -144,10 +140,26 @@ class KubernetesCluster:
             name,
             uid,
             gang_phase(workload),
-            find_first_failure(workload),
+            self._first_failure(backend, workload),
             count_remaining_members(workload),
             is_gang_complete(workload),
         )
+
+    def _first_failure(self, backend: GangBackend, workload: Object) -> FirstFailure | None:
+        metadata = workload["metadata"]
+        job_name = members_job_name(backend, metadata["name"])
+        if job_name is None or gang_phase(workload) is GangPhase.ACTIVE:
+            return find_first_failure(workload)
+        job = self._gang_object(JOBS, metadata["namespace"], job_name)
+        return None if job is None else find_first_failure(job)
+
+    def _gang_object(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        try:
+            return self._api.get(resource, namespace, name)
+        except ForbiddenError as error:
+            raise ForbiddenError(
+                f"{error}; enable trainings on several nodes (the values gangs.* of the chart), or stop the workflow"
+            ) from error
 
     def delete_gang(self, gang: GangStatus) -> None:
         with contextlib.suppress(ConflictError):  # another workload has its name by now

@@ -313,6 +313,10 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
         (gang({"lifecycle": {}}, GangBackend.TRAINJOB), "a TrainJob has no place for lifecycle"),
         (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, GangBackend.TRAINJOB), "no place for envFrom"),
+        (
+            gang(backend=GangBackend.TRAINJOB, asked={"deadline_seconds": 60}),
+            "a TrainJob has no place for activeDeadlineSeconds",
+        ),
         (gang(asked={"retry": RetryPolicy(memory_ceiling_bytes=64 * GI)}), "memory_ceiling is for a container with"),
         (
             gang(
@@ -378,6 +382,19 @@ def test_memory_that_may_grow_is_what_admit_answers(backend: GangBackend) -> Non
     # Where nobody asked for it, and where nothing was declared, nothing is answered.
     for other in (gang({"resources": resources}), gang({"resources": {"limits": {"memory": "8Gi"}}}, asked=ladder)):
         assert "memory-request" not in json.dumps(compiled(other))
+
+
+def test_members_of_a_train_job_get_the_rank_that_its_trainer_does_not_set() -> None:
+    trainer = made(gang({"env": [{"name": "MASTER_PORT", "value": "1"}]}, GangBackend.TRAINJOB))["spec"]["trainer"]
+    names = [variable["name"] for variable in trainer["env"]]
+    assert len(names) == len(set(names)), "Kubernetes refuses a second variable of one name"
+    assert not [name for name in names if name.startswith("PET_")], "the trainer refuses those that it sets itself"
+    variables = env(trainer)
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    assert [variables[name] for name in ("RANK", "NODE_RANK")] == [index] * 2
+    first = {"MASTER_ADDR": "<gang>-node-0-0.<gang>", "MASTER_PORT": "1", "WORLD_SIZE": "4"}
+    assert variables.items() >= first.items()
+    assert trainer["numProcPerNode"] == 1, "the trainer would start one for each CPU"
 
 
 @pytest.mark.parametrize(("retry", "kept"), [(RetryPolicy(), True), (RetryPolicy(on_demand_after=2), False)])

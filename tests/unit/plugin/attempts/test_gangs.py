@@ -88,12 +88,15 @@ def test_the_pod_whose_end_began_first_decides(found: list[PodStatus], cause: Ca
     assert member in verdict.evidence
 
 
+@pytest.mark.parametrize("name", ["job-2-xyz", "job-node-0-2-x1z5q"], ids=["job", "job-of-a-jobset"])
 @pytest.mark.parametrize(
     ("exit_code", "cause", "word"), [(75, Cause.PREEMPTION, "code 75"), (None, Cause.PREEMPTION, "DisruptionTarget")]
 )
-def test_a_pod_that_is_gone_is_remembered_by_what_made_it(exit_code: int | None, cause: Cause, word: str) -> None:
-    message = f"Pod ml/job-2-xyz has condition DisruptionTarget, exit code {exit_code}"
-    job = replace(JOB, first_failure=FirstFailure("job-2-xyz", exit_code, message))
+def test_a_pod_that_is_gone_is_remembered_by_what_made_it(
+    exit_code: int | None, cause: Cause, word: str, name: str
+) -> None:
+    message = f"Pod ml/{name} has condition DisruptionTarget, exit code {exit_code}"
+    job = replace(JOB, first_failure=FirstFailure(name, exit_code, message))
     verdict = classify_failure(gangs.observe_gang_end(FOUR, job, [pod(0, after=9, **TOLD)], "Failed"))
     assert verdict.cause is cause
     assert word in verdict.evidence

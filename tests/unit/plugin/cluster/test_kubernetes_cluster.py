@@ -8,8 +8,9 @@ from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
+from tiphys.kube.gang_workloads import GANG_RESOURCES
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
-from tiphys.protocol.gang import WORKFLOW_UID_LABEL, GangBackend, GangPhase
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL, FirstFailure, GangBackend, GangPhase
 
 
 class Seconds:
@@ -116,6 +117,25 @@ def test_the_job_of_a_gang_is_read_and_ended(api, cluster):
     api.create(JOBS, "ml", {"metadata": metadata, "status": {"conditions": conditions}})
     complete = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
     assert (complete.stage, complete.succeeded) == (GangPhase.FINISHED, True)
+
+
+@pytest.mark.parametrize("backend", [GangBackend.JOBSET, GangBackend.TRAINJOB])
+def test_the_first_failure_of_a_job_set_is_that_of_the_job_below_it(server, api, cluster, backend):
+    metadata = {"name": "digits-fit-1", "labels": {WORKFLOW_UID_LABEL: "uid-1"}}
+    made = api.create(GANG_RESOURCES[backend], "ml", {"metadata": metadata})
+    assert cluster.gang(backend, "ml", "digits-fit-1", "uid-1").first_failure is None
+    assert server.count("get", "jobs") == 0, "while it runs there is nothing to look for"
+    failed = [{"type": "Failed", "status": "True", "message": "jobset failed"}]
+    api.replace(GANG_RESOURCES[backend], "ml", {**made, "status": {"conditions": failed}})
+    assert cluster.gang(backend, "ml", "digits-fit-1", "uid-1").first_failure is None, "its Job is gone"
+    message = "Container main for pod ml/digits-fit-1-node-0-2-x1z5q failed with exit code 75 matching FailJob rule"
+    conditions = [{"type": "Failed", "status": "True", "message": message}]
+    api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1-node-0"}, "status": {"conditions": conditions}})
+    found = cluster.gang(backend, "ml", "digits-fit-1", "uid-1").first_failure
+    assert found == FirstFailure("digits-fit-1-node-0-2-x1z5q", 75, message)
+    server.authorize = lambda request: request.plural != "jobs"
+    with pytest.raises(ForbiddenError, match=r"jobs.*the values gangs\.\* of the chart"):
+        cluster.gang(backend, "ml", "digits-fit-1", "uid-1")
 
 
 def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):
