@@ -11,6 +11,7 @@ from chaos.world import Fault, World
 from tiphys.protocol.phases import is_final_workflow_phase
 
 MEAN_PAUSE_SECONDS = 30.0
+MEAN_VISIT_SECONDS = 15.0
 WINDOWS = (
     "store down",
     "store slow",
@@ -87,17 +88,18 @@ class FaultInjector:
             if self.is_over:
                 return
             self._kinds[self._random.choice(self.kinds)]()
-            self._visit()
 
-    def _visit(self) -> None:
-        """What people do meanwhile."""
-        if (pod := self._program()) is None or self._random.random() > 0.3:
-            return
-        if self._random.random() < 0.5:
-            self._desk.collect(pod.run)
-        else:
-            name = f"keep-{self._random.randbytes(3).hex()}"
-            self._desk.pin(pod.run, name, self._random.uniform(60, 1200))
+    def visit(self) -> None:
+        """What people do meanwhile: they collect garbage, and pin checkpoints for a while."""
+        while not self.is_over:
+            self._world.scheduler.sleep(self._random.expovariate(1 / MEAN_VISIT_SECONDS))
+            if (pod := self._program()) is None:
+                continue
+            if self._random.random() < 0.2:
+                self._desk.collect(pod.run)
+            else:
+                name = f"keep-{self._random.randbytes(3).hex()}"
+                self._desk.pin(pod.run, name, self._random.uniform(30, 300))
 
     def _seconds(self) -> float:
         return self._random.choice((2.0, 15.0, 60.0, 240.0, 700.0)) * self._random.uniform(0.5, 1.5)

@@ -154,6 +154,8 @@ def training(
                 train_step(state)
                 if save := session.step(state["step"], state):
                     saves.append(save)
+                    if world.random.random() < 0.3:
+                        save.wait()
                 saves = [save for save in saves if not _acknowledge(world, pod, save)]
             session.flush()
             for save in saves:

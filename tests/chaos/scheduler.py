@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+MOST_SWITCHES = 400_000
+"""Ten times what a simulation takes: two actors that wake each other for ever are a bug."""
 _FOREVER = float("inf")
 
 
@@ -196,6 +198,11 @@ class Scheduler:
                 self._parked.remove(actor)
                 actor.predicate = None
             self.switches += 1
+            if self.switches == MOST_SWITCHES:
+                error = RuntimeError(f"no end after {self.switches:,} switches, at {self.now:.0f} s in {actor.name}")
+                self.crashes.append(("simulation", error))
+                self._push(actor, self.now)
+                actor = self._main
             self._digest.update(b"%d %.6f %s\n" % (self.switches, self.now, actor.name.encode()))
             self.current = actor
             return actor

@@ -5,6 +5,7 @@ itself is replaced by name in its modules, for as long as a simulation runs. Not
 """
 
 import contextlib
+import functools
 import queue
 import random
 import secrets
@@ -277,20 +278,8 @@ def _replacements(scheduler: Scheduler) -> dict[int, Any]:
 @contextlib.contextmanager
 def simulated(scheduler: Scheduler) -> Iterator[None]:
     """Have the modules of the product use the clock, chance and threads of ``scheduler``."""
-    new, undo = _replacements(scheduler), []
-    for module in (base, kube_store):  # all that ask for the time of day
-        undo.append((vars(module), "datetime", module.datetime))
-        vars(module)["datetime"] = _datetime(scheduler)
-    for name, module in sorted(sys.modules.items()):
-        if not name.startswith(_PREFIXES) or name == "tiphys.threads":
-            continue
-        for attribute, value in list(vars(module).items()):
-            if id(value) in new and not attribute.startswith("__"):
-                undo.append((vars(module), attribute, value))
-                vars(module)[attribute] = new[id(value)]
-            for function in _functions(module, value):
-                for defaults in ("__defaults__", "__kwdefaults__"):
-                    _replace_defaults(function, defaults, new, undo)
+    undo: list[Any] = []
+    _replace_names(scheduler, undo)
     try:
         yield
     finally:
@@ -301,12 +290,41 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
                 setattr(target, attribute, value)
 
 
+def _replace_names(scheduler: Scheduler, undo: list[Any]) -> None:
+    """Replace them in all modules of the product, and note in ``undo`` what was there."""
+    new = _replacements(scheduler)
+    for module in (base, kube_store):  # all that ask for the time of day
+        undo.append((vars(module), "datetime", module.datetime))
+        vars(module)["datetime"] = _datetime(scheduler)
+    for name, module in sorted(sys.modules.items()):
+        if not name.startswith(_PREFIXES) or name == "tiphys.threads":
+            continue
+        for attribute, value in list(vars(module).items()):
+            if id(value) in new and not attribute.startswith("__"):
+                undo.append((vars(module), attribute, value))
+                vars(module)[attribute] = new[id(value)]
+            for cached in _cached_properties(module, value):
+                undo.append((cached, "lock", cached.lock))
+                cached.lock = contextlib.nullcontext()
+            for function in _functions(module, value):
+                for defaults in ("__defaults__", "__kwdefaults__"):
+                    _replace_defaults(function, defaults, new, undo)
+
+
 def _functions(module: types.ModuleType, value: Any) -> Iterator[types.FunctionType]:
     if getattr(value, "__module__", None) != module.__name__:
         return
     for candidate in [value, *(vars(value).values() if isinstance(value, type) else ())]:
         if isinstance(candidate, types.FunctionType):
             yield candidate
+
+
+def _cached_properties(module: types.ModuleType, value: Any) -> Iterator[Any]:
+    """Those with the lock that Python 3.11 holds for all instances; here it would join processes."""
+    if isinstance(value, type) and value.__module__ == module.__name__:
+        for candidate in vars(value).values():
+            if isinstance(candidate, functools.cached_property) and hasattr(candidate, "lock"):
+                yield candidate
 
 
 def _replace_defaults(function: types.FunctionType, kind: str, new: dict[int, Any], undo: list[Any]) -> None:

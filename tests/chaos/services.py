@@ -176,10 +176,10 @@ class Desk:
         return self._run(f"gc-{run}", command)
 
     def pin(self, run: str, name: str, seconds: float) -> Actor:
-        """Pin one of the newest checkpoints of a run, and unpin it later."""
+        """Pin one of the checkpoints of a run, and unpin it later."""
 
         def command(store: SimulatedStore, _: SimulatedCluster) -> None:
-            commits = list_commits(store, f"{run}/fit", 4)
+            commits = list_commits(store, f"{run}/fit")
             if not commits:
                 return
             ref = self._world.random.choice(commits)

@@ -15,7 +15,7 @@ from chaos.services import Controller, Desk, Replica
 from chaos.world import World
 
 FAULT_SECONDS = 3 * 3600.0
-RECOVERY_SECONDS = 6 * 3600.0
+RECOVERY_SECONDS = 3 * 3600.0
 RUNS = 5
 SHORT_RUNS = 3
 """Runs of a simulation with no more than an hour of faults."""
@@ -57,6 +57,7 @@ def simulate(seed: int, fault_seconds: float = FAULT_SECONDS) -> Outcome:
             desk.start(key, delay)
             desk.start(key, delay + world.random.choice((0.0, 0.05, 5.0)))  # the request is sent twice
         scheduler.spawn(faults.process, "faults", faults.run)
+        scheduler.spawn(faults.process, "visits", faults.visit)
         scheduler.run_until(lambda: False, fault_seconds)
         faults.is_over = True
         world.faults.clear()
