@@ -43,10 +43,12 @@ def build_step_environment(step: AuthoredStep, store: str) -> list[Manifest]:
     checkpoints = step.spec().checkpoints
     if checkpoints is not None:
         values |= _checkpoint_values(checkpoints, store)
-        if step.settings.gang is None:  # the members of a gang are started again together, in new pods
-            retry = step.settings.retry
-            values[environment.RESTART_CAUSES] = ",".join(retry.causes_in_place())
-            values[environment.SPARE] = "" if retry.spare is None else "on" if retry.spare else "off"
+        retry, gang = step.settings.retry, step.settings.gang
+        values[environment.RESTART_CAUSES] = ",".join(retry.causes_in_place())
+        values[environment.SPARE] = "" if retry.spare is None else "on" if retry.spare else "off"
+        if gang is not None:
+            is_elastic = gang.min_members is not None
+            values[environment.MEMBERS] = _admit_output_placeholder("members") if is_elastic else str(gang.members)
         values[environment.IMAGE] = program_container(step.program).get("image", "")
     if step.settings.registration is not None:
         values[environment.REGISTRATION] = step.settings.registration.model_dump_json()

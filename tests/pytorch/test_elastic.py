@@ -10,6 +10,7 @@ not depend on their number.
 | is told to go, as by a drain | from what all have saved together before it went |
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -186,8 +187,10 @@ def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: 
     training = begin(Plan(last=12, held=6, pause=0.0, every="2 steps"))
     training.held()
     lost = training.said("held-3-2")
-    for number in (lost["agent"], lost["worker"]):  # neither torchrun nor its rank has a word to say
-        os.kill(number, signal.SIGKILL)
+    launcher = int(Path(f"/proc/{lost['agent']}/stat").read_text().rpartition(")")[2].split()[1])
+    for number in (launcher, lost["agent"], lost["worker"]):  # none of them has a word to say
+        with contextlib.suppress(ProcessLookupError):  # the kernel ends torchrun with its launcher
+            os.kill(number, signal.SIGKILL)
     training.go_on()
     assert training.began_with_two() in range(6, 12), "nothing that was saved was trained again"
     newest = list_commits(training.store, "run/fit")[0]

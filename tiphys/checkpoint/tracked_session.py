@@ -120,7 +120,7 @@ class TrackedSession(Session):
         self._candidates = RestoreCandidates(settings, run_store, store)
         self._stop = StopSignal(clock, settings.grace_seconds)
         self._seconds_left, self._seconds_since_stop = self._stop.seconds_left, self._stop.seconds_since_request
-        self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
+        self._fence = AttemptFence.of(settings, run_store, environ)
         barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info and rank_info.world_size > 1 else None
         self._barrier = barrier
         self._coordinator: SingleProcessCoordinator = (
@@ -390,7 +390,10 @@ class TrackedSession(Session):
         interval, waited = self._interval.current, self._clock() - self._saved_at
         due = is_save_due(interval, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
         due = due or (self._saver.overlap.owes_save and not (self._barrier and self._barrier.sharded))
-        if not self._coordinator.should_save_at(global_step, due, interval.unit) or not self._coordinator.has_state:
+        if not self._coordinator.should_save_at(global_step, due, interval.unit):
+            return False
+        if not self._coordinator.has_state:
+            self._committer.record_save_of_others()
             return False
         if self._saver.is_busy and self._settings.busy_rule == "skip" and self._coordinator.can_skip:
             self._skipped_saves += 1

@@ -84,7 +84,12 @@ def run_member(
 
 def is_first_member(environ: Mapping[str, str]) -> bool:
     """Return whether this pod uploads the outputs: the one of node rank 0."""
-    return (environ.get("NODE_RANK") or environ.get("PET_NODE_RANK") or environ.get("RANK") or "0") == "0"
+    return member_number(environ) == 0
+
+
+def member_number(environ: Mapping[str, str]) -> int:
+    """Return which member of its gang this pod is; 0 outside of a gang."""
+    return int(environ.get("NODE_RANK") or environ.get("PET_NODE_RANK") or environ.get("RANK") or 0)
 
 
 def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -58,6 +58,8 @@ the end of its program, and an exit code that it has not seen when the kubelet k
 _LOOK_SECONDS, _QUIET_SECONDS = 0.05, 60.0
 _LOOK_SHARE = 0.1
 """Largest share of time to spend on reading /proc, which is long on a machine with thousands of processes."""
+_LOST_RANK = "infrastructure"
+"""Failure of a launcher of ranks that ends with 1 because one of them was killed."""
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _UNCAUGHT_EXCEPTION = 1
 """Exit code of Python. torchrun raises one at SIGTERM, as do libraries whose workers died."""
@@ -95,8 +97,8 @@ class SignalQueue:
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether SIGTERM is pending; any thread may read it."""
-        return signal.SIGTERM in signal.sigpending()
+        """Whether SIGTERM has arrived; any thread may read it."""
+        return self.stopped_at is not None or signal.SIGTERM in signal.sigpending()
 
 
 class ChildProcess:
@@ -141,8 +143,7 @@ class ChildProcess:
         self._left_codes: list[int] = []
         self._at_stop: set[tuple[int, int]] = set()
         self._sessions: set[int] = set()
-        # An elastic torchrun alone can tell the other nodes that its ranks leave.
-        self._registry = SessionRegistry(is_offered=environment.ELASTIC not in environ)
+        self._registry = SessionRegistry(tells_sessions=environment.ELASTIC not in environ)
         self._others = {process.identity for process in read_children()} if _has_children() else set()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         environ = {**environ, **self._registry.variables}
@@ -161,6 +162,11 @@ class ChildProcess:
             self.reap()
         elif number != signal.SIGTERM and self._code is None:
             _send([self._pid], number)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a session of the running program has failed."""
+        return self._code is None and bool(self._registry.failures())
 
     def find_imports(self) -> ProgramImports | None:
         """What the program had imported at its first commit; None before, and once it has ended."""
@@ -245,8 +251,12 @@ class ChildProcess:
     def _end(self) -> None:
         assert self._code is not None
         self.exit_code = self._code
-        self.had_session = not self._registry.variables or bool(self._registry.sessions())
-        self.has_committed, self.failures = self._registry.has_committed(), self._registry.failures()
+        registry = self._registry
+        self.had_session = not (registry.variables and registry.tells_sessions) or bool(registry.sessions())
+        self.has_committed, self.failures = registry.has_committed(), registry.failures()
+        lost_ranks = {pid for pid, _ in registry.lost_sessions()} - {self._pid}
+        if not self.failures and lost_ranks and self._code == _UNCAUGHT_EXCEPTION and not _has_words():
+            self.failures = frozenset({_LOST_RANK})
         self.has_finished = {*(self._left_codes or [self._code])} <= {0, environment.EX_TEMPFAIL}
         has_saved = self._is_preempted or self._registry.has_preempted()
         if self._stopped_at is not None and has_saved and self._code != environment.EX_FENCED:
@@ -313,6 +323,14 @@ def _send(receivers: Iterable[int], number: int) -> None:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
             continue
+
+
+def _has_words(path: str = environment.TERMINATION_LOG) -> bool:
+    """Whether the program has written to the termination log, as a session does whose process crashes."""
+    try:
+        return os.stat(path).st_size > 0
+    except OSError:
+        return False
 
 
 def _has_children() -> bool:

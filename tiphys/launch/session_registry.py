@@ -11,8 +11,9 @@ from tiphys.launch.process_table import ProcessStat
 from tiphys.protocol import environment
 
 _REGISTRY_NAME = "tiphys-sessions"
-PREEMPTED, COMMITTED = "preempted", "committed"
-"""Notes of a session: it saved and ends because of SIGTERM; it has committed a checkpoint."""
+PREEMPTED, COMMITTED, IMPORTED, CLOSED = "preempted", "committed", "imported", "closed"
+"""Notes of a session: it saved and ends because of SIGTERM; it has committed a checkpoint; a save came due, which
+another rank makes; the program has left it."""
 NEEDS_NEW_POD = "needs-new-pod"
 """A failure that no process of this pod could avoid, such as that of a broken GPU."""
 _FAILED = "failed"
@@ -22,15 +23,18 @@ class SessionRegistry:
     """Processes with an open session, which a launcher of ranks may hide: a file in memory, to which each adds a line.
 
     The variable of the program names the file. A launcher closes inherited descriptors, but hands variables on.
+
+    Args:
+        tells_sessions: Whether SIGTERM concerns the sessions; an elastic torchrun alone can tell the other nodes that
+            its ranks leave.
     """
 
-    def __init__(self, *, is_offered: bool) -> None:
+    def __init__(self, *, tells_sessions: bool) -> None:
         self.variables: dict[str, str] = {}
-        self._forgotten = 0
+        self._forgotten, self.tells_sessions = 0, tells_sessions
         try:
             self._descriptor = os.memfd_create(_REGISTRY_NAME)
-            if is_offered:
-                self.variables[environment.LAUNCHER] = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+            self.variables[environment.LAUNCHER] = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         except OSError:  # a sandbox without this call: the program alone gets SIGTERM
             self._descriptor = os.open(os.devnull, os.O_RDONLY)
 
@@ -40,12 +44,19 @@ class SessionRegistry:
         return [line.split(maxsplit=3) for line in text.splitlines()]
 
     def sessions(self) -> set[tuple[int, int]]:
-        """Identities of processes, also of those that have ended."""
-        numbers = [words[:2] for words in self._notes() if len(words) > 1]
-        return {(int(pair[0]), int(pair[1])) for pair in numbers if "".join(pair).isdecimal()}
+        """Identities of processes to tell of SIGTERM, also of those that have ended."""
+        return self._identities() if self.tells_sessions else set()
+
+    def lost_sessions(self) -> set[tuple[int, int]]:
+        """Identities of processes that ended without a word, as by a signal, if all have ended."""
+        return self._identities() - self._identities(CLOSED, PREEMPTED, _FAILED)
+
+    def _identities(self, *kinds: str) -> set[tuple[int, int]]:
+        notes = [words for words in self._notes() if len(words) > 1 and (not kinds or {*words[2:3]} & {*kinds})]
+        return {(int(words[0]), int(words[1])) for words in notes if "".join(words[:2]).isdecimal()}
 
     def has_preempted(self) -> bool:
-        return self._count_preempted() > self._forgotten
+        return self.tells_sessions and self._count_preempted() > self._forgotten
 
     def forget_preempted(self) -> None:
         self._forgotten = self._count_preempted()
@@ -54,8 +65,8 @@ class SessionRegistry:
         return any(words[2:3] == [COMMITTED] for words in self._notes())
 
     def imports(self) -> "ProgramImports | None":
-        """What the program had imported at its first commit, and the variables that it had changed; None before."""
-        notes = (words[3].split() for words in self._notes() if words[2:3] == [COMMITTED] and len(words) > 3)
+        """What the program had imported at its first save, and the variables that it had changed; None before."""
+        notes = (words[3].split() for words in self._notes() if len(words) > 3 and words[2] in (COMMITTED, IMPORTED))
         return next(map(ProgramImports, notes), None)
 
     def failures(self) -> frozenset[str]:
@@ -128,13 +139,13 @@ def describe_imports(initial: bytes, environ: Mapping[str, str]) -> list[str]:
     return [*modules, *changed, *removed]
 
 
-def note_commit(environ: Mapping[str, str]) -> None:
-    """Tell the launcher that this process has got further than its checkpoint; never raises.
+def note_save(environ: Mapping[str, str], kind: str) -> None:
+    """Tell the launcher that this process has got further than its checkpoint, or another rank has; never raises.
 
-    What the program has imported says the first rank of a pod for all.
+    What the program has imported says the first rank of a pod for all. ``kind`` is `COMMITTED` or `IMPORTED`.
     """
     words: list[str] = []
     if environ.get("LOCAL_RANK", "0") == "0":
         with contextlib.suppress(OSError):
             words = describe_imports(Path("/proc/self/environ").read_bytes(), environ)
-    register_session(environ, COMMITTED, *words)
+    register_session(environ, kind, *words)

@@ -91,6 +91,9 @@ INPUT_KEYS = "TIPHYS_INPUT_KEYS"
 ELASTIC = "TIPHYS_ELASTIC"
 """Set for an elastic gang: the minimum and maximum number of nodes, ``2:4``."""
 
+MEMBERS = "TIPHYS_MEMBERS"
+"""How many members a gang was started with, whose programs are started again together; absent for a single pod."""
+
 REGISTRATION = "TIPHYS_REGISTRATION"
 """The model that a step registers, as JSON (`tiphys.records.tracking.ModelRegistration`)."""
 

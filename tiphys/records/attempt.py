@@ -182,6 +182,29 @@ class IncarnationRecord(StoredRecord):
     """When the incarnation before ended, by the clock of the pod."""
 
 
+class GangRestartRequest(IncarnationRecord):
+    """``gang-restarts/<step>/<k>/<n>/request.json``: a member lost its program, and asks that all start the n-th."""
+
+    member: NonNegativeInt
+
+
+class GangRestartDecision(StoredRecord):
+    """``gang-restarts/<step>/<k>/<n>/decision.json``: whether all members start their programs again, or none does."""
+
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
+
+    run: str
+    step: str
+    attempt: int
+    incarnation: Annotated[int, Field(gt=1)]
+    exit_code: int | None = None
+    """Exit code of all launchers; None if the programs are started."""
+    reason: str = ""
+    """Why they are not."""
+    port: int | None = None
+    """Where the first member listens from now on; None for the port that the pods were created with."""
+
+
 class CrashRecord(StoredRecord):
     """``incarnations/<step>/<k>/<n>.crash.json``: the error that ended the n-th process of attempt k, as it told it."""
 

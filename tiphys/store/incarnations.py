@@ -5,7 +5,7 @@ Both lie in one folder, so that one listing says which process was the last, and
 
 import itertools
 
-from tiphys.records import CrashRecord
+from tiphys.records import CrashRecord, check_step_id
 from tiphys.store.base import Store
 from tiphys.store.claims import find_record
 from tiphys.store.layout import RunLayout
@@ -24,6 +24,16 @@ def crash_key(layout: RunLayout, step: str, attempt: int, incarnation: int = 1) 
     return f"{layout.incarnations(step, attempt)}{incarnation:09d}.crash.json"
 
 
+def gang_restart_prefix(layout: RunLayout, step: str, attempt: int, incarnation: int) -> str:
+    """Prefix of what the members of a gang agree on before they start their programs again, as ``incarnation``."""
+    return f"{layout.data}gang-restarts/{check_step_id(step)}/{attempt:09d}/{incarnation:09d}/"
+
+
+def gang_decision_key(layout: RunLayout, step: str, attempt: int, incarnation: int) -> str:
+    """Key of the `GangRestartDecision`: whether they do."""
+    return f"{gang_restart_prefix(layout, step, attempt, incarnation)}decision.json"
+
+
 def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
     """How often the program of an attempt was started: 1, and the restarts in its pod that it has reported."""
     prefix = RunLayout(run).incarnations(step, attempt)
@@ -34,8 +44,8 @@ def count_incarnations(store: Store, run: str, step: str, attempt: int) -> int:
 
 
 def describe_incarnations(count: int) -> str:
-    """How often a pod started its program, for the message of an end; empty for once."""
-    return f"its pod started its program {count} times" if count > 1 else ""
+    """How often its program was started, for the message of an end; empty for once."""
+    return f"its program was started {count} times" if count > 1 else ""
 
 
 def find_crash_record(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:

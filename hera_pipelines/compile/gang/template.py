@@ -108,12 +108,6 @@ def _check_program(step: AuthoredStep, manifest: Manifest) -> str | None:  # noq
     return None
 
 
-def _check_spare(step: AuthoredStep, manifest: Manifest) -> str | None:  # noqa: ARG001
-    if step.settings.retry.spare:
-        return "the members of a gang are started again in new pods, so spare=True has no effect; drop it"
-    return None
-
-
 def _check_claims(step: AuthoredStep, manifest: Manifest) -> str | None:
     claims = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates") or []}
     mounted = [mount["name"] for mount in program_container(step.program).get("volumeMounts") or []]
@@ -134,7 +128,6 @@ def _check_spot(step: AuthoredStep, manifest: Manifest) -> str | None:
 
 _CHECKS: tuple[Callable[[AuthoredStep, Manifest], str | None], ...] = (
     _check_kind,
-    _check_spare,
     _check_fields,
     _check_program,
     _check_claims,

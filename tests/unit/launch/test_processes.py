@@ -59,7 +59,7 @@ child.send_signal(signal.SIGTERM)
 print(ended(child, signals))
 child.send_signal(signal.SIGTERM)  # to nobody
 """)
-        == "True True False None\n143\n"
+        == "True True True None\n143\n"
     )
 
 
@@ -157,6 +157,32 @@ finally:
     ended(child, signals)  # what the shell starts while it is killed would keep the pipes of this test open
 """)
         == f"ready\nsaved\n{exit_code}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last_words", "failures"),
+    [
+        ("", "['infrastructure']"),
+        ("register_session(os.environ, CLOSED)", "[]"),
+        ("note_failure(os.environ, 'user_error')", "['user_error']"),
+    ],
+)
+def test_rank_that_is_killed_below_a_launcher_of_ranks_counts_as_killed(last_words, failures):
+    """As below torchrun, which ends with 1 whatever became of its ranks."""
+    assert (
+        run(f"""
+rank = '''
+import os, signal
+from tiphys.launch.session_registry import CLOSED, note_failure, register_session
+register_session(os.environ)
+{last_words}
+os.kill(os.getpid(), signal.SIGKILL)
+'''
+child = ChildProcess(["sh", "-c", '"$0" -c "$1"; exit 1', sys.executable, rank], os.environ)
+print(ended(child, signals), sorted(child.failures))
+""")
+        == f"1 {failures}\n"
     )
 
 

@@ -103,7 +103,7 @@ class TrackedDistributedSession(DistributedSession):
         self._candidate_source = RestoreCandidates(settings, run_store, store)
         self._stop = StopSignal(clock)
         self._process = SessionProcess(self, self._stop, opens_itself=None)
-        self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
+        self._fence = AttemptFence.of(settings, run_store, environ)
         self._committer = CheckpointCommitter(
             settings,
             run_store=run_store,

@@ -69,7 +69,7 @@ def record_crash(
     if error is None or not is_crash(error):
         return
     with contextlib.suppress(MemoryError):  # without memory the original error is raised unrecorded
-        note_failure(os.environ, judge_restart(error))
+        note_failure(os.environ, judge_restart(error, is_member=environment.MEMBERS in os.environ))
         record = CrashRecord(
             run=settings.run,
             step=settings.step,
@@ -141,11 +141,14 @@ def is_crash(error: BaseException) -> bool:
     return not isinstance(error, KeyboardInterrupt | GeneratorExit | StoreError | FencedError)
 
 
-def judge_restart(error: BaseException) -> str:
-    """What the launcher is told about an error: its cause, or that a new process in this pod would not help."""
+def judge_restart(error: BaseException, *, is_member: bool = False) -> str:
+    """What the launcher is told about an error: its cause, or that a new process in this pod would not help.
+
+    To a member of a gang, a connection that breaks is the loss of another one, whatever library it belongs to.
+    """
     match = match_error_signature(format_error(error))
     if match is None:
-        return Cause.USER_ERROR
+        return Cause.INFRASTRUCTURE if is_member and isinstance(error, ConnectionError) else Cause.USER_ERROR
     return NEEDS_NEW_POD if match.signature.blames_node else match.signature.cause
 
 

@@ -11,6 +11,7 @@ from tiphys.checkpoint.lifecycle.fork import FORKED, keep_in_children, undo_in_c
 from tiphys.checkpoint.lifecycle.preemption import StopSignal
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import FencedError, StoreError, UsageError
+from tiphys.launch.session_registry import CLOSED, register_session
 from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
 
 
@@ -74,6 +75,7 @@ class SessionProcess:
         if self._is_other or self._has_ended:
             return False
         self._has_ended = True
+        register_session(os.environ, CLOSED)
         keep_in_children(self)
         return True
 

@@ -24,6 +24,8 @@ BARRIER_TIMEOUT_SECONDS = 600.0
 _HINT_SECONDS = 30.0
 _ELASTIC_VARIABLES = frozenset({environment.ELASTIC, "TORCHELASTIC_RUN_ID"})
 """Variables that a program has under torchrun in an elastic training."""
+_STARTS = 100_000
+"""More than torchrun starts the processes of one program, and more than there are ports."""
 _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 1.0
 
 
@@ -38,7 +40,8 @@ class RankInfo:
     rank: int = 0
     world_size: int = 1
     incarnation: int = 0
-    """Identifies one start of the processes within the attempt: a restart count, or a port if elastic."""
+    """Identifies one start of the processes within the attempt: by that of the program, and a restart count of torchrun
+    within it, or a port if elastic. What an earlier start has left in storage is thus never that of a later one."""
     local_world_size: int = 1
     """Processes on this node."""
     local_rank: int = 0
@@ -61,12 +64,14 @@ class RankInfo:
                 "in an elastic training torchrun assigns the ranks, but it did not start this program, so each node "
                 "would train alone; start the command of the step with torchrun"
             )
+        program = _read_whole_number(environ, environment.INCARNATION, 1)
+        start = (
+            _rendezvous_port(environ) if is_elastic else _read_whole_number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
+        )
         rank_info = cls(
             rank=_read_whole_number(environ, "RANK", 0),
             world_size=_read_whole_number(environ, "WORLD_SIZE", 1),
-            incarnation=_rendezvous_port(environ)
-            if is_elastic
-            else _read_whole_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            incarnation=(program - 1) * _STARTS + start,
             local_world_size=_read_whole_number(environ, "LOCAL_WORLD_SIZE", 1),
             local_rank=_read_whole_number(environ, "LOCAL_RANK", 0),
             is_elastic=is_elastic,

@@ -13,14 +13,17 @@ or the end of the attempt is recorded, the attempt can commit no more.
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tiphys.checkpoint.restore.shard_reader import NodeCache
+from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.errors import FencedError, IntegrityError, NotFoundError, ObjectExistsError, StoreError
 from tiphys.faults import failpoint
-from tiphys.records import CheckpointManifest, Shard
-from tiphys.store import LineageLayout, RunLayout, Store, claim_record
+from tiphys.protocol import environment
+from tiphys.records import CheckpointManifest, GangRestartDecision, Shard
+from tiphys.store import LineageLayout, RunLayout, Store, claim_record, find_record
+from tiphys.store.incarnations import gang_decision_key
 from tiphys.store.layout import parse_attempt
 from tiphys.threads import map_parallel
 
@@ -167,17 +170,39 @@ class CommitSink(Protocol):
 
 
 class AttemptFence:
-    """The fence of one attempt, whose claim and end are in ``run_store``."""
+    """The fence of one attempt, whose claim and end are in ``run_store``.
 
-    def __init__(self, run_store: Store, run: str, step: str, attempt: int) -> None:
+    Args:
+        incarnation: That of this process in a gang, where another pod may decide that the next one is started; None in
+            a single pod, whose launcher leaves no process of an incarnation before it starts the next.
+    """
+
+    def __init__(self, run_store: Store, run: str, step: str, attempt: int, incarnation: int | None = None) -> None:
         self._run_store = run_store
         self._run = run
         self._step = step
         self._attempt = attempt
+        self._incarnation = incarnation
+
+    @classmethod
+    def of(cls, settings: CheckpointSettings, run_store: Store, environ: Mapping[str, str]) -> "AttemptFence":
+        """The fence of the process whose settings and variables these are."""
+        incarnation = settings.incarnation if environment.MEMBERS in environ else None
+        return cls(run_store, settings.run, settings.step, settings.attempt, incarnation)
 
     def check(self) -> None:
-        """Return if the attempt may still commit; raises as `check_fence` does."""
+        """Return if this process may still commit; raises as `check_fence` does."""
         check_fence(self._run_store, self._run, self._step, self._attempt)
+        if self._incarnation is None:
+            return
+        following = self._incarnation + 1
+        key = gang_decision_key(RunLayout(self._run), self._step, self._attempt, following)
+        decision = find_record(self._run_store, key, GangRestartDecision)
+        if decision and decision.exit_code is None:
+            raise FencedError(
+                f"process {self._incarnation} of attempt {self._attempt} of {self._run}/{self._step} may not commit: "
+                f"process {following} of its gang is started; this one must stop, because nothing that it writes counts"
+            )
 
 
 def commit_checkpoint(

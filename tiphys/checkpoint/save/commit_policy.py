@@ -37,7 +37,7 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
-from tiphys.launch.session_registry import note_commit
+from tiphys.launch.session_registry import COMMITTED, IMPORTED, note_save
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
@@ -197,13 +197,19 @@ class CheckpointCommitter(CommitSink):
     def publish(self, manifest: CheckpointManifest) -> CheckpointManifest:
         return publish_manifest(self._store, manifest, self._fence.check)
 
+    def record_save_of_others(self) -> None:
+        """Tell the launcher, at the first save that other ranks make for this one, what the program has imported."""
+        if not self._is_commit_noted:
+            self._is_commit_noted = True
+            note_save(os.environ, IMPORTED)
+
     def on_committed(self, manifest: CheckpointManifest) -> None:
         self.newest_committed = manifest.ref
         self.newest_saved = SavedStep(manifest.global_step, manifest.written_at)
         self._last_failure = ""
         if not self._is_commit_noted and manifest.global_step > (self.restored.global_step if self.restored else -1):
             self._is_commit_noted = True  # the same step again is no progress that a restart may rely on
-            note_commit(os.environ)
+            note_save(os.environ, COMMITTED)
         self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.record_save(manifest.global_step)
         if self._barrier and not self._barrier.is_first:

@@ -402,3 +402,10 @@ def test_a_gang_that_may_leave_spot_nodes_has_no_selector_for_them(retry: RetryP
     template = gang(asked={"spot": (Spot(label="spot"),), "retry": retry}, nodeSelector={"disk": "fast"})
     selector = pod(template)["spec"]["nodeSelector"]
     assert selector == {"disk": "fast", **({"spot": "true"} if kept else {})}
+
+
+def test_members_know_what_their_restarts_need() -> None:
+    asked = {"retry": RetryPolicy(spare=True), "checkpoints": CheckpointPolicy()}
+    variables = env(pod(gang(asked=asked))["spec"]["containers"][0])
+    assert variables["TIPHYS_RESTART_CAUSES"] == "hang,infrastructure,unknown"
+    assert (variables["TIPHYS_MEMBERS"], variables["TIPHYS_SPARE"]) == ("4", "on")

@@ -1,0 +1,346 @@
+"""Members of a gang start their programs again together, or none does: the protocol of their launchers, in all orders.
+
+Launchers run one at a time and hand over at each call of the store and at each wait, in a drawn order, on one clock.
+
+| law | |
+|---|---|
+| no program is started while a process of the incarnation before is left in any member | `started` |
+| all members that answer start the same incarnation, after the same end, or none does | `answers` |
+| none is started before its gang has committed, or where a member failed for a reason of its own | `forbids` |
+| every launcher comes to an end, whatever the store loses | `Stage.run` |
+"""
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.fakes.memory_store import MemoryStore
+
+from tiphys.errors import StoreError
+from tiphys.launch.gang_restart import READY_SECONDS, GangMember, may_follow
+from tiphys.launch.restart import ProgramEnd
+from tiphys.launch.session_registry import NEEDS_NEW_POD
+from tiphys.protocol import environment
+from tiphys.store import ObjectInfo
+
+ALLOWED = ["hang", "infrastructure", "unknown"]
+MOST_TURNS = 100_000
+
+
+class Stage:
+    """Lets threads run one at a time, in a drawn order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.now = random.Random(seed), 0.0
+        self._turns: dict[int, threading.Semaphore] = {}
+        self._back = threading.Semaphore(0)
+        self._number = threading.local()
+
+    def hand_over(self) -> None:
+        self._back.release()
+        self._turns[self._number.value].acquire()
+
+    def run(self, plays: list["Launcher"]) -> None:
+        def act(number: int, play: "Launcher") -> None:
+            self._number.value = number
+            self._turns[number].acquire()
+            try:
+                play.act()
+            except BaseException as error:  # noqa: BLE001  the test shows it
+                play.error = error
+            play.is_over = True
+            self._back.release()
+
+        self._turns = {number: threading.Semaphore(0) for number in range(len(plays))}
+        for number, play in enumerate(plays):
+            threading.Thread(target=act, args=(number, play), daemon=True).start()
+        for _ in range(MOST_TURNS):
+            if not (waiting := [number for number, play in enumerate(plays) if not play.is_over]):
+                break
+            self._turns[self.random.choice(waiting)].release()
+            self._back.acquire()
+        errors = [play.error for play in plays if play.error]
+        assert not errors, errors
+        assert all(play.is_over for play in plays), "a launcher waits for ever"
+
+
+class Signals:
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.is_stop_requested = False
+
+    def wait_next(self, seconds: float) -> None:
+        self._stage.now += seconds / 4
+        self._stage.hand_over()
+
+
+class LosingStore(MemoryStore):
+    """Loses requests and replies, and lets the others run before each of its calls."""
+
+    def __init__(self, stage: Stage, losses: float) -> None:
+        super().__init__()
+        self._stage, self._losses = stage, losses
+
+    def _loses(self) -> bool:
+        return self._stage.random.random() < self._losses
+
+    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
+        self._stage.hand_over()
+        if self._loses():
+            raise StoreError("the request was lost")
+        super().create(key, data, sha256=sha256)
+        if self._loses():
+            self._stage.hand_over()
+            if self._loses():
+                raise StoreError("the reply was lost")
+            super().create(key, data, sha256=sha256)  # a client that repeats itself meets its own object
+
+    def read(self, key: str) -> bytes:
+        self._stage.hand_over()
+        if self._loses():
+            raise StoreError("the request was lost")
+        return super().read(key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._stage.hand_over()
+        if self._loses():
+            raise StoreError("the request was lost")
+        yield from super().list(prefix)
+
+
+def variables(number: int, members: int, **more: str) -> dict[str, str]:
+    named = {"RUN": "night", "STEP": "fit", "ATTEMPT": "1", "MEMBERS": str(members)}
+    return {
+        **{getattr(environment, name): value for name, value in named.items()},
+        "NODE_RANK": str(number),
+        **more,
+    }
+
+
+@dataclass
+class Launcher:
+    """One launcher, from its running program to its answer.
+
+    ``dies_after`` turns its program meets ``end``; it runs on if that is None, until another member asks. After
+    ``told_after`` turns it gets SIGTERM.
+    """
+
+    member: GangMember
+    signals: Signals
+    end: ProgramEnd | None
+    dies_after: int = 0
+    told_after: int | None = None
+    has_committed: bool = False
+    others: list["Launcher"] = field(default_factory=list)
+    met: ProgramEnd | None = None
+    """How its program did end."""
+    answer: int | tuple[str, dict[str, str]] | None = None
+    left_when_started: int = 0
+    is_over: bool = False
+    error: BaseException | None = None
+
+    def act(self) -> None:
+        end, turns = None, 0
+        while end is None:
+            turns += 1
+            if self.told_after is not None and turns >= self.told_after:
+                self.signals.is_stop_requested = True
+                end = ProgramEnd(environment.EX_TEMPFAIL)
+            elif self.end is not None and turns >= self.dies_after:
+                end = self.end
+            elif self.member.find_request(2) is not None:
+                end = ProgramEnd(137, has_committed=self.has_committed, was_ended=True)
+            elif turns > 500:  # nobody asks it: it completes its training
+                end = ProgramEnd(0)
+            else:
+                self.signals.wait_next(0.5)
+        self.met = end
+        self.answer = self.member.decide(end, ALLOWED, 1, lacked_memory=False)
+        self.left_when_started = sum(other.met is None for other in self.others)
+
+    @property
+    def has_started(self) -> bool:
+        return isinstance(self.answer, tuple)
+
+
+def play(
+    seed: int,
+    ends: list[ProgramEnd | None],
+    losses: float = 0.0,
+    told: int | None = None,
+    *,
+    elastic: str = "",
+    committed: bool = True,
+) -> list[Launcher]:
+    """Launchers of a gang whose programs meet ``ends``; that of rank 0 has ``committed`` when another one asks."""
+    stage = Stage(seed)
+    store = LosingStore(stage, losses)
+    more = {environment.ELASTIC: elastic} if elastic else {}
+    launchers = []
+    for number, end in enumerate(ends):
+        signals = Signals(stage)
+        member = GangMember(
+            variables(number, len(ends), **more),
+            signals,  # type: ignore[arg-type]
+            store,
+            lambda: stage.now,
+        )
+        told_after = stage.random.randrange(1, 20) if told == number else None
+        is_gone = end is not None and end.code == environment.EX_TEMPFAIL
+        dies_after = 0 if is_gone else stage.random.randrange(1, 10)
+        has_committed = committed and number == 0
+        launchers.append(Launcher(member, signals, end, dies_after, told_after, has_committed))
+    for launcher in launchers:
+        launcher.others = launchers
+    stage.run(launchers)
+    return launchers
+
+
+def killed(*, committed: bool = False) -> ProgramEnd:
+    return ProgramEnd(137, has_committed=committed)
+
+
+SEEDS = st.integers(0, 2**32)
+ENDS = st.sampled_from(
+    [
+        None,
+        killed(),
+        killed(committed=True),
+        ProgramEnd(79, ["hang"]),
+        ProgramEnd(1),
+        ProgramEnd(1, ["infrastructure"]),
+        ProgramEnd(1, ["user_error"]),
+        ProgramEnd(1, [NEEDS_NEW_POD]),
+        ProgramEnd(75),
+    ]
+)
+
+
+@given(SEEDS, st.integers(2, 5), st.integers(0, 4))
+def test_members_start_again_together_when_one_is_killed(seed: int, members: int, victim: int) -> None:
+    ends: list[ProgramEnd | None] = [None] * members
+    ends[victim % members] = killed(committed=victim % members == 0)
+    launchers = play(seed, ends)
+    assert [launcher.has_started for launcher in launchers] == [True] * members
+    [answer] = {str(launcher.answer) for launcher in launchers}
+    assert f"the program of member {victim % members} ended with 137 (infrastructure)" in answer
+    assert not any(launcher.left_when_started for launcher in launchers)
+
+
+@given(SEEDS, st.lists(ENDS, min_size=2, max_size=4), st.sampled_from([0.0, 0.1, 0.4]), st.none() | st.integers(0, 3))
+@example(0, [killed(committed=True), None, None], 0.4, None)
+def test_members_never_start_apart(seed: int, ends: list[ProgramEnd | None], losses: float, told: int | None) -> None:
+    launchers = play(seed, ends, losses, told)
+    started = [launcher for launcher in launchers if launcher.has_started]
+    if not started:
+        return
+    assert len({str(launcher.answer) for launcher in started}) == 1
+    assert not any(launcher.left_when_started for launcher in started), "a process of the one before is left"
+    met = [launcher.met for launcher in launchers if launcher.met]
+    assert not any({*end.failures} - {*ALLOWED} for end in met), "a member failed for a reason of its own"
+    assert any(end.has_committed for end in met)
+    # Who does not start has lost the store, or has been told to end: its pod ends, and with it the gang.
+    silent = [launcher for launcher in launchers if not launcher.has_started]
+    assert not silent or losses or any(launcher.signals.is_stop_requested for launcher in silent)
+
+
+@given(SEEDS, st.integers(0, 2))
+def test_members_without_a_commit_end_with_the_code_of_the_one_that_died(seed: int, victim: int) -> None:
+    ends: list[ProgramEnd | None] = [None] * 3
+    ends[victim] = ProgramEnd(79, ["hang"])
+    ends[0] = ends[0] or ProgramEnd(1, ["infrastructure"])
+    launchers = play(seed, ends, committed=False)
+    assert not any(launcher.has_started for launcher in launchers)
+    # Whichever died first says the cause.
+    assert {launcher.answer for launcher in launchers} <= {79, 1}
+    assert len({launcher.answer for launcher in launchers}) == 1
+
+
+@given(SEEDS)
+def test_members_end_together_when_one_failed_for_a_reason_of_its_own(seed: int) -> None:
+    """Also where another one, which lost it, was faster to ask."""
+    launchers = play(seed, [killed(committed=True), ProgramEnd(1, ["user_error"]), None])
+    was_faster = launchers[1].met is not launchers[1].end  # then the others ended it before it met its error
+    assert [launcher.has_started for launcher in launchers] == [was_faster] * 3
+
+
+@given(SEEDS)
+def test_members_of_an_elastic_gang_go_on_without_one_that_is_gone(seed: int) -> None:
+    """A pod that was lost is never ready; its launcher has ended, as by the kernel."""
+    launchers = play(seed, [None, killed(), None, ProgramEnd(75)], elastic="2:4")
+    gone = launchers[3]
+    assert not gone.has_started
+    assert [launcher.has_started for launcher in launchers[:3]] == [True] * 3
+    assert launchers[0].member.expected == 3
+
+
+def test_members_wait_for_one_that_does_not_end_no_longer_than_they_say() -> None:
+    stage = Stage(1)
+    store = LosingStore(stage, 0.0)
+    signals = [Signals(stage) for _ in range(2)]
+    members = [
+        GangMember(variables(number, 3), signals[number], store, lambda: stage.now)  # type: ignore[arg-type]
+        for number in range(2)
+    ]
+    launchers = [
+        Launcher(members[0], signals[0], killed(committed=True), 1),
+        Launcher(members[1], signals[1], None),
+    ]
+    stage.run(launchers)
+    assert [launcher.answer for launcher in launchers] == [137, 137]
+    assert READY_SECONDS < stage.now < 3 * READY_SECONDS
+
+
+def test_member_that_was_complete_does_not_complete_the_others() -> None:
+    stage, store = Stage(1), MemoryStore()
+    complete, dead = (
+        GangMember(variables(number, 2), Signals(stage), store, lambda: stage.now)  # type: ignore[arg-type]
+        for number in range(2)
+    )
+    complete.refuse(2, 0, "it lacked memory, and was complete all the same")
+    assert dead.decide(killed(), ALLOWED, 1, lacked_memory=False) == 137
+
+
+@pytest.mark.parametrize(
+    ("end", "lacked_memory", "follows"),
+    [
+        (ProgramEnd(137, was_ended=True), False, True),
+        (ProgramEnd(75, was_ended=True), False, True),
+        (ProgramEnd(1), False, True),  # it lost the other one
+        (ProgramEnd(0), False, True),
+        (ProgramEnd(1, ["infrastructure"]), False, True),
+        (ProgramEnd(1, ["user_error"]), False, False),
+        (ProgramEnd(137, ["user_error"], was_ended=True), False, False),
+        (ProgramEnd(1, [NEEDS_NEW_POD]), False, False),
+        (ProgramEnd(1, ["out_of_memory"]), False, False),
+        (ProgramEnd(137, was_ended=True), True, False),
+        (ProgramEnd(75), False, False),
+        (ProgramEnd(76), False, False),
+        (ProgramEnd(69), False, False),
+    ],
+)
+def test_member_follows_another_unless_its_own_end_forbids_it(
+    end: ProgramEnd, lacked_memory: bool, follows: bool
+) -> None:
+    assert may_follow(end, ALLOWED, lacked_memory=lacked_memory) == follows
+
+
+def test_port_that_is_still_bound_is_passed_over() -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        taken = listener.getsockname()[1]
+        member = GangMember(variables(0, 2, MASTER_PORT=str(taken)), Signals(Stage(1)), MemoryStore())  # type: ignore[arg-type]
+        assert (member.find_port() or 0) > taken
+    assert member.find_port() == taken
+
+
+@pytest.mark.parametrize(("members", "seconds"), [(2, 0.5), (200, 0.5), (1000, 2.5), (4000, 10.0)])
+def test_polls_of_all_members_are_bounded(members: int, seconds: float) -> None:
+    member = GangMember(variables(1, members), Signals(Stage(1)), MemoryStore())  # type: ignore[arg-type]
+    assert member.poll_seconds == seconds
+    assert members / member.poll_seconds <= 400
