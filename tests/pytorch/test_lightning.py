@@ -5,7 +5,7 @@
 | in an epoch, at its end, after gradients were accumulated | weights, optimizer and schedule equal in every bit |
 | while a callback or the module itself averages weights | the averages, too |
 | by SIGTERM | saved at the next optimizer step, exit code 75 |
-| by SIGTERM between two optimizer steps | exit code 75, never 0 |
+| by SIGTERM between two optimizer steps, or in a validation | saved at the next optimizer step, exit code 75 |
 | while fit() is given another checkpoint, or Lightning does not take ours | refused |
 """
 
@@ -88,6 +88,9 @@ def fit(
                 os.kill(os.getpid(), signal.SIGTERM)
             return self.layers(batch / 8).square().mean()
 
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.layers(batch)
+
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS + 1)
@@ -110,6 +113,7 @@ def fit(
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
+            num_sanity_val_steps=0,
             enable_model_summary=False,
             accumulate_grad_batches=options.pop("accumulate", 1),
         )
@@ -202,14 +206,33 @@ def test_sigterm_saves_after_the_optimizer_step_and_exits_with_75(name):
     assert list_commits(store, LINEAGE) == [ref(1, 4)]
 
 
-def test_sigterm_between_two_optimizer_steps_never_looks_like_success():
+def test_sigterm_between_two_optimizer_steps_saves_the_next_one_and_exits_with_75(name):
     store = MemoryStore()
 
     with pytest.raises(SystemExit) as end:
-        fit(store, STEPS, name="lightning.pytorch", seed=1, stop_at=3, accumulate=2)
+        fit(store, STEPS, name=name, seed=1, stop_at=3, accumulate=2, every=SaveInterval(100, "steps"))
 
     assert end.value.code == 75
-    assert list_commits(store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 2)]
+
+
+def test_sigterm_in_a_validation_saves_the_next_step_and_exits_with_75(name):
+    store, stop = MemoryStore(), importlib.import_module(name).Callback()
+    stop.on_validation_batch_start = lambda *args: os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as end:
+        fit(
+            store,
+            STEPS,
+            name=name,
+            seed=1,
+            every=SaveInterval(100, "steps"),
+            callbacks=[stop],
+            val_dataloaders=Loader(),
+        )
+
+    assert end.value.code == 75
+    assert list_commits(store, LINEAGE) == [ref(1, EPOCH + 1)]
 
 
 def test_a_second_place_to_start_from_is_refused(tmp_path):

@@ -180,3 +180,14 @@ def test_position_that_the_program_names_is_its_own_affair(capsys):
         for batch, _ in enumerate(torch.utils.data.DataLoader(DATA), 1):
             session.step(batch, {"step": batch}, data_position={"batch": batch})
     assert "the position in the data" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")  # of torchdata
+def test_unfinished_evaluation_says_nothing_of_the_position_in_the_training(capsys):
+    log_once.cache_clear()
+    evaluation = iter(torch.utils.data.DataLoader(DATA))
+    next(evaluation)
+    with open_session(MemoryStore()) as session:
+        for step, _ in enumerate(torchdata.stateful_dataloader.StatefulDataLoader(DATA), 1):
+            session.step(step, {"step": step})
+    assert "the position in the data" not in capsys.readouterr().err

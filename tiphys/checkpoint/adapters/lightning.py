@@ -10,8 +10,8 @@
 A checkpoint contains what Lightning itself would write, and the random
 generators. Lightning has no public API for a checkpoint that is not a file, so
 the callback uses two private attributes of the trainer, and refuses to train if
-they have no effect. It supports both packages, ``lightning`` and
-``pytorch_lightning``.
+they have no effect. With a third it keeps Lightning from ending between two
+steps. It supports both packages, ``lightning`` and ``pytorch_lightning``.
 
 Such a checkpoint may hold any object, for example hyperparameters. They are
 pickled, so a restore runs the code that the checkpoint names.
@@ -110,9 +110,25 @@ class CheckpointCallback(Callback):
         """Report a step to the session; between steps there are gradients that no checkpoint contains."""
         if (step := trainer.global_step) > self._last_step:
             self._last_step = step
+            has_position = hasattr(trainer.train_dataloader, "state_dict")
             self._session.step(
-                step, lambda: _capture_trainer(trainer), trainer.callback_metrics, epoch=trainer.current_epoch
+                step,
+                lambda: _capture_trainer(trainer),
+                trainer.callback_metrics,
+                epoch=trainer.current_epoch,
+                data_position={"batch": trainer.fit_loop.batch_idx + 1} if has_position else None,
             )
+        else:
+            self._go_on_to_next_step(trainer)
+
+    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Go on to the next optimizer step after SIGTERM."""
+        self._go_on_to_next_step(trainer)
+
+    def _go_on_to_next_step(self, trainer: Any) -> None:
+        """Keep Lightning from ending after SIGTERM before the session has saved, which it does at the next step."""
+        if self._session.should_stop and trainer.world_size == 1:  # several ranks end when Lightning has told all
+            trainer._signal_connector.received_sigterm = False
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Exit with code 75 after SIGTERM: Lightning itself ends between optimizer steps with exit code 0."""

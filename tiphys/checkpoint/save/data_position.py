@@ -22,19 +22,23 @@ def warn_of_lost_position() -> None:
     if base is None or os.environ.get("RANK", "0") != "0":
         return
     # Only a loop holds such an iterator. Its type is looked at, because some objects answer isinstance by an import.
+    order = None
     for iterator in [candidate for candidate in gc.get_objects() if issubclass(type(candidate), base)]:
         index = getattr(iterator, "_index_sampler", None)
         sampler = getattr(index, "sampler", None)
-        parts = (iterator, getattr(iterator, "_dataset", None), index, sampler)
-        is_kept = any(hasattr(type(part), "state_dict") for part in parts)
-        if not is_kept and 0 < getattr(iterator, "_num_yielded", 0) < _batches(iterator):
-            order = ", in another order" if isinstance(sampler, module.RandomSampler) else ""
-            log_once(
-                "the position in the data is not part of the state: after a restore the epoch of the DataLoader begins "
-                f"again{order}; use torchdata's StatefulDataLoader, as sampler= of capture() and load() where you call "
-                "them, or skip the batches that were consumed, and pass step() their number as data_position="
-            )
-            return
+        if any(
+            hasattr(type(part), "state_dict")
+            for part in (iterator, getattr(iterator, "_dataset", None), index, sampler)
+        ):
+            return  # another one, such as of an evaluation, may stand anywhere
+        if 0 < getattr(iterator, "_num_yielded", 0) < _batches(iterator):
+            order = order or (", in another order" if isinstance(sampler, module.RandomSampler) else "")
+    if order is not None:
+        log_once(
+            "the position in the data is not part of the state: after a restore the epoch of the DataLoader begins "
+            f"again{order}; use torchdata's StatefulDataLoader, as sampler= of capture() and load() where you call "
+            "them, or skip the batches that were consumed, and pass step() their number as data_position="
+        )
 
 
 def _batches(iterator: Any) -> float:
