@@ -195,7 +195,8 @@ def _pytorch_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest
     replicas = {"Master": 1, "Worker": _member_count(step) - 1}
     per_node = process_count_variables(step).get("PET_NPROC_PER_NODE")
     return {
-        "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"},
+        # With a backoffLimit the operator does not count the failed member, for which Argo waits (``common/job.go``).
+        "runPolicy": {"cleanPodPolicy": "Running"},
         **({"nprocPerNode": per_node} if per_node else {}),
         "pytorchReplicaSpecs": {
             role: {"replicas": count, "restartPolicy": "Never", "template": pod} for role, count in replicas.items()

@@ -397,6 +397,14 @@ def test_members_of_a_train_job_get_the_rank_that_its_trainer_does_not_set() -> 
     assert trainer["numProcPerNode"] == 1, "the trainer would start one for each CPU"
 
 
+def test_the_failed_member_of_a_pytorch_job_is_counted_for_argo() -> None:
+    template = gang(backend=GangBackend.PYTORCHJOB)
+    policy = made(template)["spec"]["runPolicy"]
+    assert policy == {"cleanPodPolicy": "Running"}, "with a backoffLimit replicaStatuses stay as they are"
+    condition = compiled(template)["fit-run"]["resource"]["failureCondition"]
+    assert condition == "status.replicaStatuses.Master.failed > 0, status.replicaStatuses.Worker.failed > 0"
+
+
 @pytest.mark.parametrize(("retry", "kept"), [(RetryPolicy(), True), (RetryPolicy(on_demand_after=2), False)])
 def test_a_gang_that_may_leave_spot_nodes_has_no_selector_for_them(retry: RetryPolicy, kept: bool) -> None:
     template = gang(asked={"spot": (Spot(label="spot"),), "retry": retry}, nodeSelector={"disk": "fast"})
