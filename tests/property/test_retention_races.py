@@ -16,7 +16,7 @@ import pytest
 from support.builders.lineage import LINEAGE, commit, ref
 from support.fakes.memory_store import MemoryStore
 
-from tiphys.errors import ConflictError, NotFoundError
+from tiphys.errors import ConflictError, NotFoundError, StoreFullError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Retention, Tombstones
 from tiphys.lineage.retention.policy import list_pins, pin_checkpoint
@@ -286,6 +286,39 @@ def check_every_order():
 
 def test_a_pin_that_was_acknowledged_holds_however_it_meets_a_deletion():
     assert check_every_order() == {"pinned", "ConflictError", "NotFoundError"}
+
+
+class FullStore(HookedStore):
+    """Has no room for an announcement; what others have deleted meanwhile leaves room for a pin."""
+
+    def create(self, key, data, *, sha256=None):
+        if key.startswith(LAYOUT.all_tombstones):
+            raise StoreFullError("no space left")
+        super().create(key, data)
+
+
+def test_a_pin_that_was_acknowledged_holds_where_a_full_store_takes_no_announcement():
+    outcomes = set()
+    for moment in itertools.count(1):
+        objects = two_checkpoints()
+
+        def pin(objects=objects):
+            try:
+                pin_checkpoint(HookedStore(objects), ref(1, 5), "late")
+                outcomes.add("pinned")
+            except NotFoundError:
+                outcomes.add("NotFoundError")
+
+        hook, acted = at(moment / 2, pin)
+        keep = RetentionPolicy(last=1, delay_seconds=0)
+        Retention(FullStore(objects, hook), LINEAGE, keep).make_room({1: None}, (), ref(1, 9))
+        if not acted and moment > 2:
+            break
+        store = MemoryStore(objects)
+        if acted:
+            assert (ref(1, 5) in list_pins(store, LINEAGE)) == (ref(1, 5) in list_commits(store, LINEAGE)), moment
+        assert torn(objects) == [], moment
+    assert outcomes == {"pinned", "NotFoundError"}
 
 
 def test_the_checker_notices_a_deletion_that_is_not_announced(monkeypatch):

@@ -293,12 +293,13 @@ class Retention:
     ) -> list[CheckpointRef]:
         if not due:
             return []
+        is_announced = True
         try:
             self._tombstones.announce_deletion(due)
         except StoreFullError:
-            # An announcement is for those who pin a checkpoint, and a full store takes no pin either.
             if not is_full:
                 raise
+            is_announced = False
         try:
             still_expired = set(self.plan(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
         except (ConflictError, NotFoundError):  # the next save reports this; retention must not end the program
@@ -309,11 +310,20 @@ class Retention:
             raise
         self._tombstones.withdraw_announcement([ref for ref in due if ref not in still_expired])
         deleted = [ref for ref in due if ref in still_expired]
-        for ref in deleted:
-            self._store.delete(self._layout.manifest(ref.attempt, ref.global_step))
-            failpoint("retention.after_manifest_delete")
-            self._remove_shards(ref)
-        return deleted
+        return [ref for ref in deleted if self._delete_checkpoint(ref, is_announced=is_announced)]
+
+    def _delete_checkpoint(self, ref: CheckpointRef, *, is_announced: bool) -> bool:
+        """Delete one checkpoint, manifest first; False if a pin came that could see no announcement."""
+        key = self._layout.manifest(ref.attempt, ref.global_step)
+        manifest = b"" if is_announced else self._store.read(key)
+        self._store.delete(key)
+        # Room that others left, or the checkpoint before, lets a pin in. One that came later finds no manifest.
+        if not is_announced and ref in list_pins(self._store, self._lineage):
+            self._store.create(key, manifest)
+            return False
+        failpoint("retention.after_manifest_delete")
+        self._remove_shards(ref)
+        return True
 
     def _remove_shards(self, ref: CheckpointRef) -> None:
         for info in list(self._store.list(self._layout.shards(ref.attempt, ref.global_step))):
