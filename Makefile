@@ -42,6 +42,9 @@ argo-examples: setup  ## adopt and compile the Workflows of EXAMPLES=FOLDER, suc
 fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)
 	@PYTHONPATH=tests $(RUN) python -m runner.fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
+chaos: setup  ## simulate hours of faults, seed by seed, and judge what is left (MINUTES=60; SEED=7 SEEDS=1 repeats one; BUG=no_fence plants a bug)
+	@PYTHONHASHSEED=0 PYTHONPATH=tests $(RUN) python -m chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(BUG),--bug $(BUG))
+
 mutants: setup  ## plant bugs and count those that tests notice (MINUTES=60, SEED=1, SAMPLE=30, AREA=ledger, KIND=key)
 	@PYTHONPATH=tests $(RUN) python -m runner.mutants $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AREA),--area $(AREA)) $(if $(KIND),--kind $(KIND))
 
@@ -159,4 +162,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .venv-mlflow .venv-programs .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz chaos mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean

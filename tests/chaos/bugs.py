@@ -329,3 +329,16 @@ BUGS: dict[str, Callable[[Plant], None]] = {
         claim_of_other_node_used,
     )
 }
+NOT_FOUND_YET = frozenset(
+    {
+        "deletion_not_announced",
+        "late_commit_is_candidate",
+        "pods_not_awaited",
+        "conflict_in_ledger_ignored",
+        "lease_released_with_request",
+        "key_not_reserved",
+        "second_name_after_lost_answer",
+        "claim_of_other_node_used",
+    }
+)
+"""Those that none of the seeds that were tried has found."""
