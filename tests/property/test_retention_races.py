@@ -16,7 +16,7 @@ import pytest
 from support.builders.lineage import LINEAGE, commit, ref
 from support.fakes.memory_store import MemoryStore
 
-from tiphys.errors import ConflictError, NotFoundError, StoreFullError
+from tiphys.errors import ConflictError, NotFoundError, StoreError, StoreFullError
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Retention, Tombstones
 from tiphys.lineage.retention.policy import list_pins, pin_checkpoint
@@ -319,6 +319,24 @@ def test_a_pin_that_was_acknowledged_holds_where_a_full_store_takes_no_announcem
             assert (ref(1, 5) in list_pins(store, LINEAGE)) == (ref(1, 5) in list_commits(store, LINEAGE)), moment
         assert torn(objects) == [], moment
     assert outcomes == {"pinned", "NotFoundError"}
+
+
+def test_a_pin_that_was_acknowledged_holds_where_a_full_store_cannot_list_the_pins_again():
+    objects = two_checkpoints()
+    pin_late = HookedStore(objects)
+
+    class FailingStore(FullStore):
+        def delete(self, key):
+            if key == LAYOUT.manifest(1, 5):
+                pin_checkpoint(pin_late, ref(1, 5), "late")
+                self.refuses = lambda operation, asked: operation == "list" and asked == LAYOUT.all_pins
+            super().delete(key)
+
+    keep = RetentionPolicy(last=1, delay_seconds=0)
+    with pytest.raises(StoreError):
+        Retention(FailingStore(objects), LINEAGE, keep).make_room({1: None}, (), ref(1, 9))
+    assert ref(1, 5) in list_commits(MemoryStore(objects), LINEAGE)
+    assert torn(objects) == []
 
 
 def test_the_checker_notices_a_deletion_that_is_not_announced(monkeypatch):

@@ -318,8 +318,13 @@ class Retention:
         manifest = b"" if is_announced else self._store.read(key)
         self._store.delete(key)
         # Room that others left, or the checkpoint before, lets a pin in. One that came later finds no manifest.
-        if not is_announced and ref in list_pins(self._store, self._lineage):
-            self._store.create(key, manifest)
+        is_pinned = True
+        try:
+            is_pinned = not is_announced and ref in list_pins(self._store, self._lineage)
+        finally:  # also where the pins cannot be listed
+            if is_pinned:
+                self._store.create(key, manifest)
+        if is_pinned:
             return False
         failpoint("retention.after_manifest_delete")
         self._remove_shards(ref)
