@@ -337,7 +337,6 @@ NOT_FOUND_YET = frozenset(
         "conflict_in_ledger_ignored",
         "lease_released_with_request",
         "key_not_reserved",
-        "second_name_after_lost_answer",
         "claim_of_other_node_used",
     }
 )

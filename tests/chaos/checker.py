@@ -104,6 +104,10 @@ class Lineage:
         self.acknowledged = {}
         """Whether each checkpoint that a program was told of was late."""
         self.pins = Counter()
+        self.digests = {}
+        self.taken_away = {}
+        """Digest and late mark of each manifest that was deleted, until it is put back."""
+        self.pin_names = set()
 
     def chain(self, newest=None):
         """The highest step that counts of each attempt, from ``newest`` backwards; None for all of it."""
@@ -212,20 +216,25 @@ class Checker:
     def _commit(self, index, event, fields, lineage):
         checkpoint = counted_down(fields["count"])
         attempt, name = checkpoint[0], f"checkpoint {checkpoint} of {fields['run']}"
-        for shard in json.loads(event["body"])["shards"]:
-            if lineage.shards[checkpoint].get(shard["key"]) != (shard["size"], shard["sha256"]):
-                self.verdict.broken("commit", f"{name} was committed before its shard {shard['key']}")
+        if lineage.taken_away.get(checkpoint, ("", ""))[0] == event["sha256"]:  # a deletion that met a pin puts it back
+            lineage.manifests[checkpoint] = lineage.taken_away.pop(checkpoint)[1]
+            return
         if attempt not in lineage.claimed_at:
             self.verdict.broken("commit", f"{name} is of an attempt that was never claimed")
         fences = [lineage.ended_at.get(attempt, index)]
         fences += [at for other, at in lineage.claimed_at.items() if other > attempt]
         fence = min(fences)
+        # Retention of the next attempt may have swept the shards of one that is late.
+        for shard in json.loads(event["body"])["shards"] if fence == index else ():
+            if lineage.shards[checkpoint].get(shard["key"]) != (shard["size"], shard["sha256"]):
+                self.verdict.broken("commit", f"{name} was committed before its shard {shard['key']}")
         looked = self._fence_looks.get((event["by"], fields["run"], fields["step"]), -1)
         if fence < index and fence < looked:
             self.verdict.broken("commit", f"{name} was committed although its attempt could see its end")
         if looked < lineage.stored_at.get((event["by"], checkpoint), -1):
             self.verdict.broken("commit", f"{name} was committed without a look at its fence after its upload")
         lineage.manifests[checkpoint] = fence < index
+        lineage.digests[checkpoint] = event["sha256"]
         self.verdict.late += fence < index
 
     def _delete(self, index, event):
@@ -239,6 +248,9 @@ class Checker:
             checkpoint = counted_up(fields["shard"])
             if checkpoint in lineage.manifests and event["key"] in lineage.shards[checkpoint]:
                 self.verdict.broken("retention", f"{event['key']} was deleted before its manifest")
+            if lineage.pins[checkpoint] > 0:
+                name = f"checkpoint {checkpoint} of {fields['run']}"
+                self.verdict.broken("retention", f"{name} was deleted although it was pinned")
             lineage.shards[checkpoint].pop(event["key"], None)
         elif "/manifests/" in event["key"]:
             self._delete_manifest(fields, lineage)
@@ -249,9 +261,8 @@ class Checker:
             f"checkpoint {counted_down(fields['count'])} of {fields['run']}",
         )
         late = lineage.manifests.pop(checkpoint, False)
+        lineage.taken_away[checkpoint] = (lineage.digests.get(checkpoint), late)
         chain, newest = lineage.chain(), max(lineage.starts, default=0)
-        if lineage.pins[checkpoint] > 0:
-            self.verdict.broken("retention", f"{name} was deleted although it was pinned")
         if lineage.starts.get(newest) == checkpoint and newest not in lineage.restored | set(lineage.ended_at):
             self.verdict.broken("retention", f"{name} was deleted although attempt {newest} starts from it")
         left = [found for found in lineage.manifests if lineage.counts(found, chain) and found > checkpoint]
@@ -288,6 +299,7 @@ class Checker:
         run, _, step = event["lineage"].partition("/")
         lineage, checkpoint = self._lineages[run, step], (event["attempt"], event["global_step"])
         lineage.pins[checkpoint] += 1
+        lineage.pin_names.add(event["name"])
         if checkpoint not in lineage.manifests:
             self.verdict.broken("retention", f"{checkpoint} of {run} was pinned after its deletion")
 
@@ -359,7 +371,9 @@ class Checker:
             return None if is_last else "no manifest names it"
         if "tomb" in fields and counted_down(fields["tomb"]) not in manifests:
             return "it marks a checkpoint that is gone"
-        if "pin" in fields and counted_down(fields["count"]) not in manifests:
+        # A pin that was refused stays, and its message says so.
+        told = fields.get("pin") in self._lineages[fields["run"], fields["step"]].pin_names
+        if told and counted_down(fields["count"]) not in manifests:
             return "its checkpoint is gone"
         return self._damage(json.loads(data)) if "/manifests/" in key else None
 

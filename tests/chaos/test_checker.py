@@ -142,6 +142,7 @@ def late_commit(story: Story, *, looks: bool) -> None:
 
 
 PINNED = {"lineage": f"{RUN}/fit", "attempt": 1, "global_step": 2, "name": "keep"}
+PIN_KEY = manifest_key(1, 2).replace("manifests", "pins").replace(".json", "/keep.json")
 SECOND_END = f"{ATTEMPTS}000000002.end.json"
 BROKEN: list[tuple[str, str, Change]] = [
     ("acknowledged", "starts too low", lambda story: start_elsewhere(story, (1, 4))),
@@ -236,7 +237,7 @@ BROKEN: list[tuple[str, str, Change]] = [
     (
         "object",
         "pin without checkpoint",
-        lambda story: story.create(manifest_key(1, 2).replace("manifests", "pins").replace(".json", "/keep.json"), {}),
+        lambda story: [story.create(PIN_KEY, {}), story.before("delete", lambda now: now.add("pinned", **PINNED))],
     ),
     (
         "object",
