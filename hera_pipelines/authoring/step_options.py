@@ -21,7 +21,7 @@ from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, StepSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangBackend, GangSpec
-from tiphys.protocol.step_spec import GpuRequest, Proximity, StepKind
+from tiphys.protocol.step_spec import GPU_RESOURCE, GpuRequest, Proximity, StepKind
 
 GKE_SPOT = Spot(label="cloud.google.com/gke-spot")
 EKS_SPOT = Spot(label="eks.amazonaws.com/capacityType", value="SPOT", tainted=False)
@@ -81,6 +81,7 @@ class TrainOptions(StepOptions):
     """
 
     gpus: int = 0
+    gpu_resource: str = GPU_RESOURCE
     gpu_type: str | Sequence[str] | None = None
     speed: Mapping[str, float] | None = None
     min_gpu_memory_mb: int | None = None
@@ -117,9 +118,10 @@ class TrainOptions(StepOptions):
     def _gpu_request(self, where: str) -> GpuRequest | None:
         if not self.gpus:
             wishes = (self.gpu_type, self.speed, self.min_gpu_memory_mb, self.within, self.tensor_parallel)
-            if wishes != (None, None, None, None, 1):
+            if (*wishes, self.gpu_resource) != (None, None, None, None, 1, GPU_RESOURCE):
                 raise UsageError(
-                    f"{where} has gpu_type, speed, min_gpu_memory_mb, within or tensor_parallel, but gpus=0; add gpus=1"
+                    f"{where} has gpu_resource, gpu_type, speed, min_gpu_memory_mb, within or tensor_parallel, but "
+                    "gpus=0; add gpus=1"
                 )
             return None
         fewest, most = _node_range(self.nodes, where)
@@ -130,6 +132,7 @@ class TrainOptions(StepOptions):
             GpuRequest,
             where,
             gpus=self.gpus * most,
+            resource=self.gpu_resource,
             members=most,
             min_members=fewest,
             gpu_type=types[0] if len(types) == 1 else None,

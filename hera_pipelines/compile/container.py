@@ -10,7 +10,6 @@ from typing import Any
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.authored_step import AuthoredStep, program_container
-from hera_pipelines.compile.gpu_resources import GPU
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
 from tiphys.checkpoint.exec.options import INSTALL_OPTION
@@ -20,7 +19,13 @@ from tiphys.errors import UsageError
 from tiphys.launch.__main__ import MLFLOW_OPTION
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, CheckpointPolicy, GpuRequest
+from tiphys.protocol.step_spec import (
+    DELETE_AFTER_SECONDS,
+    GPU_RESOURCE,
+    GPU_TYPE_LABEL,
+    CheckpointPolicy,
+    GpuRequest,
+)
 from tiphys.records.data_version import encode_data_versions
 from tiphys.records.tracking import (
     MLFLOW_EXPERIMENT_NAME,
@@ -188,7 +193,6 @@ def _admit_output_placeholder(name: str) -> str:
     return f"{{{{inputs.parameters.{references.admit_output_parameter(name)}}}}}"
 
 
-GPU_PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY_MB = "nvidia.com/gpu.memory"
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
 METRICS_PORT = "tiphys-metrics"
@@ -219,11 +223,13 @@ def apply_placement(template: Manifest, step: AuthoredStep) -> None:
 
 def _request_gpus(template: Manifest, gpu: GpuRequest) -> None:
     resources = program_container(template).setdefault("resources", {})
-    resources["limits"] = {**(resources.get("limits") or {}), GPU: str(gpu.gpus_per_member)}
+    resources["limits"] = {**(resources.get("limits") or {}), gpu.resource: str(gpu.gpus_per_member)}
+    if gpu.resource != GPU_RESOURCE:
+        return  # what selects their nodes is known to the flavor alone, and the plugin adds it to the pod
     if gpu.gpu_type is not None:
-        template["nodeSelector"] = {**(template.get("nodeSelector") or {}), GPU_PRODUCT: gpu.gpu_type}
+        template["nodeSelector"] = {**(template.get("nodeSelector") or {}), GPU_TYPE_LABEL: gpu.gpu_type}
     if gpu.gpu_types:
-        _require_node(template, {"key": GPU_PRODUCT, "operator": "In", "values": list(gpu.gpu_types)})
+        _require_node(template, {"key": GPU_TYPE_LABEL, "operator": "In", "values": list(gpu.gpu_types)})
     if gpu.min_gpu_memory_mb is not None:
         # Gt is strict, and Kubernetes has no operator for "at least".
         _require_node(template, {"key": GPU_MEMORY_MB, "operator": "Gt", "values": [str(gpu.min_gpu_memory_mb - 1)]})

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import is_gpu_resource
 
-GPU = "nvidia.com/gpu"
-"""The resource that a lease grants."""
-_GPU_RESOURCE = r"(?:nvidia\.com/(?:gpu(?:\.shared)?|mig-[\w.-]+)|amd\.com/gpu|gpu\.intel\.com/\w+)"
-_PATCHED = re.compile(rf"({_GPU_RESOURCE})[\"']?\s*:\s*[\"']?([^\s\"',}}]+)")
+_PATCHED = re.compile(r"([\w.-]+/[\w.-]+)[\"']?\s*:\s*[\"']?([^\s\"',}]+)")
 _MAIN = ("container", "script")
 _OTHERS = ("initContainers", "sidecars")
 
@@ -31,15 +29,16 @@ class GpuResource(NamedTuple):
     amount: str
 
 
-def find_gpu_resources(template: Manifest) -> Iterator[GpuResource]:
-    """All GPUs in a template, those of its program first."""
+def find_gpu_resources(template: Manifest, granted: str = "") -> Iterator[GpuResource]:
+    """All GPUs in a template, those of its program first; ``granted`` is the resource of its lease, of any name."""
     containers = [("", template.get(kind) or {}) for kind in _MAIN]
     containers += [(str(other.get("name")), other) for kind in _OTHERS for other in template.get(kind) or ()]
     for container, document in containers:
         sides = [(document.get("resources") or {}).get(side) or {} for side in ("limits", "requests")]
         amounts = {name: str(amount) for side in reversed(sides) for name, amount in side.items()}
         for name, amount in amounts.items():
-            if re.fullmatch(_GPU_RESOURCE, name) and amount != "0":
+            if (name == granted or is_gpu_resource(name)) and amount != "0":
                 yield GpuResource(container, name, amount)
     for name, amount in _PATCHED.findall(str(template.get("podSpecPatch") or "")):
-        yield GpuResource("podSpecPatch", name, amount)
+        if name == granted or is_gpu_resource(name):
+            yield GpuResource("podSpecPatch", name, amount)

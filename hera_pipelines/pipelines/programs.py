@@ -16,6 +16,7 @@ from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries
 from hera_pipelines.authoring.registration import RegisterModel
 from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import Spot
+from tiphys.protocol.step_spec import GPU_RESOURCE
 
 _OUTPUT_FOLDER = "/tmp/tiphys"  # noqa: S108  a path in the container; variables name it to the programs
 # Kubernetes creates the folder of an input as root, so a program that is not root could not write outputs there.
@@ -49,6 +50,7 @@ class Training:
     """Options of the training step; the fields are those of `hera_pipelines.train`."""
 
     gpus: int = 0
+    gpu_resource: str = GPU_RESOURCE
     gpu_type: str | None = None
     min_gpu_memory_mb: int | None = None
     queue: str = "default"

@@ -14,7 +14,7 @@ from tiphys_plugin.quota.scheduler.decide import decide_admission
 
 from hera_pipelines.preflight.observation import PreflightObservation
 from hera_pipelines.preflight.subject import PreflightSubject
-from tiphys.protocol.step_spec import GpuRequest, StepSpec
+from tiphys.protocol.step_spec import GPU_RESOURCE, GpuRequest, StepSpec
 from tiphys.records import utc_now
 
 _ANY_NAMESPACE = "default"
@@ -53,6 +53,7 @@ def build_request(subject: PreflightSubject, step: StepSpec, queues: QueueRules 
 def _decide(observed: PreflightObservation, request: LeaseRequest) -> Finding:
     assert not isinstance(observed.queues, UnknownValue)
     wanted = f"{format_gpus(request.gpus, request.type_text)} of queue {request.queue}"
+    wants_some_nodes = request.type_text or request.min_gpu_memory_mb
     admission = decide_admission(LedgerState(queues=observed.queues), request, arrival=1, now=utc_now())
     match admission:
         case Rejected():
@@ -62,6 +63,10 @@ def _decide(observed: PreflightObservation, request: LeaseRequest) -> Finding:
             remedy = f"see `tiphys queues show`, and after the submission `tiphys why RUN/{request.step}`"
             reasons = "; ".join(f"{reason.reason}: {reason.message}" for reason in admission.reasons)
             return warning(f"{wanted} would not be granted even if nothing else ran: {reasons}", remedy, request.step)
+        case Admitted() if observed.queues is None and request.resource != GPU_RESOURCE and wants_some_nodes:
+            sentence = f"no flavor says which nodes have the wanted GPUs, so any with {request.resource} may run it"
+            remedy = "declare queues with a flavor of this resource, or select nodes with node_selector"
+            return warning(sentence, remedy, request.step)
         case Admitted() if observed.queues is None:
             return passed(f"{format_gpus(request.gpus, request.type_text)}: no queues are declared", request.step)
         case _:

@@ -16,12 +16,13 @@ import pytest
 from support.builders.ledger import ask
 from support.processes.polling import until
 from tiphys_plugin.quota.kueue.backend import KueueAdmission
-from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE, SPOT_LABEL
+from tiphys_plugin.quota.kueue.workload import SPOT_LABEL
 from tiphys_plugin.quota.lease import Admission, Admitted, LeaseRequest
 
 from tiphys.errors import TiphysError
 from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS, NAMESPACES, Resource
+from tiphys.protocol.step_spec import GPU_RESOURCE
 
 _HERE = Path(__file__).parent
 CLUSTER_QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "clusterqueues", "ClusterQueue")

@@ -198,6 +198,16 @@ _LABEL_VALUE_PATTERN = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _GpuType = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL_VALUE_PATTERN)]
 """The value of a node label."""
 _Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GPU_RESOURCE, GPU_TYPE_LABEL = "nvidia.com/gpu", "nvidia.com/gpu.product"
+"""Resource of whole GPUs of NVIDIA, the default of steps and flavors, and the node label of their type."""
+GpuResourceName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+"""An extended resource of Kubernetes, such as ``amd.com/gpu`` or ``nvidia.com/mig-1g.10gb``."""
+_KNOWN_GPU_RESOURCE = re.compile(
+    r"nvidia\.com/(?:gpu(?:\.shared)?|mig-[\w.-]+)|amd\.com/(?:gpu|[a-z]px_nps\d)|gpu\.intel\.com/\w+|habana\.ai/gaudi|"
+    r"google\.com/tpu|aws\.amazon\.com/neuron\w*|huawei\.com/[Aa]scend\w*"
+)
 Proximity = Literal["nvlink", "rack", "block"]
 """A domain of the topology of nodes, the smallest first."""
 SpotUse = Literal["no", "allowed", "only"]
@@ -207,6 +217,11 @@ SpotUse = Literal["no", "allowed", "only"]
 def is_label_value(text: str) -> bool:
     """Whether ``text`` can be the value of a Kubernetes label, other than the empty one."""
     return len(text) <= 63 and re.fullmatch(_LABEL_VALUE_PATTERN, text) is not None
+
+
+def is_gpu_resource(name: str) -> bool:
+    """Whether device plugins are known to offer GPUs, parts of GPUs or the like under this name."""
+    return _KNOWN_GPU_RESOURCE.fullmatch(name) is not None
 
 
 def sort_by_speed(gpu_types: Iterable[str], speed: Mapping[str, float]) -> tuple[str, ...]:
@@ -221,6 +236,8 @@ class GpuRequest(Record):
     """
 
     gpus: _Gpus
+    resource: GpuResourceName = Field(default=GPU_RESOURCE, exclude_if=lambda name: name == GPU_RESOURCE)
+    """Name under which Kubernetes offers them. Only flavors of the same resource serve the request."""
     gpu_type: _GpuType | None = None
     """None: any type, or one of ``gpu_types``."""
     gpu_types: tuple[_GpuType, ...] = Field(default=(), max_length=16, exclude_if=lambda types: not types)

@@ -10,10 +10,11 @@ from typing import Any
 
 from hera_pipelines.authoring.policies import DEFAULT_CHECKPOINTS, Checkpoints, Retries
 from hera_pipelines.authoring.step_options import StepOptions, TrainOptions
-from hera_pipelines.compile.gpu_resources import GPU, find_gpu_resources
+from hera_pipelines.compile.gpu_resources import GpuResource, find_gpu_resources
 from hera_pipelines.compile.settings import DataSource, Dvc, Lakefs, StepSettings
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import GPU_RESOURCE
 
 _PREFIX = "tiphys.dev/"
 ADOPT = f"{_PREFIX}adopt"
@@ -23,13 +24,13 @@ CHECKPOINT_MARKER = f"{_PREFIX}checkpoint-marker"
 RUNTIME_IMAGE = f"{_PREFIX}runtime-image"
 """Image of trainings from which an init container brings the launcher and `tiphys-exec`, for an image without."""
 _GPUS, _GPU_TYPE, _QUEUE, _PRIORITY = (f"{_PREFIX}{name}" for name in ("gpus", "gpu-type", "queue", "priority"))
-_GPU_SPEED = f"{_PREFIX}gpu-speed"
+_GPU_SPEED, _GPU_RESOURCE = f"{_PREFIX}gpu-speed", f"{_PREFIX}gpu-resource"
 _EVERY, _GRACE = f"{_PREFIX}checkpoint-every", f"{_PREFIX}grace"
 _NO_CHECKPOINTS = "none"
 """What `_EVERY` says of a training that keeps no checkpoints."""
 DATA = f"{_PREFIX}data"
 """Data that the program reads and no step makes: outputs of DVC and addresses of lakeFS, separated by commas."""
-_GPU_MARKS = (_GPUS, _GPU_TYPE, _GPU_SPEED, _QUEUE, _PRIORITY)
+_GPU_MARKS = (_GPUS, _GPU_RESOURCE, _GPU_TYPE, _GPU_SPEED, _QUEUE, _PRIORITY)
 _TRAIN_MARKS = (CHECKPOINT_FOLDER, CHECKPOINT_MARKER, RUNTIME_IMAGE, *_GPU_MARKS, _EVERY)
 MARKS = (ADOPT, _GRACE, DATA, *_TRAIN_MARKS)
 
@@ -79,12 +80,14 @@ def without_marks(template: Manifest) -> Manifest:
 
 def requested_gpus(template: Manifest) -> int:
     """GPUs in the resources of the container that a lease can grant."""
-    own = (
-        gpu_resource
-        for gpu_resource in find_gpu_resources(template)
-        if not gpu_resource.container and gpu_resource.name == GPU
-    )
-    return max((int(field.amount) for field in own if field.amount.isascii() and field.amount.isdigit()), default=0)
+    amount = _own_gpus(template).amount
+    return int(amount) if amount.isascii() and amount.isdigit() else 0
+
+
+def _own_gpus(template: Manifest) -> GpuResource:
+    """The GPUs of the container; of several names the first, whose lease compile then compares with the others."""
+    own = (gpus for gpus in find_gpu_resources(template) if not gpus.container)
+    return next(own, GpuResource("", GPU_RESOURCE, "0"))
 
 
 def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
@@ -103,6 +106,7 @@ def read_settings(template: Manifest, kind: AdoptedKind) -> StepSettings:
     types = [name.strip() for name in str(marks.get(_GPU_TYPE, "")).split(",") if name.strip()]
     return TrainOptions(
         gpus=gpus,
+        gpu_resource=marks.get(_GPU_RESOURCE, _own_gpus(template).name),
         gpu_type=types or None,
         speed=_read_speed(marks, where),
         queue=marks.get(_QUEUE, "default"),

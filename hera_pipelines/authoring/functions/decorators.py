@@ -24,7 +24,7 @@ from hera_pipelines.authoring.tracking import Mlflow, Wandb
 from hera_pipelines.compile.settings import DataSource, Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GangBackend
-from tiphys.protocol.step_spec import STEP_ANNOTATION, Proximity
+from tiphys.protocol.step_spec import GPU_RESOURCE, STEP_ANNOTATION, Proximity
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,6 +120,7 @@ def step(
 def train(
     *bare: Never,
     gpus: int = 0,
+    gpu_resource: str = GPU_RESOURCE,
     gpu_type: str | Sequence[str] | None = None,
     speed: Mapping[str, float] | None = None,
     min_gpu_memory_mb: int | None = None,
@@ -147,6 +148,9 @@ def train(
         bare: As in `step`.
         gpus: GPUs of each node, as torchrun and Slurm's ``--gpus-per-node`` count them. An attempt gets the GPUs of
             all its nodes or none. 0: the step uses no quota.
+        gpu_resource: Resource of Kubernetes under which they are offered, such as ``amd.com/gpu`` or
+            ``nvidia.com/mig-1g.10gb``. For another than the default, the queue has a quota of a flavor with this
+            ``resource``, and ``gpu_type`` is that of the flavor.
         gpu_type: Value of the node label ``nvidia.com/gpu.product``; several: any of them, the preferred one first,
             from a queue with quotas for them; None or ``any``: any.
         speed: How fast the step trains on each of several types, such as ``{"H100": 2.5, "A100": 1}``: of those with
@@ -181,6 +185,7 @@ def train(
     """
     options = TrainOptions(
         gpus=gpus,
+        gpu_resource=gpu_resource,
         gpu_type=gpu_type,
         speed=speed,
         min_gpu_memory_mb=min_gpu_memory_mb,

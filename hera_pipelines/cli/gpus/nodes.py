@@ -125,6 +125,11 @@ def nodes(
                 f"warning: the label {settings.memory_label} of node {node.object_name} is "
                 f"{node.unreadable_memory!r} and no number of MB, so its memory counts as enough; correct the label"
             )
+    for resource, count in Counter(name for node in observed for name in node.uncounted).items():
+        screen.note(
+            f"warning: {count} nodes offer {resource}, and no flavor counts it there, so no step gets it; declare a "
+            f"flavor with `resource: {resource}` and the node_labels of these nodes. Each node serves one flavor"
+        )
     if output is not Format.TABLE:
         documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
@@ -155,7 +160,7 @@ def observe_cluster_nodes(
 
     pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
     return observe_nodes(
-        api.list(NODES).items, pods, settings, utc_now(), flavors.label_keys, slow_rank_evidence(slow, pods), leases
+        api.list(NODES).items, pods, settings, utc_now(), flavors, slow_rank_evidence(slow, pods), leases
     )
 
 
@@ -180,12 +185,12 @@ def count_unplaced_gpus(api: "KubeApi", leases: Sequence[Lease]) -> Counter[str]
 
     from tiphys.kube.resources import PODS
 
-    attempts = {name_attempt(lease.request) for lease in leases if not lease.nodes}
+    attempts = {name_attempt(lease.request): lease.request.resource for lease in leases if not lease.nodes}
     used: Counter[str] = Counter()
     for pod in api.list(PODS, None, ATTEMPT_LABEL, fields="spec.nodeName!=").items if attempts else ():
         facts = read_pod_facts(pod)
         if facts is not None and facts.attempt in attempts:
-            used[facts.node] += facts.gpus
+            used[facts.node] += facts.resources.get(attempts[facts.attempt], 0)
     return used
 
 

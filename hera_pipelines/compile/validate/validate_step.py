@@ -8,14 +8,14 @@ from collections.abc import Callable
 from hera_pipelines.compile import references
 from hera_pipelines.compile.authored_step import AuthoredStep, program_container
 from hera_pipelines.compile.gang import check_gang
-from hera_pipelines.compile.gpu_resources import GPU, find_gpu_resources
+from hera_pipelines.compile.gpu_resources import find_gpu_resources
 from hera_pipelines.compile.retries import CAUSES_HIDDEN_FROM_ARGO
 from hera_pipelines.compile.settings import CompileOptions
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.quantities import format_memory_quantity, parse_memory_bytes
-from tiphys.protocol.step_spec import RESULT_PARAMETER, RetryPolicy
+from tiphys.protocol.step_spec import GPU_RESOURCE, RESULT_PARAMETER, RetryPolicy
 from tiphys.protocol.variables import find_variables
 from tiphys.records import Cause
 
@@ -67,21 +67,25 @@ def _check_kind(step: AuthoredStep) -> str | None:
 def _check_gpus(step: AuthoredStep) -> str | None:
     """A queue counts the GPUs of its leases alone, so a pod has no others."""
     gpu = step.settings.gpu
-    for container, name, amount in find_gpu_resources(step.program):
+    for container, name, amount in find_gpu_resources(step.program, gpu.resource if gpu else ""):
         asked = f"{f'{container!r}' if container else 'its container'} asks for {name}: {amount}"
-        if name != GPU:
-            return f"{asked}, which no queue counts; ask for {GPU} by gpus=… of @train(…), or run it with @plain"
         if container:
             return f"{asked} beside the GPUs of a lease; drop it, or run the step with @plain"
         if gpu is None:
             number = amount if amount.isdigit() else "a number"
+            named = "" if name == GPU_RESOURCE else f", gpu_resource={name!r}"
             return (
-                f"{asked}, and no lease counts them; use gpus={number} of @train(…) in the place of these resources "
-                "(checkpoints=None if it keeps none; tiphys.dev/gpus in YAML), or @plain for GPUs of no queue"
+                f"{asked}, and no lease counts them; use gpus={number}{named} of @train(…) in the place of these "
+                "resources (checkpoints=None if it keeps none; tiphys.dev/gpus in YAML), or @plain for GPUs of no queue"
+            )
+        if name != gpu.resource:
+            return (
+                f"{asked}, and its lease is for {gpu.resource}; say gpu_resource={name!r} beside gpus= of @train(…) "
+                f"(tiphys.dev/gpu-resource in YAML), or drop it from the resources"
             )
         if amount != str(gpu.gpus_per_member):
             plural = "" if gpu.gpus_per_member == 1 else "s"
-            return f"{asked} and gpus= for {gpu.gpus_per_member} GPU{plural}; drop {GPU} from the resources"
+            return f"{asked} and gpus= for {gpu.gpus_per_member} GPU{plural}; drop {name} from the resources"
     return None
 
 

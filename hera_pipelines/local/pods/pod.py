@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tiphys_plugin.cluster.interface import DirectoryCluster, PodStatus, requested_gpus
+from tiphys_plugin.cluster.interface import DirectoryCluster, PodStatus, requested_resources
 
 from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNodeOutputs
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
@@ -191,7 +191,7 @@ class PodRunner:
                 termination_message=termination_message,
                 grace_seconds=grace_seconds,
                 rank=pod.rank,
-                gpus=requested_gpus({"spec": {"containers": [container_or_script(pod.template)]}}),
+                resources=requested_resources({"spec": {"containers": [container_or_script(pod.template)]}}),
                 trouble_at=utc_now() if phase == "Failed" else None,
             )
         )

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,33 +25,41 @@ from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 
-GPU_RESOURCE = "nvidia.com/gpu"
-"""The extended resource that pods of trainings request."""
-_GPU_QUANTITY = re.compile(r"(\d{1,18})([kMGTPE]?)")
+_QUANTITY = re.compile(r"(\d{1,18})([kMGTPE]?)")
 """The API server writes 2000 as ``2k``, and stores no fraction of an extended resource."""
 _THOUSANDS = {unit: 1000**power for power, unit in enumerate(("", *"kMGTPE"))}
 
 
-def requested_gpus(pod: dict[str, Any]) -> int:
-    """GPUs that the scheduler counts for a pod (Kubernetes, ``component-helpers/resource``: PodRequests)."""
+def extended_resources(quantities: dict[str, Any] | None) -> Counter[str]:
+    """The resources that device plugins offer, such as GPUs, by name; Kubernetes: IsExtendedResourceName."""
+    found = Counter[str]()
+    for name, quantity in (quantities or {}).items():
+        digits = _QUANTITY.fullmatch(str(quantity)) if "/" in name and "kubernetes.io/" not in name else None
+        if digits and int(digits[1]):
+            found[name] = int(digits[1]) * _THOUSANDS[digits[2]]
+    return found
+
+
+def requested_resources(pod: dict[str, Any]) -> Counter[str]:
+    """Extended resources that the scheduler counts for a pod.
+
+    Source: Kubernetes, ``component-helpers/resource``, PodRequests.
+    """
     spec = pod.get("spec") or {}
-    containers = sum(map(_container_gpus, spec.get("containers") or ()))
-    sidecars, startup_peak = 0, 0
+    containers = sum(map(_container_resources, spec.get("containers") or ()), Counter[str]())
+    sidecars, startup_peak = Counter[str](), Counter[str]()
     for container in spec.get("initContainers") or ():
         if container.get("restartPolicy") == "Always":
-            sidecars += _container_gpus(container)
-            startup_peak = max(startup_peak, sidecars)
+            sidecars += _container_resources(container)
+            startup_peak |= sidecars
         else:
-            startup_peak = max(startup_peak, sidecars + _container_gpus(container))
-    return max(containers + sidecars, startup_peak)
+            startup_peak |= sidecars + _container_resources(container)
+    return (containers + sidecars) | startup_peak
 
 
-def _container_gpus(container: dict[str, Any]) -> int:
+def _container_resources(container: dict[str, Any]) -> Counter[str]:
     resources: dict[str, Any] = container.get("resources") or {}
-    sides = (resources.get(side) or {} for side in ("requests", "limits"))
-    quantity = next((side[GPU_RESOURCE] for side in sides if side.get(GPU_RESOURCE)), 0)
-    digits = _GPU_QUANTITY.fullmatch(str(quantity))
-    return int(digits[1]) * _THOUSANDS[digits[2]] if digits else 0
+    return extended_resources({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 class PodStatus(BaseModel):
@@ -83,8 +92,8 @@ class PodStatus(BaseModel):
     """Termination message of the program, or the end of its log if the container is configured to use that."""
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""
-    gpus: int = 0
-    """GPUs that its containers request."""
+    resources: dict[str, int] = {}
+    """Extended resources, such as GPUs, that its containers request, by name."""
 
     @property
     def finished(self) -> bool:
@@ -94,12 +103,12 @@ class PodStatus(BaseModel):
     @property
     def holds_gpus(self) -> bool:
         """Whether its GPUs are surely in use. A pod that waits for a node may request any number of them."""
-        return self.gpus > 0 and self.phase in ("Running", "Unknown")
+        return bool(self.resources) and self.phase in ("Running", "Unknown")
 
     @property
     def occupies_gpus(self) -> bool:
         """Whether GPUs of a node are set aside for it: it runs, or waits on its node for its image."""
-        return self.holds_gpus or (self.gpus > 0 and bool(self.host))
+        return self.holds_gpus or (bool(self.resources) and bool(self.host))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tiphys.kube import Object
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.workflow_nodes import node_of_pod
-from tiphys_plugin.cluster.interface import PodStatus, requested_gpus
+from tiphys_plugin.cluster.interface import PodStatus, requested_resources
 
 _EXECUTOR_LINE = re.compile(r"time=.* argo=true|Error: exit status \d+$")
 """Argo's executor shares the log with the program that it starts."""
@@ -61,7 +61,7 @@ def pod_status(pod: Object) -> PodStatus:
         ending="deletionTimestamp" in metadata,
         termination_message=_without_executor_lines(str((main or {}).get("message") or "")),
         host=(pod.get("spec") or {}).get("nodeName") or "",
-        gpus=requested_gpus(pod),
+        resources=requested_resources(pod),
     )
 
 

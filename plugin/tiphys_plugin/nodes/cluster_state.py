@@ -22,12 +22,12 @@ from tiphys_plugin.nodes.node import (
     read_pod_facts,
     relevant_node_fields,
 )
-from tiphys_plugin.quota.flavors import ClusterNodes
+from tiphys_plugin.quota.flavors import NO_FLAVORS, ClusterNodes, Flavor, FlavorSet
 from tiphys_plugin.quota.lease import Lease
 
 FactsT = TypeVar("FactsT")
-_NodeInputs = tuple[ClusterNodes, int, tuple[NodeEvidence, ...], frozenset[str]]
-"""Inputs of a node beside its object: settings, GPUs of foreign pods, hints, labels of flavors."""
+_NodeInputs = tuple[ClusterNodes, Mapping[str, int], tuple[NodeEvidence, ...], tuple[Flavor, ...]]
+"""Inputs of a node beside its object: settings, resources of foreign pods, hints, flavors."""
 
 
 @dataclass
@@ -96,10 +96,10 @@ class ClusterState:
         self,
         settings: ClusterNodes,
         now: datetime,
-        flavor_labels: frozenset[str] = frozenset(),
+        flavors: FlavorSet = NO_FLAVORS,
         leases: Sequence[Lease] | None = None,
     ) -> list[ObservedNode]:
-        """All GPU nodes that ``settings`` select, sorted by name; of their labels only ``flavor_labels`` are kept.
+        """All GPU nodes that ``settings`` select, sorted by name; of their labels only those of flavors are kept.
 
         ``leases`` are as in `foreign_gpus_by_node`.
         """
@@ -111,18 +111,20 @@ class ClusterState:
             name = node["metadata"]["name"]
             external = chain.from_iterable(found.get(name, ()) for found in self._external_evidence.values())
             evidence = (*hints.get(name, ()), *external)
-            inputs = (settings, foreign[name], evidence, flavor_labels)
-            parsed[name] = self._read(node, inputs, now)
+            inputs: _NodeInputs = (settings, foreign.get(name, {}), evidence, flavors.flavors)
+            parsed[name] = self._read(node, inputs, now, flavors)
         self._last_read = parsed
         return deduplicate_hosts(observed for _, observed in parsed.values() if observed is not None)
 
-    def _read(self, node: Object, inputs: _NodeInputs, now: datetime) -> tuple[tuple[object, ...], ObservedNode | None]:
+    def _read(
+        self, node: Object, inputs: _NodeInputs, now: datetime, flavors: FlavorSet
+    ) -> tuple[tuple[object, ...], ObservedNode | None]:
         """Parse a node, or return the last result if its inputs are unchanged, as most are on a large cluster."""
         last = self._last_read.get(node["metadata"]["name"])
         if last is not None and last[0][0] is node and last[0][1:] == inputs and _is_still_valid(last[1], now):
             return last
-        settings, foreign, hints, flavor_labels = inputs
-        return (node, *inputs), parse_node(node, settings, foreign, hints, now, flavor_labels)
+        settings, foreign, hints, _ = inputs
+        return (node, *inputs), parse_node(node, settings, foreign, hints, now, flavors)
 
     def _extract_pod_facts(self, pod: Object) -> PodFacts | None:
         facts = read_pod_facts(pod)

@@ -12,21 +12,28 @@ that label, so GPUs of a labelled pod beyond the lease of its attempt are foreig
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tiphys.kube import Object
 from tiphys.protocol.phases import is_final_pod_phase
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.step_spec import (
+    ATTEMPT_LABEL,
+    GPU_RESOURCE,
+    GPU_TYPE_LABEL,
+    RUN_LABEL,
+    STEP_LABEL,
+    is_gpu_resource,
+)
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
-from tiphys_plugin.cluster.interface import GPU_RESOURCE, requested_gpus
+from tiphys_plugin.cluster.interface import extended_resources, requested_resources
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health
-from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, HealthSignal
+from tiphys_plugin.quota.flavors import NO_FLAVORS, ClusterNodes, FlavorSet, HealthSignal
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.quota.placement.model import GpuNode
 
@@ -117,7 +124,8 @@ class PodFacts(NamedTuple):
 
     node: str
     """Name of the Node object."""
-    gpus: int = 0
+    resources: Mapping[str, int] = MappingProxyType({})
+    """Extended resources, such as GPUs, by name."""
     attempt: str = ""
     """Namespace, Workflow uid and number of the attempt that the pod says it belongs to; empty without its label."""
     hint: NodeEvidence | None = None
@@ -128,15 +136,16 @@ def read_pod_facts(pod: Object) -> PodFacts | None:
     node = (pod.get("spec") or {}).get("nodeName")
     if not node:
         return None
-    gpus = 0 if is_final_pod_phase((pod.get("status") or {}).get("phase")) else requested_gpus(pod)
+    is_final = is_final_pod_phase((pod.get("status") or {}).get("phase"))
+    resources = {} if is_final else requested_resources(pod)
     if ATTEMPT_LABEL not in (pod["metadata"].get("labels") or {}):
-        return PodFacts(node, gpus) if gpus else None
+        return PodFacts(node, resources) if resources else None
     hint = _failure_hint(pod)
-    if not gpus and hint is None:
+    if not resources and hint is None:
         return None
     status = pod_status(pod)
     attempt = f"{status.namespace}/{status.workflow_uid}/{status.labels[ATTEMPT_LABEL]}"
-    return PodFacts(node, gpus, attempt, hint)
+    return PodFacts(node, resources, attempt, hint)
 
 
 def name_attempt(request: LeaseRequest) -> str:
@@ -159,18 +168,18 @@ def _failure_hint(pod: Object) -> NodeEvidence | None:
 
 def foreign_gpus_by_node(
     facts: Iterable[PodFacts], nodes: Iterable[Object], leases: Iterable[Lease] | None
-) -> Counter[str]:
-    """GPUs that no lease counts, by Node object.
+) -> Mapping[str, Counter[str]]:
+    """GPUs and other extended resources that no lease counts, by Node object and name.
 
     Args:
         facts: Facts of the pods.
         nodes: Results of `relevant_node_fields`, because leases name nodes by their host name label.
         leases: All leases; None trusts the labels of pods, while the ledger is being recovered from them.
     """
-    unleased = defaultdict[tuple[str, str], int](int)
+    unleased = defaultdict[tuple[str, str, str], int](int)
     for pod in facts:
-        if pod.gpus and (leases is not None or not pod.attempt):
-            unleased[pod.attempt, pod.node] += pod.gpus
+        for resource, amount in pod.resources.items() if leases is not None or not pod.attempt else ():
+            unleased[pod.attempt, pod.node, resource] += amount
     names = {node["metadata"]["labels"].get(HOSTNAME_LABEL, ""): node["metadata"]["name"] for node in nodes}
     unplaced = set[str]()
     for lease in leases or ():
@@ -178,11 +187,11 @@ def foreign_gpus_by_node(
         if not lease.nodes:
             unplaced.add(attempt)  # its pods may be on each node
         for host in lease.nodes:
-            unleased[attempt, names.get(host, "")] -= gpus
-    foreign = Counter[str]()
-    for (attempt, name), gpus in unleased.items():
-        if gpus > 0 and attempt not in unplaced:
-            foreign[name] += gpus
+            unleased[attempt, names.get(host, ""), lease.request.resource] -= gpus
+    foreign = defaultdict[str, Counter[str]](Counter)
+    for (attempt, name, resource), amount in unleased.items():
+        if amount > 0 and attempt not in unplaced:
+            foreign[name][resource] += amount
     return foreign
 
 
@@ -201,6 +210,8 @@ class ObservedNode:
     verdict: NodeHealthVerdict
     unreadable_memory: str = ""
     """Value of its memory label, if that is no number of MB; the memory then counts as enough."""
+    uncounted: tuple[str, ...] = ()
+    """Resources of GPUs that it offers and that no flavor of it counts."""
 
 
 def relevant_node_fields(node: Object) -> Object:
@@ -218,8 +229,8 @@ def relevant_node_fields(node: Object) -> Object:
             "conditions": [
                 {key: condition.get(key) or "" for key in ("type", "status", "message")} for condition in conditions
             ],
-            "gpus": _gpu_count(status.get("allocatable")),
-            "installed": _gpu_count(status.get("capacity")),
+            "offered": extended_resources(status.get("allocatable")),
+            "installed": extended_resources(status.get("capacity")),
         },
     }
 
@@ -227,41 +238,52 @@ def relevant_node_fields(node: Object) -> Object:
 def parse_node(
     node: Object,
     settings: ClusterNodes,
-    foreign_gpus: int,
+    foreign: Mapping[str, int],
     hints: Sequence[NodeEvidence],
     now: datetime,
-    flavor_labels: Collection[str] = (),
+    flavors: FlavorSet = NO_FLAVORS,
 ) -> ObservedNode | None:
     """Parse the result of `relevant_node_fields`; None if ``settings`` does not select the node, or it has no GPUs.
 
-    Of its labels, only ``flavor_labels`` are kept, because other labels may change every minute.
+    A node serves one flavor: the first whose labels and resource it has. ``foreign`` are the resources of other pods.
+    Of its labels, only those of flavors are kept, because other labels may change every minute.
     """
-    labels, status = node["metadata"]["labels"], node["status"]
+    labels, installed = node["metadata"]["labels"], node["status"]["installed"]
     selected = all(labels.get(key) == value for key, value in settings.selector.items())
     host = labels.get(HOSTNAME_LABEL)
-    if not selected or not host or not status["installed"]:
+    flavor = flavors.find_offered(labels, installed)
+    gpu_resources = sorted(filter(is_gpu_resource, installed), key=lambda name: (name != GPU_RESOURCE, name))
+    resource = flavor.resource if flavor is not None else next(iter(gpu_resources), "")
+    if not selected or not host or not resource:
         return None
+    gpu_type = flavor.gpu_type if flavor is not None else labels.get(GPU_TYPE_LABEL) or UNKNOWN_GPU_TYPE
+    others = (declared for declared in flavors.by_gpu_type.get(gpu_type, ()) if declared.resource != resource)
+    is_counted = flavor is not None or (resource == GPU_RESOURCE and not any(others))
+    offered = node["status"]["offered"][resource]
     verdict = judge_node_health(
-        (*health_evidence(node, settings), *_missing_gpu_evidence(status), *hints),
+        (*health_evidence(node, settings), *_missing_gpu_evidence(installed[resource], offered), *hints),
         now,
         timedelta(hours=settings.suspect_hours),
     )
-    memory = labels.get(settings.memory_label, "")
+    # The label is that of a whole GPU, also where a node offers parts of it.
+    memory = labels.get(settings.memory_label, "") if resource == GPU_RESOURCE else ""
     memory_mb = int(memory) if memory.isdecimal() and int(memory) else None
     gpu_node = GpuNode(
         name=host,
-        gpu_type=labels.get(GPU_TYPE_LABEL) or UNKNOWN_GPU_TYPE,
-        gpus=status["gpus"],
+        gpu_type=gpu_type,
+        gpus=offered if is_counted else 0,
         memory_mb=memory_mb,
         block=labels.get(settings.block_label, ""),
         rack=labels.get(settings.rack_label, ""),
         nvlink_domain=labels.get(settings.nvlink_label, ""),
-        labels={key: value for key, value in labels.items() if key in flavor_labels},
+        labels={key: value for key, value in labels.items() if key in flavors.label_keys},
         cordoned=node["spec"]["unschedulable"] or verdict.state is not NodeHealth.HEALTHY,
-        foreign_gpus=foreign_gpus,
+        foreign_gpus=foreign.get(resource, 0) if is_counted else 0,
     )
     unreadable_memory = memory if memory_mb is None else ""
-    return ObservedNode(gpu_node, node["metadata"]["name"], node["spec"]["unschedulable"], verdict, unreadable_memory)
+    uncounted = tuple(name for name in gpu_resources if name != resource or not is_counted)
+    is_unschedulable = node["spec"]["unschedulable"]
+    return ObservedNode(gpu_node, node["metadata"]["name"], is_unschedulable, verdict, unreadable_memory, uncounted)
 
 
 def observe_nodes(
@@ -269,7 +291,7 @@ def observe_nodes(
     pods: Iterable[Object],
     settings: ClusterNodes,
     now: datetime,
-    flavor_labels: Collection[str] = (),
+    flavors: FlavorSet = NO_FLAVORS,
     external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = MappingProxyType({}),
     leases: Iterable[Lease] = (),
 ) -> list[ObservedNode]:
@@ -284,7 +306,7 @@ def observe_nodes(
     for fields in found:
         name = fields["metadata"]["name"]
         evidence = (*hints.get(name, ()), *external_evidence.get(name, ()))
-        observed.append(parse_node(fields, settings, foreign[name], evidence, now, flavor_labels))
+        observed.append(parse_node(fields, settings, foreign.get(name, {}), evidence, now, flavors))
     return deduplicate_hosts(node for node in observed if node is not None)
 
 
@@ -308,14 +330,9 @@ def hints_by_node(facts: Iterable[PodFacts]) -> dict[str, tuple[NodeEvidence, ..
     return hints
 
 
-def _missing_gpu_evidence(status: dict[str, Any]) -> Iterable[NodeEvidence]:
+def _missing_gpu_evidence(installed: int, offered: int) -> Iterable[NodeEvidence]:
     """Evidence of GPUs that the device plugin has withdrawn, as it does after an Xid; the other GPUs keep working."""
-    lost = status["installed"] - status["gpus"]
+    lost = installed - offered
     if lost > 0:
-        message = f"{lost} of {status['installed']} GPUs are not offered by the device plugin"
+        message = f"{lost} of {installed} GPUs are not offered by the device plugin"
         yield NodeEvidence("allocatable GPUs", message, "hint")
-
-
-def _gpu_count(resources: dict[str, Any] | None) -> int:
-    text = str((resources or {}).get(GPU_RESOURCE, "0"))
-    return int(text) if text.isdecimal() else 0

@@ -102,8 +102,7 @@ class ClusterInventory:
                 return MisconfiguredQueues(self._not_observed_message())
             now, version = self._clock(), self._state.version
             if self._resolved is None or not self._resolved.is_valid_for(declared, leases, version, now):
-                labels = declared.flavor_set.label_keys
-                observed = tuple(self._state.observe_nodes(declared.cluster_nodes, now, labels, leases))
+                observed = tuple(self._state.observe_nodes(declared.cluster_nodes, now, declared.flavor_set, leases))
                 queues = self._resolve_queues(declared, observed)
                 self._resolved = _ResolvedRules(
                     declared, leases, version, next_verdict_change(observed), observed, queues

@@ -171,6 +171,10 @@ class _LiveAttempt(NamedTuple):
     gpu: GpuRequest
     pods: list[PodStatus]
 
+    @property
+    def gpus_of_pods(self) -> int:
+        return sum(pod.resources.get(self.gpu.resource, 0) for pod in self.pods)
+
 
 def _restore_lease(context: PluginContext, attempt: _LiveAttempt) -> None:
     claim, recorded, gpus = attempt.claim, attempt.gpu.gpus_for(attempt.claim.members), 0
@@ -190,7 +194,7 @@ def _restore_lease(context: PluginContext, attempt: _LiveAttempt) -> None:
         _log.warning("lease.recovered", **fields, gpus=gpus)
     if gpus < recorded:
         context.metrics.capped_leases.inc()
-        requested = sum(pod.gpus for pod in attempt.pods)
+        requested = attempt.gpus_of_pods
         _log.warning("lease.capped", **fields, gpus=gpus, recorded=recorded, requested_by_pods=requested)
 
 
@@ -220,7 +224,7 @@ def rebuild_lease_request(
     workflow = (claim.uid, attempt.pods[0].namespace, bound.workflow_name)
     claimed = StepAttempt(*workflow, claim.run, claim.step, claim.instance, claim.node, claim.attempt)
     recorded = LeaseRequest.from_gpu_request(attempt.gpu, claimed, claim.members)
-    gpus_per_member = sum(pod.gpus for pod in attempt.pods) // members
+    gpus_per_member = attempt.gpus_of_pods // members
     return replace(
         recorded,
         members=members,
@@ -274,8 +278,9 @@ def _live_attempts(store: Store, run: str, live_pods: Sequence[PodStatus]) -> It
         if opened.lease and own:
             for pod in own:
                 del unclaimed[pod.namespace, pod.name]
-            showing = sorted((pod for pod in own if pod.gpus), key=lambda pod: (not pod.holds_gpus, pod.rank or 0))
-            yield _LiveAttempt(opened, requests[task_name(opened.step)], showing)
+            gpu = requests[task_name(opened.step)]
+            showing = (pod for pod in own if pod.resources.get(gpu.resource))
+            yield _LiveAttempt(opened, gpu, sorted(showing, key=lambda pod: (not pod.holds_gpus, pod.rank or 0)))
 
 
 def _attempt_key(pod: PodStatus) -> tuple[str, str]:

@@ -11,6 +11,11 @@
         tolerations: [{key: spot, value: "true", effect: NoSchedule}]
         spot: true                  # optional: only for steps that allow it
 
+      - name: mi300x
+        gpu_type: MI300X            # with another resource than nvidia.com/gpu: a name for steps, and no label
+        resource: amd.com/gpu
+        node_labels: {pool: mi300x}
+
 Once a flavor names a GPU type, quotas are of its flavors and no longer of the
 type. A node of that type belongs to the flavor whose labels it has, or to none.
 A GPU type that no flavor names is its own kind. Source of the term: Kueue,
@@ -36,10 +41,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from tiphys.protocol.step_spec import SpotUse, is_label_value
+from tiphys.protocol.step_spec import GPU_RESOURCE, GPU_TYPE_LABEL, GpuResourceName, SpotUse, is_label_value
 from tiphys_plugin.quota.placement.model import GpuNode, LabelKey, LabelValue, Name
-
-GPU_TYPE_LABEL = "nvidia.com/gpu.product"
 
 
 class HealthSignal(BaseModel):
@@ -104,12 +107,14 @@ class Toleration(BaseModel):
 
 
 class Flavor(BaseModel):
-    """One flavor. Its nodes have ``gpu_type`` and all of ``node_labels``."""
+    """One flavor. Its nodes offer ``resource`` and have all of ``node_labels``, and for ``nvidia.com/gpu`` the type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name
     gpu_type: Name
+    resource: GpuResourceName = GPU_RESOURCE
+    """Only steps that ask for this resource get its GPUs."""
     memory_mb: PositiveInt | None = None
     """Memory of each GPU; None: nodes or inventory give it, otherwise it counts as enough."""
     node_labels: dict[LabelKey, LabelValue] = {}
@@ -126,14 +131,15 @@ class Flavor(BaseModel):
                 f"flavor {self.name!r} has the gpu_type {self.gpu_type!r}, which no node label {GPU_TYPE_LABEL} can "
                 "have; give the value that this label has on its nodes"
             )
-        if self.node_labels.get(GPU_TYPE_LABEL, self.gpu_type) != self.gpu_type:
+        if self.resource == GPU_RESOURCE and self.node_labels.get(GPU_TYPE_LABEL, self.gpu_type) != self.gpu_type:
             raise ValueError(f"flavor {self.name!r} has a label {GPU_TYPE_LABEL} that is not its gpu_type")
         return self
 
     @property
     def node_selector(self) -> dict[str, str]:
         """Node selector of the pods of this flavor."""
-        return {GPU_TYPE_LABEL: self.gpu_type, **self.node_labels}
+        type_label = {GPU_TYPE_LABEL: self.gpu_type} if self.resource == GPU_RESOURCE else {}
+        return {**type_label, **self.node_labels}
 
     def accepts_spot_use(self, spot: SpotUse | Literal["avoided"]) -> bool:
         """Whether a request with this ``spot`` may use the flavor."""
@@ -164,6 +170,15 @@ class FlavorSet:
         """GPU type of a flavor; a type that no flavor names is returned as it is."""
         return self.by_name[gpu_kind].gpu_type if gpu_kind in self.by_name else gpu_kind
 
+    def resource_of(self, gpu_kind: str) -> str:
+        """Resource of a flavor; a type that no flavor names is of NVIDIA's GPUs."""
+        return self.by_name[gpu_kind].resource if gpu_kind in self.by_name else GPU_RESOURCE
+
+    def find_offered(self, labels: Mapping[str, str], resources: Mapping[str, int]) -> Flavor | None:
+        """The first flavor whose labels and resource a node has."""
+        offered = (flavor for flavor in self.flavors if resources.get(flavor.resource))
+        return next((flavor for flavor in offered if flavor.node_selector.items() <= labels.items()), None)
+
     def kinds_of_type(self, gpu_type: str) -> tuple[str, ...]:
         """GPU kinds of a type: its flavors, or the type itself."""
         return tuple(flavor.name for flavor in self.by_gpu_type.get(gpu_type, ())) or (gpu_type,)
@@ -183,6 +198,9 @@ class FlavorSet:
         return sorted(kinds, key=lambda kind: (rank.get(kind, len(rank)), kind))
 
 
+NO_FLAVORS = FlavorSet(())
+
+
 def find_flavor_error(declared: Sequence[Flavor]) -> str | None:
     """The first conflict between the declared flavors; None if there is none."""
     return next(_flavor_errors(declared), None)
@@ -196,11 +214,17 @@ def _flavor_errors(declared: Sequence[Flavor]) -> Iterator[str]:
     for flavor, other in combinations(declared, 2):
         if flavor.name == other.name:
             yield f"flavor {flavor.name!r} is declared twice"
-        elif flavor.gpu_type == other.gpu_type and not _have_exclusive_labels(flavor, other):
+        elif _are_of_same_gpus(flavor, other) and not _have_exclusive_labels(flavor, other):
+            gpus = flavor.gpu_type if flavor.gpu_type == other.gpu_type else flavor.resource
             yield (
-                f"flavors {flavor.name!r} and {other.name!r} could claim the same nodes of {flavor.gpu_type}; "
+                f"flavors {flavor.name!r} and {other.name!r} could claim the same nodes of {gpus}; "
                 "give both a label of the same name in node_labels, with different values"
             )
+
+
+def _are_of_same_gpus(flavor: Flavor, other: Flavor) -> bool:
+    """Whether labels alone keep their nodes apart: no label of the type does where the resource is another."""
+    return flavor.gpu_type == other.gpu_type or flavor.resource == other.resource != GPU_RESOURCE
 
 
 def _have_exclusive_labels(flavor: Flavor, other: Flavor) -> bool:

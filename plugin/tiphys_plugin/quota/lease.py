@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, NonNegativeInt, PositiveI
 from pydantic.alias_generators import to_camel
 
 from tiphys.protocol.fan_out import find_item, step_display_name
-from tiphys.protocol.step_spec import GpuRequest, Proximity, SpotUse
+from tiphys.protocol.step_spec import GPU_RESOURCE, GpuRequest, Proximity, SpotUse
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
 
@@ -112,6 +112,8 @@ class LeaseRequest:
     attempt: int
     queue: str
     gpus: PositiveInt
+    resource: str = GPU_RESOURCE
+    """Extended resource of the GPUs. Empty: any, in a simulation, whose jobs name none."""
     gpu_type: str | None = None
     min_gpu_memory_mb: PositiveInt | None = None
     priority: int = 0
@@ -169,6 +171,7 @@ class LeaseRequest:
             attempt=attempt.number,
             queue=gpu.queue,
             gpus=gpu.gpus_for(requested_members),
+            resource=gpu.resource,
             gpu_type=gpu.gpu_type,
             gpu_types=gpu.gpu_types_by_speed,
             min_gpu_memory_mb=gpu.min_gpu_memory_mb,

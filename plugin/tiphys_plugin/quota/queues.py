@@ -27,10 +27,10 @@ from pydantic import (
 )
 
 from tiphys.errors import UsageError
-from tiphys.protocol.step_spec import is_label_value
+from tiphys.protocol.step_spec import GPU_TYPE_LABEL, is_label_value
 from tiphys.protocol.validation import describe_mistake, locate_mistake
 from tiphys.service.yaml_documents import UniqueKeyLoader, find_yaml_line, parse_yaml
-from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, Flavor, FlavorSet, find_flavor_error
+from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GangRequest, GpuNode
 from tiphys_plugin.quota.placement.scoring import PlacementPolicy, TypicalGpus, build_placement_policy

@@ -18,9 +18,10 @@ def node(
     installed: int | None = None,
     labels: dict[str, str] | None = None,
     taints: tuple[str, ...] = (),
+    resources: dict[str, str] | None = None,
     **spec: Any,
 ) -> Object:
-    """A node that is ready; ``installed`` is its capacity where that is more than what it offers."""
+    """A node that is ready; ``installed`` is its capacity where that is more than it offers, beside ``resources``."""
     known = {"kubernetes.io/hostname": name, "nvidia.com/gpu.product": MODEL, **(labels or {})}
     ready = () if any(one["type"] == "Ready" for one in conditions) else (condition("Ready"),)
     return {
@@ -28,15 +29,21 @@ def node(
         "spec": {**({"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]} if taints else {}), **spec},
         "status": {
             "conditions": [*ready, *conditions],
-            "allocatable": {"nvidia.com/gpu": str(gpus), "cpu": "128"},
-            "capacity": {"nvidia.com/gpu": str(gpus if installed is None else installed)},
+            "allocatable": {"nvidia.com/gpu": str(gpus), "cpu": "128", **(resources or {})},
+            "capacity": {"nvidia.com/gpu": str(gpus if installed is None else installed), **(resources or {})},
         },
     }
 
 
-def foreign_pod(name: str = "notebook", gpus: int = 2, on: str = "n1", phase: str = "Running") -> Object:
+def foreign_pod(
+    name: str = "notebook",
+    gpus: int = 2,
+    on: str = "n1",
+    phase: str = "Running",
+    resource: str = "nvidia.com/gpu",
+) -> Object:
     """A pod of somebody else."""
-    container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    container = {"name": "main", "image": "none", "resources": {"limits": {resource: str(gpus)}}}
     spec = {"containers": [container], **({"nodeName": on} if on else {})}
     return {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": spec, "status": {"phase": phase}}
 
@@ -48,9 +55,10 @@ def labelled_pod(
     uid: str = "u1",
     attempt: str = "1",
     phase: str = "Running",
+    resource: str = "nvidia.com/gpu",
 ) -> Object:
     """A pod that says that it belongs to an attempt of the Workflow ``uid``, as each tenant may."""
-    pod = foreign_pod(name, gpus, phase=phase)
+    pod = foreign_pod(name, gpus, phase=phase, resource=resource)
     labels = {"tiphys.dev/workflow-uid": uid, "tiphys.dev/attempt": attempt}
     pod["metadata"] |= {"namespace": namespace, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
     return pod

@@ -12,10 +12,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE
-
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
+from tiphys.protocol.step_spec import GPU_RESOURCE
 
 FLAVOR = "a100-reserved"
 LABELS = {"nvidia.com/gpu.product": "A100", "pool": "reserved"}

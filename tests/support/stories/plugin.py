@@ -220,6 +220,7 @@ class Flow:
     def pod(self, step: str, attempt: int, retry: int | None = 0, phase: str = "Running", **fields: Any) -> str:
         """Make or change the pod of an attempt; its name. ``tries`` is the container's own retry."""
         tries = fields.pop("tries", 0)
+        resources = {"nvidia.com/gpu": fields.pop("gpus", 0), **fields.pop("resources", {})}
         suffix = f".run({tries})" if retry is None else f"({retry}).run"
         name = f"{self.name}-{step}-{attempt}-{tries}"
         pod = PodStatus(
@@ -229,6 +230,7 @@ class Flow:
             node=f"{self.name}.{step}{suffix}",
             labels={RUN_LABEL: self.run or self.name, STEP_LABEL: step, ATTEMPT_LABEL: str(attempt)},
             phase=phase,
+            resources={name: number for name, number in resources.items() if number},
             **fields,
         )
         self.world.cluster.write_pod(pod)

@@ -60,6 +60,7 @@ def put(here: World, rank: int, phase: str = "Running", after: float | None = No
 
 def pod(number: int, phase: str = "Failed", after: float | None = None, **fields: object) -> PodStatus:
     """A member whose end began so many seconds after it had begun."""
+    gpus = fields.pop("gpus", 0)
     given = {
         "name": f"job-{number}",
         "namespace": "ml",
@@ -67,6 +68,7 @@ def pod(number: int, phase: str = "Failed", after: float | None = None, **fields
         "node": "digits-abc12.fit(0).run",
         "phase": phase,
         "rank": number,
+        "resources": {"nvidia.com/gpu": gpus} if gpus else {},
         "trouble_at": None if after is None else BEGAN + timedelta(seconds=after),
         **fields,
     }

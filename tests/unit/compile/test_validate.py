@@ -392,12 +392,31 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
     ),
     "a slice of a GPU": (
         train(asked={"gpu": GpuRequest(gpus=1)}, container={"resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}),
-        "asks for nvidia.com/mig-1g.5gb: 1, which no queue counts; ask for nvidia.com/gpu",
+        "nvidia.com/mig-1g.5gb: 1, and its lease is for nvidia.com/gpu; say gpu_resource='nvidia.com/mig-1g.5gb'",
         train(asked={"gpu": GpuRequest(gpus=1)}, container={"resources": {"limits": {"nvidia.com/hostdev": 1}}}),
     ),
     "GPUs of another maker": (
         step(container={"resources": {"limits": {"amd.com/gpu": 1}}}),
-        "asks for amd.com/gpu: 1, which no queue counts",
+        "use gpus=1, gpu_resource='amd.com/gpu' of @train",
+        train(
+            asked={"gpu": GpuRequest(gpus=1, resource="amd.com/gpu")},
+            container={"resources": {"limits": {"amd.com/gpu": 1}}},
+        ),
+    ),
+    "GPUs of NVIDIA beside those of a lease of another maker": (
+        train(
+            asked={"gpu": GpuRequest(gpus=1, resource="amd.com/gpu")},
+            container={"resources": {"limits": {"nvidia.com/gpu": 1}}},
+        ),
+        "asks for nvidia.com/gpu: 1, and its lease is for amd.com/gpu",
+        train(asked={"gpu": GpuRequest(gpus=1, resource="amd.com/gpu")}),
+    ),
+    "two numbers of a resource of its own name": (
+        train(
+            asked={"gpu": GpuRequest(gpus=1, resource="example.com/npu")},
+            container={"resources": {"requests": {"example.com/npu": 2}}},
+        ),
+        "asks for example.com/npu: 2 and gpus= for 1 GPU; drop example.com/npu",
         step(container={"resources": {"limits": {"amd.com/gpu": 0}}}),
     ),
     "GPUs of a sidecar": (

@@ -258,6 +258,21 @@ def test_the_queues_can_serve_a_request(wish: Manifest, state: str, reason: str)
     assert one.place == "fit"
 
 
+def test_gpus_of_another_resource_need_a_flavor_of_it() -> None:
+    flavors = [{"name": "mi300x", "gpu_type": "MI300X", "resource": "amd.com/gpu"}]
+    document = {"queues": [{"name": "research", "gpus": {"mi300x": 8}}], "flavors": flavors}
+    on_amd = replace(HEALTHY, queues=type(QUEUES).model_validate(document))
+    amd, nvidia = (
+        subject_of(train(asked={"gpu": GpuRequest(gpus=8, queue="research", resource=resource)}))
+        for resource in ("amd.com/gpu", "nvidia.com/gpu")
+    )
+    assert only("gpus", amd, on_amd).state == "ok"
+    assert "gpu_resource='amd.com/gpu'" in only("gpus", nvidia, on_amd).sentence
+    assert "resource: amd.com/gpu" in only("gpus", amd, replace(HEALTHY, queues=QUEUES)).sentence
+    typed = subject_of(train(asked={"gpu": GpuRequest(gpus=8, resource="amd.com/gpu", gpu_type="MI300X")}))
+    assert (only("gpus", typed).state, only("gpus", amd).state) == ("warning", "ok"), "no queues are declared"
+
+
 def test_owners_priorities_and_stopped_queues() -> None:
     wish = {"gpu": GpuRequest(gpus=1, queue="research", priority=5)}
     subject = subject_of(train(asked=wish))

@@ -33,6 +33,7 @@ from tiphys.faults import failpoint
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import KUEUE_FLAVORS, KUEUE_LOCAL_QUEUES, KUEUE_WORKLOADS
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
+from tiphys.protocol.step_spec import GPU_RESOURCE, GPU_TYPE_LABEL
 from tiphys.records import utc_now
 from tiphys_plugin.quota.admission_backend import LedgerLostError
 from tiphys_plugin.quota.kueue.positions import QueuePositions
@@ -43,7 +44,6 @@ from tiphys_plugin.quota.kueue.status import (
     without_reservation,
 )
 from tiphys_plugin.quota.kueue.workload import (
-    GPU_RESOURCE,
     GRANT_ANNOTATION,
     MANAGED_BY,
     POD_SET,
@@ -192,7 +192,7 @@ class KueueAdmission:
         )
 
     def _write_grant(self, workload: KueueWorkload) -> Grant:
-        flavor = self._read_flavor(workload.flavor_name, workload.manifest)
+        flavor = self._read_flavor(workload.flavor_name, workload)
         grant = Grant(
             granted_at=self._clock(),
             flavor=flavor,
@@ -204,14 +204,14 @@ class KueueAdmission:
         failpoint("kueue.after_grant")
         return grant
 
-    def _read_flavor(self, name: str, manifest: Object) -> AssignedFlavor:
+    def _read_flavor(self, name: str, workload: KueueWorkload) -> AssignedFlavor:
         flavor = self._api.get(KUEUE_FLAVORS, None, name) if name else None
         if flavor is None:
             raise StoreError(
-                f"Kueue assigned the ResourceFlavor {name!r} to {manifest['metadata']['name']}, which does not exist "
-                f"or is not one for {GPU_RESOURCE}; look at the flavors of its ClusterQueue"
+                f"Kueue assigned the ResourceFlavor {name!r} to {workload.name}, which does not exist "
+                f"or is not one for {workload.request.resource}; look at the flavors of its ClusterQueue"
             )
-        return build_assigned_flavor(flavor, manifest)
+        return build_assigned_flavor(flavor, workload.manifest)
 
     def _return_reservation(self, workload: KueueWorkload) -> Deferred:
         """End an eviction before the grant, as Kueue's integrations do once their pods are gone; no pod exists yet."""
@@ -265,7 +265,7 @@ class KueueAdmission:
             raise StoreError(
                 f"the lease of {_describe(request)} cannot be recorded, because its LocalQueue {request.queue} is gone"
             )
-        assigned = self._read_flavor(flavor, workload.manifest)
+        assigned = self._read_flavor(flavor, workload)
         if not workload.manifest.get("status", {}).get("admission"):
             status = with_reservation(workload, queue["spec"]["clusterQueue"], flavor, request, self._clock())
             workload = parse_workload(self._write_status(workload, status))
@@ -442,6 +442,11 @@ def find_unsupported(request: LeaseRequest) -> str | None:
         return (
             f"{request.step_name} asks for GPUs of {request.min_gpu_memory_mb} MB, and Kueue does not know the memory "
             "of GPUs; name a GPU type"
+        )
+    if request.resource != GPU_RESOURCE and request.type_text:
+        return (
+            f"{request.step_name} asks for {request.resource} of the type {request.type_text}, and types are known to "
+            f"Kueue by the label {GPU_TYPE_LABEL} only; leave `gpu_type` out, and name a queue of that type"
         )
     if request.tensor_parallel > 1:
         return (

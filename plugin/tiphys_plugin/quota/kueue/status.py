@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from tiphys.kube import Object
-from tiphys_plugin.quota.kueue.workload import GPU_RESOURCE, POD_SET, KueueWorkload
+from tiphys_plugin.quota.kueue.workload import POD_SET, KueueWorkload
 from tiphys_plugin.quota.lease import LeaseRequest
 
 
@@ -50,8 +50,8 @@ def with_reservation(
     assignment = {
         "name": POD_SET,
         "count": request.members,
-        "flavors": {GPU_RESOURCE: flavor},
-        "resourceUsage": {GPU_RESOURCE: str(request.gpus)},
+        "flavors": {request.resource: flavor},
+        "resourceUsage": {request.resource: str(request.gpus)},
     }
     status = {**workload.manifest.get("status", {})}
     status["admission"] = {"clusterQueue": cluster_queue, "podSetAssignments": [assignment]}

@@ -19,12 +19,11 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tiphys.errors import IntegrityError
 from tiphys.kube import Object
 from tiphys.protocol.gang import WORKFLOW_UID_LABEL
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, GPU_TYPE_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys.records import task_name
-from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, Flavor, Toleration
+from tiphys_plugin.quota.flavors import Flavor, Toleration
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, LeaseRequest, PendingRequest, PreemptionNotice
 
-GPU_RESOURCE = "nvidia.com/gpu"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 POD_SET = "main"
 """Name of the only pod set: all members of an attempt are equal."""
@@ -140,7 +139,7 @@ class KueueWorkload:
     @property
     def flavor_name(self) -> str:
         """Name of the `ResourceFlavor` that Kueue assigned; empty if it assigned none."""
-        return str((self.assignment.get("flavors") or {}).get(GPU_RESOURCE, ""))
+        return str((self.assignment.get("flavors") or {}).get(self.request.resource, ""))
 
     @property
     def assigned_nodes(self) -> tuple[str, ...]:
@@ -207,7 +206,7 @@ def build_workload(request: LeaseRequest, spot_flavors: Sequence[Object] = (), *
 
 
 def _pod_spec(request: LeaseRequest) -> Object:
-    gpus = {GPU_RESOURCE: str(request.gpus_per_member)}
+    gpus = {request.resource: str(request.gpus_per_member)}
     selector: Object = {"nodeSelector": {GPU_TYPE_LABEL: request.gpu_type}} if request.gpu_type else {}
     if request.gpu_types:
         expression = {"key": GPU_TYPE_LABEL, "operator": "In", "values": list(request.gpu_types)}

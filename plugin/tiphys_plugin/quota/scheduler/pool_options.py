@@ -16,7 +16,7 @@ from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.rejection import find_rejection
 
-RequestShape = tuple[str, str | None, tuple[str, ...], int, int, int, int | None, str, str | None, tuple[str, ...]]
+RequestShape = tuple[str, str, str | None, tuple[str, ...], int, int, int, int | None, str, str | None, tuple[str, ...]]
 """All fields of a request that decide whether it fits."""
 
 
@@ -57,7 +57,7 @@ def request_shape(request: LeaseRequest) -> RequestShape:
     """Key of the fields that decide whether a request fits. Requests of one shape fit in the same states."""
     size = (request.gpus, request.members, request.tensor_parallel)
     kind, place = (request.min_gpu_memory_mb, request.spot), (request.within, request.avoided_nodes)
-    return request.queue, request.gpu_type, request.gpu_types, *size, *kind, *place
+    return request.queue, request.resource, request.gpu_type, request.gpu_types, *size, *kind, *place
 
 
 def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:

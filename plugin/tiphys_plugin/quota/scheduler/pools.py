@@ -22,12 +22,15 @@ def find_eligible_pools(queues: Queues, queue: Queue, request: LeaseRequest) -> 
     """Pools of ``queue`` that may serve the request: in the order of its flavors, or without flavors by name."""
     if queues.flavors:
         size = request.gpus if request.spot == "avoided" else 0
-        key = (queue.name, request.gpu_type, request.gpu_types, request.min_gpu_memory_mb, request.spot, size)
+        types = (request.resource, request.gpu_type, request.gpu_types)
+        key = (queue.name, *types, request.min_gpu_memory_mb, request.spot, size)
         if (cached := queues.eligible_pools_cache.get(key)) is None:
             if len(queues.eligible_pools_cache) >= MAX_CACHED_SHAPES:
                 queues.eligible_pools_cache.clear()
             cached = queues.eligible_pools_cache[key] = _find_eligible_flavors(queues, queue, request)
         return cached
+    if not serves_resource(queues, ANY_TYPE, request):
+        return []
     if request.gpu_type is None:
         serving = (pool for pool in sorted(queue.gpus) if _may_serve(queues, pool, request))
         return _by_preference(queues, request, serving)
@@ -50,7 +53,8 @@ def _find_eligible_flavors(queues: Queues, queue: Queue, request: LeaseRequest) 
     suitable = [pool for pool in list_pools_in_order(queues, queue) if is_kind_suitable(queues, pool, request)]
     if request.gpu_types:
         return _by_preference(queues, request, suitable)
-    if suitable or gpu_type is None or not queues.flavor_set.is_unflavored(gpu_type):
+    is_unflavored = gpu_type is not None and queues.flavor_set.is_unflavored(gpu_type)
+    if suitable or not is_unflavored or not serves_resource(queues, ANY_TYPE, request):
         return suitable
     return [ANY_TYPE] if ANY_TYPE in queue.gpus and gpu_type not in queue.gpus else []
 
@@ -81,6 +85,8 @@ def is_kind_suitable(queues: Queues, gpu_kind: str, request: LeaseRequest) -> bo
     """Whether the request can use GPUs of this kind; undeclared memory counts as enough."""
     flavor = queues.flavor_set.by_name.get(gpu_kind)
     gpu_type = gpu_kind if flavor is None else flavor.gpu_type
+    if not serves_resource(queues, gpu_kind, request):
+        return False
     if request.gpu_type not in (None, gpu_type) or (request.gpu_types and gpu_type not in request.gpu_types):
         return False
     if queues.gpu_inventory is not None and gpu_kind not in queues.gpu_inventory:
@@ -90,6 +96,11 @@ def is_kind_suitable(queues: Queues, gpu_kind: str, request: LeaseRequest) -> bo
     declaration = flavor if queues.gpu_inventory is None else queues.gpu_inventory[gpu_kind]
     memory_mb = None if declaration is None else declaration.memory_mb
     return memory_mb is None or memory_mb >= (request.min_gpu_memory_mb or 0)
+
+
+def serves_resource(queues: Queues, pool: str, request: LeaseRequest) -> bool:
+    """Whether the GPUs of a pool are of the resource that the request asks for."""
+    return request.resource in ("", queues.flavor_set.resource_of(pool))
 
 
 def _may_serve(queues: Queues, pool: str, request: LeaseRequest) -> bool:

@@ -13,6 +13,8 @@ from tiphys_plugin.quota.scheduler import pools
 def find_rejection(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
     """Why the request can never be served under these queues; None if it can."""
     inventory = queues.gpu_inventory
+    if queue.gpus and not any(pools.serves_resource(queues, pool, request) for pool in queue.gpus):
+        return _reject_by_resource(queues, queue, request)
     wanted = {request.gpu_type} if request.gpu_type else set(request.gpu_types)
     if inventory is not None and wanted and not wanted & queues.gpu_types:
         gpu_types = ", ".join(sorted(queues.gpu_types)) or "none"
@@ -30,6 +32,15 @@ def find_rejection(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejec
             AdmissionReason.NO_MATCHING_GPU_TYPE, f"{message}{_untyped_request_hint(queues, queue, request)}"
         )
     return _reject_by_size(queues, queue, request, eligible_pools)
+
+
+def _reject_by_resource(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected:
+    existing = sorted({queues.flavor_set.resource_of(pool) for pool in queue.gpus})
+    return Rejected(
+        AdmissionReason.NO_MATCHING_GPU_TYPE,
+        f"queue {queue.name} has no {request.resource}; it has: {', '.join(existing)}; name that in the step "
+        f"(gpu_resource={existing[0]!r}), or declare a flavor with `resource: {request.resource}` and a quota of it",
+    )
 
 
 def _reject_by_kind(queues: Queues, gpu_kinds: Iterable[str], request: LeaseRequest) -> Rejected:

@@ -91,6 +91,7 @@ def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
         attempt=1,
         queue=job.queue or "",
         gpus=job.gpus,
+        resource="",
         gpu_type=types[0] if len(types) == 1 else None,
         gpu_types=types if len(types) > 1 else (),
         priority=job.priority,

@@ -18,7 +18,7 @@ from hera_pipelines.authoring.adoption.documents import write_marks
 from hera_pipelines.authoring.loading import load_pipeline
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, find_template
+from tiphys.protocol.compiled_workflow import Manifest, find_template, read_template_specs
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 
 TEXT = """\
@@ -150,8 +150,7 @@ def test_a_mark_of_the_author_decides(tmp_path: Path) -> None:
     [
         ("  - name: train\n", "  - name: train\n    podSpecPatch: '{}'\n", "use the step's own options"),
         ("gpu: 2", "gpu: '{{workflow.parameters.gpus}}'", "and no lease counts them; use gpus=a number"),
-        ("nvidia.com/gpu: 2", "amd.com/gpu: 2", "amd.com/gpu: 2, which no queue counts"),
-        ("nvidia.com/gpu: 2", "nvidia.com/mig-3g.20gb: 1", "which no queue counts"),
+        ("nvidia.com/gpu: 2", "nvidia.com/mig-3g.20gb: 1, amd.com/gpu: 2", "and its lease is for"),
     ],
 )
 def test_gpus_for_which_there_can_be_no_lease_are_in_no_step(tmp_path, original, changed, reason) -> None:
@@ -159,6 +158,20 @@ def test_gpus_for_which_there_can_be_no_lease_are_in_no_step(tmp_path, original,
     [train] = [one for one in adoption.proposals if one.template == "train"]
     assert train.kind.value == "plain"
     assert reason in train.reason
+
+
+@pytest.mark.parametrize("resource", ["amd.com/gpu", "nvidia.com/mig-3g.20gb", "habana.ai/gaudi"])
+def test_gpus_of_any_known_resource_are_those_of_a_training(tmp_path: Path, resource: str) -> None:
+    path = write(tmp_path, TEXT.replace("nvidia.com/gpu: 2", f"{resource}: 2"))
+    [adoption] = adopt(path)
+    assert {one.template: one.kind.value for one in adoption.proposals}["train"] == "train"
+    adopted = write(tmp_path, write_marks([adoption.document], [adoption.marks]), "adopted.yaml")
+    pipeline = load_pipeline(adopted)
+    assert isinstance(pipeline, YamlPipeline)
+    compiled = pipeline.compile(store="s3://ml-runs/tiphys")
+    assert find_template(compiled, "train-run")["container"]["resources"] == {"limits": {resource: "2"}}
+    [gpu] = [spec.gpu for _, spec in read_template_specs(compiled["spec"]["templates"]) if spec.gpu]
+    assert (gpu.gpus, gpu.resource) == (2, resource)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,26 @@ def test_a_program_gets_the_evidence(desk):
     assert [one["leaving"] for one in found.values()] == [False, False, False, True]
 
 
+def test_gpus_that_no_flavor_counts_are_said_once_for_all_nodes(desk):
+    for name in ("m1", "m2"):
+        amd = node(name, 0, resources={"amd.com/gpu": "8"}, labels={"nvidia.com/gpu.product": ""})
+        desk.api.create(NODES, None, amd)
+    desk.queues("apply", text=BY_NODES)
+    code, out, err = desk.tiphys("nodes")
+    assert code == 0
+    assert err.count("amd.com/gpu, and no flavor counts it there") == 1
+    assert "2 nodes offer" in err
+    row = next(line for line in out.splitlines() if line.startswith("m1"))
+    assert row.split()[:6] == ["m1", "unknown", "0", "0", "0", "0"]
+    flavor = "{name: mi300x, gpu_type: MI300X, resource: amd.com/gpu}"
+    text = f"queues: [{{name: research, gpus: {{mi300x: 64, '*': 8}}}}]\nflavors: [{flavor}]\ncluster_nodes: {{}}\n"
+    desk.queues("apply", text=text)
+    code, out, err = desk.tiphys("nodes")
+    assert "no flavor counts" not in err
+    row = next(line for line in out.splitlines() if line.startswith("m1"))
+    assert row.split()[:6] == ["m1", "mi300x", "8", "0", "0", "8"]
+
+
 def test_nodes_are_shown_by_flavor(desk):
     flavors = f"flavors: [{{name: far, gpu_type: {MODEL}, node_labels: {{topology.kubernetes.io/rack: r1}}}}]"
     desk.queues("apply", text=f"queues: [{{name: research, gpus: {{far: 64}}}}]\n{flavors}\ncluster_nodes: {{}}\n")

@@ -82,7 +82,7 @@ def test_a_pod_shows_the_gpus_that_it_requests(bench: Bench) -> None:
     program["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
     assert bench.run(template) == "Succeeded"
     [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
-    assert pod.gpus == 2
+    assert pod.resources["nvidia.com/gpu"] == 2
 
 
 @pytest.mark.parametrize("argument", ["x" * 200_000, "nul \0 byte"])

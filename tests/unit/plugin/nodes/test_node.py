@@ -9,6 +9,7 @@
 | pods of others | their GPUs are used |
 | pods with the label of an attempt | GPUs beyond the lease of that attempt on this node are those of others |
 | pods of trainings that could not start | hints |
+| a resource of GPUs under another name | those of the first flavor that it fits; otherwise said, and not counted |
 """
 
 from dataclasses import replace
@@ -17,10 +18,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.builders.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, labelled_pod, node
 from support.builders.ledger import lease
-from tiphys_plugin.cluster.interface import requested_gpus
+from tiphys_plugin.cluster.interface import requested_resources
 from tiphys_plugin.nodes.health import NodeHealth
 from tiphys_plugin.nodes.node import ObservedNode, observe_nodes
-from tiphys_plugin.quota.flavors import ClusterNodes, HealthSignal
+from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, HealthSignal
 from tiphys_plugin.quota.placement.model import GpuNode
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -176,10 +177,73 @@ def test_a_pod_needs_what_its_containers_need_at_the_worst_moment():
     def container(gpus, **fields):
         return {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}, **fields}
 
-    assert requested_gpus({"spec": {"containers": [container(2), container(1), {}]}}) == 3
-    assert requested_gpus({"spec": {"containers": [container(2)], "initContainers": [container(4), container(1)]}}) == 4
+    def requested_gpus(spec):
+        return requested_resources({"spec": spec})["nvidia.com/gpu"]
+
+    assert requested_gpus({"containers": [container(2), container(1), {}]}) == 3
+    assert requested_gpus({"containers": [container(2)], "initContainers": [container(4), container(1)]}) == 4
     beside = [container(1, restartPolicy="Always"), container(2)]
-    assert requested_gpus({"spec": {"containers": [container(1)], "initContainers": beside}}) == 3
+    assert requested_gpus({"containers": [container(1)], "initContainers": beside}) == 3
+
+
+def test_a_pod_needs_each_resource_of_a_device_plugin_under_its_own_name():
+    limits = {"amd.com/gpu": "4", "rdma/hca": "1k", "nvidia.com/mig-1g.10gb": "2", "cpu": "8", "hugepages-2Mi": "1Gi"}
+    spec = {"containers": [{"resources": {"limits": {**limits, "batch.kubernetes.io/cpu": "7"}}}]}
+    assert requested_resources({"spec": spec}) == {"amd.com/gpu": 4, "rdma/hca": 1000, "nvidia.com/mig-1g.10gb": 2}
+
+
+AMD = Flavor(name="mi300x", gpu_type="MI300X", resource="amd.com/gpu", node_labels={"pool": "amd"})
+SLICES = Flavor(
+    name="slices", gpu_type="A100-1g", resource="nvidia.com/mig-1g.10gb", node_labels={"nvidia.com/gpu.product": MODEL}
+)
+OTHERS = FlavorSet((AMD, SLICES))
+
+
+def seen_with(found, *pods, leases=(), flavors: FlavorSet = OTHERS) -> ObservedNode:
+    return only(observe_nodes([found], pods, ClusterNodes(), NOW, flavors, leases=leases))
+
+
+def test_a_node_counts_the_resource_of_its_flavor():
+    amd = node("n1", 0, resources={"amd.com/gpu": "8"}, labels={"pool": "amd", "nvidia.com/gpu.product": ""})
+    pods = [foreign_pod(gpus=3, resource="amd.com/gpu"), foreign_pod("else", gpus=2)]
+    seen = seen_with(amd, *pods)
+    assert (seen.node.gpu_type, seen.node.gpus, seen.node.foreign_gpus, seen.uncounted) == ("MI300X", 8, 3, ())
+    assert OTHERS.gpu_kind_of(seen.node) == "mi300x"
+    mig = node("n1", 0, resources={"nvidia.com/mig-1g.10gb": "14", "nvidia.com/mig-3g.40gb": "1"})
+    mig["metadata"]["labels"]["nvidia.com/gpu.memory"] = "81920"
+    seen = seen_with(mig)
+    assert (seen.node.gpu_type, seen.node.gpus, seen.node.memory_mb) == ("A100-1g", 14, None)
+    assert seen.uncounted == ("nvidia.com/mig-3g.40gb",)
+    whole = seen_with(node("n1", 8)).node
+    assert (whole.gpu_type, whole.gpus) == (MODEL, 8)
+
+
+def test_gpus_of_a_lease_are_its_own_under_their_resource_only():
+    amd = node("n1", 0, resources={"amd.com/gpu": "8"}, labels={"pool": "amd"})
+    held = lease(4, "u1", gpu_type="MI300X", resource="amd.com/gpu")
+    held = replace(held, nodes=("n1",))
+    pods = [labelled_pod("a", 4, resource="amd.com/gpu")]
+    assert seen_with(amd, *pods, leases=[held]).node.foreign_gpus == 0
+    over = [labelled_pod("a", 6, resource="amd.com/gpu"), labelled_pod("b", 1)]
+    assert seen_with(amd, *over, leases=[held]).node.foreign_gpus == 2
+
+
+def test_gpus_that_no_flavor_counts_are_named_and_granted_to_no_step():
+    amd = node("n1", 0, resources={"amd.com/gpu": "8"}, labels={"nvidia.com/gpu.product": ""})
+    for flavors in (OTHERS, FlavorSet(())):
+        seen = seen_with(amd, foreign_pod(gpus=3, resource="amd.com/gpu"), flavors=flavors)
+        assert (seen.node.gpus, seen.node.foreign_gpus, seen.uncounted) == (0, 0, ("amd.com/gpu",))
+    of_model = SLICES.model_copy(update={"gpu_type": MODEL})
+    whole = seen_with(node("n1", 8), flavors=FlavorSet((of_model,)))
+    assert (whole.node.gpus, whole.uncounted) == (0, ("nvidia.com/gpu",)), "whole GPUs are no slices"
+
+
+def test_a_withdrawn_gpu_of_another_resource_is_a_hint():
+    amd = node("n1", 0, resources={"amd.com/gpu": "8"}, labels={"pool": "amd"})
+    amd["status"]["allocatable"]["amd.com/gpu"] = "7"
+    seen = seen_with(amd)
+    assert seen.node.gpus == 7
+    assert "1 of 8 GPUs are not offered by the device plugin" in seen.verdict.message
 
 
 def test_trainings_that_could_not_start_make_a_node_suspect_until_that_is_forgotten():

@@ -12,6 +12,7 @@
 What stored records claim beyond the pods is in `tests/security/test_recovered_leases.py`.
 """
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,23 @@ def test_type_that_was_chosen_is_counted_against_again(here):
     before = leases(here)
     assert before[0][3] == "T4"
     assert leases(lost(here)) == before
+
+
+def test_gpus_of_another_resource_are_found_again_too(tmp_path):
+    amd = {"name": "mi300x", "gpu_type": "MI300X", "resource": "amd.com/gpu", "node_labels": {"maker": "amd"}}
+    document = {"queues": [{"name": "research", "gpus": {"mi300x": 8, "A100": 8}}], "flavors": [amd]}
+    declared = Queues.model_validate(document)
+    here = world(tmp_path, declared)
+    flow = here.submit(fit(gpu=gpus(8, resource="amd.com/gpu", gpu_type="MI300X")))
+    answer = outputs(flow.admit("fit", 0))
+    assert json.loads(answer["pod-patch"])["nodeSelector"] == {"maker": "amd"}
+    flow.pod("fit", 1, resources={"amd.com/gpu": 8, "rdma/hca": 1})
+    before = leases(here)
+    assert (before[0][2], before[0][3]) == (8, "mi300x")
+    here.ledger.close()
+    here.ledger = SqliteLedger(here.root / "new.db", declared, clock=here.clock)
+    here.core = PluginCore(here.store, here.cluster, here.ledger, clock=here.clock)
+    assert leases(here) == before
 
 
 def test_attempt_whose_pod_has_finished_holds_nothing(here):

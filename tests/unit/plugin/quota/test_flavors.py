@@ -8,6 +8,7 @@
 | of no type                               | what its queue names; never ``*``                        |
 | with spot "no", "allowed", "only"        | no spot flavor, any, only those                          |
 | on nodes                                 | nodes of the flavor, and no others                       |
+| of another resource than nvidia.com/gpu  | flavors of this resource, and no others                  |
 """
 
 from dataclasses import replace
@@ -259,3 +260,85 @@ def test_kinds_of_requests_not_asked_for_again_are_forgotten():
     for memory in range(1, 4200):
         assert pools.find_eligible_pools(declared, research, ask(1, min_gpu_memory_mb=memory))
     assert len(declared.eligible_pools_cache) < 4200
+
+
+AMD = {"name": "mi300x", "gpu_type": "MI300X", "resource": "amd.com/gpu", "node_labels": {"maker": "amd"}}
+SLICES = {"name": "slices", "gpu_type": "A100-1g", "resource": "nvidia.com/mig-1g.10gb"}
+MIXED = rules(queue(gpus={"own": 8, "mi300x": 16, "slices": 14, "*": 2}), flavors=(OWN, AMD, SLICES))
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (ask(8), "own"),
+        (ask(8, gpu_type=None), "own"),
+        (ask(16, gpu_type=None, resource="amd.com/gpu"), "mi300x"),
+        (ask(16, gpu_type="MI300X", resource="amd.com/gpu"), "mi300x"),
+        (ask(2, gpu_type=None, gpu_types=("MI300X", "MI325X"), resource="amd.com/gpu"), "mi300x"),
+        (ask(14, gpu_type=None, resource="nvidia.com/mig-1g.10gb"), "slices"),
+        (ask(2, gpu_type="L4"), "*"),
+    ],
+)
+def test_a_request_gets_gpus_of_its_resource(request_, expected):
+    assert pool(given(MIXED, request_)) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (ask(1, gpu_type="MI300X"), "has no MI300X"),
+        (ask(9, gpu_type=None), "at most 8"),
+        (ask(1, gpu_type="A100", resource="amd.com/gpu"), "has no A100"),
+        (ask(1, gpu_type="L4", resource="amd.com/gpu"), "has no L4"),
+        (ask(17, gpu_type=None, resource="amd.com/gpu"), "at most 16"),
+        (
+            ask(1, gpu_type=None, resource="habana.ai/gaudi"),
+            "queue research has no habana.ai/gaudi; it has: amd.com/gpu, nvidia.com/gpu, nvidia.com/mig-1g.10gb; name "
+            "that in the step (gpu_resource='amd.com/gpu'), or declare a flavor with `resource: habana.ai/gaudi`",
+        ),
+    ],
+)
+def test_a_request_for_gpus_of_another_resource_is_rejected_by_name(request_, words):
+    answer = given(MIXED, request_)
+    assert isinstance(answer, Rejected), answer
+    assert words in answer.message
+
+
+def test_a_step_with_the_default_resource_reads_which_one_the_queue_has():
+    only_amd = rules({"name": "research", "gpus": {"mi300x": 16}}, flavors=(AMD,))
+    answer = given(only_amd, ask(1, gpu_type=None))
+    assert isinstance(answer, Rejected)
+    assert "queue research has no nvidia.com/gpu; it has: amd.com/gpu" in answer.message
+    plain = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8, "*": 8}}]})
+    for gpu_type in (None, "A100", "L4"):
+        answer = given(plain, ask(1, gpu_type=gpu_type, resource="amd.com/gpu"))
+        assert isinstance(answer, Rejected)
+        assert "declare a flavor with `resource: amd.com/gpu`" in answer.message
+
+
+def test_pods_of_another_resource_are_sent_by_the_labels_of_the_flavor_alone():
+    assert MIXED.flavor_set.by_name["mi300x"].node_selector == {"maker": "amd"}
+    assert MIXED.flavor_set.by_name["slices"].node_selector == {}
+    assert MIXED.flavor_set.by_name["own"].node_selector == {"nvidia.com/gpu.product": "A100", "pool": "own"}
+
+
+def test_requests_that_differ_in_the_resource_do_not_hold_each_other_up():
+    blocked = waiting(16, 1, uid="first", gpu_type=None, resource="amd.com/gpu")
+    held = lease(8, "holder", "mi300x", gpu_type=None, resource="amd.com/gpu")
+    assert pool(given(MIXED, ask(8, "next", gpu_type=None), held, line=(blocked,))) == "own"
+    all_held = lease(16, "holder", "mi300x", gpu_type=None, resource="amd.com/gpu")
+    answer = given(MIXED, ask(8, "next", gpu_type=None, resource="amd.com/gpu"), all_held, line=(blocked,))
+    assert isinstance(answer, Deferred)
+
+
+@pytest.mark.parametrize(
+    ("flavors", "words"),
+    [
+        ((AMD, {**AMD, "name": "mi250", "gpu_type": "MI250", "node_labels": {}}), "the same nodes of amd.com/gpu"),
+        (({**AMD, "resource": "gpu"},), "resource"),
+    ],
+)
+def test_flavors_whose_resource_does_not_tell_their_nodes_apart_are_refused(flavors, words):
+    document = {"queues": [{"name": "research", "gpus": {}}], "flavors": list(flavors)}
+    with pytest.raises(UsageError, match=words):
+        parse_queues(document, "the file")

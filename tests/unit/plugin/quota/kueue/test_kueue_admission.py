@@ -69,6 +69,16 @@ def test_request_waits_until_kueue_admits_it_and_then_has_the_nodes_of_the_flavo
     assert backend.snapshot().pending == ()
 
 
+def test_request_for_gpus_of_another_resource_is_one_to_kueue_too(server, backend, kueue):
+    backend.request(ask(8, gpu_type=None, resource="amd.com/gpu"))
+    [workload] = kueue.workloads
+    resources = workload["spec"]["podSets"][0]["template"]["spec"]["containers"][0]["resources"]
+    assert resources == {side: {"amd.com/gpu": "8"} for side in ("requests", "limits")}
+    typed = backend.request(ask(8, "u2", gpu_type="MI300X", resource="amd.com/gpu"))
+    assert isinstance(typed, Rejected)
+    assert "asks for amd.com/gpu of the type MI300X, and types are known to Kueue by the label" in typed.message
+
+
 def test_workload_says_whose_it_is_and_asks_for_one_gpu_type(backend, kueue):
     backend.request(ask(8, priority=7))
     [workload] = kueue.workloads
