@@ -153,8 +153,8 @@ sbom: $(filter .tools/bin/uv,$(UV))  ## list the packages of the images and of t
 	@$(SBOM) --extra all --output-file $(SBOM_DIR)/desk.cdx.json
 	@ls $(SBOM_DIR)/*
 
-dist: setup  ## package a release in dist/: wheel, source archive, chart, SBOMs, SHA256SUMS; the same commit gives the same bytes
-	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m runner.dist
+dist: setup  ## package a release in dist/; the same commit gives the same bytes (REPOSITORY=registry/team: push images; KEY=FILE: sign; RELEASE=1: leave nothing out)
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m runner.dist $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(if $(KEY),--key "$(KEY)") $(if $(RELEASE),--release)
 
 audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the database of vulnerabilities, where it can be reached
 	@UV="$(UV)" .ci/audit

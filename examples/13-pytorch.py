@@ -1,6 +1,6 @@
 """Plain PyTorch: one function trains, saves its whole state, and resumes on the same bits.
 
-The image needs `pip install 'tiphys[torch]'`. On this machine the Python of
+The image needs the wheel of Tiphys with the extra `torch`. On this machine the Python of
 `tiphys run` has to have PyTorch, too.
 """
 

@@ -1,6 +1,6 @@
 """Lightning: the callback saves and resumes, in the middle of an epoch, and the rest is Lightning as usual.
 
-The image needs `pip install 'tiphys[torch]' lightning`.
+The image needs the wheel of Tiphys with the extra `torch`, and lightning.
 """
 
 from typing import Annotated

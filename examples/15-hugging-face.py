@@ -1,6 +1,6 @@
 """The Trainer of Hugging Face: the callback keeps those of its checkpoints that are due, and restores the newest.
 
-The image needs `pip install 'tiphys[torch]' transformers accelerate`.
+The image needs the wheel of Tiphys with the extra `torch`, transformers and accelerate.
 """
 
 from typing import Annotated

@@ -1,9 +1,9 @@
 # A base for training images: Python, `tiphys` and what it needs (pydantic, boto3), NumPy. From the root of the repository:
-#   docker build -f plugin/trainer.Dockerfile --build-arg BASE=python:3.11-slim-bookworm@sha256:<digest> -t tiphys-trainer .
-# The base has no default, so that no image rests on a tag that moves; the digest of today is shown by
+#   docker build -f plugin/trainer.Dockerfile -t tiphys-trainer .
+# The base is pinned by the digest of its index of all architectures; that of today is shown by
 #   docker buildx imagetools inspect python:3.11-slim-bookworm
 # plugin/images.toml says what is in here, and a test holds the two together.
-ARG BASE
+ARG BASE=python:3.11-slim-bookworm@sha256:fe556eaffd0d96abd8685b83bb8a69addd0dc730fa193669a7df0d49ddcfac02
 
 FROM ${BASE} AS build
 # For a store outside of S3: --build-arg EXTRAS="--extra gcs" or "--extra azure".

@@ -94,6 +94,11 @@ class ForbiddenError(SettingsError):
 _MAX_LISTED_NAMES = 12
 
 
+def install_command(extra: str) -> str:
+    """How to install an extra, by the wheel: on a public index the name may be that of another project."""
+    return f"pip install 'tiphys-VERSION-py3-none-any.whl[{extra}]'"
+
+
 def unknown_name_message(owner: str, kind: str, name: str, known: Iterable[str]) -> str:
     """A sentence for a name that is not ``known``: ``step 'fit' has no input 'rat'; did you mean 'rate'? It has: …``.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hera_pipelines.cli.screen import Screen
-from tiphys.errors import ConflictError, UsageError
+from tiphys.errors import ConflictError, UsageError, install_command
 
 EXAMPLES = """\b
 Examples:
@@ -42,7 +42,7 @@ def demo(
 
 def _demo_folder(directory: Path | None) -> Path:
     if importlib.util.find_spec("sklearn") is None:
-        raise UsageError("the demo needs scikit-learn for its data; install it with `pip install 'tiphys[demo]'`")
+        raise UsageError(f"the demo needs scikit-learn for its data; install it with `{install_command('demo')}`")
     if directory is None:
         return Path(tempfile.mkdtemp(prefix="tiphys-demo-"))
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

@@ -17,7 +17,7 @@ import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
-from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError
+from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError, install_command
 from tiphys.lineage import RunHistory
 from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
@@ -99,7 +99,7 @@ def _require_library() -> None:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError as error:
-        raise UsageError("this needs the library of OpenTelemetry: `pip install 'tiphys[otel]'`") from error
+        raise UsageError(f"this needs the library of OpenTelemetry: `{install_command('otel')}`") from error
     # What it logs about its settings and the collector may hold credentials. Commands report failures themselves.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 

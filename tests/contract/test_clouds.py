@@ -458,7 +458,7 @@ class TestOpening:
     def test_a_missing_extra_is_named(self, url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, module, None)
 
-        with pytest.raises(UsageError, match=rf"pip install 'tiphys\[{extra}\]'"):
+        with pytest.raises(UsageError, match=rf"pip install 'tiphys-VERSION-py3-none-any.whl\[{extra}\]'"):
             open_store(url)
 
     def test_the_connection_string_of_another_account_is_refused_without_its_key(

@@ -8,6 +8,7 @@
 | the audit where the database cannot be reached | says so and passes |
 | the audit where it knows a vulnerability of a locked package | fails |
 | the list of packages of an image | what is locked for its extras, with hashes |
+| a locked package of an image without a wheel for amd64 or arm64 | fails here |
 """
 
 import json
@@ -51,6 +52,40 @@ def test_every_locked_package_comes_from_the_index_by_hash() -> None:
     files = [file for one in packages for file in (*one.get("wheels", ()), *([one["sdist"]] if "sdist" in one else ()))]
     assert len(files) > len(packages)
     assert [file["url"] for file in files if not file.get("hash", "").startswith("sha256:")] == []
+
+
+def runs_on(wheel: str, machine: str) -> bool:
+    """Whether CPython 3.11 on Debian 12 takes the wheel of this file name (PEP 425, PEP 600)."""
+    python, abi, platform = (tags.split(".") for tags in wheel.removesuffix(".whl").split("-")[-3:])
+    versions = {tag: int(tag[3:] or 0) for tag in python if tag.startswith(("cp3", "py3"))}
+    fits = any(tag in ("py3", "py311", "cp311") for tag in versions) or (
+        "abi3" in abi and any(version <= 11 for version in versions.values())
+    )
+    glibc = (re.fullmatch(rf"manylinux_2_(\d+)_{machine}", tag) for tag in platform)
+    return fits and ("any" in platform or any(found and int(found[1]) <= 36 for found in glibc))
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("image", sorted(recipes()))
+def test_an_image_is_built_of_wheels_on_both_architectures(image: str, machine: str) -> None:
+    names = locked_packages(recipes()[image].extras) - {"tiphys"}
+    assert names
+    files: dict[str, list[str]] = {name: [] for name in names}
+    for package in LOCK["package"]:  # of some there are several versions, each for some versions of Python
+        for wheel in package.get("wheels", ()) if package["name"] in names else ():
+            files[package["name"]].append(wheel["url"].rpartition("/")[2])
+    assert sorted(name for name in names if not any(runs_on(file, machine) for file in files[name])) == []
+
+
+def test_a_wheel_of_another_architecture_or_version_does_not_count() -> None:
+    arm = "numpy-2.3-cp311-cp311-manylinux_2_27_aarch64.manylinux_2_28_aarch64.whl"
+    assert (runs_on(arm, "aarch64"), runs_on(arm, "x86_64")) == (True, False)
+    assert runs_on("x-1-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", "x86_64")
+    assert runs_on("x-1-py2.py3-none-any.whl", "aarch64")
+    assert not runs_on("x-1-cp312-cp312-manylinux_2_17_aarch64.whl", "aarch64")
+    assert not runs_on("x-1-cp312-abi3-manylinux_2_17_aarch64.whl", "aarch64")
+    assert not runs_on("x-1-cp311-cp311-musllinux_1_2_aarch64.whl", "aarch64")
+    assert not runs_on("x-1-cp311-cp311-manylinux_2_39_aarch64.whl", "aarch64")
 
 
 def test_pip_gets_the_uv_that_is_locked() -> None:

@@ -96,3 +96,21 @@ def test_every_example_names_a_bucket_that_s3_would_create() -> None:
     assert "ml-runs" in buckets
     # Source: Amazon S3 User Guide, "General purpose bucket naming rules".
     assert not {name for name in buckets if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name)}
+
+
+INSTALLS = re.compile(r"(?:pip3?|uv) (?:install|add|pip install|download)\b[^\n`]*\btiphys\b[^\n`]*")
+OF_ONES_OWN = re.compile(r"\.whl|--index-url|--no-index")
+
+
+def test_pages_install_no_name_that_an_index_does_not_have_from_us() -> None:
+    files = tracked("*.md", "*.py", "*.ipynb", "*.yaml", "*.toml", "*Dockerfile", "charts/*")
+    told = [
+        line
+        for file in files
+        if not file.startswith("tests/") and file != "CHANGELOG.md"
+        for line in INSTALLS.findall((ROOT / file).read_text())
+    ]
+    assert len(told) >= 3, "the wheel is installed by its file, or from an index of one's own"
+    assert not [line for line in told if not OF_ONES_OWN.search(line)]
+    texts = ("pip install 'tiphys[otel]'", "uv add tiphys", "pip install x")
+    assert [bool(INSTALLS.search(text)) for text in texts] == [True, True, False]

@@ -57,8 +57,10 @@ def test_the_same_labels(recipe: Recipe) -> None:
 
 
 @each_image
-def test_the_base_of_an_image_is_always_given_by_an_argument(recipe: Recipe) -> None:
-    assert instructions(recipe)[0] == ("ARG", "BASE")
+def test_the_base_of_an_image_is_pinned_by_digest_and_the_same_for_all(recipe: Recipe) -> None:
+    (_, base), *_ = instructions(recipe)
+    assert re.fullmatch(r"BASE=python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert {instructions(other)[0] for other in RECIPES} == {("ARG", base)}
     assert {rest.split()[0] for word, rest in instructions(recipe) if word == "FROM"} == {"${BASE}"}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from urllib3 import PoolManager
 
-from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.errors import NotFoundError, StoreError, UsageError, install_command
 from tiphys.kube.api import KubeApi
 from tiphys.kube.resources import CONFIG_MAPS
 
@@ -111,7 +111,7 @@ def _connect_by_kubeconfig(kubeconfig: Path | None, context: str | None) -> Kube
     except ModuleNotFoundError as error:
         raise UsageError(
             f"a kubeconfig cannot be read, because {error.name} is not installed; install it with "
-            "`pip install 'tiphys[kubernetes]'`, or in a pod use its service account: leave KUBECONFIG unset"
+            f"`{install_command('kubernetes')}`, or in a pod use its service account: leave KUBECONFIG unset"
         ) from error
 
     # Passed explicitly, because the library reads KUBECONFIG only when it is imported.

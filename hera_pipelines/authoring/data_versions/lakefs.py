@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from hera_pipelines.compile.settings import Lakefs
-from tiphys.errors import NotFoundError, SettingsError, StoreError, TiphysError, UsageError
+from tiphys.errors import NotFoundError, SettingsError, StoreError, TiphysError, UsageError, install_command
 from tiphys.records import DataVersion
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _open_client(source: Lakefs) -> "tuple[Client, str]":
         from yaml import YAMLError
     except ImportError as error:
         raise UsageError(
-            f"{source} needs the client of lakeFS: `pip install 'tiphys[lakefs]'`, or give a commit id as its ref"
+            f"{source} needs the client of lakeFS: `{install_command('lakefs')}`, or give a commit id as its ref"
         ) from error
     try:
         client = lakefs.Client()  # type: ignore[no-untyped-call]

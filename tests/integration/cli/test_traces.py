@@ -272,7 +272,7 @@ def test_without_the_library_its_extra_is_named(
     stored_run(tmp_path)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     answer = tiphys("traces", RUN, "-o", "json")
-    assert (answer.code, "pip install 'tiphys[otel]'" in answer.error) == (2, True)
+    assert (answer.code, "pip install 'tiphys-VERSION-py3-none-any.whl[otel]'" in answer.error) == (2, True)
 
 
 def test_traces_of_an_unknown_run_are_an_error(tiphys: Command, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def no_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_client_library")
 def test_a_desk_without_the_client_library_is_given_the_package_to_install(server: KubeServer, tmp_path: Path) -> None:
-    advice = r"kubernetes is not installed; install it with `pip install 'tiphys\[kubernetes\]'`"
+    advice = r"kubernetes is not installed; install it with `pip install 'tiphys-VERSION-py3-none-any.whl\[kubernetes"
     with pytest.raises(UsageError, match=advice):
         connect_to_cluster(kubeconfig(tmp_path, server, {}))
 

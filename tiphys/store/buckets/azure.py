@@ -29,6 +29,7 @@ from tiphys.errors import (
     StoreError,
     TiphysError,
     UsageError,
+    install_command,
 )
 from tiphys.faults import failpoint
 from tiphys.records.base import MAX_RECORD_BYTES
@@ -45,7 +46,7 @@ ENDPOINT_VARIABLE = "AZURE_STORAGE_SERVICE_ENDPOINT"
 """Both are those of the Azure CLI."""
 _EXTRA_MISSING = (
     "az:// needs the libraries azure-storage-blob and azure-identity, which are not installed here; install tiphys "
-    "with its extra: pip install 'tiphys[azure]'"
+    f"with its extra: {install_command('azure')}"
 )
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER = re.compile(r"(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*")

@@ -28,6 +28,7 @@ from tiphys.errors import (
     StoreError,
     TiphysError,
     UsageError,
+    install_command,
 )
 from tiphys.faults import failpoint
 from tiphys.records.base import MAX_RECORD_BYTES
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from google.cloud.storage import Blob, Bucket, Client
 
 _EXTRA_MISSING = (
-    "gs:// needs the library google-cloud-storage, which is not installed here; install tiphys with its extra: "
-    "pip install 'tiphys[gcs]'"
+    "gs:// needs the library google-cloud-storage, which is not installed here; install tiphys "
+    f"with its extra: {install_command('gcs')}"
 )
 # Google's rules are stricter, and its servers report them.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")

@@ -72,7 +72,7 @@ def test_a_commit_id_needs_no_server(server: FakeLakefs) -> None:
 
 def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lakefs", None)
-    assert "needs the client of lakeFS: `pip install 'tiphys[lakefs]'`" in refusal(UsageError)
+    assert "needs the client of lakeFS: `pip install 'tiphys-VERSION-py3-none-any.whl[lakefs]'`" in refusal(UsageError)
 
 
 def test_credentials_of_lakectl_are_used(server: FakeLakefs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
