@@ -76,11 +76,11 @@ SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessre
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows", "Workflow")
 WORKFLOW_TEMPLATES = Resource("argoproj.io", "v1alpha1", "workflowtemplates", "WorkflowTemplate")
 WORKFLOW_TASK_SETS = Resource("argoproj.io", "v1alpha1", "workflowtasksets", "WorkflowTaskSet")
-GPU_LEDGERS = Resource("tiphys.dev", "v1alpha1", "gpuledgers", "GPULedger")
+GPU_LEDGERS = Resource("tiphys.dev", "v1beta1", "gpuledgers", "GPULedger")
 KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 KUEUE_LOCAL_QUEUES = Resource("kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
 KUEUE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors", "ResourceFlavor")
-GPU_LEDGER_RECORDS = Resource("tiphys.dev", "v1alpha1", "gpuledgerrecords", "GPULedgerRecord")
+GPU_LEDGER_RECORDS = Resource("tiphys.dev", "v1beta1", "gpuledgerrecords", "GPULedgerRecord")
 DEFAULT_LEDGER_NAME = "default"
 """Default name of a GPULedger."""
 NODE_LEASE_NAMESPACE = "kube-node-lease"

@@ -27,7 +27,7 @@ def check_tiphys_kinds(observed: ClusterObservation) -> Iterator[Finding]:
     kinds = known(observed.tiphys_kinds)
     if missing := [kind for kind in ("gpuledgers", "gpuledgerrecords") if kind not in kinds]:
         yield failed(
-            f"the cluster has no {' and no '.join(missing)} (tiphys.dev/v1alpha1), in which GPU quotas and leases are "
+            f"the cluster has no {' and no '.join(missing)} (tiphys.dev/v1beta1), in which GPU quotas and leases are "
             "kept; Helm does not install kinds with an upgrade",
             "kubectl apply --server-side -f charts/tiphys/crds",
         )

@@ -110,7 +110,7 @@ def observe_cluster(
         server=api.server,
         version=version,
         argo_kinds=_read_kinds(api, "argoproj.io/v1alpha1"),
-        tiphys_kinds=_read_kinds(api, "tiphys.dev/v1alpha1"),
+        tiphys_kinds=_read_kinds(api, "tiphys.dev/v1beta1"),
         argo=argo,
         argo_settings=_argo_settings(api, argo),
         tiphys=tiphys,

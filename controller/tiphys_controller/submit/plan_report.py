@@ -13,7 +13,7 @@ from tiphys_controller.plan.decide import TaskPlan
 from tiphys_controller.plan.drift import DriftFinding
 from tiphys_controller.submit.planner import RunPlan
 
-API_VERSION = "tiphys.dev/v1alpha1"
+API_VERSION = "tiphys.dev/v1beta1"
 
 
 class OutputDocument(Record):

@@ -108,7 +108,7 @@ def test_the_document_says_everything(tiphys: Command, store: DirectoryStore) ->
     answer = tiphys("gc", RUN, "--store", "store", "--delay", "0s", "-o", "json")
     document = json.loads(answer.out)
     assert (document["apiVersion"], document["kind"], document["dry_run"]) == (
-        "tiphys.dev/v1alpha1",
+        "tiphys.dev/v1beta1",
         "Retention",
         False,
     )

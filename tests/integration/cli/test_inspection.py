@@ -78,7 +78,7 @@ def test_documents_name_their_version_and_kind(
     arguments: list[str], kind: str, form: str, load: Callable[[str], Any], tiphys: Command, finished: Finished
 ) -> None:
     document = load(tiphys(*arguments, "-o", form, "--store", finished.store).out)
-    assert (document["apiVersion"], document["kind"]) == ("tiphys.dev/v1alpha1", kind)
+    assert (document["apiVersion"], document["kind"]) == ("tiphys.dev/v1beta1", kind)
 
 
 def test_get_shows_attempts_and_outputs(tiphys: Command, finished: Finished) -> None:

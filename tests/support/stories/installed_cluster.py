@@ -15,7 +15,7 @@ def install(server: KubeServer, store: str = "/mnt/runs/{namespace}") -> KubeApi
     for namespace in ("argo", "tiphys", "kube-node-lease"):
         server.add_namespace(namespace)
     server.paths["/apis/argoproj.io/v1alpha1"] = {"resources": [{"name": name} for name in KINDS]}
-    server.paths["/apis/tiphys.dev/v1alpha1"] = {"resources": [{"name": "gpuledgers"}, {"name": "gpuledgerrecords"}]}
+    server.paths["/apis/tiphys.dev/v1beta1"] = {"resources": [{"name": "gpuledgers"}, {"name": "gpuledgerrecords"}]}
     variables = {
         "DEFAULT_REQUEUE_TIME": "1s",
         "ARGO_AGENT_PATCH_RATE": "200ms",

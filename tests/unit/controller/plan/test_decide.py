@@ -467,7 +467,7 @@ def test_the_document_is_stable(store: Store) -> None:
 
     assert document.pop("seconds") >= 0
     assert document == {
-        "apiVersion": "tiphys.dev/v1alpha1",
+        "apiVersion": "tiphys.dev/v1beta1",
         "kind": "Plan",
         "run": RUN,
         "pipeline": "digits",
