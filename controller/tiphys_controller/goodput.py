@@ -7,8 +7,8 @@ checkpoint it started from, and so on. All but the readers at the end is pure.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
 
@@ -359,6 +359,52 @@ def measure_time_usage(
 
     steps = tuple(map(measure_step, names.sort(attempts)))
     return TimeUsage(name=history.run, steps=steps, damaged=history.damaged)
+
+
+class GpuTime(Record):
+    """GPU time of a namespace within one month."""
+
+    namespace: str
+    month: str
+    """In UTC, such as ``2026-11``."""
+    gpu_kind: str
+    """Flavor or type; empty where neither the step nor the ledger named one."""
+    gpu_seconds: float
+
+
+def measure_gpu_time(histories: Iterable[tuple[str, RunHistory]], since: datetime, now: datetime) -> list[GpuTime]:
+    """Measure the GPU time of runs, each with its namespace: from the claim of an attempt to its end, after ``since``.
+
+    Raises:
+        IntegrityError: a record is damaged.
+    """
+    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    for namespace, history in histories:
+        submissions = {submission.claim.submission: submission for submission in history.submissions}
+        ends = [submission.end for submission in submissions.values()]
+        if ends and all(end is not None and end.written_at < since for end in ends):
+            continue
+        for step, attempts in history.read_attempts(ALL_ATTEMPTS).items():
+            spec = history.pipeline.steps.get(task_name(step))
+            for claim, end in attempts if spec is not None and spec.gpu is not None else ():
+                assert spec is not None and spec.gpu is not None
+                kind = claim.flavor or claim.gpu_type or spec.gpu.gpu_type or ""
+                ended_at = _find_step_end(Attempt(claim, end), submissions, now)
+                for month, length in _split_by_month(max(claim.written_at, since), ended_at):
+                    seconds[month, namespace, kind] += spec.gpu.gpus_for(claim.members) * length
+    return [
+        GpuTime(month=month, namespace=namespace, gpu_kind=kind, gpu_seconds=total)
+        for (month, namespace, kind), total in sorted(seconds.items())
+    ]
+
+
+def _split_by_month(begin: datetime, end: datetime) -> Iterator[tuple[str, float]]:
+    """Seconds between the moments, by month of UTC."""
+    while begin < end:
+        first = begin.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        following = (first + timedelta(days=32)).replace(day=1)
+        yield f"{begin:%Y-%m}", (min(end, following) - begin).total_seconds()
+        begin = following
 
 
 def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:

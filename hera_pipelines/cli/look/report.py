@@ -13,6 +13,7 @@ from tiphys_controller import API_VERSION
 from tiphys_controller.goodput import RECOVERY_PARTS, TimeUsage, group_by_queue, measure_time_usage
 from tiphys_controller.run_phase import find_last_sign_of_life
 
+from hera_pipelines.cli.look.gpu_costs import show_gpu_costs
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import StoreOption, choose_format, complete_run, existing_store
 from hera_pipelines.cli.target import find_local_workflows, is_on_cluster
@@ -29,6 +30,7 @@ Examples:
   tiphys report digits-7xk2p -o html --output report.html
   tiphys report                       # every run of the store, and every queue
   tiphys report -o json | jq '.queues[] | {name, goodput}'
+  tiphys report --by namespace --since 2026-11 -n team-a -n team-b --queues queues.yaml
 """
 
 
@@ -40,6 +42,12 @@ class ReportFormat(StrEnum):
     JSON = "json"
     YAML = "yaml"
     HTML = "html"
+
+
+class Grouping(StrEnum):
+    """Values of ``--by``."""
+
+    NAMESPACE = "namespace"
 
 
 def report(
@@ -61,6 +69,21 @@ def report(
     output_file: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the page to this file instead of stdout.")
     ] = None,
+    by: Annotated[
+        Grouping | None, typer.Option("--by", help="GPU hours and their cost by namespace and month, in its place.")
+    ] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="With --by: begin at this month, day or time before now.")
+    ] = "",
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-n", "--namespace", metavar="NAME", help="With --by: a namespace, in the place of {namespace} in the URL."
+        ),
+    ] = None,
+    queues: Annotated[
+        Path | None, typer.Option("--queues", metavar="FILE", help="With --by: queue file, for its gpu_prices.")
+    ] = None,
 ) -> None:
     """Report what failures cost: goodput, lost training, recovery.
 
@@ -68,6 +91,13 @@ def report(
     training is useful if the result builds on it. Times are weighted by GPUs.
     """
     screen: Screen = context.obj
+    if by is not None:
+        if runs or output is ReportFormat.HTML:
+            raise UsageError("--by counts all runs, and has no page; drop the names of runs and -o html")
+        show_gpu_costs(screen, store, namespaces or (), since, queues, Format(output.value))
+        return
+    if since or namespaces or queues:
+        raise UsageError("--since, --namespace and --queues are for --by namespace; add it, or drop them")
     if output is ReportFormat.HTML and (not runs or len(runs) != 1):
         raise UsageError("a page shows one run; name it, such as `tiphys report digits-7xk2p -o html`")
     if output_file and output is not ReportFormat.HTML:

@@ -70,6 +70,8 @@ class Queues(BaseModel):
     """Half-life of past usage in the fair shares of queues."""
     ledger_share: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LEDGER_SHARE
     """Part of the room of a ledger object that the leases and pending requests of one namespace may take."""
+    gpu_prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    """Price of one GPU for one hour, by flavor or type, ``*`` for all others, in a currency of one's own."""
     force_release_after_seconds: PositiveInt | None = None
     """Time after which GPUs of an ended attempt are released although its pods were not seen to end; None: never."""
     _has_current_nodes: bool = PrivateAttr(default=False)
@@ -143,6 +145,11 @@ class Queues(BaseModel):
     def cohort_quota(self, queue: Queue, pool: str) -> int:
         """Sum of the quotas of ``pool`` in the cohort of ``queue``; its own quota without a cohort."""
         return queue.gpus[pool] if queue.cohort is None else self._nominal_quota[queue.cohort, pool]
+
+    def find_gpu_price(self, gpu_kind: str) -> float | None:
+        """Price of an hour of one GPU of this flavor or type; None if the file names none."""
+        names = (gpu_kind, self.flavor_set.gpu_type_of(gpu_kind), ANY_TYPE)
+        return next((self.gpu_prices[name] for name in names if name in self.gpu_prices), None)
 
     @cached_property
     def restricts_use(self) -> bool:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.builders.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.fakes.memory_store import MemoryStore
-from tiphys_controller.goodput import group_by_queue, measure_time_usage
+from tiphys_controller.goodput import group_by_queue, measure_gpu_time, measure_time_usage
 
 from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import TimePhase
@@ -366,3 +366,43 @@ def test_lineage_of_another_run_is_not_this_runs_time(store):
     ended(store, 1, 100, outcome=AttemptEndOutcome.DONE)
     assert account(store).goodput == 1.0
     assert LINEAGE != "parent-1/fit"
+
+
+MARCH, APRIL = datetime(2026, 3, 31, 23, tzinfo=UTC), datetime(2026, 4, 1, 1, tzinfo=UTC)
+LATER = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def gpu_time(store: MemoryStore, since: datetime, now: datetime = LATER) -> list[tuple[str, str, str, float]]:
+    times = measure_gpu_time([("team-a", RunHistory(store, RUN))], since, now)
+    return [(time.month, time.namespace, time.gpu_kind, time.gpu_seconds) for time in times]
+
+
+def test_gpu_time_counts_from_the_claim_to_the_end_in_the_months_in_which_it_was() -> None:
+    store = MemoryStore()
+    write_run(store, gpu=GpuRequest(gpus=4, gpu_type="A100"))
+    write_claim(store, claim_of(1).model_copy(update={"written_at": MARCH}))
+    write_end(store, end_of(1).model_copy(update={"written_at": APRIL}))
+    write_claim(store, claim_of(2).model_copy(update={"written_at": APRIL + timedelta(hours=1), "flavor": "spot"}))
+    assert gpu_time(store, NOON, APRIL + timedelta(hours=2)) == [
+        ("2026-03", "team-a", "A100", 4 * 3600.0),
+        ("2026-04", "team-a", "A100", 4 * 3600.0),
+        ("2026-04", "team-a", "spot", 4 * 3600.0),
+    ], "the second runs for an hour now"
+    half = MARCH + timedelta(minutes=30)
+    assert gpu_time(store, half, APRIL)[0] == ("2026-03", "team-a", "A100", 2 * 3600.0)
+    assert gpu_time(store, LATER, LATER) == []
+
+
+def test_gpu_time_of_an_elastic_training_is_of_the_members_that_it_started_with() -> None:
+    store = MemoryStore()
+    write_run(store, gpu=GpuRequest(gpus=32, members=4, min_members=2))
+    write_claim(store, claim_of(1).model_copy(update={"written_at": APRIL, "members": 3, "gpu_type": "T4"}))
+    write_end(store, end_of(1).model_copy(update={"written_at": APRIL + timedelta(hours=1)}))
+    assert gpu_time(store, NOON) == [("2026-04", "team-a", "T4", 24 * 3600.0)]
+
+
+def test_a_step_without_gpus_has_no_gpu_time() -> None:
+    store = MemoryStore()
+    write_run(store)
+    write_claim(store, claim_of(1).model_copy(update={"written_at": APRIL}))
+    assert gpu_time(store, NOON) == []

@@ -189,3 +189,64 @@ def test_a_run_that_is_not_there_is_named(tiphys):
     assert out == ""
     assert "digits-2" in err
     assert "digits-1" in err
+
+
+PRICES = """\
+queues: [{name: research, gpus: {own: 8}}]
+flavors: [{name: own, gpu_type: A100}]
+gpu_prices: {A100: 7.2, "*": 3.6}
+"""
+
+
+def test_gpu_hours_of_a_namespace_cost_what_the_queue_file_says(tiphys, store, tmp_path):
+    code, out, err = tiphys("--by", "namespace", "-n", "ml")
+    assert code == 0
+    assert "no price is known of an unnamed type" in err
+    assert out.splitlines()[1].split() == ["2026-03", "ml", "-", "0.2", "-"]
+    queues = tmp_path / "queues.yaml"
+    queues.write_text(PRICES)
+    code, out, err = tiphys("--by", "namespace", "-n", "ml", "--queues", queues, "-o", "json")
+    document = json.loads(out)
+    assert (code, "no price" in err, document["kind"]) == (0, False, "CostReport")
+    seconds = 4 * (103 + 90)
+    assert document["costs"] == [
+        {"month": "2026-03", "namespace": "ml", "gpu_kind": "", "gpu_seconds": seconds, "cost": seconds / 3600 * 3.6}
+    ]
+    code, out, _ = tiphys("--by", "namespace", "-n", "ml", "--since", "2026-04", "-o", "json")
+    assert json.loads(out)["costs"] == []
+
+
+def test_a_report_of_namespaces_reads_the_store_of_each(tmp_path, capsys):
+    for name, gpus in (("team-a", 1), ("team-b", 2)):
+        place = DirectoryStore(tmp_path / name)
+        write_run(place, gpu=GpuRequest(gpus=gpus, gpu_type="A100"))
+        write_claim(place, claim_of(1).model_copy(update={"written_at": at(0)}))
+        write_end(place, end_of(1).model_copy(update={"written_at": at(3600)}))
+    queues = tmp_path / "queues.yaml"
+    queues.write_text(PRICES)
+    url = f"{tmp_path}/{{namespace}}"
+    options = ["--by", "namespace", "-n", "team-a", "-n", "team-b", "--queues", str(queues), "--store", url]
+    assert main(["report", *options]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [["2026-03", "team-a", "A100", "1.0", "7.20"], ["2026-03", "team-b", "A100", "2.0", "14.40"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--since", "2026-11"], "are for --by namespace"),
+        (["--by", "namespace", "digits"], "drop the names of runs"),
+        (["--by", "namespace", "--since", "yesterday"], "write 2026-11, 2026-11-15 or 30d"),
+        (["--by", "namespace", "-n", "a", "-n", "b"], "is the store of one namespace"),
+        (["--by", "queue"], "namespace"),
+    ],
+)
+def test_a_report_of_namespaces_that_cannot_be_made_is_refused(tiphys, options, words):
+    code, _, err = tiphys(*options)
+    assert code == 2
+    assert words in err
+
+
+def test_a_url_for_each_namespace_needs_the_names(tmp_path, capsys):
+    assert main(["report", "--by", "namespace", "--store", f"{tmp_path}/{{namespace}}"]) == 2
+    assert "name those of the report: -n team-a -n team-b" in capsys.readouterr().err

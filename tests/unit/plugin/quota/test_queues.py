@@ -4,7 +4,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tiphys_plugin import load_queues
+from tiphys_plugin import Queues, load_queues
 from tiphys_plugin.quota.queue import Queue
 from tiphys_plugin.quota.scheduler.fair_share import attained_level, level_ends
 
@@ -148,3 +148,14 @@ def test_the_flavors_of_the_documentation_are_read(tmp_path):
     declared = load_queues(path)
     assert [one.name for one in declared.flavors] == ["a100-reserved", "a100-spot"]
     assert declared.find("research").flavor_order == ("a100-spot",)
+
+
+def test_price_of_a_gpu_is_that_of_its_flavor_then_its_type_then_of_all_others():
+    flavors = [{"name": "own", "gpu_type": "A100"}, {"name": "far", "gpu_type": "H100"}]
+    prices = {"own": 2, "A100": 3, "H100": 4}
+    document = {"queues": [{"name": "q", "gpus": {}}], "flavors": flavors, "gpu_prices": prices}
+    priced = Queues.model_validate(document)
+    found = {kind: priced.find_gpu_price(kind) for kind in ("own", "A100", "far", "T4", "")}
+    assert found == {"own": 2, "A100": 3, "far": 4, "T4": None, "": None}
+    other = Queues.model_validate({**document, "gpu_prices": {"*": 1}})
+    assert other.find_gpu_price("") == 1
