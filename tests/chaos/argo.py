@@ -150,7 +150,14 @@ class WorkflowWalk:
         self._check()
         labels = {RUN_LABEL: values["run-id"], STEP_LABEL: task, ATTEMPT_LABEL: values["attempt"]}
         name = f"{self.name}-{task}-{values['attempt']}-{number}-{self._world.random.randbytes(2).hex()}"
-        status = PodStatus(name=name, namespace=NAMESPACE, workflow_uid=self.uid, node=node, labels=labels, gpus=gpus)
+        status = PodStatus(
+            name=name,
+            namespace=NAMESPACE,
+            workflow_uid=self.uid,
+            node=node,
+            labels=labels,
+            resources={"nvidia.com/gpu": gpus} if gpus else {},
+        )
         pod = self._argo.pods[name] = Pod(self._world, self._state, status, values["outputs"] + outputs)
         return pod
 

@@ -52,7 +52,7 @@ class Pod:
         self.name = status.name
         self.run, self.step = status.labels[RUN_LABEL], status.labels[STEP_LABEL]
         self.attempt = int(status.labels[ATTEMPT_LABEL])
-        self.gpus = status.gpus
+        self.gpus = sum(status.resources.values())
         self.process = Process(status.name)
         self.session: TrackedSession | None = None
         state.pods[status.name] = status

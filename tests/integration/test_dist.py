@@ -44,7 +44,8 @@ echo "{\\"containerimage.digest\\": \\"sha256:$(sha256sum "$file" | cut -c1-64)\
 
 def commands_of_a_desk() -> list[str]:
     """The blocks of the page of air-gapped installations that fetch the packages of a desk, and install them."""
-    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "air-gapped.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "air-gapped.md").read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     commands = [block for block in blocks if "-m pip " in block]
     assert [word for command in commands for word in ("pip download", "--no-index") if word in command] == [
         *("pip download", "--no-index"),
