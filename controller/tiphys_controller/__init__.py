@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiphys_controller.plan.drift import DriftFinding, format_drift
     from tiphys_controller.run_phase import RunPhase
-    from tiphys_controller.runs import RunDetail, RunSummary, describe_run, list_run_summaries
+    from tiphys_controller.run_search import list_run_summaries
+    from tiphys_controller.runs import RunDetail, RunSummary, describe_run
     from tiphys_controller.submit.fork import ForkResult, fork_run
     from tiphys_controller.submit.idempotency import start_run_once
     from tiphys_controller.submit.plan_report import (
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "plan.drift": ("DriftFinding", "format_drift"),
     "run_phase": ("RunPhase",),
-    "runs": ("RunDetail", "RunSummary", "describe_run", "list_run_summaries"),
+    "run_search": ("list_run_summaries",),
+    "runs": ("RunDetail", "RunSummary", "describe_run"),
     "submit.fork": ("ForkResult", "fork_run"),
     "submit.idempotency": ("start_run_once",),
     "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport"),

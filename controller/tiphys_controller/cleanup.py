@@ -1,22 +1,36 @@
-"""Finds what nothing cleans up: dead uploads, old alerts, orphaned leases, stalled runs.
+"""Finds what nothing cleans up: dead uploads, old alerts, markers, orphaned leases, stalled runs.
 
-The janitor and `tiphys janitor` share these findings. Only uploads and alerts
-can be removed. Leases are only reported: whether pods of an attempt still run,
+The janitor and `tiphys janitor` share these findings. Only uploads, alerts and
+markers can be removed. Leases are only reported: whether pods of an attempt still run,
 and so whether its GPUs are free, is decided by the plugin's service. Stalled
 runs are only reported, too, because the auto-resume loop decides about them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableSet
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tiphys.errors import ObjectMissingError
+from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.protocol.auto_resume_policy import has_auto_resume
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import AlertResultRecord, SubmissionBinding, SubmissionKind
-from tiphys.store import Store, Submission, find_attempt_end, list_runs, read_record, read_submissions
+from tiphys.records import AlertResultRecord, RunRecord, SubmissionBinding, SubmissionKind
+from tiphys.store import (
+    RunLayout,
+    Store,
+    Submission,
+    find_attempt_end,
+    find_record,
+    list_open_submissions,
+    read_record,
+    read_submissions,
+)
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
+from tiphys.store.run_markers import OpenSubmission, settle_submission
 from tiphys_controller.submit.submission import locate_workflow, submission_cluster
 
 
@@ -25,6 +39,7 @@ class CleanupKind(StrEnum):
 
     UPLOAD = "upload"
     ALERT = "alert"
+    MARKER = "marker"
     AGENT = "agent"
     UNSENT = "unsent"
     GONE = "gone"
@@ -179,62 +194,81 @@ class WorkflowPresence(NamedTuple):
     """Whether the Workflow exists; True if it is not visible here."""
 
 
-class _CarryOnStatus(Enum):
-    SETTLED = auto()
-    RUNNING = auto()
-    UNSENT = auto()
-    GONE = auto()
-
-
 def find_stalled_runs(
-    store: Store,
-    presence: WorkflowPresence,
-    now: datetime,
-    settled_runs: MutableSet[str],
-    is_stopped: Callable[[], bool] = lambda: False,
+    store: Store, presence: WorkflowPresence, now: datetime, is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[CleanupFinding]:
     """Find runs whose last submission was claimed long ago and never sent, or whose Workflow was deleted early.
+
+    Reads the runs with an open submission, and no others. Markers of submissions that are over are findings, too.
 
     Args:
         store: Store of the runs.
         presence: View of the cluster's Workflows.
         now: The current time.
-        settled_runs: Runs to skip; runs that ended or went to another cluster are added.
         is_stopped: Checked before each run; True ends the search.
 
     Raises:
         StoreError: storage is out of reach.
         IntegrityError: a record is damaged.
     """
-    for run in list_runs(store):
+    by_run = attrgetter("run")
+    for run, markers in groupby(sorted(list_open_submissions(store), key=by_run), by_run):
         if is_stopped():
             return
-        if run in settled_runs:
-            continue
         submissions = read_submissions(store, run)
-        status = _determine_status(submissions[-1], presence, now) if submissions else _CarryOnStatus.RUNNING
-        if status is _CarryOnStatus.SETTLED:
-            settled_runs.add(run)
-        elif status is not _CarryOnStatus.RUNNING:
-            yield _build_finding(store, submissions[-1], status, now)
+        last = submissions[-1] if submissions else None
+        for marker in markers:
+            if (finding := _find_old_marker(store, marker, last, now)) is not None:
+                yield finding
+        if last is not None and (kind := _find_stall(last, presence, now)) is not None:
+            yield _build_finding(store, last, kind, now)
 
 
-def _determine_status(last: Submission, presence: WorkflowPresence, now: datetime) -> _CarryOnStatus:
+def _find_old_marker(
+    store: Store, marker: OpenSubmission, last: Submission | None, now: datetime
+) -> CleanupFinding | None:
+    """The marker of a submission that is not open, as after a crash."""
+    number, remove = last.claim.submission if last else 0, partial(store.delete, marker.marker)
+    if marker.submission < number:
+        why = f"submission {number} has replaced submission {marker.submission}"
+    elif marker.submission > number and now - marker.claimed_at > UNSENT_AFTER:
+        why = f"submission {marker.submission} was never claimed"
+    elif marker.submission == number and last and last.end:
+        if last.end.status != "Succeeded" and _may_be_resumed(store, marker.run):
+            return None
+        why, remove = (
+            f"submission {number} has ended",
+            partial(settle_submission, store, last.end, may_be_resumed=False),
+        )
+    else:
+        return None
+    return CleanupFinding(CleanupKind.MARKER, store.url, marker.run, f"{why}, and is still marked as open", remove)
+
+
+def _may_be_resumed(store: Store, run: str) -> bool:
+    try:
+        record = find_record(store, RunLayout(run).run_record, RunRecord)
+    except IntegrityError:
+        return True  # once it is restored
+    return record is not None and has_auto_resume(record.workflow)
+
+
+def _find_stall(last: Submission, presence: WorkflowPresence, now: datetime) -> CleanupKind | None:
     if last.end is not None or (
         presence.cluster is not None and submission_cluster(last) not in ("", presence.cluster)
     ):
-        return _CarryOnStatus.SETTLED
+        return None
     if last.binding is not None:
-        return _CarryOnStatus.RUNNING if presence.is_present(last.binding) else _CarryOnStatus.GONE
-    return _CarryOnStatus.UNSENT if now - last.claim.written_at > UNSENT_AFTER else _CarryOnStatus.RUNNING
+        return None if presence.is_present(last.binding) else CleanupKind.GONE
+    return CleanupKind.UNSENT if now - last.claim.written_at > UNSENT_AFTER else None
 
 
-def _build_finding(store: Store, last: Submission, status: _CarryOnStatus, now: datetime) -> CleanupFinding:
+def _build_finding(store: Store, last: Submission, kind: CleanupKind, now: datetime) -> CleanupFinding:
     run, number = last.claim.run, last.claim.submission
     if last.claim.kind is SubmissionKind.DELETION:
         why = f"its deletion was begun and did not finish; `tiphys runs rm {run} --yes` deletes the rest"
         return CleanupFinding(CleanupKind.UNSENT, store.url, run, why)
-    if status is _CarryOnStatus.UNSENT:
+    if kind is CleanupKind.UNSENT:
         age = format_duration((now - last.claim.written_at).total_seconds())
         why = f"submission {number} was claimed {age} ago and never sent; `tiphys resume {run}` sends it"
         return CleanupFinding(CleanupKind.UNSENT, store.url, run, why)

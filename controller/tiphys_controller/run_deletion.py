@@ -11,10 +11,12 @@ a deletion that was killed at any point is completed by the next one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, IntegrityError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError
 from tiphys.faults import failpoint
 from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.policy import list_pins
@@ -33,17 +35,20 @@ from tiphys.store import (
     LineageLayout,
     RunLayout,
     Store,
-    claim_record,
+    close_submission,
     fence_attempt,
     find_record,
     idempotency_record_key,
+    list_open_submissions,
     list_runs,
     memo_key,
+    open_submission,
     read_last_claim,
     read_run,
     read_submissions,
 )
 from tiphys.store.layout import parse_attempt, parse_reused, parse_reused_attempt, parse_submission
+from tiphys.store.run_markers import newest_marker
 from tiphys.store.runs import is_partly_deleted, read_concurrently
 from tiphys.store.workflow_layout import output_origins, workflow_outputs
 from tiphys_controller.run_phase import RunPhase, determine_run_phase, look_up_workflow
@@ -273,7 +278,7 @@ def _claim_deletion(store: Store, run: str) -> None:
         rerun_since=last.rerun_since if last else {},
         workflow=last.workflow if last else "",
     )
-    stored = claim_record(store, RunLayout(run).submission(number), claim).record
+    stored = open_submission(store, claim).record
     if stored.kind is not SubmissionKind.DELETION:
         raise ConflictError(f"another process submitted it at the same time, as submission {number}")
 
@@ -283,6 +288,7 @@ def _withdraw_claim(store: Store, run: str) -> None:
     last = read_last_claim(store, run)
     if last is not None and last.kind is SubmissionKind.DELETION and not is_partly_deleted(store, run):
         store.delete(RunLayout(run).submission(last.submission))
+        close_submission(store, run, last.submission)
 
 
 def _delete_run(store: Store, run: str, progress: Progress) -> None:
@@ -295,8 +301,10 @@ def _delete_run(store: Store, run: str, progress: Progress) -> None:
             if count == _BATCH:
                 progress(f"deleted {deleted:,} objects of run {run}")
 
-    attempts = RunHistory.for_display(store, run).attempts
-    _delete_references(store, run, attempts)
+    history = RunHistory.for_display(store, run)
+    _delete_references(store, run, history.attempts)
+    for moment in _listed_moments(history):
+        store.delete(newest_marker(run, moment))
     store.delete(layout.run_record)
     failpoint("delete_run.after_record")
     for lineage in _lineages(store, run):  # without its manifest, a checkpoint is none
@@ -307,9 +315,19 @@ def _delete_run(store: Store, run: str, progress: Progress) -> None:
         delete_all(prefix)
     delete_all(layout.control, _is_kept_to_the_end)
     delete_all(layout.attempts)  # claims, which an end must not lack
+    opened = list_open_submissions(store, run)  # before the name is free: a new run may have others
     for key in _submission_keys(store, layout):
         store.delete(key)
         failpoint("delete_run.after_submission")
+    for submission in opened:
+        store.delete(submission.marker)
+
+
+def _listed_moments(history: RunHistory) -> Iterator[datetime]:
+    """When the run was created, and when its submissions ended: the list of the newest runs has it under these."""
+    with suppress(IntegrityError, NotFoundError):
+        yield history.record.written_at
+    yield from (end.written_at for _, _, end in history.submissions if end)
 
 
 def _delete_references(store: Store, run: str, attempts: dict[str, list[Attempt]]) -> None:

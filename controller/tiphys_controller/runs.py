@@ -4,10 +4,8 @@ The phase of a run is determined in `tiphys_controller.run_phase`.
 """
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -40,7 +38,6 @@ from tiphys.store import (
     Store,
     Submission,
     lineage_name,
-    list_runs,
 )
 from tiphys.store.runs import ALL_ATTEMPTS, read_concurrently
 from tiphys.tracking.records import RegistrationReport, list_registrations
@@ -53,7 +50,6 @@ from tiphys_controller.submit.plan_report import ItemReport, OutputDocument
 from tiphys_controller.submit.submission import submission_cluster
 from tiphys_controller.submit.submitter import Submitter
 
-_READERS = 8
 _MAX_OPEN_TRAININGS = 16
 
 
@@ -193,65 +189,6 @@ class RunDetail(OutputDocument):
     """Models that its steps register in MLflow, complete or pending."""
     damaged: tuple[str, ...] = Field(default=(), exclude_if=lambda damaged: not damaged)
     """Records that cannot be read, each with its key, what is damaged, and what to do."""
-
-
-def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list[RunSummary]:
-    """Summaries of all runs, sorted by name. A run that cannot be read is listed with the reason.
-
-    Args:
-        store: The store.
-        submitter: Cluster to search for the Workflows of running submissions; None: storage alone.
-    """
-    with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        return list(
-            pool.map(lambda run: summarize_run(RunHistory.for_display(store, run), submitter), list_runs(store))
-        )
-
-
-class RunOrder(StrEnum):
-    """Orders of a list of runs. Equal ones are in the order of their names."""
-
-    NAME = "name"
-    ACTIVITY = "activity"
-    """The newest first."""
-    PIPELINE = "pipeline"
-    STATE = "state"
-
-
-class RunFilter(NamedTuple):
-    """Which runs of a list are shown."""
-
-    pipeline: str = ""
-    """Empty for all."""
-    phases: Collection[RunPhase] = ()
-    """Empty for all."""
-    since: datetime | None = None
-    """Only runs with activity since then; None for all."""
-
-    def accepts(self, summary: RunSummary) -> bool:
-        return (
-            self.pipeline in ("", summary.pipeline)
-            and (not self.phases or summary.phase in self.phases)
-            and (self.since is None or (summary.last_activity is not None and summary.last_activity >= self.since))
-        )
-
-
-def sort_runs(summaries: Iterable[RunSummary], order: RunOrder) -> list[RunSummary]:
-    """Sort summaries of runs."""
-    phases = list(RunPhase)
-
-    def sort_key(summary: RunSummary) -> tuple[float | str, str]:
-        match order:
-            case RunOrder.ACTIVITY:
-                return -summary.last_activity.timestamp() if summary.last_activity else 0.0, summary.run
-            case RunOrder.PIPELINE:
-                return summary.pipeline, summary.run
-            case RunOrder.STATE:
-                return float(phases.index(summary.phase)), summary.run
-            case RunOrder.NAME:
-                return "", summary.run
-
-    return sorted(summaries, key=sort_key)
 
 
 def describe_run(

@@ -13,11 +13,11 @@ from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import CheckpointManifest, CheckpointRef, RunRecord, task_name
-from tiphys.store import RunLayout, Store, list_runs, read_run
+from tiphys.store import RunLayout, Store, list_newest_runs, read_run
 from tiphys.store.layout import lineage_name
 from tiphys.store.runs import read_concurrently
 
-_MAX_NAMES = 100_000
+_MAX_NAMES = 10_000
 _MAX_RECORDS = 100
 _MAX_RUNS = 20
 _MAX_SAVES = 50
@@ -52,8 +52,8 @@ def summarize_saves(seconds: Sequence[float]) -> SaveTimes:
 
 def _find_runs(store: Store, subject: PreflightSubject) -> list[str]:
     """The newest runs of the pipeline, among those whose names begin as its runs are named."""
-    listed = islice(list_runs(store), _MAX_NAMES)
-    names = [name for name in listed if name.startswith(subject.run_prefix)][-_MAX_RECORDS:]
+    listed = islice(list_newest_runs(store), _MAX_NAMES)
+    names = list(islice((name for name in listed if name.startswith(subject.run_prefix)), _MAX_RECORDS))
 
     def read(name: str) -> RunRecord | None:
         try:

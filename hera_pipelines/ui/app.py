@@ -293,6 +293,8 @@ class _Pages:
             quotas = self._queues().quotas
         holds = (hold for run in self._index.runs for hold in run.holds)
         title = f"GPUs held by queue in the last {'day' if days == 1 else f'{days} days'}"
+        if not self._index.is_whole:
+            title += f", by the newest {self._index.total:,} runs"
         return render_shares_svg(title, holds, now - timedelta(days=days), now, quotas)
 
     async def read_in_turn(self, read: Callable[[Store], _Answer]) -> _Answer:

@@ -79,7 +79,9 @@ class HomeView:
     known: int
     """Runs that were read so far."""
     total: int | None
-    """Runs of the store; None before they were listed."""
+    """Runs that are listed; None before they were."""
+    is_whole: bool
+    """Whether these are all runs of the store."""
     pages: int
     counts: Mapping[str, int]
     """Number of runs in each phase."""
@@ -105,6 +107,7 @@ def read_home_view(index: RunIndex, chosen: HomeFilter) -> HomeView:
         selected=len(accepted),
         known=len(known),
         total=index.total,
+        is_whole=index.is_whole,
         pages=max(1, -(-len(accepted) // PAGE_SIZE)),
         counts={phase.value: phases.count(phase.value) for phase in RunPhase},
         error=index.error,

@@ -1,8 +1,8 @@
-"""Keeps a summary of every run of a store in memory, so that the list of runs needs no storage request.
+"""Keeps summaries of the newest runs of a store in memory, so that the list of runs needs no storage request.
 
 A thread reads new and unfinished runs every few seconds. A run that has ended
-changes only by a new submission, so of these it only lists the submissions, once
-a minute. For the page of queues it also keeps which GPUs its attempts held.
+changes only by a new submission, which is then open. For the page of queues it
+also keeps which GPUs its attempts held.
 """
 
 import contextlib
@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 
 from tiphys_controller.run_phase import ENDED_PHASES, RunPhase
+from tiphys_controller.run_search import is_stored
 from tiphys_controller.runs import RunSummary, summarize_run
 from tiphys_controller.submit.submitter import Submitter
 
@@ -22,10 +24,12 @@ from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
 from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.records import task_name
-from tiphys.store import RunLayout, Store, Submission, list_runs
+from tiphys.store import Store, Submission, list_newest_runs, list_open_submissions
 
 _READERS = 8
 _REFRESH_SECONDS = 5.0
+MAX_RUNS = 1000
+"""Most runs that are kept: of those that have not ended, and of the others, the newest of each."""
 _RECHECK_SECONDS = 60.0
 _MAX_HOLDS = 2000
 """Most attempts of a run whose GPUs are read and kept in memory: the newest of each step."""
@@ -54,12 +58,11 @@ class SubmissionSpan:
 
 @dataclass(frozen=True)
 class IndexedRun:
-    """One run, as it was at ``read_at`` of the monotonic clock."""
+    """One run. ``opened`` are the submissions that were open when it was read."""
 
     summary: RunSummary
     submissions: tuple[SubmissionSpan, ...]
-    submission_keys: tuple[str, ...]
-    read_at: float
+    opened: frozenset[int]
     holds: tuple[GpuHold, ...] = ()
     """GPUs that its attempts held; empty unless the index reads them."""
     holds_of: RunSummary | None = None
@@ -68,7 +71,7 @@ class IndexedRun:
 
 
 class RunIndex:
-    """Summaries of the runs of ``store``. Thread-safe; `start` begins to read.
+    """Summaries of the newest runs of ``store``. Thread-safe; `start` begins to read.
 
     Args:
         store: The store.
@@ -92,7 +95,9 @@ class RunIndex:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.total: int | None = None
-        """Number of the runs of the store; None before they were listed."""
+        """Number of the runs that it keeps; None before they were listed."""
+        self.is_whole = True
+        """Whether these are all runs of the store."""
         self.error = ""
         """Why the newest round failed; empty if it did not."""
 
@@ -127,16 +132,22 @@ class RunIndex:
         Raises:
             StoreError: the store does not answer.
         """
-        names = list(list_runs(self._store))
-        self.total = len(names)
-        for gone in self._runs.keys() - set(names):
-            del self._runs[gone]
+        opened: dict[str, set[int]] = {}
+        for submission in list_open_submissions(self._store):
+            opened.setdefault(submission.run, set()).add(submission.submission)
+        first = dict.fromkeys(islice(opened, MAX_RUNS))
+        newest = list(islice((run for run in list_newest_runs(self._store) if run not in first), MAX_RUNS + 1))
+        names = [*first, *newest[:MAX_RUNS]]
+        self.total, self.is_whole = len(names), len(newest) <= MAX_RUNS
         with ThreadPoolExecutor(max_workers=_READERS) as pool:
-            for name, found in zip(names, pool.map(self._read_if_due, names), strict=True):
-                self._runs[name] = found
+            numbers = (frozenset(opened.get(name, ())) for name in names)
+            found = {
+                name: run for name, run in zip(names, pool.map(self._read_if_due, names, numbers), strict=True) if run
+            }
+            self._runs, self.total = found, len(found)
             if self._reads_holds:  # after all summaries, because the list of runs waits for these alone
-                for name, found in zip(names, pool.map(self._read_holds_if_due, names), strict=True):
-                    self._runs[name] = found
+                for name, held in zip(found, pool.map(self._read_holds_if_due, list(found)), strict=True):
+                    self._runs[name] = held
 
     def _keep_current(self) -> None:
         while not self._stopping.is_set():
@@ -149,22 +160,21 @@ class RunIndex:
                 self.error = f"{type(error).__name__}: {error}"
             self._stopping.wait(_REFRESH_SECONDS)
 
-    def _read_if_due(self, name: str) -> IndexedRun:
-        known, now = self._runs.get(name), self._clock()
-        if known is None or known.summary.phase not in ENDED_PHASES:
-            return self._read(name)
-        if now - known.read_at < _RECHECK_SECONDS:
-            return known
-        if self._list_submissions(name) == known.submission_keys:
-            return replace(known, read_at=now)
-        return self._read(name)
+    def _read_if_due(self, name: str, opened: frozenset[int]) -> IndexedRun | None:
+        known = self._runs.get(name)
+        if known is None or known.summary.phase not in ENDED_PHASES or known.opened != opened:
+            return self._read(name, opened)
+        return known
 
-    def _read(self, name: str) -> IndexedRun:
-        keys, spans, read_at = tuple[str, ...](), tuple[SubmissionSpan, ...](), self._clock()
+    def _read(self, name: str, opened: frozenset[int]) -> IndexedRun | None:
+        """The run; None if the store has none of this name."""
+        spans = tuple[SubmissionSpan, ...]()
         history = RunHistory.for_display(self._store, name)
-        with contextlib.suppress(UsageError):  # it has no name that a run can have, and the summary says so
-            keys, spans = self._list_submissions(name), tuple(map(SubmissionSpan.from_submission, history.submissions))
-        indexed = IndexedRun(summarize_run(history, self._submitter), spans, keys, read_at)
+        with contextlib.suppress(NotFoundError, UsageError):  # it is being deleted, and the summary says so
+            spans = tuple(map(SubmissionSpan.from_submission, history.submissions))
+        indexed = IndexedRun(summarize_run(history, self._submitter), spans, opened)
+        if not indexed.summary.pipeline and not is_stored(self._store, name):
+            return None
         if (known := self._runs.get(name)) is not None:
             indexed = replace(indexed, holds=known.holds, holds_of=known.holds_of, holds_read_at=known.holds_read_at)
         self._runs[name] = indexed  # a first round over many runs shows them as they come
@@ -177,9 +187,6 @@ class RunIndex:
             return known
         holds = tuple(read_gpu_holds(self._store, name, known.summary))
         return replace(known, holds=holds, holds_of=known.summary, holds_read_at=now)
-
-    def _list_submissions(self, name: str) -> tuple[str, ...]:
-        return tuple(info.key for info in self._store.list(RunLayout(name).submissions))
 
 
 def read_gpu_holds(store: Store, run: str, summary: RunSummary) -> Iterator[GpuHold]:

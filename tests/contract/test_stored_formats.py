@@ -19,6 +19,8 @@ from tiphys.store import (
     DirectoryStore,
     Store,
     claim_run,
+    list_newest_runs,
+    list_open_submissions,
     list_runs,
     open_store,
     read_run,
@@ -42,6 +44,8 @@ def test_a_store_of_the_current_format_is_committed() -> None:
 
 def test_every_record_of_the_stored_format_is_read(store: Store) -> None:
     assert list(list_runs(store)) == [FORK, RUN]
+    assert list(list_newest_runs(store)) == [FORK, RUN]
+    assert list_open_submissions(store) == []
     assert read_run(store, FORK).parent == RUN
     assert [(one.claim.submission, one.end.status if one.end else "") for one in read_submissions(store, RUN)] == [
         (1, "Failed"),
@@ -79,7 +83,8 @@ def test_only_what_is_missing_runs_again(store: Store, tmp_path: Path) -> None:
     resumed = resume_run(store, submitter, RUN)
 
     assert (resumed.submission, resumed.workflow_name) == (3, f"{RUN}-3")
-    [dag] = [one["dag"] for one in submitter.manifest(f"{RUN}-3")["spec"]["templates"] if "dag" in one]
+    spec = submitter.manifest(f"{RUN}-3")["spec"]
+    [dag] = [one["dag"] for one in spec["templates"] if one["name"] == spec["entrypoint"]]
     assert [task["name"] for task in dag["tasks"]] == ["report"]
 
 
@@ -92,8 +97,8 @@ def test_a_pin_of_the_stored_format_is_found(store: Store) -> None:
 @pytest.mark.parametrize(
     ("marker", "sentence"),
     [
-        (1, "has format 1, and this version of Tiphys reads format 2; nothing was changed: finish its runs"),
-        (3, "has format 3, and this version of Tiphys reads format 2; nothing was changed: update Tiphys here"),
+        (2, "has format 2, and this version of Tiphys reads format 3; nothing was changed: finish its runs"),
+        (4, "has format 4, and this version of Tiphys reads format 3; nothing was changed: update Tiphys here"),
     ],
 )
 def test_a_store_of_an_unknown_format_is_refused_with_what_to_do(marker: int, sentence: str, tmp_path: Path) -> None:
@@ -116,4 +121,4 @@ def test_the_first_run_writes_the_marker_once(store: Store, tmp_path: Path) -> N
     claim_run(empty, read_run(store, RUN))
     claim_run(empty, read_run(store, FORK))
 
-    assert b'"format": 2' in empty.read(FORMAT_MARKER)
+    assert b'"format": 3' in empty.read(FORMAT_MARKER)

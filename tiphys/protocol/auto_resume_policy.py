@@ -38,6 +38,11 @@ class AutoResumePolicy(Record):
     """Causes of final step failures after which a run is resumed. After other causes a person must resume it."""
 
 
+def has_auto_resume(manifest: Mapping[str, Any]) -> bool:
+    """Whether a Workflow names a policy, which may be damaged."""
+    return bool((manifest.get("metadata", {}).get("annotations") or {}).get(AUTO_RESUME_ANNOTATION))
+
+
 def read_auto_resume_policy(manifest: Mapping[str, Any]) -> AutoResumePolicy | None:
     """The policy of a Workflow; None if its author did not enable automatic resumes.
 

@@ -41,6 +41,7 @@ from tiphys.store import (
     claim_record,
     claim_run,
     find_record,
+    open_submission,
     read_record,
     read_run,
     read_submission_workflow,
@@ -252,7 +253,7 @@ def _claim_submission(store: Store, metadata: WorkflowMetadata, run: str, submis
             workflow_name=metadata.name,
             namespace=metadata.namespace,
         )
-        stored = claim_record(store, key, claim).record
+        stored = open_submission(store, claim).record
     return stored
 
 

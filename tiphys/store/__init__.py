@@ -10,6 +10,13 @@ from tiphys.store.directory import DirectoryStore
 from tiphys.store.layout import LineageLayout, RunLayout, idempotency_record_key, lineage_name, memo_key
 from tiphys.store.open import TenantStores, artifact_prefix, is_bucket_url, open_store
 from tiphys.store.outputs import find_output_fault, list_output_files, list_outputs, outputs_digest
+from tiphys.store.run_markers import (
+    close_submission,
+    end_submission,
+    list_newest_runs,
+    list_open_submissions,
+    open_submission,
+)
 from tiphys.store.runs import (
     Attempt,
     Submission,
@@ -45,6 +52,8 @@ __all__ = [
     "check_key",
     "claim_record",
     "claim_run",
+    "close_submission",
+    "end_submission",
     "fence_attempt",
     "find_attempt_end",
     "find_output_fault",
@@ -52,11 +61,14 @@ __all__ = [
     "idempotency_record_key",
     "is_bucket_url",
     "lineage_name",
+    "list_newest_runs",
+    "list_open_submissions",
     "list_output_files",
     "list_outputs",
     "list_runs",
     "memo_key",
     "open_store",
+    "open_submission",
     "outputs_digest",
     "pass_over_end",
     "read_attempt_end",

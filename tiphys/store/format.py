@@ -12,7 +12,7 @@ from tiphys.store.base import Store
 from tiphys.store.claims import find_record
 from tiphys.store.layout import FORMAT_MARKER
 
-STORE_FORMAT = 2
+STORE_FORMAT = 3
 """Increased when a release writes keys that the release before cannot find."""
 
 

@@ -1,4 +1,4 @@
-"""Keys of all objects, except those of a Workflow (`tiphys.store.workflow_layout`). No other module builds a key.
+"""Keys of all objects, except of Workflows (`workflow_layout`) and markers (`run_markers`). No other module builds any.
 
 A store has two halves, for one policy of the storage service. Below ``control/`` lies what Tiphys acts on: services,
 the local engine and people with its credentials write it. What programs and Argo's artifacts write is below ``data/``.

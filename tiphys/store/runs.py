@@ -41,6 +41,7 @@ from tiphys.store.layout import (
     parse_event_batch,
     parse_submission,
 )
+from tiphys.store.run_markers import mark, newest_marker
 from tiphys.threads import map_parallel
 
 RecordT = TypeVar("RecordT", bound=StoredRecord)
@@ -49,6 +50,7 @@ ResultT = TypeVar("ResultT")
 
 # Reads of small records mostly wait for the network, so parallel reads take hardly longer than one.
 _PARALLEL_READS = 16
+_MAX_SIMILAR_NAMES = 10_000
 _EVENT_ATTEMPTS = 100
 MAX_PROGRAM_BATCHES = 1000
 """Batches of events that are read of the programs of a run: a program may write as many as it likes."""
@@ -92,7 +94,7 @@ def read_run(store: Store, run: str) -> RunRecord:
     except ObjectMissingError:
         if is_partly_deleted(store, run):
             raise NotFoundError(deletion_message(store, run)) from None
-        similar = difflib.get_close_matches(run, list(list_runs(store)))
+        similar = difflib.get_close_matches(run, list(islice(list_runs(store), _MAX_SIMILAR_NAMES)))
         hint = f"did you mean {' or '.join(similar)}?" if similar else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
 
@@ -140,9 +142,14 @@ def check_not_deleted(store: Store, run: str) -> None:
 
 
 def claim_run(store: Store, record: RunRecord) -> ClaimResult[RunRecord]:
-    """Write the record of a new run, and before it the marker of the store's format."""
+    """Write the record of a new run, and before it the markers of the store's format and of the newest runs."""
     mark_format(store)
-    return claim_record(store, RunLayout(record.run).run_record, record)
+    marker = newest_marker(record.run, record.written_at)
+    mark(store, marker)
+    claimed = claim_record(store, RunLayout(record.run).run_record, record)
+    if newest_marker(record.run, claimed.record.written_at) != marker:
+        store.delete(marker)  # the run that has the name is listed by its own
+    return claimed
 
 
 def read_submission_workflow(store: Store, record: RunRecord, claimed: SubmissionClaim | None) -> dict[str, Any]:

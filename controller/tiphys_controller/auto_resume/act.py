@@ -19,7 +19,15 @@ from tiphys.faults import failpoint
 from tiphys.kube import require_leadership
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy, read_auto_resume_policy
 from tiphys.records import AutoResumeRecord, ManualStopRecord, RunRecord
-from tiphys.store import RunLayout, Store, claim_record, find_record, read_run, read_submissions
+from tiphys.store import (
+    RunLayout,
+    Store,
+    claim_record,
+    close_submission,
+    find_record,
+    read_run,
+    read_submissions,
+)
 from tiphys_controller.auto_resume.decide import AutoResumeAction, AutoResumeDecision, decide_auto_resume
 from tiphys_controller.auto_resume.observation_health import ObservationHealth, TokenBucket, find_distrust_reason
 from tiphys_controller.auto_resume.observe import observe_run
@@ -89,6 +97,8 @@ def auto_fork_run(store: Store, submitter: Submitter, run: str, fork_name: str) 
         resume_run(store, submitter, fork_name)
 
 
+_LEFT_TO_PEOPLE = ("NotAsked", "EndedByPerson", "NeedsPerson")
+"""Reasons for which a submission that has ended is never looked at again."""
 _NO_SHUTDOWNS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -252,6 +262,8 @@ class AutoResumeReconciler:
         )
         if decision.reason == "EndedByPerson":
             self._record_left_alone(store, current)
+        if decision.reason in _LEFT_TO_PEOPLE and current.status is SubmissionStatus.FAILED and self._may_write():
+            close_submission(store, current.run, current.submission)
         if decision.action is not AutoResumeAction.RESUME:
             return ReconcileResult(decision, current)
         if (delayed := self._decide_delay(key[0], current)) is not None:
@@ -293,14 +305,12 @@ class AutoResumeReconciler:
             first = self._status_since[key] = (observation.submission, observation.status, now)
         return now - first[2]
 
+    def _may_write(self) -> bool:
+        return self._limits.mode is AutomationMode.ON and self._dependencies.is_leader()
+
     def _record_left_alone(self, store: Store, observation: RunObservation) -> None:
         """Record that a person ended the run; the Workflow that shows it may be deleted later."""
-        if (
-            self._limits.mode is AutomationMode.ON
-            and observation.policy is not None
-            and observation.submission
-            and self._dependencies.is_leader()
-        ):
+        if observation.policy is not None and observation.submission and self._may_write():
             record = ManualStopRecord(
                 run=observation.run, submission=observation.submission, reason=observation.person_reason
             )

@@ -2,7 +2,8 @@
 
 The watch is fast but forgets; storage is searched at intervals and remembers.
 Either is enough: a run whose Workflow was deleted while no controller watched is
-found in storage, and a run without a recorded end by its Workflow. `RunTracker`
+found in storage by its open submission, and a run without a recorded end by its
+Workflow. `RunTracker`
 decides which runs are due, without I/O and in one thread. Each run is
 reconciled by at most one thread at a time.
 """
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tiphys.service.tenant_guard import TenantGuard
-from tiphys.store import Store, list_runs
+from tiphys.store import Store, list_open_submissions
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcileResult
 from tiphys_controller.auto_resume.decide import AutoResumeAction
 from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker
@@ -163,7 +164,6 @@ class AutoResumeLoop:
     def __init__(self, dependencies: LoopDependencies) -> None:
         self._dependencies = dependencies
         self._tracker = RunTracker(dependencies.health_tracker)
-        self._without_policy: set[RunKey] = set()
         self._found_runs: list[RunKey] = []
         self._sweep_at = 0.0
         self._is_sweeping = False
@@ -222,7 +222,8 @@ class AutoResumeLoop:
             self._is_sweeping = False
 
     def _search_namespace(self, namespace: str, stop: threading.Event) -> float:
-        for run in list_runs(self._dependencies.stores(namespace)):
+        opened = list_open_submissions(self._dependencies.stores(namespace))
+        for run in dict.fromkeys(submission.run for submission in opened):
             if stop.is_set():
                 break
             if self._needs_reconcile((namespace, run)):
@@ -234,15 +235,10 @@ class AutoResumeLoop:
         tracked = self._tracker.find_run(key)
         if tracked is not None:
             return not (tracked.is_settled or tracked.is_busy)
-        if key in self._without_policy:
-            return False
         try:
-            has_policy = self._dependencies.reconciler.read_policy(key) is not None
+            return self._dependencies.reconciler.read_policy(key) is not None
         except (NotFoundError, UsageError):
             return False  # not recorded yet, or not compiled by Tiphys; the next sweep reads it again
-        if not has_policy:
-            self._without_policy.add(key)
-        return has_policy
 
     def _reconcile_when_due(self, tracked_run: TrackedRun, stop: threading.Event) -> None:
         wait_seconds = RETRY_SECONDS

@@ -4,6 +4,7 @@
 |---|---|
 | incomplete uploads older than a day | aborted |
 | records of alerts that were handled a week ago | removed |
+| markers of submissions that are no longer open | removed |
 | submissions that were claimed an hour ago and never sent | counted; auto-resume sends those of enabled pipelines |
 | runs whose Workflow was deleted before it ended | counted; auto-resume resumes those of enabled pipelines |
 | leases whose attempt or Workflow is over | counted; the plugin's service releases them |
@@ -14,9 +15,9 @@ demand, with a `NamespaceSnapshot` in place of the controller's watches.
 """
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
@@ -53,8 +54,6 @@ from tiphys_controller.kubernetes.workflow_view import build_workflow_view
 
 _PERIOD_SECONDS = 3600.0
 _FIRST_SECONDS = 60.0
-_RECHECK_ROUNDS = 24
-"""Rounds until settled runs are checked again: a person may have resumed them since."""
 _log = structlog.get_logger()
 
 
@@ -75,8 +74,6 @@ class Janitor:
     metrics: ControllerMetrics
     now: Callable[[], datetime]
     mode: AutomationMode
-    _settled_runs: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _rounds: int = 0
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
@@ -87,9 +84,6 @@ class Janitor:
 
     def run_round(self, stop: threading.Event) -> None:
         """Go through all tenants once."""
-        if self._rounds % _RECHECK_ROUNDS == 0:
-            self._settled_runs.clear()
-        self._rounds += 1
         counted: Counter[CleanupKind] = Counter()
         guard = TenantGuard("janitor", self.metrics.failures.labels("janitor").inc)
         for namespace in self.tenants():
@@ -106,9 +100,7 @@ class Janitor:
         self._count_and_remove(find_garbage(store, now), counted, stop)
         present, is_blind = {workflow.uid for workflow in self.view.workflows()}, bool(self.find_blind_reason())
         presence = WorkflowPresence(self.cluster_name(), lambda bound: is_blind or bound.uid in present)
-        self._count_and_remove(
-            find_stalled_runs(store, presence, now, self._settled_runs[namespace], stop.is_set), counted, stop
-        )
+        self._count_and_remove(find_stalled_runs(store, presence, now, stop.is_set), counted, stop)
 
     def _find_orphaned_leases(self, stop: threading.Event) -> Iterator[CleanupFinding]:
         """Orphaned leases of served tenants. A damaged record hides only its own lease."""

@@ -144,7 +144,7 @@ class ControllerMetrics:
 
         self.garbage = Counter(
             "tiphys_controller_litter",
-            "Uploads and alerts that the janitor removed, or would remove in a dry run.",
+            "Uploads, alerts and markers that the janitor removed, or would remove in a dry run.",
             ("what",),
             registry=self.registry,
         )

@@ -14,7 +14,7 @@ from tiphys.errors import ConflictError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import IdempotencyKeyRecord, RunRecord, SubmissionBinding, json_digest
-from tiphys.store import RunLayout, Store, claim_record, claim_run, find_record, idempotency_record_key
+from tiphys.store import RunLayout, Store, claim_record, claim_run, find_record, idempotency_record_key, open_submission
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
 from tiphys_controller.submit.start import (
     NewRun,
@@ -141,10 +141,9 @@ def _claim_run_record(store: Store, new: NewRun, reservation: IdempotencyKeyReco
 
 
 def _submit_first(store: Store, submitter: Submitter, record: RunRecord, namespace: str) -> StartResult:
-    layout = RunLayout(record.run)
     claim = build_first_claim(record, submitter.cluster, namespace)
-    existing = claim_record(store, layout.submission(1), claim).record
-    binding = find_record(store, layout.submission_binding(1), SubmissionBinding)
+    existing = open_submission(store, claim).record
+    binding = find_record(store, RunLayout(record.run).submission_binding(1), SubmissionBinding)
     if binding is not None:
         return StartResult(record.run, 1, binding.workflow_name, binding.uid, created=False)
     if existing.cluster not in ("", submitter.cluster):

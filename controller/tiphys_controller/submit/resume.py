@@ -28,6 +28,7 @@ from tiphys.store import (
     Store,
     append_events,
     claim_record,
+    open_submission,
     pass_over_end,
     read_submissions,
 )
@@ -126,7 +127,7 @@ def claim_submission(
         else "",
         key=request.key,
     )
-    existing, is_ours = claim_record(store, RunLayout(run).submission(next_submission.submission), claim)
+    existing, is_ours = open_submission(store, claim)
     if not is_ours and existing.kind is SubmissionKind.DELETION:
         raise NotFoundError(deletion_message(store, run))
     if not is_ours:

@@ -12,7 +12,7 @@ from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest
-from tiphys.store import RunLayout, Store, claim_record, claim_run
+from tiphys.store import Store, claim_run, open_submission
 from tiphys.store.runs import check_name_free_of_leftovers, check_not_deleted
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, prune_workflow, workflow_name
 from tiphys_controller.plan.step_state import ReusedResult
@@ -99,8 +99,7 @@ def begin_run(store: Store, submitter: Submitter, new: NewRun) -> StartResult:
     if new.parent:  # a deletion claims its run before it looks for forks, so one of the two sees the other
         check_not_deleted(store, new.parent)
     claim = build_first_claim(record, submitter.cluster, new.namespace)
-    claimed = claim_record(store, RunLayout(record.run).submission(1), claim)
-    if not claimed.is_ours:
+    if not open_submission(store, claim).is_ours:
         raise ConflictError(
             f"another process submitted run {record.run} at the same time; see `tiphys get {record.run}`"
         )

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run, list_run_summaries
+from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run
 from tiphys_controller.plan.drift import format_change
 from tiphys_controller.run_comparison import compare_runs
 from tiphys_controller.run_deletion import RunDeletion, delete_runs, plan_deletions
-from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
+from tiphys_controller.run_search import RunFilter, RunOrder, search_runs, sort_runs
+from tiphys_controller.runs import RunSummary
 from tiphys_controller.submit.submitter import find_obstacles
 
 from hera_pipelines.cli.look.unrecorded_workflow import find_unrecorded
@@ -86,7 +87,9 @@ def runs(
     since: Annotated[
         str, typer.Option("--since", metavar="DURATION", help="Only runs with activity since then, such as 2h or 3d.")
     ] = "",
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most N runs.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Only the N runs with the newest activity.")
+    ] = None,
     sort: Annotated[
         RunOrder, typer.Option("--sort", help="Order of the list; activity puts the newest first.")
     ] = RunOrder.ACTIVITY,
@@ -99,20 +102,21 @@ def runs(
     run_store = existing_store(screen, store)
     submitter = choose_submitter(command, cluster, options, screen.note)
     begin = utc_now() - timedelta(seconds=parse_duration_seconds(since)) if since else None
-    all_summaries = list_run_summaries(run_store, submitter)
-    selected = filter(RunFilter(pipeline, state or (), begin).accepts, all_summaries)
-    summaries = sort_runs(selected, sort)[:limit]
+    search = search_runs(run_store, RunFilter(pipeline, state or (), begin), submitter, limit)
+    summaries = sort_runs(sort_runs(search.summaries, RunOrder.ACTIVITY)[:limit], sort)
     obstacles = _find_obstacles(screen, submitter, summaries)
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
         rows = [run.model_dump(mode="json") | _obstacle_fields(obstacles[run.workflow]) for run in summaries]
         screen.document({**document, "runs": rows}, output)
         return
-    if not all_summaries:
+    if search.is_complete and not search.looked_at:
         screen.note("the store has no runs yet; start one with `tiphys run FILE`")
         return
-    if len(summaries) < len(all_summaries):
-        screen.note(f"{len(summaries)} of {len(all_summaries)} runs shown")
+    if not search.is_complete:
+        screen.note(f"{len(summaries)} runs shown; the {search.looked_at} newest were read")
+    elif len(summaries) < search.looked_at:
+        screen.note(f"{len(summaries)} of {search.looked_at} runs shown")
     screen.table(
         ("RUN", "PIPELINE", "PHASE", "STEPS", "SUBMISSIONS", "ATTEMPTS", "LAST ACTIVITY", "REASON"),
         [

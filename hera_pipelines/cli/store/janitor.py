@@ -61,9 +61,9 @@ def janitor(
     """Run one cleanup round, as the controller does every hour.
 
     Removes uploads that are unfinished after a day, records of alerts that were
-    handled a week ago, and failed agent pods of running Workflows. Reports, and
-    does not change, stalled runs and orphaned leases; each finding names the
-    command to use.
+    handled a week ago, markers of submissions that are no longer open, and failed
+    agent pods of running Workflows. Reports, and does not change, stalled runs and
+    orphaned leases; each finding names the command to use.
     """
     screen: Screen = command.obj
     urls: list[str | None] = [*stores] if stores else [None]
@@ -145,7 +145,7 @@ def _cluster_sources(
 def _store_sources(stores: Sequence[Store], workflows: WorkflowPresence | None) -> Iterator[CleanupSource]:
     for store in stores:
         yield lambda store=store: find_garbage(store, utc_now())  # type: ignore[misc]
-        yield lambda store=store: find_stalled_runs(store, workflows or _STORAGE_ONLY, utc_now(), set())  # type: ignore[misc]
+        yield lambda store=store: find_stalled_runs(store, workflows or _STORAGE_ONLY, utc_now())  # type: ignore[misc]
 
 
 def _show_cleanup(screen: Screen, rows: Sequence[_CleanupRow], dry_run: bool) -> None:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import structlog
 
 from tiphys.faults import failpoint
+from tiphys.protocol.auto_resume_policy import has_auto_resume
 from tiphys.protocol.compiled_workflow import is_shutdown_message
 from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_reply
 from tiphys.protocol.operations import WAKE_TEMPLATE, FinalizeOperation, format_submission_end
@@ -30,7 +31,7 @@ from tiphys.protocol.step_spec import StepKind
 from tiphys.protocol.workflow_nodes import without_try
 from tiphys.recording import RecordedSteps, RunBinding
 from tiphys.records import AttemptClaim, AttemptEndOutcome, SubmissionEnd, task_name
-from tiphys.store import Attempt, DamagedRecord, claim_record, read_open_attempts
+from tiphys.store import Attempt, DamagedRecord, end_submission, read_open_attempts
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import is_stop_requested
 from tiphys_plugin.operations import conclude, end_attempt, lease_reclaim, program_nodes, recording, run_report
@@ -139,7 +140,7 @@ def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOpe
     message = summarize_failures(operation.failures, verdicts, trainings)
     status = "Failed" if is_refuted else operation.status
     end = SubmissionEnd(run=binding.run, submission=binding.submission, status=status, message=message)
-    sealed, is_ours = claim_record(context.store, binding.layout.submission_end(binding.submission), end)
+    sealed, is_ours = end_submission(context.store, end, may_be_resumed=has_auto_resume(binding.pipeline.manifest))
     failpoint("finalize.after_seal")
     if is_ours:
         context.metrics.count_submission_end(sealed.status)

@@ -31,7 +31,7 @@ from support.stories.installed_cluster import install
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import CONFIG_MAPS, GPU_LEDGERS, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICE_ACCOUNTS
 from tiphys.records import RunRecord
-from tiphys.store import DirectoryStore, RunLayout
+from tiphys.store import DirectoryStore, claim_run
 
 from .conftest import Answer, Command, invoke
 
@@ -434,7 +434,7 @@ def test_the_page_shows_what_the_command_prints(
     (tmp_path / "digits.py").write_text(source)
     store = DirectoryStore(tmp_path / "store")
     record = RunRecord(run="digits-1", pipeline="digits", workflow={}, digest="d")
-    store.create(RunLayout("digits-1").run_record, record.to_bytes())
+    claim_run(store, record)
     for number in range(1, 41):
         write_save(store, "digits-1", 48.0 if number > 39 else 34.0, number)
     given = ("-n", "ml", "--store", tmp_path / "store", "--kubeconfig", kubeconfig)

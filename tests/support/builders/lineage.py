@@ -27,6 +27,7 @@ from tiphys.records import (
     json_digest,
 )
 from tiphys.store import Attempt, LineageLayout, RunLayout, Store
+from tiphys.store.run_markers import mark, newest_marker
 
 RUN = "digits-1"
 STEP = "fit"
@@ -146,6 +147,7 @@ def write_run(
         },
     }
     record = RunRecord(run=run, pipeline="digits", workflow=workflow, digest=json_digest(workflow), **fields)
+    mark(store, newest_marker(run, record.written_at))
     store.create(RunLayout(run).run_record, record.to_bytes())
     return record
 

@@ -8,7 +8,8 @@ from support.builders.compiled_workflows import History, gated, pipeline_of
 from support.builders.lineage import claim_of
 from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
-from tiphys_controller.runs import RunFilter, RunOrder, RunSummary, sort_runs
+from tiphys_controller.run_search import RunFilter, RunOrder, sort_runs
+from tiphys_controller.runs import RunSummary
 
 from tiphys.errors import NotFoundError
 from tiphys.lineage import RunHistory

@@ -13,7 +13,7 @@ from hera_pipelines.preflight.observation import SaveTimes
 from hera_pipelines.preflight.save_times import read_save_times, summarize_saves
 from tiphys.protocol.fan_out import assign_item_ids
 from tiphys.records import RunRecord, utc_now
-from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store
+from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, claim_run
 
 SUBJECT = subject_of(step(), train())
 
@@ -27,7 +27,7 @@ def add_run(store: Store, run: str, pipeline: str = "digits", *, days_ago: float
     record = RunRecord(
         run=run, pipeline=pipeline, workflow={}, digest="d", written_at=utc_now() - timedelta(days=days_ago)
     )
-    store.create(RunLayout(run).run_record, record.to_bytes())
+    claim_run(store, record)
 
 
 def test_stage_and_upload_of_all_runs_of_the_pipeline(store: Store) -> None:
@@ -62,6 +62,8 @@ def test_damaged_and_impossible_records_are_left_out(store: Store) -> None:
     for number, seconds in enumerate((4.0, -40.0, float("inf"), float("nan"), 0.0), start=1):
         write_save(store, "digits-1", seconds, number)
     store.create(LineageLayout("digits-1/fit").manifest(1, 9), b"{}")
+    add_run(store, "digits-broken")
+    store.delete(RunLayout("digits-broken").run_record)
     store.create(RunLayout("digits-broken").run_record, b"\xff\x00")
     assert read_save_times(store, SUBJECT) == {"fit": SaveTimes(1, 4.0, 4.0)}
 

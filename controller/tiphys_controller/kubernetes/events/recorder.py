@@ -17,7 +17,7 @@ from tiphys.errors import FencedError, StoreError
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.records import SubmissionEnd, TrainingProgress
 from tiphys.service.tenant_guard import TenantGuard
-from tiphys.store import RunLayout, Store, claim_record
+from tiphys.store import Store, end_submission
 from tiphys_controller.kubernetes.events.description import (
     describe_refused_workflow,
     describe_workflow,
@@ -269,7 +269,7 @@ def _record_missing_end(recorded: _RecordedWorkflow, workflow: WorkflowView, sto
     reason = "" if workflow.phase == "Succeeded" else workflow.plugin_failure or workflow.message
     message = reason[: SubmissionEnd.MAX_MESSAGE_CHARACTERS]
     end = SubmissionEnd(run=ref.run, submission=ref.submission, status=workflow.phase, message=message)
-    if claim_record(store, RunLayout(ref.run).submission_end(ref.submission), end)[1]:
+    if end_submission(store, end, may_be_resumed=workflow.auto_resume).is_ours:
         _log.warning("submission.completed", run=ref.run, submission=ref.submission, status=workflow.phase)
     recorded.has_end = True
 

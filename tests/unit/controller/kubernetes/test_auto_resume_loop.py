@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from support.builders.argo_objects import posted_events
 from support.builders.compiled_workflows import History, gated, pipeline_of
+from support.fakes.counting_store import CountingStore
 from support.servers.kube_server import KubeServer
 from support.stories.auto_resume_loop import RUN, Bench, hour_of_time_outs
 from tiphys_controller import start_run
@@ -27,7 +28,7 @@ from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, GpuRequest, StepSpec
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, SubmissionEnd
-from tiphys.store import RunLayout, Store, read_record
+from tiphys.store import RunLayout, Store, end_submission, list_open_submissions, read_record
 
 
 @pytest.fixture
@@ -239,3 +240,36 @@ def test_an_hour_of_time_outs_makes_no_workflow_for_a_hundred_healthy_runs(
     seen = hour_of_time_outs(server, store, tmp_path)
     assert seen.resubmitted == 0
     assert seen.faults > 300, "the faults were really there"
+
+
+def test_a_search_costs_the_same_however_many_runs_have_ended(bench: Bench) -> None:
+    bench.started("goes-on")
+    counting = bench.store = CountingStore(bench.store)
+    costs = []
+    for begin, end in ((0, 3), (3, 20)):
+        for run in (f"ended-{number}" for number in range(begin, end)):
+            bench.started(run)
+            end_submission(bench.store, SubmissionEnd(run=run, submission=1, status="Succeeded"), may_be_resumed=True)
+            bench.delete(run)
+        bench.restart()
+        counting.requests.clear()
+        bench.round()
+        costs.append(counting.requests.total())
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("cause", "stays_open"), [(Cause.USER_ERROR, False), (Cause.PREEMPTION, True)])
+def test_a_failed_run_is_found_again_until_it_is_left_to_people(bench: Bench, cause: Cause, stays_open: bool) -> None:
+    history = bench.started()
+    history.failed("fit", cause=cause)
+    bench.fail()
+    end_submission(bench.store, SubmissionEnd(run=RUN, submission=1, status="Failed"), may_be_resumed=True)
+    assert [opened.submission for opened in list_open_submissions(bench.store)] == [1]
+
+    bench.delete()
+    bench.restart()
+    bench.moment += 20
+    bench.round(times=3)
+
+    assert bench.names() == ([f"{RUN}-2"] if stays_open else [])
+    assert bool(list_open_submissions(bench.store)) is stays_open

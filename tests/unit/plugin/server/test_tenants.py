@@ -167,7 +167,7 @@ def test_runs_of_another_version_wait_and_the_service_does_not_start_on_their_st
     reply = other.call("admit", "prep")
 
     assert phase(reply) == "Pending"
-    assert "has format 1, and this version of Tiphys reads format 2; nothing was changed: finish its runs" in said(
+    assert "has format 1, and this version of Tiphys reads format 3; nothing was changed: finish its runs" in said(
         reply
     )
     assert phase(well.call("admit", "prep")) == "Succeeded"
