@@ -121,6 +121,9 @@ bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.
 bench-resume: setup  ## measure recoveries: plans, goodput under faults; writes tests/bench/reports/resume.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.resume $(if $(QUICK),--quick)
 
+bench-scale: setup  ## measure what costs grow with: runs, checkpoints, namespaces; writes tests/bench/reports/scale.json (QUICK=1: no report)
+	@PYTHONPATH=tests $(RUN) python -m bench.scale $(if $(QUICK),--quick)
+
 ##@ Code
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
@@ -162,4 +165,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .venv-mlflow .venv-programs .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz chaos mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume clean
+.PHONY: help setup demo dist test argo-examples emulators test-stores test-ui screenshots bench-ui fuzz chaos mutants test-integration test-torch test-programs test-mlflow lint golden docs lock sbom audit cluster cluster-down images test-cluster test-argo test-kueue bench-argo bench-cluster bench-checkpoint bench-cli bench-quota bench-resume bench-scale clean

@@ -16,18 +16,20 @@ from bench.samples import median_of
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs/benchmarks.md", ROOT / "README.md"
 REPORTS = Path(__file__).parent / "reports"
-BENCHMARKS = ("checkpoint", "resume", "quota")
+BENCHMARKS = ("checkpoint", "resume", "quota", "scale")
 """Each has a module ``report`` with ``WORDS`` for what it measures and a function ``block``."""
 MEASURED_CODE = {
     "checkpoint": ("tiphys/checkpoint", "tiphys/lineage", "tiphys/store"),
     "resume": ("controller/tiphys_controller", "tiphys/checkpoint", "tiphys/lineage", "tiphys/store"),
     "quota": ("plugin/tiphys_plugin/quota",),
+    "scale": ("controller/tiphys_controller", "hera_pipelines/ui", "tiphys/lineage", "tiphys/store"),
 }
 """The folders of the product that a benchmark measures: a change of them makes its figures old."""
 FRONT = {
     "checkpoint": ("stall_over_memcpy", "corrupt_found", "sigterm_landed_ratio"),
     "resume": ("goodput_scratch", "goodput_tiphys"),
     "quota": ("over_admissions",),
+    "scale": ("page_over_1k",),
 }
 """Rows of README, by benchmark, beside all those that miss their aim."""
 _MISSED = "**missed**: "

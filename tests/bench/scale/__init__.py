@@ -1,0 +1,1 @@
+"""What the cost of a process grows with: runs, steps, checkpoints, live Workflows, namespaces."""
