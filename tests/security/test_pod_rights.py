@@ -146,7 +146,6 @@ MODES = ("mode=sidecar", "mode=agent")
 GANGS: Mapping[str, str] = {
     "gangs.job": "jobs.batch",
     "gangs.jobSet": "jobsets.jobset.x-k8s.io",
-    "gangs.pyTorchJob": "pytorchjobs.kubeflow.org",
     "gangs.trainJob": "trainjobs.trainer.kubeflow.org",
 }
 EXECUTES = {("workflowtaskresults.argoproj.io", "create"), ("workflowtaskresults.argoproj.io", "patch")}
@@ -182,10 +181,9 @@ def test_with_gangs_only_the_account_that_creates_them_may_create_that_kind(
 ) -> None:
     found = granted(mode, f"{value}=true")
     # The Job of a JobSet, also that of a TrainJob, records which member ended first.
-    reads = set() if value == "gangs.pyTorchJob" else {("jobs.batch", "get")}
     assert workloads(found) == {
         GANG: {(resource, "create"), (resource, "get")},
-        "plugin": {(resource, "get"), (resource, "delete"), *reads},
+        "plugin": {(resource, "get"), (resource, "delete"), ("jobs.batch", "get")},
         "controller": {(resource, "list"), (resource, "delete")},
     }
     assert found[GANG] - {(resource, "create"), (resource, "get")} == EXECUTES

@@ -1,24 +1,23 @@
 """Objects that create the pods of a gang: their kinds, phases and failures.
 
-The four backends report their state through conditions with different names;
+The backends report their state through conditions with different names;
 this module maps them to `GangPhase` and `FirstFailure`.
 """
 
 import re
 from collections.abc import Mapping
 
-from tiphys.kube.resources import JOB_SETS, JOBS, PYTORCH_JOBS, TRAIN_JOBS, Resource
+from tiphys.kube.resources import JOB_SETS, JOBS, TRAIN_JOBS, Resource
 from tiphys.kube.transport import Object
 from tiphys.protocol.gang import REPLICATED_JOB, FirstFailure, GangBackend, GangPhase
 
 GANG_RESOURCES: Mapping[GangBackend, Resource] = {
     GangBackend.JOB: JOBS,
     GangBackend.JOBSET: JOB_SETS,
-    GangBackend.PYTORCHJOB: PYTORCH_JOBS,
     GangBackend.TRAINJOB: TRAIN_JOBS,
 }
 
-_SUCCESS_CONDITIONS = frozenset({"Complete", "Completed", "Succeeded"})
+_SUCCESS_CONDITIONS = frozenset({"Complete", "Completed"})
 _FINISHED_CONDITIONS = _SUCCESS_CONDITIONS | {"Failed"}
 _ENDING_CONDITIONS = _FINISHED_CONDITIONS | {"FailureTarget", "SuccessCriteriaMet"}
 _FAILURE_CONDITIONS = ("FailureTarget", "Failed")
@@ -28,11 +27,11 @@ _CONDITION_MESSAGE = re.compile(r"Pod [^/\s]+/(\S+) has condition (\S+) ")
 
 
 def members_job_name(backend: GangBackend, name: str) -> str | None:
-    """Name of the Job that a JobSet, also that of a TrainJob, makes for the members; None for other backends.
+    """Name of the Job that a JobSet, also that of a TrainJob, makes for the members; None for a Job.
 
     Only that Job records which pod failed first. JobSet, ``pkg/util/placement``: GenJobName.
     """
-    return f"{name}-{REPLICATED_JOB}-0" if backend in (GangBackend.JOBSET, GangBackend.TRAINJOB) else None
+    return f"{name}-{REPLICATED_JOB}-0" if backend is not GangBackend.JOB else None
 
 
 def gang_phase(gang_object: Object) -> GangPhase:

@@ -38,7 +38,6 @@ class GangBackend(StrEnum):
     JOB = "job"
     """An Indexed Job of Kubernetes."""
     JOBSET = "jobset"
-    PYTORCHJOB = "pytorchjob"
     TRAINJOB = "trainjob"
 
 

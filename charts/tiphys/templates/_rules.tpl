@@ -165,7 +165,7 @@
 
 {{/* Whether workflows may create gangs, of any kind: not empty if so. */}}
 {{- define "tiphys.makesGangs" -}}
-{{- with .Values.gangs }}{{ if or .job .jobSet .pyTorchJob .trainJob }}yes{{ end }}{{ end -}}
+{{- with .Values.gangs }}{{ if or .job .jobSet .trainJob }}yes{{ end }}{{ end -}}
 {{- end }}
 
 {{/* What makes the pods of a training on several nodes. Takes a dict of root and verbs. */}}
@@ -179,11 +179,6 @@
 {{- if .jobSet }}
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
-  verbs: {{ $.verbs }}
-{{- end }}
-{{- if .pyTorchJob }}
-- apiGroups: [kubeflow.org]
-  resources: [pytorchjobs]
   verbs: {{ $.verbs }}
 {{- end }}
 {{- if .trainJob }}

@@ -172,7 +172,7 @@ def train(
         tensor_parallel: Number of consecutive pods that form a group within one NVLink domain, where such a domain
             has several nodes. The queues must know the nodes.
         backend: Kind of object that creates the pods of several nodes: ``job``, an Indexed Job, needs only
-            Kubernetes; ``jobset``, ``pytorchjob`` and ``trainjob`` need the controller of that name.
+            Kubernetes; ``jobset`` and ``trainjob`` need the controller of that name.
         cache: As in `step`.
         share: As in `step`.
         retries: Retry budget of each cause of failure.

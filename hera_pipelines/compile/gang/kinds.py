@@ -110,7 +110,6 @@ def _check_supported_fields(spec: Manifest, container: Manifest) -> None:
 
 _GANG_NAME = input_placeholder(references.admit_output_parameter("gang"))
 _JOB_SET_FIRST_HOST = f"{_GANG_NAME}-{REPLICATED_JOB}-0-0.{_GANG_NAME}"
-_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
 class GangObjectKind(NamedTuple):
@@ -186,36 +185,12 @@ def _job_set_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) ->
     }
 
 
-def _pytorch_job_spec(step: AuthoredStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """Kubeflow's training operator, ``pkg/apis/kubeflow.org/v1``. The operator sets the rank of each member."""
-    pod = pod_template(step, template, workflow, [])
-    del pod["spec"]["restartPolicy"]
-    pod["spec"]["containers"][0]["name"] = "pytorch"  # the operator demands this name
-    pod["metadata"]["annotations"][_DEFAULT_CONTAINER] = "pytorch"
-    replicas = {"Master": 1, "Worker": _member_count(step) - 1}
-    per_node = process_count_variables(step).get("PET_NPROC_PER_NODE")
-    return {
-        # With a backoffLimit the operator does not count the failed member, for which Argo waits (``common/job.go``).
-        "runPolicy": {"cleanPodPolicy": "Running"},
-        **({"nprocPerNode": per_node} if per_node else {}),
-        "pytorchReplicaSpecs": {
-            role: {"replicas": count, "restartPolicy": "Never", "template": pod} for role, count in replicas.items()
-        },
-    }
-
-
 GANG_OBJECT_KINDS: Mapping[GangBackend, GangObjectKind] = {
     GangBackend.JOB: GangObjectKind("batch/v1", "Job", _job_spec, "status.succeeded == {members}", "status.failed > 0"),
     GangBackend.JOBSET: GangObjectKind(
         *("jobset.x-k8s.io/v1alpha2", "JobSet", _job_set_spec),
         success="status.terminalState == Completed",
         failure="status.terminalState == Failed",
-    ),
-    GangBackend.PYTORCHJOB: GangObjectKind(
-        *("kubeflow.org/v1", "PyTorchJob", _pytorch_job_spec),
-        # The operator itself counts the job as succeeded once the master has.
-        success="status.replicaStatuses.Master.succeeded == 1",
-        failure="status.replicaStatuses.Master.failed > 0, status.replicaStatuses.Worker.failed > 0",
     ),
     GangBackend.TRAINJOB: GangObjectKind(
         *("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job_spec),

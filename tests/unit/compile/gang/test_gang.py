@@ -223,9 +223,6 @@ def placed(job: Manifest) -> tuple[Manifest, Manifest]:
     spec = job["spec"]
     if job["kind"] == "JobSet":
         spec = spec["replicatedJobs"][0]["template"]["spec"]
-    if job["kind"] == "PyTorchJob":
-        assert spec["pytorchReplicaSpecs"]["Master"]["template"] == spec["pytorchReplicaSpecs"]["Worker"]["template"]
-        spec = spec["pytorchReplicaSpecs"]["Master"]
     if job["kind"] == "TrainJob":
         patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
         spec = patch["template"]["spec"]
@@ -395,14 +392,6 @@ def test_members_of_a_train_job_get_the_rank_that_its_trainer_does_not_set() -> 
     first = {"MASTER_ADDR": "<gang>-node-0-0.<gang>", "MASTER_PORT": "1", "WORLD_SIZE": "4"}
     assert variables.items() >= first.items()
     assert trainer["numProcPerNode"] == 1, "the trainer would start one for each CPU"
-
-
-def test_the_failed_member_of_a_pytorch_job_is_counted_for_argo() -> None:
-    template = gang(backend=GangBackend.PYTORCHJOB)
-    policy = made(template)["spec"]["runPolicy"]
-    assert policy == {"cleanPodPolicy": "Running"}, "with a backoffLimit replicaStatuses stay as they are"
-    condition = compiled(template)["fit-run"]["resource"]["failureCondition"]
-    assert condition == "status.replicaStatuses.Master.failed > 0, status.replicaStatuses.Worker.failed > 0"
 
 
 @pytest.mark.parametrize(("retry", "kept"), [(RetryPolicy(), True), (RetryPolicy(on_demand_after=2), False)])
