@@ -29,7 +29,6 @@ FRONT = {
     "checkpoint": ("stall_over_memcpy", "corrupt_found", "sigterm_landed_ratio"),
     "resume": ("goodput_scratch", "goodput_tiphys"),
     "quota": ("over_admissions",),
-    "scale": ("page_over_1k",),
 }
 """Rows of README, by benchmark, beside all those that miss their aim."""
 _MISSED = "**missed**: "

@@ -27,6 +27,8 @@ from pathlib import Path
 KEY_PATTERNS = (
     r"control/format\.json",
     r"control/idempotency-keys/[^/]+",
+    r"control/newest/\d{5}/\d{8}-(?P<listed>.+)",
+    r"control/open/(?P<opened>.+)\.(?P<open_number>\d{9})\.\d{13}",
     r"control/runs/(?P<run>[^/]+)/run\.json",
     r"control/runs/(?P<run>[^/]+)/workflows/[0-9a-f]{64}\.json",
     r"control/runs/(?P<run>[^/]+)/submissions/(?P<submission>\d{9})(?P<part>\.bound|\.end|)\.json",
@@ -72,6 +74,13 @@ def parse(key):
         if match := pattern.fullmatch(key):
             return {name: value for name, value in match.groupdict().items() if value is not None}
     return None
+
+
+def _led_to(fields):
+    """Run and number of the submission that a key leads to, without a number for the run itself; None for others."""
+    if "listed" in fields:
+        return fields["listed"], ""
+    return (fields["opened"], fields["open_number"]) if "opened" in fields else None
 
 
 def counted_down(text):
@@ -139,6 +148,9 @@ class Checker:
         """Uid of the Workflow of each run and submission."""
         self._running = {}
         self._answers = {}
+        self._found_by = defaultdict(set)
+        """Present keys that lead to each run, and to each submission of which no end is known."""
+        self._created = set()
 
     def check(self):
         handlers = {
@@ -169,6 +181,9 @@ class Checker:
         fields = parse(event["key"])
         if fields is None:
             return
+        self._created.add(event["key"])
+        if place := _led_to(fields):
+            self._found_by[place].add(event["key"])
         lineage = self._lineages[fields["run"], fields["step"]] if "step" in fields else None
         if "attempt" in fields:
             number = int(fields["attempt"])
@@ -239,6 +254,10 @@ class Checker:
 
     def _delete(self, index, event):
         fields = parse(event["key"])
+        if fields and (place := _led_to(fields)):
+            self._found_by[place].discard(event["key"])
+            self._check_found(place)
+            return
         if fields is None or "step" not in fields or "/lineages/" not in event["key"]:
             if fields is None or "/events/" not in event["key"]:
                 self.verdict.broken("retention", f"{event['key']} was deleted")
@@ -332,9 +351,19 @@ class Checker:
     def _record(self, key):
         return json.loads(self._objects[key]) if key in self._objects else None
 
+    def _check_found(self, place):
+        """A recorded run is listed, and so is a submission that was claimed and has no end."""
+        run, number = place
+        claim = f"control/runs/{run}/submissions/{number}" if number else f"control/runs/{run}/run"
+        is_over = number and f"{claim}.end.json" in self._created
+        if f"{claim}.json" in self._created and not is_over and not self._found_by[place]:
+            self.verdict.broken("object", f"nothing leads to {claim}.json")
+
     def _check_objects(self):
         for key, data in self._objects.items():
             fields = parse(key)
+            if fields and (match := re.fullmatch(r"control/runs/(.+)/(?:run|submissions/(\d{9}))\.json", key)):
+                self._check_found((match[1], match[2] or ""))
             if fields is None:
                 self.verdict.broken("object", f"nothing writes {key}")
                 continue

@@ -9,7 +9,7 @@
 | three pods of four GPUs | quota |
 | a second Workflow of a submission; two at once; two answers; a key without a run | submission |
 | an attempt without an end; ended while its pod runs; done twice; another result; a run that does not end | end |
-| an unknown key; a shard without manifest; a damaged shard; a pin without checkpoint; an end without a claim | object |
+| an unknown key; a shard alone; a damaged one; a pin alone; an end alone; what no key leads to | object |
 """
 
 import ast
@@ -27,6 +27,7 @@ from chaos import checker
 RUN = "digits-1"
 CONTROL, LINEAGE = f"control/runs/{RUN}", f"data/lineages/{RUN}/fit"
 ATTEMPTS = f"{CONTROL}/attempts/fit/"
+NEWEST, OPEN = f"control/newest/82327/72824927-{RUN}", f"control/open/{RUN}.000000001.1767227320347"
 Change = Callable[["Story"], object]
 
 
@@ -37,6 +38,8 @@ class Story:
         self.history: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.add("settings", keys=["nightly"])
+        self.create(NEWEST, {})
+        self.create(OPEN, {})
         self.create(f"{CONTROL}/run.json", {})
         self.create(f"{CONTROL}/submissions/000000001.json", {})
         self.add("workflow created", name=RUN, uid="u1", run=RUN, submission=1)
@@ -144,6 +147,12 @@ def late_commit(story: Story, *, looks: bool) -> None:
 PINNED = {"lineage": f"{RUN}/fit", "attempt": 1, "global_step": 2, "name": "keep"}
 PIN_KEY = manifest_key(1, 2).replace("manifests", "pins").replace(".json", "/keep.json")
 SECOND_END = f"{ATTEMPTS}000000002.end.json"
+
+
+def delete_open(now: Story) -> None:
+    now.delete(OPEN)
+
+
 BROKEN: list[tuple[str, str, Change]] = [
     ("acknowledged", "starts too low", lambda story: start_elsewhere(story, (1, 4))),
     ("acknowledged", "starts from the beginning", lambda story: start_elsewhere(story, None)),
@@ -223,6 +232,8 @@ BROKEN: list[tuple[str, str, Change]] = [
     ),
     ("end", "not settled", lambda story: story.without("over")),
     ("end", "a successor before the end", lambda story: story.without("create", key=f"{ATTEMPTS}000000001.end.json")),
+    ("object", "a run that nothing lists", lambda story: story.delete(NEWEST)),
+    ("object", "an open submission that nothing lists", lambda story: story.before("workflow created", delete_open)),
     ("object", "unknown key", lambda story: story.create("control/runs/stray", {})),
     (
         "object",

@@ -202,8 +202,7 @@ class TrackedSession(Session):
     @_excluded_from_step_time
     def restore(self, default: Any = None) -> Any:
         sample = flatten_state(default)  # refuses a state that cannot be saved now, not at the first save
-        self._states.known = sample.classes
-        self._states.is_restored = True
+        self._states.known, self._states.is_restored = sample.classes, True
         self._fence.check()
         skipped: list[SkippedCheckpoint] = []
         for ref in self._candidates.iter_newest_first():
