@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import is_gpu_resource
 
-_PATCHED = re.compile(r"([\w.-]+/[\w.-]+)[\"']?\s*:\s*[\"']?([^\s\"',}]+)")
+_PATCHED = re.compile(r"(?<![\w.-])([\w.-]+/[\w.-]+)[\"']?\s*:\s*[\"']?([^\s\"',}]+)")
 _MAIN = ("container", "script")
 _OTHERS = ("initContainers", "sidecars")
 

@@ -55,6 +55,7 @@ GPU = {
     "within": None,
     "spot": "no",
     "min_members": None,
+    "resource": "nvidia.com/gpu",
 }
 CHECKPOINTS = {
     "every": 600.0,

@@ -29,6 +29,7 @@ from tiphys.kube.resources import DEPLOYMENTS, SECRETS
 from tiphys.records import CheckpointRef
 from tiphys.store import S3Store, layout, workflow_layout
 from tiphys.store.credentials import CredentialsHolder, bucket_policy
+from tiphys.store.format import STORE_FORMAT
 from tiphys.store.layout import CONTROL, DATA, LineageLayout, RankStepTime, RunLayout
 from tiphys.store.workflow_layout import OutputOrigin
 
@@ -232,7 +233,7 @@ class Tenants:
     def __init__(self, server: S3Proxy, bucket: str, endpoint: str) -> None:
         self.server, self.bucket, self.url = server, bucket, f"s3://{bucket}/{{namespace}}/tiphys"
         for namespace in ("team-a", "team-b"):
-            self.store(namespace).create(layout.FORMAT_MARKER, b'{"format": 2}')
+            self.store(namespace).create(layout.FORMAT_MARKER, f'{{"format": {STORE_FORMAT}}}'.encode())
         self.before = self.stored()
 
     def store(self, namespace: str) -> S3Store:

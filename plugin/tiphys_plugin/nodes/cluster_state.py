@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from tiphys.kube import ListSnapshot, Object, WatchEvent, WatchEventType
 from tiphys_plugin.nodes.health import NodeEvidence
 from tiphys_plugin.nodes.node import (
+    NO_FLAVORS,
     ObservedNode,
     PodFacts,
     deduplicate_hosts,
@@ -22,7 +23,7 @@ from tiphys_plugin.nodes.node import (
     read_pod_facts,
     relevant_node_fields,
 )
-from tiphys_plugin.quota.flavors import NO_FLAVORS, ClusterNodes, Flavor, FlavorSet
+from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet
 from tiphys_plugin.quota.lease import Lease
 
 FactsT = TypeVar("FactsT")

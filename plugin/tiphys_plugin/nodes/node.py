@@ -33,10 +33,11 @@ from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
 from tiphys_plugin.cluster.interface import extended_resources, requested_resources
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health
-from tiphys_plugin.quota.flavors import NO_FLAVORS, ClusterNodes, FlavorSet, HealthSignal
+from tiphys_plugin.quota.flavors import ClusterNodes, FlavorSet, HealthSignal
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.quota.placement.model import GpuNode
 
+NO_FLAVORS = FlavorSet(())
 _FALSE_VALUES = ("False",)
 
 

@@ -198,9 +198,6 @@ class FlavorSet:
         return sorted(kinds, key=lambda kind: (rank.get(kind, len(rank)), kind))
 
 
-NO_FLAVORS = FlavorSet(())
-
-
 def find_flavor_error(declared: Sequence[Flavor]) -> str | None:
     """The first conflict between the declared flavors; None if there is none."""
     return next(_flavor_errors(declared), None)

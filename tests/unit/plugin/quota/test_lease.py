@@ -32,6 +32,7 @@ def test_every_field_of_the_step_and_of_the_attempt_arrives() -> None:
         "tensor_parallel": 2,
         "spot": "allowed",
         "min_members": None,
+        "resource": "amd.com/gpu",
         "gpu_types": (),
         "within": "rack",
     }
