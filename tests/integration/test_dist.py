@@ -92,6 +92,9 @@ def test_a_release_from_two_clones_is_the_same_and_its_wheel_works(
     assert "boto3==" in first["tiphys-trainer.requirements.txt"].decode()
     assert "--hash=sha256:" in first["desk.requirements.txt"].decode()
 
+    # The Python of a desk has pip, and that of this environment need not.
+    outside = [folder for folder in os.environ["PATH"].split(os.pathsep) if not folder.startswith(sys.prefix)]
+    monkeypatch.setenv("PATH", os.pathsep.join(outside))
     for command in commands_of_a_desk():
         run("bash", "-euc", command, cwd=tmp_path / "one" / "dist")
     finished = subprocess.run(
