@@ -279,6 +279,7 @@ def test_gang_goes_on_after_each_of_many_kills(begin: Beginner, retries: Retries
     check_campaign(training, kills, campaign(training, kills, seed=20))
 
 
+@pytest.mark.heavy
 def test_gang_that_dies_again_before_a_checkpoint_gets_new_pods(begin: Beginner) -> None:
     training = begin()
     training.until_committed(1, 1)
@@ -298,6 +299,7 @@ def test_gang_fails_by_the_error_of_one_member_and_not_by_those_that_lost_it(beg
     assert training.outcomes() == ["failed:user_error 1"]
 
 
+@pytest.mark.heavy
 def test_gang_whose_author_refuses_restarts_gets_new_pods(begin: Beginner) -> None:
     training = begin(Retries(in_place=False))
     training.until_committed(1, 1)
