@@ -386,8 +386,9 @@ def measure_gpu_time(histories: Iterable[tuple[str, RunHistory]], since: datetim
             continue
         for step, attempts in history.read_attempts(ALL_ATTEMPTS).items():
             spec = history.pipeline.steps.get(task_name(step))
-            for claim, end in attempts if spec is not None and spec.gpu is not None else ():
-                assert spec is not None and spec.gpu is not None
+            if spec is None or spec.gpu is None:
+                continue
+            for claim, end in attempts:
                 kind = claim.flavor or claim.gpu_type or spec.gpu.gpu_type or ""
                 ended_at = _find_step_end(Attempt(claim, end), submissions, now)
                 for month, length in _split_by_month(max(claim.written_at, since), ended_at):

@@ -18,7 +18,7 @@ _READERS = 8
 _MAX_OPEN_RUNS = 200
 """Runs that have not ended, of those that a search with a limit reads at once."""
 _CLOCK_SKEW = timedelta(hours=1)
-"""A search by time goes on for so long, because the writers of a store have clocks of their own."""
+"""How much older than ``since`` a marker may be: the clocks of those who write markers differ."""
 
 
 def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list[RunSummary]:
@@ -124,13 +124,13 @@ def _summarize_runs(store: Store, submitter: Submitter | None, runs: Iterable[st
     """Summaries of the runs of which the store holds anything."""
 
     def summarize(run: str) -> RunSummary | None:
-        summary = summarize_run(RunHistory.for_display(store, run), submitter)
-        return summary if summary.pipeline or is_stored(store, run) else None
+        return summarize_stored_run(RunHistory.for_display(store, run), submitter)
 
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         return [summary for summary in pool.map(summarize, runs) if summary]
 
 
-def is_stored(store: Store, run: str) -> bool:
-    """Whether the store has a record of a run; a crash may leave a marker of one that has none."""
-    return any(store.list(f"{RUNS}{run}/"))
+def summarize_stored_run(history: RunHistory, submitter: Submitter | None) -> RunSummary | None:
+    """The summary of a run; None if the store has nothing of it but a marker, as after a crash."""
+    summary = summarize_run(history, submitter)
+    return summary if summary.pipeline or any(history.store.list(f"{RUNS}{history.run}/")) else None

@@ -15,8 +15,8 @@ from datetime import datetime
 from itertools import islice
 
 from tiphys_controller.run_phase import ENDED_PHASES, RunPhase
-from tiphys_controller.run_search import is_stored
-from tiphys_controller.runs import RunSummary, summarize_run
+from tiphys_controller.run_search import summarize_stored_run
+from tiphys_controller.runs import RunSummary
 from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.queue_shares import GpuHold
@@ -172,9 +172,10 @@ class RunIndex:
         history = RunHistory.for_display(self._store, name)
         with contextlib.suppress(NotFoundError, UsageError):  # it is being deleted, and the summary says so
             spans = tuple(map(SubmissionSpan.from_submission, history.submissions))
-        indexed = IndexedRun(summarize_run(history, self._submitter), spans, opened)
-        if not indexed.summary.pipeline and not is_stored(self._store, name):
+        summary = summarize_stored_run(history, self._submitter)
+        if summary is None:
             return None
+        indexed = IndexedRun(summary, spans, opened)
         if (known := self._runs.get(name)) is not None:
             indexed = replace(indexed, holds=known.holds, holds_of=known.holds_of, holds_read_at=known.holds_read_at)
         self._runs[name] = indexed  # a first round over many runs shows them as they come

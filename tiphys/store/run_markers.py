@@ -78,10 +78,8 @@ def list_open_submissions(store: Store, run: str = "") -> list[OpenSubmission]:
 
 def mark(store: Store, key: str) -> None:
     """Create an empty object unless it exists."""
-    try:
+    with contextlib.suppress(ObjectExistsError):
         store.create(key, b"")
-    except ObjectExistsError:
-        return
 
 
 def open_submission(store: Store, claim: SubmissionClaim) -> ClaimResult[SubmissionClaim]:

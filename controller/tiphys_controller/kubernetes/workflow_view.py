@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tiphys.errors import UsageError
 from tiphys.kube import Object
-from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
+from tiphys.protocol.auto_resume_policy import has_auto_resume
 from tiphys.protocol.compiled_workflow import read_workflow_parameters
 from tiphys.protocol.fan_out import find_item
 from tiphys.protocol.gang import GangBackend, GangSpec
@@ -108,7 +108,7 @@ def build_workflow_view(workflow: Object) -> WorkflowView:
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
         },
         gangs=frozenset(_find_gang_backends(spec.get("templates") or [])),
-        auto_resume=bool(annotations.get(AUTO_RESUME_ANNOTATION)),
+        auto_resume=has_auto_resume(workflow),
         plugin_failure=_find_plugin_failure(status.get("nodes") or {}),
         waits=dict(_find_gpu_waits(metadata["name"], status.get("nodes") or {})),
     )

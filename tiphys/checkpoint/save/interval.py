@@ -119,17 +119,6 @@ def daly_interval_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
     return 2 * mtbf_seconds * (root * (1 + root / 3 + ratio / 9) - ratio)
 
 
-def lost_share(interval_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
-    """Return the time lost to saves, restarts and repeated work as a share of useful time (Daly 2006, equation 20)."""
-    if interval_seconds == 0:  # the limit: saves that cost nothing lose nothing but the restarts
-        return math.inf if cost_seconds else math.expm1(restart_seconds / mtbf_seconds)
-    exponent = (interval_seconds + cost_seconds) / mtbf_seconds
-    if exponent + restart_seconds / mtbf_seconds > 500:  # beyond what a float holds
-        return math.inf
-    factor = mtbf_seconds / interval_seconds * math.exp(restart_seconds / mtbf_seconds)
-    return factor * math.expm1(exponent) - 1
-
-
 def advised_interval_seconds(
     costs: Iterable[SaveCost], mtbf_seconds: float, min_seconds: float, max_seconds: float
 ) -> float:

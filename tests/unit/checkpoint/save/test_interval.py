@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from bench.resume.optimum import lost_share
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim
@@ -25,7 +26,6 @@ from tiphys.checkpoint.save.interval import (
     SaveIntervalController,
     advised_interval_seconds,
     daly_interval_seconds,
-    lost_share,
     open_interval_controller,
     read_failure_history,
     young_interval_seconds,
