@@ -8,6 +8,7 @@ also keeps which GPUs its attempts held.
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
 from tiphys.lineage import RunHistory
 from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.records import task_name
-from tiphys.store import Store, Submission, list_newest_runs, list_open_submissions
+from tiphys.store import Store, Submission, list_open_submissions
+from tiphys.store.run_markers import list_newest_markers
 
 _READERS = 8
 _REFRESH_SECONDS = 5.0
@@ -58,11 +60,11 @@ class SubmissionSpan:
 
 @dataclass(frozen=True)
 class IndexedRun:
-    """One run. ``opened`` are the submissions that were open when it was read."""
+    """One run. ``markers`` are the keys that led to it when it was read: of another submission there are others."""
 
     summary: RunSummary
     submissions: tuple[SubmissionSpan, ...]
-    opened: frozenset[int]
+    markers: frozenset[str]
     holds: tuple[GpuHold, ...] = ()
     """GPUs that its attempts held; empty unless the index reads them."""
     holds_of: RunSummary | None = None
@@ -132,17 +134,20 @@ class RunIndex:
         Raises:
             StoreError: the store does not answer.
         """
-        opened: dict[str, set[int]] = {}
+        markers: defaultdict[str, set[str]] = defaultdict(set)
         for submission in list_open_submissions(self._store):
-            opened.setdefault(submission.run, set()).add(submission.submission)
-        first = dict.fromkeys(islice(opened, MAX_RUNS))
-        newest = list(islice((run for run in list_newest_runs(self._store) if run not in first), MAX_RUNS + 1))
+            markers[submission.run].add(submission.marker)
+        first = dict.fromkeys(islice(markers, MAX_RUNS))
+        listed = dict(islice(list_newest_markers(self._store), 2 * MAX_RUNS + 1))
+        for name, marker in listed.items():
+            markers[name].add(marker)
+        newest = [name for name in listed if name not in first]
         names = [*first, *newest[:MAX_RUNS]]
         self.total, self.is_whole = len(names), len(newest) <= MAX_RUNS
         with ThreadPoolExecutor(max_workers=_READERS) as pool:
-            numbers = (frozenset(opened.get(name, ())) for name in names)
+            keys = (frozenset(markers[name]) for name in names)
             found = {
-                name: run for name, run in zip(names, pool.map(self._read_if_due, names, numbers), strict=True) if run
+                name: run for name, run in zip(names, pool.map(self._read_if_due, names, keys), strict=True) if run
             }
             self._runs, self.total = found, len(found)
             if self._reads_holds:  # after all summaries, because the list of runs waits for these alone
@@ -160,13 +165,13 @@ class RunIndex:
                 self.error = f"{type(error).__name__}: {error}"
             self._stopping.wait(_REFRESH_SECONDS)
 
-    def _read_if_due(self, name: str, opened: frozenset[int]) -> IndexedRun | None:
+    def _read_if_due(self, name: str, markers: frozenset[str]) -> IndexedRun | None:
         known = self._runs.get(name)
-        if known is None or known.summary.phase not in ENDED_PHASES or known.opened != opened:
-            return self._read(name, opened)
+        if known is None or known.summary.phase not in ENDED_PHASES or known.markers != markers:
+            return self._read(name, markers)
         return known
 
-    def _read(self, name: str, opened: frozenset[int]) -> IndexedRun | None:
+    def _read(self, name: str, markers: frozenset[str]) -> IndexedRun | None:
         """The run; None if the store has none of this name."""
         spans = tuple[SubmissionSpan, ...]()
         history = RunHistory.for_display(self._store, name)
@@ -175,7 +180,7 @@ class RunIndex:
         summary = summarize_stored_run(history, self._submitter)
         if summary is None:
             return None
-        indexed = IndexedRun(summary, spans, opened)
+        indexed = IndexedRun(summary, spans, markers)
         if (known := self._runs.get(name)) is not None:
             indexed = replace(indexed, holds=known.holds, holds_of=known.holds_of, holds_read_at=known.holds_read_at)
         self._runs[name] = indexed  # a first round over many runs shows them as they come

@@ -52,7 +52,12 @@ def newest_marker(run: str, moment: datetime) -> str:
 
 
 def list_newest_runs(store: Store, since: datetime | None = None) -> Iterator[str]:
-    """Names of runs, each once, by the time of their creation or last end, the newest first.
+    """Names of runs by the time of their creation or last end, the newest first; as `list_newest_markers`."""
+    return (run for run, _ in list_newest_markers(store, since))
+
+
+def list_newest_markers(store: Store, since: datetime | None = None) -> Iterator[tuple[str, str]]:
+    """Each run with the key of its newest marker, which another end of a submission replaces; the newest first.
 
     Pages are fetched as they are consumed. ``since`` ends the listing; None for all. A name may be of no run.
     """
@@ -62,7 +67,7 @@ def list_newest_runs(store: Store, since: datetime | None = None) -> Iterator[st
     for match in takewhile(lambda match: _LAST_MILLISECOND - int(match[1] + match[2]) >= earliest, markers):
         if match[3] not in seen and _is_run_name(match[3]):
             seen.add(match[3])
-            yield match[3]
+            yield match[3], match[0]
 
 
 def list_open_submissions(store: Store, run: str = "") -> list[OpenSubmission]:

@@ -69,6 +69,24 @@ def test_a_resumed_run_is_noticed(store: CountingStore, submitter: FakeSubmitter
     assert (run.summary.submissions, run.summary.phase) == (2, RunPhase.INTERRUPTED)
 
 
+def test_a_resume_that_began_and_ended_between_two_looks_is_noticed(
+    store: CountingStore, submitter: FakeSubmitter
+) -> None:
+    finish(store, submitter, "digits-1")
+    index = RunIndex(store, submitter)
+    index.refresh()
+    claim = read_last_claim(store, "digits-1")
+    assert claim is not None
+    open_submission(store, claim.model_copy(update={"submission": 2, "workflow_name": "digits-1-2"}))
+    end = SubmissionEnd(run="digits-1", submission=2, status="Failed", message="")
+    end_submission(store, end, may_be_resumed=False)
+
+    index.refresh()
+
+    [run] = index.runs
+    assert (run.summary.submissions, run.summary.phase) == (2, RunPhase.FAILED)
+
+
 def test_a_deleted_run_disappears(store: CountingStore, submitter: FakeSubmitter) -> None:
     finish(store, submitter, "digits-1")
     index = RunIndex(store, submitter)
