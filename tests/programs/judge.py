@@ -3,7 +3,7 @@
 | finding | when |
 |---|---|
 | silent loss | it resumes before a committed checkpoint, or before what was whole at SIGTERM, and Tiphys says nothing |
-| wrong state | it resumes with weights, an optimizer or generators that no earlier attempt had at that step |
+| wrong state | it resumes with weights, an optimizer or generators that no earlier start had at that step |
 | exit code | not 75 after SIGTERM, nor 143 before the restore or after the last save; 0 without the last step |
 | process left | a process outlived the first process of its attempt |
 | hang | an attempt did not end within its grace period |
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from programs.attempts import AttemptRecord
 from programs.catalogue import Program
 from programs.faults import MEMORY, TERM
-from programs.trace import Line, consumed, last_step
+from programs.trace import Line, consumed, last_step, starts_of
 from tiphys.protocol.environment import EX_TEMPFAIL, LOG_PREFIX
 from tiphys.records import CheckpointRef
 
@@ -110,24 +110,30 @@ def _judge_restores(
     floor, unsaid = 0, ""
     damaged: set[CheckpointRef] = set()
     for record in attempts:
-        begins = [line for line in record.lines if line["event"] == "resumed"]
         unsaid += "\n" + record.log
-        if begins:
-            resumed = begins[0]["step"]
-            verdict.restores += resumed > 0
-            if resumed < floor:
-                if _says_loss(unsaid):
-                    verdict.losses_said += 1
-                else:
-                    sentence = f"resumed at step {resumed}, although step {floor} was whole"
-                    verdict.findings.append(Finding("silent loss", record.number, sentence))
-            for line in begins:
-                _compare_state(verdict, program, record, line, known.get((line["step"], line["rank"]), []))
-            floor, unsaid = resumed, record.log
-        for line in _states(record.lines):
-            known.setdefault((line["step"], line["rank"]), []).append(line)
+        for number, lines in enumerate(starts_of(record.lines)):
+            if number and record.struck:
+                floor = _kept_after(program, record, floor, damaged)
+            begins = [line for line in lines if line["event"] == "resumed"]
+            if begins:
+                resumed = begins[0]["step"]
+                verdict.restores += resumed > 0
+                if resumed < floor:
+                    _judge_loss(verdict, record, f"resumed at step {resumed}, although step {floor} was whole", unsaid)
+                for line in begins:
+                    _compare_state(verdict, program, record, line, known.get((line["step"], line["rank"]), []))
+                floor, unsaid = resumed, record.log
+            for line in _states(lines):
+                known.setdefault((line["step"], line["rank"]), []).append(line)
         damaged |= {record.damaged} if record.damaged else set()
         floor = _kept_after(program, record, floor, damaged)
+
+
+def _judge_loss(verdict: Verdict, record: AttemptRecord, sentence: str, log: str) -> None:
+    if _says_loss(log):
+        verdict.losses_said += 1
+    else:
+        verdict.findings.append(Finding("silent loss", record.number, sentence))
 
 
 def _kept_after(program: Program, record: AttemptRecord, floor: int, damaged: set[CheckpointRef]) -> int:
@@ -151,7 +157,7 @@ def _compare_state(
     if line["step"] == 0:
         return
     if not known:
-        sentence = f"resumed at step {line['step']}, which no attempt had reached"
+        sentence = f"resumed at step {line['step']}, which no start had reached"
         verdict.findings.append(Finding("wrong state", record.number, sentence))
         return
     for part in ("weights", "optimizer", "generators"):
@@ -194,13 +200,13 @@ def _compare_samples(
 
 
 def _samples(attempts: Sequence[AttemptRecord]) -> Samples:
-    """The steps that made the final state: a later attempt replaces the steps after the one it resumed at."""
+    """The steps that made the final state: a later start replaces the steps after the one it resumed at."""
     steps: dict[tuple[int, int], list[int]] = {}
-    for record in attempts:
-        if (resumed := next((line["step"] for line in record.lines if line["event"] == "resumed"), None)) is None:
+    for lines in (lines for record in attempts for lines in starts_of(record.lines)):
+        if (resumed := next((line["step"] for line in lines if line["event"] == "resumed"), None)) is None:
             continue
         steps = {place: ids for place, ids in steps.items() if place[0] <= resumed}
-        steps |= {(step, rank): ids for step, rank, ids in consumed(record.lines)}
+        steps |= {(step, rank): ids for step, rank, ids in consumed(lines)}
     together: Samples = {}
     for (step, _), ids in sorted(steps.items()):
         together.setdefault(step, []).extend(ids)

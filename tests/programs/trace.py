@@ -37,6 +37,20 @@ class TraceReader:
         return found
 
 
+def starts_of(lines: list[Line]) -> list[list[Line]]:
+    """The lines of each start of the program in one attempt: a rank that resumes once more was started again."""
+    starts: list[list[Line]] = [[]]
+    resumed: set[int] = set()
+    for line in lines:
+        if line["event"] == "resumed":
+            if line["rank"] in resumed:
+                starts.append([])
+                resumed.clear()
+            resumed.add(line["rank"])
+        starts[-1].append(line)
+    return starts
+
+
 def last_step(lines: list[Line], event: str) -> int | None:
     """Highest step that the first rank printed with ``event``."""
     return max((line["step"] for line in lines if line["event"] == event and line["rank"] == 0), default=None)

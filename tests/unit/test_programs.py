@@ -124,8 +124,32 @@ def test_other_weights_are_a_wrong_state():
     assert (kinds(verdict), verdict.parts) == (["wrong state"], {"weights": False})
 
 
-def test_step_that_no_attempt_reached_is_a_wrong_state():
+def test_step_that_no_start_reached_is_a_wrong_state():
     assert kinds(judged(ended(1, lines_of(0, 2), KILL), ended(2, lines_of(4, STEPS)))) == ["wrong state"]
+
+
+def started_twice(resumed: int, **fields: Any) -> AttemptRecord:
+    """An attempt that lost a process after step 4, and started its program again in its pod, at ``resumed``."""
+    return replace(ended(1, lines_of(0, 4) + lines_of(resumed, STEPS, **fields), MEMORY, committed=4), code=0)
+
+
+def test_program_that_is_started_again_in_its_attempt_goes_on_where_it_was():
+    verdict = judged(started_twice(4), program=IN_ORDER)
+    assert (verdict.findings, verdict.restores, verdict.twice, verdict.never) == ([], 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "kind"),
+    [
+        (started_twice(3), "silent loss"),
+        (started_twice(5), "wrong state"),
+        (started_twice(4, weights="torn"), "wrong state"),
+        (started_twice(4, first_id=1), "wrong state"),
+    ],
+    ids=["loss", "unreached", "torn", "order"],
+)
+def test_program_that_is_started_again_in_its_attempt_is_judged_as_a_new_attempt(attempt, kind):
+    assert kinds(judged(attempt, program=IN_ORDER)) == [kind]
 
 
 def test_program_that_sigterm_ends_before_it_has_restored_is_no_finding():
