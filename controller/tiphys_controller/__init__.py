@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         StepReport,
     )
     from tiphys_controller.submit.planner import WorkflowChange
+    from tiphys_controller.submit.recover import LostRun, RecoveredRun, count_lost_runs, list_lost_runs, recover_runs
     from tiphys_controller.submit.resume import ResumeResult, plan_run, resume_run
     from tiphys_controller.submit.start import StartResult, start_run
     from tiphys_controller.submit.start_checkpoints import add_start_checkpoints, find_finished_trainings
@@ -45,6 +46,7 @@ _HOMES = {
     "submit.idempotency": ("start_run_once",),
     "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StartCheckpoint", "StepReport"),
     "submit.planner": ("WorkflowChange",),
+    "submit.recover": ("LostRun", "RecoveredRun", "count_lost_runs", "list_lost_runs", "recover_runs"),
     "submit.resume": ("ResumeResult", "plan_run", "resume_run"),
     "submit.start": ("StartResult", "start_run"),
     "submit.start_checkpoints": ("add_start_checkpoints", "find_finished_trainings"),

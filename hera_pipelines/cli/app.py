@@ -94,6 +94,12 @@ COMMAND_GROUPS = {
         "resume": CommandSource(
             "Resume a run: submit the steps that are missing.", "cli.repair.resume", "resume", logs=True
         ),
+        "recover": CommandSource(
+            "Resume all runs of a cluster that is gone, on the cluster of the kubeconfig.",
+            "cli.repair.recover",
+            "recover",
+            logs=True,
+        ),
         "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.repair.verify", "verify"),
         "register": CommandSource(
             "Register models of a run in MLflow that were requested and are not complete.",

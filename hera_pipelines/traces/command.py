@@ -43,7 +43,7 @@ def traces(
     context: typer.Context,
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.", autocompletion=complete_run),
+        typer.Argument(metavar="RUN", help="Names of runs. Default: all runs.", autocompletion=complete_run),
     ] = None,
     since: Annotated[
         str, typer.Option("--since", metavar="DURATION", help="Only spans that ended since then, such as 2h or 3d.")

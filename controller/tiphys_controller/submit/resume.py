@@ -247,6 +247,7 @@ def resume_run(
     change: WorkflowChange | None = None,
     *,
     is_recorded: bool = False,
+    gone_cluster: str = "",
 ) -> ResumeResult:
     """Submit the missing steps of a run, once.
 
@@ -265,6 +266,7 @@ def resume_run(
         key: Idempotency key: all calls under one key make one submission and return it.
         change: A changed Workflow; None: that of the last submission.
         is_recorded: The caller has just recorded the steps of the last Workflow.
+        gone_cluster: Name of a cluster that runs nothing any more; empty if none is known.
 
     Raises:
         NotFoundError: there is no such run.
@@ -284,7 +286,8 @@ def resume_run(
     if earlier := _find_earlier_result(store, run_plan, request):
         return earlier
     try:
-        return _submit_missing(store, submitter, run_plan, _ResumeOptions(request, change, force, dry_run, namespace))
+        options = _ResumeOptions(request, change, force, dry_run, namespace, gone_cluster)
+        return _submit_missing(store, submitter, run_plan, options)
     except ConflictError:
         # A call under the same key may have been faster. Its submission tells, so the run is not planned again.
         if request.key:
@@ -302,6 +305,7 @@ class _ResumeOptions(NamedTuple):
     force: bool
     dry_run: bool
     namespace: str
+    gone_cluster: str
 
 
 def _changed_workflow_digest(run_plan: RunPlan, change: WorkflowChange | None) -> str | None:
@@ -423,7 +427,7 @@ def _choose_submission(
 ) -> NextSubmission:
     namespace = options.namespace or recorded_namespace(run_plan.state.record)
     next_submission = choose_next_submission(
-        run_plan.last_submission, live, submitter.cluster, namespace, options.force
+        run_plan.last_submission, live, submitter.cluster, namespace, options.force, options.gone_cluster
     )
     next_submission = options.request.check_unsent_claim(next_submission, options.force)
     if next_submission.unsent_claim is None:

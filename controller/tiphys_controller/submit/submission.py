@@ -130,7 +130,12 @@ def find_workflow(submitter: Submitter, submission: Submission) -> LiveWorkflow 
 
 
 def choose_next_submission(
-    last: Submission | None, live: LiveWorkflow | None, cluster: str, namespace: str, force: bool
+    last: Submission | None,
+    live: LiveWorkflow | None,
+    cluster: str,
+    namespace: str,
+    force: bool,
+    gone_cluster: str = "",
 ) -> NextSubmission:
     """Choose the next submission of a run.
 
@@ -140,6 +145,7 @@ def choose_next_submission(
         cluster: Cluster of the next submission. A mere address (`is_stable_cluster_name`) does not identify it.
         namespace: Namespace of the run's first submission, and of its first in this cluster.
         force: Submit although the last submission may still be running.
+        gone_cluster: Name of a cluster that runs nothing any more; empty if none is known.
 
     Raises:
         ConflictError: the last submission runs, or may run in a cluster that is not visible.
@@ -151,7 +157,7 @@ def choose_next_submission(
     if force and (live is not None or elsewhere):
         return following
     if elsewhere:
-        if last.end:
+        if last.end or (gone_cluster and submission_cluster(last) == gone_cluster):
             return following
         raise ConflictError(_unseen_message(last, cluster))
     if last.binding is None and live is None:

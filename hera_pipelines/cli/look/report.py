@@ -54,7 +54,7 @@ def report(
     context: typer.Context,
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.", autocompletion=complete_run),
+        typer.Argument(metavar="RUN", help="Names of runs. Default: all runs.", autocompletion=complete_run),
     ] = None,
     store: StoreOption = None,
     output: Annotated[

@@ -46,7 +46,7 @@ def ui(
     url: Annotated[
         str | None,
         typer.Argument(
-            metavar="[STORE]",
+            metavar="STORE",
             help="Store: s3://, gs:// or az:// URL, file:///dir or a path. Default: that of `tiphys runs`.",
         ),
     ] = None,

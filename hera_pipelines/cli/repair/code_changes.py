@@ -47,7 +47,7 @@ FromOption = Annotated[
     ),
 ]
 FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[PIPELINE.py]", help="Use this file instead of the submitted one.")
+    Path | None, typer.Argument(metavar="PIPELINE.py", help="Use this file instead of the submitted one.")
 ]
 DriftOption = Annotated[
     list[str] | None,
