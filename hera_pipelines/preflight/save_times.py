@@ -72,7 +72,7 @@ def _read_saves(store: Store, run: str, step: str) -> Iterator[float]:
     lineages = RunLayout(run).lineages
     listed = (prefix.removeprefix(lineages).rstrip("/") for prefix in store.prefixes(lineages))
     step_ids = list(islice((step_id for step_id in listed if task_name(step_id) == step), _MAX_LINEAGES))
-    commits = [ref for step_id in step_ids for ref in list_commits(store, lineage_name(run, step_id))[:_MAX_SAVES]]
+    commits = [ref for step_id in step_ids for ref in list_commits(store, lineage_name(run, step_id), _MAX_SAVES)]
 
     def read(ref: CheckpointRef) -> CheckpointManifest | None:
         try:

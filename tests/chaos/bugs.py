@@ -1,6 +1,7 @@
 """Planted bugs of consistency, which the campaign must find: each changes one rule of the product."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -180,17 +181,17 @@ def all_shards_are_orphans(plant: Plant) -> None:
 
 def late_commit_is_candidate(plant: Plant) -> None:
     """The next attempt starts from the highest step, whoever committed it and when."""
-    plant.set(select, "order_candidates", lambda commits, *_: tuple(sorted(commits, key=lambda ref: -ref.global_step)))
+    plant.set(select, "iter_candidates", lambda commits, *_: iter(sorted(commits, key=lambda ref: -ref.global_step)))
 
 
 def newest_commit_skipped(plant: Plant) -> None:
     """The start of the next attempt is chosen from a listing without its first row."""
 
-    def list_commits(*given: Any) -> Any:
-        return original(*given)[1:]
+    def iter_commits(*given: Any) -> Any:
+        return itertools.islice(original(*given), 1, None)
 
-    original = select.list_commits
-    plant.set(select, "list_commits", list_commits)
+    original = select.iter_commits
+    plant.set(select, "iter_commits", iter_commits)
 
 
 def older_checkpoint_restored(plant: Plant) -> None:

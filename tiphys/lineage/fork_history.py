@@ -10,18 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage.quarantine import list_quarantined, read_quarantine_reason
 from tiphys.lineage.select import (
     START_FROM_BEGINNING,
     CheckpointChoice,
     StartCheckpoints,
     choose_checkpoint,
-    list_commits,
-    order_candidates,
+    choose_first_valid,
+    iter_candidates,
+    iter_commits,
     starts_from_claims,
-    unusable_reason,
 )
-from tiphys.records import CheckpointRef, RunRecord, SkippedCheckpoint, task_name
+from tiphys.records import CheckpointRef, RunRecord, task_name
 from tiphys.store import Attempt, Store, lineage_name, read_last_claim, read_run, read_step_attempts
 
 
@@ -70,7 +69,7 @@ def iter_start_candidates(
         lineage: The lineage of the fork.
         starts_from: Start checkpoints of its attempts.
     """
-    yield from order_candidates(list_commits(store, lineage), lineage, starts_from)
+    yield from iter_candidates(iter_commits(store, lineage), lineage, starts_from)
     if (origin := find_fork_origin(lineage, starts_from)) is not None:
         yield from iter_fork_history(run_store, store, origin)
 
@@ -86,7 +85,7 @@ def iter_fork_history(run_store: Store, store: Store, origin: CheckpointRef) -> 
         ancestor_starts = starts_from_claims(read_step_attempts(run_store, run, step, []))
         # As if a further attempt of the ancestor had started from this checkpoint.
         starts = {**ancestor_starts, max([*ancestor_starts, current.attempt]) + 1: current}
-        yield from order_candidates(list_commits(store, lineage), lineage, starts)
+        yield from iter_candidates(iter_commits(store, lineage), lineage, starts)
         current = find_fork_origin(lineage, starts)
 
 
@@ -124,7 +123,7 @@ def choose_start_checkpoint(
         own = choose_checkpoint(store, lineage, attempts)
         if own.checkpoint is not None or find_fork_origin(lineage, starts_from_claims(attempts)) is None:
             return own
-        return _choose_first_valid(store, iter_start_candidates(store, store, lineage, starts_from_claims(attempts)))
+        return choose_first_valid(store, iter_start_candidates(store, store, lineage, starts_from_claims(attempts)))
     return _choose_inherited_checkpoint(store, step, ancestors)
 
 
@@ -135,22 +134,7 @@ def _choose_inherited_checkpoint(store: Store, step: str, ancestors: Iterable[An
         attempts = read_step_attempts(store, ancestor.run, step, [])
         if any(attempt.claim.submission >= since for attempt in attempts):
             lineage = lineage_name(ancestor.run, step)
-            return _choose_first_valid(
-                store, iter_start_candidates(store, store, lineage, starts_from_claims(attempts))
-            )
+            return choose_first_valid(store, iter_start_candidates(store, store, lineage, starts_from_claims(attempts)))
         if since:
             break
     return START_FROM_BEGINNING
-
-
-def _choose_first_valid(store: Store, refs: Iterable[CheckpointRef]) -> CheckpointChoice:
-    quarantined: dict[str, set[CheckpointRef]] = {}
-    skipped: list[SkippedCheckpoint] = []
-    for ref in refs:
-        if ref.lineage not in quarantined:
-            quarantined[ref.lineage] = list_quarantined(store, ref.lineage)
-        fault = read_quarantine_reason(store, ref) if ref in quarantined[ref.lineage] else unusable_reason(store, ref)
-        if fault is None:
-            return CheckpointChoice(ref, (ref,), tuple(skipped))
-        skipped.append(SkippedCheckpoint(checkpoint=ref, reason=fault))
-    return CheckpointChoice(None, (), tuple(skipped))

@@ -7,6 +7,7 @@ Programs may write these records. The name alone puts a checkpoint into
 quarantine, so a record that cannot be read costs its checkpoint and nothing else.
 """
 
+from collections.abc import Iterator
 from itertools import islice
 
 from tiphys.errors import IntegrityError, ObjectMissingError
@@ -32,9 +33,32 @@ def quarantine_checkpoint(store: Store, ref: CheckpointRef, reason: str, by: str
 
 def list_quarantined(store: Store, lineage: str, most: int | None = None) -> set[CheckpointRef]:
     """All quarantined checkpoints of a lineage, or the newest ``most``; costs one listing."""
+    return set(islice(_iter_quarantined(store, lineage), most))
+
+
+def _iter_quarantined(store: Store, lineage: str) -> Iterator[CheckpointRef]:
     layout = LineageLayout(lineage)
     refs = (layout.parse_checkpoint(info.key) for info in store.list(layout.all_quarantined))
-    return set(islice((ref for ref in refs if ref is not None), most))
+    return (ref for ref in refs if ref is not None)
+
+
+class QuarantineListing:
+    """The quarantined checkpoints of any lineage, for ``in``. Lists each lineage as far as the oldest asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rest: dict[str, Iterator[CheckpointRef]] = {}
+        self._listed: set[CheckpointRef] = set()
+
+    def __contains__(self, ref: CheckpointRef) -> bool:
+        if ref not in self._listed:
+            if ref.lineage not in self._rest:
+                self._rest[ref.lineage] = _iter_quarantined(self._store, ref.lineage)
+            for found in self._rest[ref.lineage]:
+                self._listed.add(found)
+                if (found.attempt, found.global_step) <= (ref.attempt, ref.global_step):
+                    break  # the rest is older
+        return ref in self._listed
 
 
 def read_quarantine_records(

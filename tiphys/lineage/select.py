@@ -10,12 +10,12 @@ The module also reads the newest commit of an attempt, to compute the lost work.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage.quarantine import list_quarantined, read_quarantine_reason
+from tiphys.lineage.quarantine import QuarantineListing, read_quarantine_reason
 from tiphys.lineage.validity import checkpoint_fault, read_manifest
 from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Attempt, LineageLayout, Store
@@ -27,12 +27,10 @@ StartCheckpoints = Mapping[int, CheckpointRef | None]
 class CheckpointChoice(NamedTuple):
     """The chosen start checkpoint; None for the beginning.
 
-    ``candidates`` are the chosen checkpoint and the fallbacks after it.
     ``skipped`` are better candidates that cannot be used, with the reasons.
     """
 
     checkpoint: CheckpointRef | None
-    candidates: tuple[CheckpointRef, ...]
     skipped: tuple[SkippedCheckpoint, ...]
 
 
@@ -49,7 +47,7 @@ def shorten_skipped(skipped: Sequence[SkippedCheckpoint]) -> tuple[SkippedCheckp
     return tuple(kept)
 
 
-START_FROM_BEGINNING = CheckpointChoice(None, (), ())
+START_FROM_BEGINNING = CheckpointChoice(None, ())
 
 
 def order_candidates(
@@ -61,19 +59,24 @@ def order_candidates(
     checkpoint and older commits of that attempt; and so on back to the beginning.
     Late commits are left out.
     """
-    steps: dict[int, list[CheckpointRef]] = {}
-    for commit in commits:
-        steps.setdefault(commit.attempt, []).append(commit)
-    candidates: list[CheckpointRef] = []
+    newest_first = sorted(commits, key=lambda commit: (-commit.attempt, -commit.global_step))
+    return tuple(iter_candidates(newest_first, lineage, starts_from))
+
+
+def iter_candidates(
+    newest_first: Iterable[CheckpointRef], lineage: str, starts_from: StartCheckpoints
+) -> Iterator[CheckpointRef]:
+    """`order_candidates` of commits in the order of their keys, of which it takes no more than are asked for. Pure."""
     attempt = max(starts_from, default=0)
     ceiling: int | None = None
-    while True:
-        own = sorted(steps.get(attempt, []), key=lambda commit: -commit.global_step)
-        candidates += [commit for commit in own if ceiling is None or commit.global_step <= ceiling]
-        start = starts_from.get(attempt)
-        if start is None or start.lineage != lineage or start.attempt >= attempt:
-            return tuple(candidates)
-        attempt, ceiling = start.attempt, start.global_step
+    for commit in newest_first:
+        while commit.attempt < attempt:
+            start = starts_from.get(attempt)
+            if start is None or start.lineage != lineage or start.attempt >= attempt:
+                return
+            attempt, ceiling = start.attempt, start.global_step
+        if commit.attempt == attempt and (ceiling is None or commit.global_step <= ceiling):
+            yield commit
 
 
 def infer_starts(
@@ -127,9 +130,14 @@ def _read_manifest_of_first_pod(store: Store, newest: CheckpointRef) -> Checkpoi
 
 def list_commits(store: Store, lineage: str, most: int | None = None) -> list[CheckpointRef]:
     """All committed checkpoints of a lineage, or the newest ``most``, newest first; costs one listing."""
+    return list(islice(iter_commits(store, lineage), most))
+
+
+def iter_commits(store: Store, lineage: str) -> Iterator[CheckpointRef]:
+    """The committed checkpoints of a lineage, newest first; lists as far as they are asked for."""
     layout = LineageLayout(lineage)
     refs = (layout.parse_checkpoint(info.key) for info in store.list(layout.manifests))
-    return list(islice((ref for ref in refs if ref is not None), most))
+    return (ref for ref in refs if ref is not None)
 
 
 def starts_from_claims(attempts: Iterable[Attempt]) -> dict[int, CheckpointRef | None]:
@@ -145,26 +153,31 @@ def restored_by_attempt(manifests: Iterable[CheckpointManifest]) -> dict[int, Ch
 def choose_checkpoint(store: Store, lineage: str, attempts: Sequence[Attempt]) -> CheckpointChoice:
     """The newest valid checkpoint for the start of the attempt after ``attempts``.
 
-    Costs two listings, and a read and a listing for each candidate up to the
-    first valid one. Bytes are not read: the training program verifies all hashes.
+    Costs two listings as far as the first valid candidate, and a read and a listing for each
+    candidate up to it. Bytes are not read: the training program verifies all hashes.
 
     Args:
         store: The store with the checkpoints.
         lineage: The lineage.
         attempts: The attempts so far.
     """
-    quarantined = list_quarantined(store, lineage)
-    ordered = order_candidates(list_commits(store, lineage), lineage, starts_from_claims(attempts))
+    starts_from = starts_from_claims(attempts)
+    return choose_first_valid(store, iter_candidates(iter_commits(store, lineage), lineage, starts_from))
+
+
+def choose_first_valid(store: Store, candidates: Iterable[CheckpointRef]) -> CheckpointChoice:
+    """The first of ``candidates`` that is valid and not in quarantine."""
+    quarantined = QuarantineListing(store)
     skipped: list[SkippedCheckpoint] = []
-    for index, ref in enumerate(ordered):
-        fault = read_quarantine_reason(store, ref) if ref in quarantined else unusable_reason(store, ref)
+    for ref in candidates:
+        fault = read_quarantine_reason(store, ref) if ref in quarantined else _unusable_reason(store, ref)
         if fault is None:
-            return CheckpointChoice(ref, tuple(r for r in ordered[index:] if r not in quarantined), tuple(skipped))
+            return CheckpointChoice(ref, tuple(skipped))
         skipped.append(SkippedCheckpoint(checkpoint=ref, reason=fault))
-    return CheckpointChoice(None, (), tuple(skipped))
+    return CheckpointChoice(None, tuple(skipped))
 
 
-def unusable_reason(store: Store, ref: CheckpointRef) -> str | None:
+def _unusable_reason(store: Store, ref: CheckpointRef) -> str | None:
     """Why ``ref`` cannot be used, apart from quarantine; None if it can."""
     try:
         return checkpoint_fault(store, ref)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
-from tiphys.lineage.select import list_commits
+from tiphys.lineage.select import iter_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import (
     CompiledPipeline,
@@ -328,7 +328,7 @@ def find_version_drift(
 
 
 def _read_checkpoint_versions(store: Store, lineage: str) -> dict[str, str]:
-    newest = next(iter(list_commits(store, lineage)), None)
+    newest = next(iter_commits(store, lineage), None)
     with contextlib.suppress(IntegrityError, ObjectMissingError):  # the attempt then restores an older checkpoint
         return read_manifest(store, newest).facts.versions if newest else {}
     return {}

@@ -14,7 +14,7 @@ from support.builders.lineage import LINEAGE, attempts_of, commit, ref
 from support.fakes.counting_store import CountingStore
 
 from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_reason
-from tiphys.lineage.select import choose_checkpoint, order_candidates, shorten_skipped
+from tiphys.lineage.select import choose_checkpoint, list_commits, order_candidates, shorten_skipped, starts_from_claims
 from tiphys.records import SkippedCheckpoint
 from tiphys.store import DirectoryStore, LineageLayout
 
@@ -26,9 +26,13 @@ def store(tmp_path):
     return DirectoryStore(tmp_path)
 
 
+def candidates(store, *starts):
+    return order_candidates(list_commits(store, LINEAGE), LINEAGE, starts_from_claims(attempts_of(*starts)))
+
+
 def test_without_any_commit_it_is_the_beginning(store):
-    assert choose_checkpoint(store, LINEAGE, attempts_of(None)) == (None, (), ())
-    assert choose_checkpoint(store, LINEAGE, []) == (None, (), ())
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None)) == (None, ())
+    assert choose_checkpoint(store, LINEAGE, []) == (None, ())
 
 
 def test_the_newest_commit_of_the_newest_attempt_wins(store):
@@ -36,7 +40,6 @@ def test_the_newest_commit_of_the_newest_attempt_wins(store):
         commit(store, ref(1, step))
     choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
     assert choice.checkpoint == ref(1, 100)
-    assert choice.candidates == (ref(1, 100), ref(1, 20), ref(1, 10))
     assert choice.skipped == ()
 
 
@@ -44,7 +47,7 @@ def test_a_newer_attempt_at_an_earlier_step_beats_an_older_attempt_further_on(st
     commit(store, ref(1, 10))
     commit(store, ref(1, 90))
     commit(store, ref(2, 20))
-    assert choose_checkpoint(store, LINEAGE, attempts_of(None, ref(1, 10))).candidates == (ref(2, 20), ref(1, 10))
+    assert candidates(store, None, ref(1, 10)) == (ref(2, 20), ref(1, 10))
 
 
 def test_attempts_that_died_before_any_commit_lead_back_to_what_they_started_from(store):
@@ -57,7 +60,7 @@ def test_attempts_that_died_before_any_commit_lead_back_to_what_they_started_fro
 def test_a_late_commit_is_never_chosen(store):
     commit(store, ref(1, 10))
     commit(store, ref(1, 20))  # after attempt 2 had been told to start from 10
-    assert choose_checkpoint(store, LINEAGE, attempts_of(None, ref(1, 10))).candidates == (ref(1, 10),)
+    assert candidates(store, None, ref(1, 10)) == (ref(1, 10),)
 
 
 def test_a_late_first_commit_is_not_chosen_either(store):
@@ -70,18 +73,16 @@ def test_a_quarantined_checkpoint_gives_way_to_the_one_before(store):
     commit(store, ref(1, 20))
     quarantine_checkpoint(store, ref(1, 20), "shard 0 has the wrong hash", "restore")
     choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
-    assert choice.candidates == (ref(1, 10),)
+    assert choice.checkpoint == ref(1, 10)
     assert [s.checkpoint for s in choice.skipped] == [ref(1, 20)]
     assert choice.skipped[0].reason == "quarantined by restore: shard 0 has the wrong hash"
 
 
-def test_an_older_quarantined_checkpoint_is_no_fallback_but_not_called_skipped(store):
+def test_an_older_quarantined_checkpoint_is_not_called_skipped(store):
     for step in (10, 20, 30):
         commit(store, ref(1, step))
     quarantine_checkpoint(store, ref(1, 20), "poison", "ana")
-    choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
-    assert choice.candidates == (ref(1, 30), ref(1, 10))
-    assert choice.skipped == ()
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None)) == (ref(1, 30), ())
 
 
 def damage_missing_shard(store):
@@ -178,6 +179,26 @@ def test_the_choice_costs_four_requests_however_many_checkpoints_there_are(store
     assert counting.requests == {"list": 3, "read": 1}
 
 
+def test_the_choice_lists_no_further_than_the_checkpoint_that_it_takes(store):
+    rows = []
+
+    class Listing(CountingStore):
+        def list(self, prefix):
+            for info in super().list(prefix):
+                rows.append(info.key)
+                yield info
+
+    for step in range(40):
+        commit(store, ref(1, step))
+        if step not in (10, 37):
+            quarantine_checkpoint(store, ref(1, step), "poison", "ana")
+    assert choose_checkpoint(Listing(store), LINEAGE, attempts_of(None)).checkpoint == ref(1, 37)
+    assert [sum(key.startswith(prefix) for key in rows) for prefix in (LAYOUT.manifests, LAYOUT.all_quarantined)] == [
+        3,
+        3,
+    ]
+
+
 def test_a_chain_does_not_leave_its_lineage_and_ends_in_a_circle():
     commits = [ref(1, 10), ref(2, 20)]
     assert order_candidates(commits, LINEAGE, {1: None, 2: ref(1, 10, "other/fit")}) == (ref(2, 20),)
@@ -198,7 +219,7 @@ def test_keys_that_name_no_checkpoint_are_ignored(store):
     commit(store, ref(1, 10))
     store.create(f"{LAYOUT.manifests}README", b"hello")
     store.create(f"{LAYOUT.all_quarantined}README", b"hello")
-    assert choose_checkpoint(store, LINEAGE, attempts_of(None)).candidates == (ref(1, 10),)
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None)) == (ref(1, 10), ())
 
 
 def test_record_of_20000_skipped_checkpoints_is_small_and_says_how_many_there_are():

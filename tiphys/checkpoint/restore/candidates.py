@@ -6,16 +6,17 @@ the training program infers the starts from the manifests.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.failures.bad_checkpoints import list_suspects
 from tiphys.lineage.fork_history import find_fork_origin, iter_fork_history
-from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.quarantine import QuarantineListing
 from tiphys.lineage.select import (
     StartCheckpoints,
     infer_starts_from_volume,
-    list_commits,
-    order_candidates,
+    iter_candidates,
+    iter_commits,
     starts_from_claims,
 )
 from tiphys.records import CheckpointRef
@@ -38,32 +39,27 @@ class RestoreCandidates:
     def iter_newest_first(self) -> Iterator[CheckpointRef]:
         """Yield the checkpoints to restore, the best first, without quarantined ones.
 
-        Costs two listings, whatever the number of checkpoints. The claims of
-        older attempts, and the checkpoints of a forked run, are read only when
-        the caller asks for more candidates.
+        Lists as far as the caller asks. The claims of older attempts, and the
+        checkpoints of a forked run, are read only when the caller asks for more
+        candidates.
         """
-        settings, lineage = self._settings, self._settings.lineage
-        excluded = list_quarantined(self._store, lineage)
-        commits = list_commits(self._store, lineage)
-        if not settings.has_own_store:  # the plugin has chosen, and has excluded suspects
-            nearest = order_candidates(commits, lineage, {settings.attempt: settings.resume_from})
-            yield from (ref for ref in nearest if ref not in excluded)
-            excluded.update(nearest)
-        starts = self.start_checkpoints()
-        excluded |= self._suspects
-        own = order_candidates(commits, lineage, starts)
-        yield from (ref for ref in own if ref not in excluded)
-        if (origin := find_fork_origin(lineage, starts)) is not None:
-            yield from self._iter_fork_history(origin, excluded)
-
-    def _iter_fork_history(self, origin: CheckpointRef, excluded: set[CheckpointRef]) -> Iterator[CheckpointRef]:
-        """Yield the checkpoints of the original run, starting with the one that the fork started from."""
-        quarantined: dict[str, set[CheckpointRef]] = {}
-        for ref in iter_fork_history(self._run_store, self._store, origin):
-            if ref.lineage not in quarantined:
-                quarantined[ref.lineage] = list_quarantined(self._store, ref.lineage)
-            if ref not in excluded | quarantined[ref.lineage]:
+        quarantined, known = QuarantineListing(self._store), set[CheckpointRef]()
+        for ref in self._iter_candidates():
+            if ref not in known and ref not in quarantined:
                 yield ref
+            known.add(ref)
+
+    def _iter_candidates(self) -> Iterator[CheckpointRef]:
+        """Yield the candidates, some of them twice."""
+        settings, lineage = self._settings, self._settings.lineage
+        if not settings.has_own_store:  # the plugin has chosen, and has excluded suspects
+            nearest = {settings.attempt: settings.resume_from}
+            yield from iter_candidates(iter_commits(self._store, lineage), lineage, nearest)
+        starts = self.start_checkpoints()
+        origin = find_fork_origin(lineage, starts)
+        own = iter_candidates(iter_commits(self._store, lineage), lineage, starts)
+        inherited = iter_fork_history(self._run_store, self._store, origin) if origin else ()
+        yield from (ref for ref in chain(own, inherited) if ref not in self._suspects)
 
     def start_checkpoints(self) -> StartCheckpoints:
         """Return the start checkpoint of every attempt, including this one."""

@@ -19,7 +19,7 @@ from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import (
     StartCheckpoints,
     infer_starts_from_volume,
-    list_commits,
+    iter_commits,
     restored_by_attempt,
     starts_from_claims,
 )
@@ -123,7 +123,7 @@ class RunLineage:
         attempts = read_step_attempts(self.run_store, self.run, self.step)
         starts = self._starts(attempts)
         newest = max(starts, default=0)
-        newest_commit = next((ref for ref in list_commits(self.store, self.lineage) if ref.attempt == newest), None)
+        newest_commit = next((ref for ref in iter_commits(self.store, self.lineage) if ref.attempt == newest), None)
         manifest = read_valid_manifest(self.store, newest_commit) if newest_commit else None
         restored = restored_by_attempt([manifest] if manifest else ())
         return starts, {ref for ref in (starts.get(newest), restored.get(newest)) if ref is not None}
