@@ -33,6 +33,7 @@ from hera_pipelines.local.shutdown import WorkflowShutdown
 from hera_pipelines.local.workflow_object import WorkflowDefinition
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.operations import WAKE_TEMPLATE
 from tiphys.protocol.quantities import parse_argo_duration_seconds
 
 NODE_KINDS = {
@@ -189,7 +190,8 @@ class Interpreter:
             seconds = parse_argo_duration_seconds(str(template["suspend"]["duration"]))
         except UsageError as error:
             return self._finish_node(node, NodeEnd(NodePhase.ERROR, str(error)))
-        await self.shutdown.sleep(seconds / self.speed, call.on_exit)
+        if call.template != WAKE_TEMPLATE:  # it has Argo look for an answer, and here the answer is awaited
+            await self.shutdown.sleep(seconds / self.speed, call.on_exit)
         reason = self.shutdown.stop_reason(call.on_exit)
         return self._finish_node(node, NodeEnd(NodePhase.FAILED if reason else NodePhase.SUCCEEDED, reason))
 

@@ -173,6 +173,11 @@ def test_a_pause_whose_parameter_is_no_duration_is_an_error(tmp_path: Path) -> N
     assert "'noon' is not a duration of Argo" in bench.last("wf.pause").message
 
 
+def test_a_timer_that_wakes_argo_is_not_waited_for(tmp_path: Path) -> None:
+    timer = suspend("tiphys-wake", "300h")
+    assert Bench(tmp_path).run(workflow(dag(call("tiphys-wake")), timer, activeDeadlineSeconds=600)) == "Succeeded"
+
+
 def stop_when_suspended(bench: Bench, node: str, times: int = 1) -> None:
     def react(change: NodeChange) -> None:
         if change.node == node and change.phase == "Running":
