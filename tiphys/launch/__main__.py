@@ -10,9 +10,7 @@ imported only then: the launcher waits beside the training, in its memory.
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from tiphys.errors import UsageError
 from tiphys.launch.near_memory import hold_near_memory
 from tiphys.launch.processes import DEFAULT_GRACE_SECONDS, SignalQueue, log_line
 from tiphys.launch.restart import run_program
@@ -52,12 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _warn_of_outputs(environ: Mapping[str, str]) -> None:
     """Name what Argo will not store of the output folders: links it drops without a word."""
-    paths = [Path(path) for name, path in environ.items() if name.startswith(environment.output_path_variable(""))]
-    for folder in (path for path in paths if path.is_dir()):
+    paths = [path for name, path in environ.items() if name.startswith(environment.output_path_variable(""))]
+    for folder in filter(os.path.isdir, paths):
+        from pathlib import Path
+
+        from tiphys.errors import UsageError
         from tiphys.store import list_output_files
 
         try:
-            list_output_files(folder, "", f"output {folder}")
+            list_output_files(Path(folder), "", f"output {folder}")
         except UsageError as error:
             log_line(str(error))
 

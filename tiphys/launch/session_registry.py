@@ -4,8 +4,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from urllib.parse import quote, unquote
 
 from tiphys.launch.process_table import ProcessStat
 from tiphys.protocol import environment
@@ -108,6 +106,8 @@ class ProgramImports:
     """
 
     def __init__(self, words: Sequence[str]) -> None:
+        from urllib.parse import unquote
+
         self.modules = [word for word in words if "=" not in word]
         """Installed modules, in the order in which the program began to import them."""
         pairs = (word.partition("=") for word in words if "=" in word)
@@ -128,7 +128,8 @@ def describe_imports(initial: bytes, environ: Mapping[str, str]) -> list[str]:
         initial: What ``/proc/self/environ`` holds: the variables at the start of the process.
         environ: The variables now.
     """
-    import sysconfig  # the launcher, which starts with each training, needs this module and not that one
+    import sysconfig  # the launcher, which starts with each training, needs this module and not those
+    from urllib.parse import quote
 
     folders = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
@@ -146,6 +147,6 @@ def note_save(environ: Mapping[str, str], kind: str) -> None:
     """
     words: list[str] = []
     if environ.get("LOCAL_RANK", "0") == "0":
-        with contextlib.suppress(OSError):
-            words = describe_imports(Path("/proc/self/environ").read_bytes(), environ)
+        with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as initial:
+            words = describe_imports(initial.read(), environ)
     register_session(environ, kind, *words)

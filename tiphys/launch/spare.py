@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tiphys.launch.pod_memory import read_pod_memory
 from tiphys.launch.processes import log_line, start_process
 from tiphys.launch.session_registry import ProgramImports
 from tiphys.launch.spare_process import END
@@ -223,5 +222,7 @@ def _is_source(path: str) -> bool:
 
 def _has_memory(share: float) -> bool:
     """Whether that share of the pod's memory is free; without a limit, that of the machine."""
+    from tiphys.launch.pod_memory import read_pod_memory  # no restart needs it
+
     memory = read_pod_memory()
     return memory.free_bytes >= max(_LEAST_FREE_BYTES, share * memory.limit_bytes)

@@ -228,3 +228,22 @@ def test_launcher_that_handles_sigterm_gets_it_when_the_first_of_its_sessions_ha
     sent = {2: T, 3: T}
     assert choose_receivers([launcher], sent, {2, 3}, now=T) == []
     assert choose_receivers([launcher], sent, {3}, now=T, has_session_ended=True) == chosen
+
+
+def test_launcher_imports_no_module_that_is_slow_to_import():
+    script = "import sys; before = set(sys.modules); import tiphys.launch.__main__; print(*set(sys.modules) - before)"
+    imported = {*subprocess.check_output([sys.executable, "-P", "-c", script], text=True).split()}
+    assert "tiphys.launch.processes" in imported
+    slow = {
+        "asyncio",
+        "difflib",
+        "inspect",
+        "logging",
+        "pathlib",
+        "pydantic",
+        "re",
+        "subprocess",
+        "typing",
+        "urllib.parse",
+    }
+    assert slow & imported == set()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.processes.polling import until
 
+from tiphys.launch import pod_memory
 from tiphys.launch import spare as spare_module
 from tiphys.launch.pod_memory import PodMemory
 from tiphys.launch.process_table import ProcessStat
@@ -137,17 +138,17 @@ def test_spare_that_was_killed_takes_nothing_over() -> None:
 def test_spare_needs_memory_unless_it_is_asked_for(monkeypatch, wish: str, free: float, began: bool, is_kept: bool):
     limit = 8 << 30
     monkeypatch.setattr(spare_module, "_DEFAULT_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, int(free * limit)))
+    monkeypatch.setattr(pod_memory, "read_pod_memory", lambda: PodMemory(limit, int(free * limit)))
     keeper = SpareKeeper([sys.executable, "-c", "pass"], {**os.environ, "TIPHYS_SPARE": wish})
     try:
         keeper.look(lambda: None)
         assert keeper.spare is None  # before a commit
         keeper.look(lambda: ProgramImports(["json"]))
         assert (keeper.spare is not None) is began
-        monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 5))
+        monkeypatch.setattr(pod_memory, "read_pod_memory", lambda: PodMemory(limit, limit // 5))
         keeper.look(lambda: ProgramImports(["json"]))
         assert (keeper.spare is not None) is is_kept  # 15 % suffice for one that is there
-        monkeypatch.setattr(spare_module, "read_pod_memory", lambda: PodMemory(limit, limit // 10))
+        monkeypatch.setattr(pod_memory, "read_pod_memory", lambda: PodMemory(limit, limit // 10))
         keeper.look(lambda: ProgramImports(["json"]))
         keeper.look(lambda: ProgramImports(["json"]))
         assert (keeper.spare is not None) is (wish == "on")
