@@ -1,4 +1,12 @@
-"""The faults of a campaign: when they come and of what kind is drawn from a seed, the same for every arm."""
+"""The faults of a campaign: when they come and of what kind is drawn from a seed, the same for every arm.
+
+| kind | what happens |
+|---|---|
+| sigterm | the process group of the step gets it, as from Argo; SIGKILL follows after the grace period |
+| sigkill | the program dies |
+| oom | all processes of the step die at once, as of a container that runs out of memory (`memory.oom.group`) |
+| corruption | a byte of the newest checkpoint in storage flips, and the program dies |
+"""
 
 import contextlib
 import os
@@ -12,7 +20,6 @@ from typing import NamedTuple
 
 MTBF_SECONDS = 10.0
 KINDS = {"sigterm": 0.60, "sigkill": 0.25, "oom": 0.10, "corruption": 0.05}
-"""Who runs out of memory is killed as by the kernel of a container: at once, and without a word."""
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 
@@ -29,7 +36,8 @@ class Struck(NamedTuple):
 
     at: float
     kind: str
-    pid: int
+    has_damaged: bool = False
+    """Whether there was a checkpoint to damage."""
 
 
 def drawn(seed: int, seconds: float) -> Iterator[Fault]:
@@ -46,32 +54,33 @@ def strike(folder: Path, checkpoints: Path, kind: str) -> Struck | None:
     """Do it to the program of ``folder``; None if none runs at the moment."""
     try:
         pid = int((folder / "pid").read_text())
-        os.kill(pid, 0)
+        if str(folder) not in Path(f"/proc/{pid}/cmdline").read_text():
+            return None  # the number of a process that has ended is that of another one now
+        init = os.getsid(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    at = time.time()
+    at, has_damaged = time.time(), kind == "corruption" and _damage_newest(checkpoints)
     with contextlib.suppress(ProcessLookupError):
         if kind == "sigterm":
-            os.kill(pid, signal.SIGTERM)
-            threading.Thread(target=_kill_later, args=(pid,), daemon=True).start()
+            os.killpg(init, signal.SIGTERM)
+            threading.Thread(target=_kill_later, args=(init,), daemon=True).start()
         else:
-            if kind == "corruption":
-                _damage_newest(checkpoints)
-            os.kill(pid, signal.SIGKILL)
-    return Struck(at, kind, pid)
+            # What is below the init process of a local container dies with it.
+            os.kill(init if kind == "oom" else pid, signal.SIGKILL)
+    return Struck(at, kind, has_damaged)
 
 
-def _kill_later(pid: int) -> None:
+def _kill_later(init: int) -> None:
     deadline = time.monotonic() + GRACE_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
-            os.kill(pid, 0)
+            os.kill(init, 0)
             time.sleep(_POLL_SECONDS)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(init, signal.SIGKILL)
 
 
-def _damage_newest(checkpoints: Path) -> None:
-    """Flip a byte in the middle of the newest file that holds weights."""
+def _damage_newest(checkpoints: Path) -> bool:
+    """Flip a byte in the middle of the newest file that holds weights; False if there is none."""
     files = [path for pattern in ("**/shards/**/*", "0*/*.npz") for path in checkpoints.glob(pattern) if path.is_file()]
     with contextlib.suppress(FileNotFoundError):
         if newest := max(files, key=lambda path: path.stat().st_mtime, default=None):
@@ -79,3 +88,5 @@ def _damage_newest(checkpoints: Path) -> None:
             data[len(data) // 2] ^= 1
             newest.chmod(0o644)
             newest.write_bytes(data)
+            return True
+    return False

@@ -25,6 +25,7 @@ from bench.samples import significant
 from support.processes.polling import until
 
 from tiphys.checkpoint.save.interval import young_interval_seconds
+from tiphys.store.layout import LINEAGES
 
 ARMS = ("scratch", "folder", "tiphys")
 SECONDS = 120.0
@@ -108,7 +109,7 @@ class Arm:
 
     @property
     def _checkpoints(self) -> Path:
-        return self.folder / "store" / "lineages" if self.name == "tiphys" else self.folder / "checkpoints"
+        return self.folder / "store" / LINEAGES if self.name == "tiphys" else self.folder / "checkpoints"
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def _told(arm: Arm, now: float) -> dict[str, Any]:
         "stall_seconds": significant(statistics.mean(saves)) if saves else None,
         "saves": len(saves),
         "mtbf_seconds": significant(elapsed / max(1, len(arm.struck))),
-        "damaged": sum(line.what == "damaged" for line in lines),
+        "damaged": sum(one.has_damaged for one in arm.struck),
     }
 
 

@@ -3,8 +3,8 @@
 | arm | what it does about failures |
 |---|---|
 | scratch | nothing: it begins again |
-| folder | saves into numbered folders by rename, and goes on from the newest; one that cannot be read is removed, and \
-it begins again |
+| folder | saves into numbered folders by rename, and goes on from the newest that can be read; SIGTERM ends it, as it \
+does every program without a handler |
 | tiphys | a session |
 
 Every arm leaves its process id, and a line for each thing that it does.
@@ -74,9 +74,7 @@ def newest():
             with np.load(path / "state.npz") as found:
                 return {"step": int(found["step"]), "weights": found["weights"]}
         except Exception:  # noqa: BLE001  whatever a damaged archive raises
-            tell("damaged", int(path.name))
             shutil.rmtree(path)
-            break
     return beginning()
 
 
