@@ -85,8 +85,11 @@ class ProcessStat:
     """What ``/proc/<entry>/stat`` says of a process; raises OSError if it has ended (see proc_pid_stat(5))."""
 
     def __init__(self, entry: str) -> None:
-        with open(f"/proc/{entry}/stat", errors="replace") as file:
-            head, _, tail = file.read().rpartition(") ")
+        descriptor = os.open(f"/proc/{entry}/stat", os.O_RDONLY)  # `open` takes three times as long
+        try:
+            head, _, tail = os.read(descriptor, 4096).decode(errors="replace").rpartition(") ")
+        finally:
+            os.close(descriptor)
         pid, _, self.name = head.partition(" (")
         fields = tail.split()
         self.pid, self.state, self.parent, self.group = int(pid), fields[0], int(fields[1]), int(fields[2])

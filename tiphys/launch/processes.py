@@ -198,6 +198,10 @@ class ChildProcess:
 
     def _collect(self) -> list[Process]:
         """Take the exit codes of ended children; return the others, with all processes below them."""
+        if self._code is None:
+            self._has_ended(self._pid)
+        if not _has_children():
+            return []  # without a look at /proc, which is long on a machine with thousands of processes
         children = [child for child in read_children() if child.identity not in self._others]
         if self._code is None and all(child.pid != self._pid for child in children):
             children.append(Process(self._pid))  # without /proc the program alone is known
