@@ -15,9 +15,9 @@ from itertools import pairwise
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import KeptTraining, PhaseSpan, TimePhase, split_phases
 from tiphys.lineage.restored_starts import find_restored_starts
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, Timestamp, task_name

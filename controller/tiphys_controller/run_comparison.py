@@ -7,7 +7,8 @@ the one of the same value, wherever it stands in its fan-out.
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from tiphys.lineage import CheckpointStatus, LineageTree, RunHistory, StepLineage, read_lineage_tree
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import CheckpointStatus, LineageTree, StepLineage, read_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.drift_policy import DriftClass, read_drift_policy
 from tiphys.records import Cause, Record

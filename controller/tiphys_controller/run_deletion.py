@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError
 from tiphys.faults import failpoint
-from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.policy import list_pins
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import (
     AttemptEndOutcome,
     IdempotencyKeyRecord,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import Store, list_newest_runs, list_open_submissions, list_runs
 from tiphys.store.layout import RUNS
 from tiphys_controller.run_phase import RunPhase

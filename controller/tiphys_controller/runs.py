@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.restored_starts import find_restored_starts
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.training_progress import explain_missing_checkpoints, find_report_time, read_training_progress

@@ -22,7 +22,7 @@ import typer
 
 from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import TiphysError, UsageError, unknown_name_message
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, is_bucket_url, list_runs, open_store

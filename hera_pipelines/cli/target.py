@@ -16,7 +16,7 @@ from tiphys_controller import ADDRESS_PREFIX, TenantSubmitter, is_stable_cluster
 from hera_pipelines.cli.shared_options import ClusterOptions
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import Store, Submission, read_run

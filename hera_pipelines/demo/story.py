@@ -20,7 +20,8 @@ from rich.text import Text
 from hera_pipelines.cli.look.lineage import draw_lineage
 from hera_pipelines.demo import digits
 from hera_pipelines.demo.processes import TiphysProcess, check, damage_checkpoint, wait_until_dead
-from tiphys.lineage import RunHistory, read_lineage_tree
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.records import AttemptEnd, AttemptEndOutcome, CheckpointRef
 from tiphys.store import Attempt, DirectoryStore, LineageLayout, lineage_name, read_events
 

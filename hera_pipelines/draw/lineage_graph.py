@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import CheckpointRef, Provenance
 

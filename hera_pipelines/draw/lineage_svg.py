@@ -20,7 +20,7 @@ from hera_pipelines.draw.lineage_graph import (
     collapse_lineage,
 )
 from hera_pipelines.draw.templates import load_picture_template
-from tiphys.lineage import CheckpointStatus
+from tiphys.lineage.tree import CheckpointStatus
 
 LABELS_WIDTH = 132
 COLUMN_WIDTH = 64

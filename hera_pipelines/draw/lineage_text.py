@@ -13,7 +13,7 @@ from hera_pipelines.draw.lineage_graph import (
     LineageGraph,
     collapse_lineage,
 )
-from tiphys.lineage import CheckpointStatus
+from tiphys.lineage.tree import CheckpointStatus
 
 MAX_STEPS = 24
 """Most distinct global steps in a tree that is not collapsed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hera_pipelines.draw.charts import Axes, Picture
 from hera_pipelines.draw.templates import shorten
-from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 
 MAX_PLOTS = 24
 """Most plots in a picture; it says how many it leaves out."""

@@ -18,7 +18,7 @@ import typer
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
 from tiphys.errors import IntegrityError, NotFoundError, SettingsError, StoreError, UsageError, install_command
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
 from tiphys.store import list_runs

@@ -30,8 +30,8 @@ from opentelemetry.util.types import AttributeValue
 
 import tiphys
 from tiphys.errors import IntegrityError, UsageError
-from tiphys.lineage import CheckpointNode, RunHistory
-from tiphys.lineage.tree import build_lineage_tree
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import CheckpointNode, build_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline, is_shutdown_message
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, CheckpointRef, SubmissionKind, task_name
 from tiphys.store import Attempt, RunLayout, read_submission_workflow

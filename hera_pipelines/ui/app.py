@@ -45,8 +45,8 @@ from hera_pipelines.ui.record_cache import RecordCache
 from hera_pipelines.ui.run_index import RunIndex
 from hera_pipelines.ui.run_page import MAX_ATTEMPTS, RunView, UsageReader, find_chart, open_history, read_run_view
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.lineage import read_lineage_tree
 from tiphys.lineage.training_progress import describe_step, describe_training_progress, format_age
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import utc_now
 from tiphys.store import Store

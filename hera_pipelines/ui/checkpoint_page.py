@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice
 
-from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import (
     CollectionReport,
     RetentionAction,
@@ -17,6 +16,7 @@ from tiphys.lineage.retention.gc import (
     UnreachableLineage,
     iter_run_lineages,
 )
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, RunLayout, Store
 

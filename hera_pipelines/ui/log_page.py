@@ -15,7 +15,7 @@ from markupsafe import escape
 
 from hera_pipelines.control_characters import replace_control_characters
 from tiphys.errors import IntegrityError, NotFoundError, TiphysError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames
 from tiphys.records import CrashRecord
 from tiphys.store import (

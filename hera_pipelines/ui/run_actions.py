@@ -21,7 +21,7 @@ from tiphys_controller.submit.start_checkpoints import add_start_checkpoints
 from tiphys_controller.submit.submitter import Submitter
 
 from tiphys.errors import ConflictError, UsageError, unknown_name_message
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import Event
 from tiphys.store import Store, Submission, append_events, read_events, read_submissions
 

@@ -22,7 +22,7 @@ from tiphys_controller.submit.submitter import Submitter
 
 from hera_pipelines.draw.queue_shares import GpuHold
 from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.records import task_name
 from tiphys.store import Store, Submission, list_open_submissions

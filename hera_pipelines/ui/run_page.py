@@ -23,7 +23,7 @@ from hera_pipelines.ui.dag_picture import MAX_TASKS, DagPicture, place_tasks
 from hera_pipelines.ui.log_page import AttemptLogs, read_traceback
 from hera_pipelines.ui.step_states import StepDisplayState, describe_matter, find_step_state, suggest_command
 from tiphys.errors import NotFoundError, StoreError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import AttemptEndOutcome, Preemption
 from tiphys.store import Store, Submission
 

@@ -18,7 +18,7 @@ from support.stories.interrupted_training.pipelines import Place
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import DEPLOYMENTS, EVENTS, PODS, WORKFLOWS, Resource
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, CheckpointRef

@@ -18,9 +18,9 @@ from chaos.scheduler import Actor, Process
 from chaos.seams import EPOCH
 from chaos.world import NAMESPACE, SimulatedStore, World
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import RunLineage, iter_run_lineages
 from tiphys.lineage.retention.policy import pin_checkpoint, unpin_checkpoint
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy, StepKind

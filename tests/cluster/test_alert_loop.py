@@ -25,7 +25,7 @@ from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from tiphys.kube import identify_cluster
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import AlertRecord, AttemptEndOutcome
 from tiphys.store import DirectoryStore, read_submissions
 

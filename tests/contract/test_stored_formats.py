@@ -12,8 +12,9 @@ from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import plan_run, resume_run
 
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory, read_timeline
 from tiphys.lineage.audit.audit import audit_run
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
 from tiphys.records import AttemptEndOutcome, StoreFormatRecord
 from tiphys.store import (
     DirectoryStore,

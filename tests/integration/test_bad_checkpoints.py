@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from support.stories.bad_checkpoint import POISON, Desk
 
-from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import read_quarantine_records
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import CheckpointStatus, read_lineage_tree
 
 pytestmark = pytest.mark.heavy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import DirectoryStore
 
 UV = os.environ.get("UV") or shutil.which("uv") or ""

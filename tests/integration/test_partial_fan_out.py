@@ -8,7 +8,7 @@ from tiphys_controller.runs import summarize_run
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import DirectoryStore
 
 _PROGRAM = """

@@ -13,7 +13,8 @@ from tiphys_controller import start_run
 from hera_pipelines import Checkpoints, Pipeline, Train
 from hera_pipelines.local.nodes import NodeChange
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import RunHistory, read_timeline
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
 from tiphys.store import DirectoryStore, read_step_attempts
 

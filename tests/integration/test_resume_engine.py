@@ -11,7 +11,7 @@ from tiphys_controller import PlanReport, ResumeResult, plan_run, resume_run, st
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import DirectoryStore, RunLayout, read_attempt_end
 
 RUN = "sweep-1"

@@ -18,7 +18,7 @@ from tiphys_controller import resume_run, start_run
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import DirectoryStore, read_submissions
 

@@ -23,7 +23,7 @@ from support.fakes.memory_store import MemoryStore
 
 from hera_pipelines.local.nodes import item_name
 from tiphys import faults
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.protocol.workflow_nodes import find_step_nodes

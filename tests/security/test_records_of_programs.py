@@ -19,11 +19,12 @@ from support.fakes.memory_store import MemoryStore
 from tiphys.checkpoint.exec.restore import restore_files
 from tiphys.checkpoint.restore.shard_reader import ShardReader
 from tiphys.errors import IntegrityError
-from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.fork_history import choose_start_checkpoint
 from tiphys.lineage.quarantine import quarantine_checkpoint, read_quarantine_records
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import choose_checkpoint, infer_starts_from_volume
 from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import CheckpointStatus, read_lineage_tree
 from tiphys.records import QuarantineRecord, Shard
 from tiphys.store import LineageLayout
 

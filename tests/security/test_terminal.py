@@ -56,8 +56,10 @@ from hera_pipelines.draw.report_html import report_page
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.errors import IntegrityError, TiphysError
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.audit.audit import audit_run
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import CheckpointStatus, read_lineage_tree
 from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, Store, list_runs
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError, report_error
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.trials import SweepReport, Trial, read_sweep
 from tiphys.protocol import environment
 from tiphys.protocol.fan_out import format_item_parameters

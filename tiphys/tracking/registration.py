@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
 from tiphys.faults import failpoint
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, STEP_LABEL
 from tiphys.records import (

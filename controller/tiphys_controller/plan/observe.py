@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import FAN_OUT_FIELDS, Manifest, read_template_specs, read_workflow_parameters
 from tiphys.protocol.fan_out import FanOutItem
 from tiphys.recording.bindings import TaskOutputs, collect_fan_out_outputs, collect_step_outputs, find_references

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, UsageError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.fork_history import read_ancestors
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError
 from tiphys.faults import failpoint
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import (
     AttemptEndOutcome,

@@ -6,8 +6,8 @@ that show a plan make it.
 """
 
 from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.fork_history import choose_start_checkpoint, find_rerun_submission, read_ancestors
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import AttemptEndOutcome, task_name
 from tiphys.store import Store, read_step_attempts

@@ -12,7 +12,7 @@ from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import choose_store, existing_store
 from hera_pipelines.draw.report_html import NONE
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.quantities import parse_duration_seconds
 from tiphys.records import utc_now
 from tiphys.store import list_runs

@@ -13,8 +13,8 @@ from hera_pipelines.draw.lineage_graph import build_lineage_graphs
 from hera_pipelines.draw.lineage_svg import render_lineage_svg
 from hera_pipelines.draw.lineage_text import render_lineage_tree
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.lineage import LineageTree, read_lineage_tree
 from tiphys.lineage.step_names import StepNames, selects_step
+from tiphys.lineage.tree import LineageTree, read_lineage_tree
 
 EXAMPLES = """\b
 Examples:

@@ -19,7 +19,7 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import find_workflows, is_on_cluster
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import NotFoundError, TiphysError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.workflow_nodes import without_try
 from tiphys.records import utc_now
 from tiphys.store import Attempt, Store, Submission

@@ -25,7 +25,7 @@ from hera_pipelines.cli.target import (
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import Attempt, Store, Submission
 
 _COMMAND_SECONDS = 120.0

@@ -19,8 +19,8 @@ from hera_pipelines.cli.shared_options import StoreOption, choose_format, comple
 from hera_pipelines.cli.target import find_local_workflows, is_on_cluster
 from hera_pipelines.draw.report_html import NONE, format_share, format_time, report_page, summarize_usage, time_unit
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import TimePhase
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import utc_now
 from tiphys.store import Store, list_runs
 

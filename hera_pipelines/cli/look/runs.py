@@ -35,8 +35,9 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import CLUSTER_OPTIONS, cluster_submitter, refuse_options
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.errors import ConflictError, NotFoundError, StoreError
-from tiphys.lineage import RunHistory, read_timeline
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames, selects_step
+from tiphys.lineage.timeline import read_timeline
 from tiphys.lineage.training_progress import describe_training_progress
 from tiphys.protocol.quantities import format_bytes, parse_duration_seconds
 from tiphys.records import Event, utc_now

@@ -18,7 +18,7 @@ from hera_pipelines.cli.shared_options import (
     store_arguments,
 )
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.trials import SweepReport, Trial, TrialState, read_sweep
 from tiphys.protocol.fan_out import format_item_value
 from tiphys.records import utc_now

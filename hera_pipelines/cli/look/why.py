@@ -63,7 +63,7 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import is_on_cluster
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.kube import KubeApi
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import selects_step
 from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
 from tiphys.store import Attempt, open_store

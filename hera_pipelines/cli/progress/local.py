@@ -19,7 +19,7 @@ from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.cli.start.detach import Detachment
 from hera_pipelines.local.nodes import NodeChange, ignore_change
 from tiphys.errors import NotFoundError, StoreError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames
 from tiphys.lineage.training_progress import read_training_progress
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest

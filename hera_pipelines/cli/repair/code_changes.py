@@ -29,7 +29,7 @@ from hera_pipelines.cli.shared_options import (
     with_parameters,
 )
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.drift_policy import DriftAction, DriftClass
 from tiphys.store import Store

@@ -40,7 +40,7 @@ from hera_pipelines.cli.start.submission import (
     choose_target,
 )
 from hera_pipelines.cli.target import cluster_of_submission, is_on_cluster, require_same_cluster, tenant_submitter
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.training_progress import format_age
 from tiphys.protocol.fan_out import format_item
 from tiphys.protocol.quantities import format_duration

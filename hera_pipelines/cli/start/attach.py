@@ -17,7 +17,7 @@ from hera_pipelines.cli.shared_options import (
 from hera_pipelines.cli.target import find_workflows, required_submission
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.local.nodes import NodePhase
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 
 EXAMPLES = """\b

@@ -36,7 +36,7 @@ from hera_pipelines.cli.start.submission import (
 )
 from hera_pipelines.cli.target import tenant_submitter
 from hera_pipelines.local.live_workflows import LocalWorkflows
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import Store, read_run
 
 _MAX_NAMED = 5

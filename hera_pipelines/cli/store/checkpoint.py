@@ -16,10 +16,11 @@ from tiphys_controller import API_VERSION
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import FormatOption, RunStepArgument, StoreOption, existing_store, parse_run_step
 from tiphys.errors import NotFoundError, ObjectMissingError, UsageError
-from tiphys.lineage import CheckpointNode, CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.policy import pin_checkpoint, unpin_checkpoint
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import selects_step
+from tiphys.lineage.tree import CheckpointNode, CheckpointStatus, read_lineage_tree
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.quantities import format_bytes
 from tiphys.records import CheckpointManifest, CheckpointRef, task_name

@@ -12,7 +12,6 @@ from tiphys_controller import API_VERSION
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import FormatOption, StoreOption, complete_run, existing_store
 from tiphys.errors import TiphysError, UsageError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import (
     CollectionReport,
     RetentionAction,
@@ -20,6 +19,7 @@ from tiphys.lineage.retention.gc import (
     UnreachableLineage,
     iter_run_lineages,
 )
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.quantities import format_bytes, parse_duration_seconds
 from tiphys.protocol.step_spec import RetentionPolicy, parse_keep_best, parse_keep_every
 from tiphys.records import utc_now

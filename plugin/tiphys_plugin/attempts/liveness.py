@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import structlog
 
 from tiphys.errors import IntegrityError, StoreError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.gang import GangSpec, gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.records import task_name

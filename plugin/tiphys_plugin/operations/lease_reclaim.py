@@ -23,7 +23,7 @@ from typing import NamedTuple
 import structlog
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, GpuRequest
 from tiphys.records import AttemptClaim, Event, SubmissionBinding, task_name
 from tiphys.store import (

@@ -12,7 +12,7 @@ from html import escape
 import structlog
 
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.protocol.execute_api import ArtifactValue, NodeOutputs, S3Location
 from tiphys.protocol.operations import REPORT_ARTIFACT

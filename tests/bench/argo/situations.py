@@ -10,7 +10,7 @@ from bench.argo.installation import Installation
 from bench.argo.workflows import LIMIT, Twins
 from bench.samples import interleaved, percentile, ratio, significant, summary
 
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import open_store
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tiphys.lineage import RunHistory, read_lineage_tree
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.store import DirectoryStore
 
 from .conftest import invoke

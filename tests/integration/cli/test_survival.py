@@ -21,7 +21,7 @@ from tiphys_controller import start_run
 from hera_pipelines import load_pipeline
 from hera_pipelines.local.nodes import NodePhase
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import AttemptEnd, AttemptEndOutcome
 from tiphys.store import DirectoryStore, read_events, read_submissions
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.stories import small_sweep
 
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import DirectoryStore
 
 from .conftest import Answer, Command, Finished

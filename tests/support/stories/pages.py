@@ -12,7 +12,7 @@ from tiphys_controller import PlanReport, WorkflowChange, fork_run, resume_run
 from hera_pipelines.cli.shared_options import with_parameters
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from support.fakes.submitter import FakeSubmitter
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import Store, Submission, read_submissions
 
 

@@ -35,7 +35,7 @@ from tiphys.errors import (
 )
 from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import SubmissionBinding
 from tiphys.store import RunLayout, Store, read_submissions
 

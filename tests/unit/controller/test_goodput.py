@@ -19,8 +19,8 @@ from support.builders.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref
 from support.fakes.memory_store import MemoryStore
 from tiphys_controller.goodput import group_by_queue, measure_gpu_time, measure_time_usage
 
-from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import TimePhase
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     AttemptEndOutcome,

@@ -24,7 +24,9 @@ from tiphys_controller.runs import summarize_run
 
 from hera_pipelines.traces.spans import derive_spans, describe_service
 from hera_pipelines.ui.run_page import UsageReader, read_run_view
-from tiphys.lineage import RunHistory, read_lineage_tree, read_timeline
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.protocol.step_spec import CheckpointPolicy, StepKind
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, SubmissionEnd
 from tiphys.records.names import item_step_id

@@ -12,7 +12,7 @@ from tiphys_controller.run_search import RunFilter, RunOrder, sort_runs
 from tiphys_controller.runs import RunSummary
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import (
     AttemptEnd,

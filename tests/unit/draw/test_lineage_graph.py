@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, build_lineage_graphs
-from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

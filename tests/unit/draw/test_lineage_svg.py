@@ -8,7 +8,7 @@ import pytest
 
 from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph
 from hera_pipelines.draw.lineage_svg import render_lineage_svg
-from tiphys.lineage import CheckpointStatus
+from tiphys.lineage.tree import CheckpointStatus
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph
 from hera_pipelines.draw.lineage_text import render_lineage_tree
-from tiphys.lineage import CheckpointStatus
+from tiphys.lineage.tree import CheckpointStatus
 
 
 def rendered(lineage: LineageGraph) -> list[str]:

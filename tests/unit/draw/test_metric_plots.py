@@ -15,7 +15,7 @@ from hera_pipelines.draw.metric_plots import (
     list_metric_plots,
     render_metrics_svg,
 )
-from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 from tiphys.records import CheckpointRef
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,7 +14,7 @@ import pytest
 from support.builders.lineage import RUN
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.fan_out import assign_item_ids

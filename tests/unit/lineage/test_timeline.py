@@ -6,8 +6,10 @@ import pytest
 from support.builders.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.records import (
     AttemptEndOutcome,
     Cause,

@@ -18,8 +18,9 @@ from support.builders.lineage import (
 )
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import CheckpointStatus, read_lineage_tree
 from tiphys.records import AttemptEndOutcome, Cause, Event, SkippedCheckpoint
 from tiphys.store import DirectoryStore, LineageLayout, append_events
 

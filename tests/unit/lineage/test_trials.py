@@ -15,8 +15,10 @@ import pytest
 from support.builders.lineage import RUN, claim_of, commit, write_claim
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.lineage import RunHistory, best, read_lineage_tree
+from tiphys.lineage import best
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.lineage.trials import SweepReport, TrialState, read_sweep
 from tiphys.protocol.fan_out import SWEEP_ANNOTATION, assign_item_ids, format_item_parameters
 from tiphys.protocol.step_spec import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,

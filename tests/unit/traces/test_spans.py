@@ -44,7 +44,7 @@ from hera_pipelines.traces.spans import (
     derive_spans,
     describe_service,
 )
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     AttemptClaim,

@@ -23,7 +23,7 @@ from support.fakes.mlflow import ALIAS, MODEL, MODEL_NAME, REGISTER, RUN, FakeMl
 from support.processes.failpoints import dying_at
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import ModelVersionRecord, RegistrationRequest, ReuseRecord
 from tiphys.records.tracking import ModelRegistration
 from tiphys.store import DamagedRecord, DirectoryStore, ObjectInfo, RunLayout, Store

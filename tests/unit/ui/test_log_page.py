@@ -25,7 +25,7 @@ from tiphys_controller import start_run
 from hera_pipelines.ui.app import build_app
 from hera_pipelines.ui.log_page import MAX_HTML_BYTES, MAX_PODS
 from tiphys.errors import UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import SubmissionEnd
 from tiphys.store import Attempt, DirectoryStore, RunLayout, Store, Submission
 from tiphys.store.program_output import chunk_key

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from tiphys.errors import TiphysError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.auto_resume.act import ReconcileResult

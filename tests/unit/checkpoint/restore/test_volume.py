@@ -14,9 +14,10 @@ from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, 
 from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import infer_starts, infer_starts_from_volume, list_commits
+from tiphys.lineage.tree import CheckpointStatus, read_lineage_tree
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 

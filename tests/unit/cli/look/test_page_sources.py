@@ -24,7 +24,7 @@ from hera_pipelines.cli.shared_options import ClusterOptions
 from hera_pipelines.local.live_workflows import LocalWorkflows
 from hera_pipelines.ui.run_actions import ActionRequest, RunAction
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.store import DirectoryStore, Store
 
 PIPELINE = pipeline_of(gated("fit"), parameters={"lr": "0.1"})

@@ -20,8 +20,8 @@ from tiphys_controller.goodput import (
 
 from hera_pipelines.cli import main
 from hera_pipelines.draw.report_html import CHART_WIDTH, MAX_ROWS, report_page
-from tiphys.lineage import RunHistory
 from tiphys.lineage.attempt_phases import PhaseSpan, TimePhase
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import AttemptEndOutcome, LastCheckpoint, StartTimes
 from tiphys.store import DirectoryStore

@@ -21,7 +21,7 @@ from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import describe_run, plan_run, resume_run, start_run
 
 from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.fan_out import aggregate_outputs, assign_item_ids
 from tiphys.records import SubmissionKind, item_step_id

@@ -20,7 +20,7 @@ from support.fakes.submitter import FakeSubmitter
 from tiphys_controller import describe_run, plan_run, start_run
 from tiphys_controller.runs import StepDetail, summarize_run
 
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.records import ReuseRecord, SubmissionEnd
 from tiphys.records.names import item_step_id
 from tiphys.store import DirectoryStore, RunLayout, Store

@@ -32,7 +32,7 @@ from tiphys_controller import (
 )
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
-from tiphys.lineage import RunHistory
+from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftClass
 from tiphys.protocol.step_spec import STEP_ANNOTATION, StepKind

@@ -5,8 +5,8 @@ from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, 
 from support.fakes.memory_store import MemoryStore
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.retention.gc import RetentionAction, UnreachableLineage, iter_run_lineages
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import list_commits
 from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.store import DirectoryStore, LineageLayout

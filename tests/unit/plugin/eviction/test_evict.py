@@ -31,8 +31,9 @@ from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import StoreError
-from tiphys.lineage import RunHistory, read_timeline
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.select import read_newest_commit
+from tiphys.lineage.timeline import read_timeline
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import CheckpointManifest, CrashRecord, Preemption, Shard
 from tiphys.store import DirectoryStore, LineageLayout, claim_record

@@ -5,8 +5,10 @@ from support.builders.lineage import ref
 from support.stories.plugin import Flow, World, commit, fit, keys, outputs, phase, said, world
 
 from tiphys.faults import InjectedFaultError
-from tiphys.lineage import CheckpointStatus, RunHistory, read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import list_quarantined, read_quarantine_records
+from tiphys.lineage.run_history import RunHistory
+from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import CheckpointStatus, read_lineage_tree
 from tiphys.protocol.step_spec import CheckpointPolicy, RetryPolicy
 from tiphys.records import CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, read_step_attempts

@@ -17,11 +17,11 @@ import pytest
 from support.stories.plugin import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
 
 from tiphys.errors import StoreError
-from tiphys.lineage import RunHistory
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Tombstones
 from tiphys.lineage.retention.gc import RunLineage, iter_run_lineages
 from tiphys.lineage.retention.policy import list_pins
+from tiphys.lineage.run_history import RunHistory
 from tiphys.lineage.tree import read_lineage_tree
 from tiphys.records import CheckpointRef, RunRecord, SubmissionClaim, SubmissionKind, utc_now
 from tiphys.store import RunLayout, claim_record, read_step_attempts
