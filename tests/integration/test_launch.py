@@ -277,6 +277,31 @@ def test_launcher_that_handles_sigterm_gets_it_while_its_slower_ranks_save():
     assert launched.ended() == (75, "saved 0\nSIGTERM after [75, None]\nsaved 1\n")
 
 
+LAUNCHER_OF_COMPLETE_RANKS = """
+import os, signal, subprocess, sys, time
+rank = '''{training}
+from tiphys.launch.session_registry import CLOSED
+say("ready")
+while not stopped: time.sleep(0.01)
+time.sleep(float(sys.argv[1]))
+register_session(os.environ, CLOSED)
+say("complete " + sys.argv[1])
+'''
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+ranks = [subprocess.Popen([sys.executable, "-c", rank, seconds], start_new_session=True) for seconds in ("0", "1")]
+codes = [rank.wait() for rank in ranks]
+time.sleep(1)  # torchrun looks from time to time
+sys.exit(max(codes))
+"""
+
+
+def test_launcher_of_ranks_that_complete_their_training_after_sigterm_ends_with_0():
+    """torchrun at SIGTERM ends its slower ranks, and with 1, also when none is left."""
+    launched = Launched(python(LAUNCHER_OF_COMPLETE_RANKS.replace("{training}", TRAINING)), ready=2)
+    launched.signal_group()
+    assert launched.ended() == (0, "complete 0\ncomplete 1\n")
+
+
 def test_worker_with_the_number_of_an_ended_session_is_no_session():
     script = """
 import os, signal, sys, time

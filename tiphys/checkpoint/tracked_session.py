@@ -401,9 +401,9 @@ class TrackedSession(Session):
         return True
 
     def _wait_for_saver(self) -> bool:
-        """Wait until another save can start; return False if SIGTERM arrives before that."""
+        """Wait until another save can start; return False if SIGTERM arrives before that, and a later step is saved."""
         while self._saver.is_busy:
-            if self.should_stop:
+            if self.should_stop and (self._coordinator.stops_by(self.total_steps) or self._seconds_left() == 0):
                 return False
             self._saver.wait_until_free(_POLL_SECONDS)
         return True

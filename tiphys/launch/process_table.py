@@ -40,6 +40,14 @@ class Process:
             yield child
             yield from child.descendants()
 
+    def sessions_below(self, sessions: Collection[int]) -> list[int]:
+        """Which of the processes ``sessions`` are below it."""
+        return [descendant.pid for descendant in self.descendants() if descendant.pid in sessions]
+
+    def is_launcher(self, sessions: Collection[int]) -> bool:
+        """Whether it is a launcher of ranks: no session, and no shell, but above one."""
+        return self.pid not in sessions and self.name not in SHELLS and bool(self.sessions_below(sessions))
+
 
 def choose_receivers(
     orphans: Iterable[Process],
@@ -56,14 +64,14 @@ def choose_receivers(
         sent: When each process got SIGTERM; processes that are absent had none.
         sessions: Processes with an open session.
         now: The time, on the clock of ``sent``.
-        has_session_ended: Whether a session has ended since the first SIGTERM.
+        has_session_ended: Whether a session has ended since the first SIGTERM, before its training was complete.
     """
     chosen: list[int] = []
 
     def visit(process: Process) -> None:
-        below = [descendant.pid for descendant in process.descendants() if descendant.pid in sessions]
+        below = process.sessions_below(sessions)
         is_shell = process.name in SHELLS
-        if process.pid not in sessions and below and not is_shell:
+        if process.is_launcher(sessions):
             # The death of a launcher may interrupt the ranks. A signalled torchrun gives them PET_SHUTDOWN_TIMEOUT,
             # which older versions do not know; otherwise it kills those that live 30 s after the first has ended.
             chosen.extend(below)

@@ -12,6 +12,7 @@ rules (`choose_receivers`):
 | what a signalled process has started | not while that process lives: workers serve it |
 | children of a shell that lives 2 s later | then: bash runs a trap only after its foreground command |
 | a launcher of ranks | when its sessions, which get it at once, have ended; if it handles SIGTERM, when the first has |
+| one whose sessions have all come to the end of their training | as all others: torchrun would end with 1 |
 | a process that reads a pipe, as ``tee`` | none: it ends at the end of its input |
 | all others | shortly before the grace period is over |
 
@@ -143,6 +144,7 @@ class ChildProcess:
         self._left_codes: list[int] = []
         self._at_stop: set[tuple[int, int]] = set()
         self._sessions: set[int] = set()
+        self._launchers: set[int] = set()
         self._registry = SessionRegistry(tells_sessions=environment.ELASTIC not in environ)
         self._others = {process.identity for process in read_children()} if _has_children() else set()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -228,8 +230,11 @@ class ChildProcess:
         below = [process for child in children for process in (child, *child.descendants())]
         alive, registered = {process.pid for process in below}, self._registry.sessions()
         sessions = {process.pid for process in below if process.identity in registered}
-        self._has_session_ended |= not self._sessions <= sessions
+        complete = {pid for pid, _ in self._registry.complete_sessions()}
+        self._has_session_ended |= not self._sessions <= sessions | complete
         self._sessions = sessions
+        launchers = {process.pid for process in below if process.is_launcher(sessions)}
+        self._launchers |= launchers
         self._sent = {pid: at for pid, at in self._sent.items() if pid in alive}
         self._is_shell |= any(child.pid == self._pid and child.name in SHELLS for child in children)
         self._at_stop = self._at_stop or {process.identity for process in below}
@@ -248,7 +253,9 @@ class ChildProcess:
         if now >= self._late_at or (only_readers and now - self._changed_at >= PATIENCE_SECONDS):
             receivers = [pid for pid in alive if pid not in self._sent]
         else:
-            receivers = choose_receivers(children, self._sent, sessions, now, has_session_ended=self._has_session_ended)
+            done = set() if self._has_session_ended else self._launchers - launchers
+            has_had = {**dict.fromkeys(done, now), **self._sent}
+            receivers = choose_receivers(children, has_had, sessions, now, has_session_ended=self._has_session_ended)
         _send(receivers, signal.SIGTERM)
         self._sent |= dict.fromkeys(receivers, now)
 

@@ -49,6 +49,10 @@ class SessionRegistry:
         """Identities of processes that ended without a word, as by a signal, if all have ended."""
         return self._identities() - self._identities(CLOSED, PREEMPTED, _FAILED)
 
+    def complete_sessions(self) -> set[tuple[int, int]]:
+        """Identities of processes whose sessions the program has left at the end of its training."""
+        return self._identities(CLOSED) - self._identities(PREEMPTED, _FAILED)
+
     def _identities(self, *kinds: str) -> set[tuple[int, int]]:
         notes = [words for words in self._notes() if len(words) > 1 and (not kinds or {*words[2:3]} & {*kinds})]
         return {(int(words[0]), int(words[1])) for words in notes if "".join(words[:2]).isdecimal()}

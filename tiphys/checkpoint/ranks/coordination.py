@@ -188,6 +188,10 @@ class SingleProcessCoordinator:
         """Return whether the training ends after this step. ``seconds_left`` is None before SIGTERM."""
         return stop.is_requested
 
+    def stops_by(self, last_step: int | None) -> bool:  # noqa: ARG002
+        """Return whether a training that got SIGTERM is sure to save and stop before its ``last_step``."""
+        return True
+
     def should_save_at(self, global_step: int, due: bool, unit: IntervalUnit) -> bool:  # noqa: ARG002
         """Return whether to save after this step, which is ``due`` by this process's own clock or step count."""
         return due
@@ -235,6 +239,10 @@ class DistributedCoordinator(SingleProcessCoordinator):
             stop.request()
             return global_step >= self._save_requests.stop_request.global_step or seconds_left == 0
         return seconds_left == 0
+
+    def stops_by(self, last_step: int | None) -> bool:
+        request = self._save_requests.stop_request
+        return request is not None and last_step is not None and request.global_step <= last_step
 
     def should_save_at(self, global_step: int, due: bool, unit: IntervalUnit) -> bool:
         requested = self._save_requests.complete_step(global_step)

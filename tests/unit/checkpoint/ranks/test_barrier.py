@@ -7,6 +7,7 @@
 | a rank dies before its shard | no commit, and nobody waits for ever |
 | SIGTERM reaches one rank | all save at one step and ask to be tried again |
 | SIGTERM reaches a rank that waits to begin a save | nobody waits for that save, and the last one lands |
+| the training is complete before the ranks would stop | its last save is made, also after one that takes long |
 | a save is due by the first rank's clock | all save at one step |
 | a rank hears of a call too late | the save is given up at once |
 | one rank's shard is damaged | all ranks fall back together |
@@ -221,6 +222,37 @@ def test_a_rank_stopped_before_it_can_begin_a_save_holds_up_no_other(store):
     (committed,) = list_commits(store, LINEAGE)
     assert committed.global_step > 4
     assert read_manifest(store, committed).reason == "sigterm"
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("total_steps", [None, 6])
+def test_last_save_of_a_training_that_is_complete_before_its_ranks_stop_lands(sharded, total_steps):
+    """They would stop at step 8. The save of step 3 is under way when that of step 6 is due."""
+    gate = threading.Event()
+
+    class Slow(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            if "shards/" in key and "-000000000000003/" in key:
+                gate.wait(5)
+            super().create(key, data, sha256=sha256)
+
+    def tell(rank, step):
+        saver = training.sessions[rank]._saver
+        if step == 5:
+            training.sessions[rank]._stop.request()
+        elif step == 6 and saver.is_busy:
+            wait_until_free = saver.wait_until_free
+            saver.wait_until_free = lambda seconds: gate.set() or wait_until_free(seconds)
+
+    store = Slow()
+    write_claim(store, claim_of(1, None))
+    every = SaveInterval(3, "steps")
+    training = Training(store, sharded=sharded, every=every, grace_seconds=100.0, total_steps=total_steps)
+    training.at_step = tell
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), "finished")
+    assert gate.is_set()
+    assert list_commits(store, LINEAGE) == [ref(1, 6), ref(1, 3)]
 
 
 def test_a_save_that_is_due_by_time_is_made_at_one_step_by_all(store):
