@@ -14,7 +14,7 @@ GPU and a TypeError alike. A message with an uncertain meaning is not listed.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
@@ -68,9 +68,14 @@ _GPU_FAILED = (
 """Errors of CUDA, cuBLAS and cuDNN that end the context of a process, so that a new process is needed and may do. Not
 ``device-side assert``, which is an index that the program gets wrong each time."""
 _NCCL = r"ncclSystemError|ncclRemoteError|ncclUnhandledCudaError"
+BETWEEN_RANKS = "(between ranks)"
+"""Ends the error of a rank to which a connection broke: that is the loss of another one."""
 _PEER_LOST = (
     r"Connection closed by (?:remote )?peer|Connection reset by peer.{0,300}\[Gloo\]|\[Gloo\].{0,300}Connection"
+    r"|gloo/transport/\S{1,50} (?:Read error|writev|Socket closed)|\(between ranks\)$"
 )
+
+_CONNECTION_LOST = "connection-lost"
 
 ERROR_SIGNATURES: Sequence[ErrorSignature] = (
     ErrorSignature("gpu-broken", Cause.INFRASTRUCTURE, re.compile(_GPU_BROKEN), "its GPU is broken", blames_node=True),
@@ -90,7 +95,7 @@ ERROR_SIGNATURES: Sequence[ErrorSignature] = (
         "its pod had no memory left",
     ),
     ErrorSignature(
-        "connection-lost",
+        _CONNECTION_LOST,
         Cause.INFRASTRUCTURE,
         re.compile(f"{_NCCL}|{_PEER_LOST}"),
         "it lost the connection to its other ranks",
@@ -277,6 +282,10 @@ class FailureVerdict(NamedTuple):
 
 def classify_failure(observation: AttemptObservation) -> FailureVerdict:
     """Classify the end of an attempt; the first rule with evidence decides. Pure."""
+    match, signal_code = match_error_signature(observation.crash_error), fatal_signal_exit_code(observation.last_words)
+    if match and match.signature.rule == _CONNECTION_LOST and signal_code:
+        # A rank that crashes leaves no error, and the first to leave one has lost it. Its launcher may end with 1.
+        observation = replace(observation, crash_error="", exit_code=signal_code)
     verdict = _apply_rules(observation)
     if observation.member and verdict.cause is not None:
         return verdict._replace(evidence=f"{observation.member}: {verdict.evidence}")

@@ -25,6 +25,7 @@
 | the driver says that a GPU is broken | Failed | 1 | | infrastructure |
 | its session says that no step was completed | Failed | any | | hang |
 | the kernel's alarm left its stacks | Failed | 137, 142 | | hang |
+| a rank crashes, the others lose it | Failed | 1 | faulthandler's words beside that error | user error |
 | a signal, which Argo tells as SIGKILL | Failed | 137, and faulthandler's last words | | user error |
 | an output that storage cannot keep | Error | 64 | wait: Object name …, is not UTF-8 text | user error |
 | program failed | Failed | any other | | user error |
@@ -48,6 +49,7 @@ TIMEOUT = 'failed to do request: Head "https://registry.example/v2/b/manifests/1
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.1 GiB in total"
 WORKER = "RuntimeError: DataLoader worker (pid(s) 71) is killed by signal: Killed. "
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+LOST_PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:4"
 STUCK = "no step in 900 s, 10 times as long as the longest of the last 100 steps"
 STACKS = 'Thread 0x00007f1c (most recent call first):\n  File "train.py", line 7 in all_reduce'
 NEVER_STARTED = "Pod failed before main container starts due to UnexpectedAdmissionError"
@@ -153,6 +155,13 @@ TABLE = [
         Cause.USER_ERROR,
     ),
     (AttemptObservation("Failed", 1, termination_message=STACKS), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 1, crash_error=LOST_PEER), Cause.INFRASTRUCTURE),
+    (
+        AttemptObservation(
+            "Failed", 1, crash_error=LOST_PEER, termination_message=f"Fatal Python error: Aborted\n{STACKS}"
+        ),
+        Cause.USER_ERROR,
+    ),
     (AttemptObservation("Error"), Cause.INFRASTRUCTURE),
     (AttemptObservation("Error", -1, pod_message=NEVER_STARTED), Cause.INFRASTRUCTURE),
     (AttemptObservation("Error", 1, pod_message="wait: Error (exit code 1)"), Cause.INFRASTRUCTURE),

@@ -19,7 +19,7 @@ from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.secret_mask import mask_secrets
 from tiphys.errors import FencedError, StoreError, TiphysError
-from tiphys.failures.classify import match_error_signature
+from tiphys.failures.classify import BETWEEN_RANKS, match_error_signature
 from tiphys.launch.session_registry import NEEDS_NEW_POD, note_failure
 from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
@@ -33,6 +33,8 @@ STORE_TIMEOUT_SECONDS = 10.0
 
 _MAX_ERROR_CHARACTERS = 500
 _EXPECTED_EXIT_CODES = (None, 0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED)
+_BROKEN_CONNECTION = re.compile(r"Connection reset by peer|Broken pipe|Connection was likely closed")
+"""In errors of other types, as PyTorch raises them."""
 _VARYING_PATTERNS = (
     (re.compile(r"0x[0-9a-fA-F]+"), "<address>"),
     (re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.+@-]+){2,}[\\/]?"), "<path>"),
@@ -69,13 +71,14 @@ def record_crash(
     if error is None or not is_crash(error):
         return
     with contextlib.suppress(MemoryError):  # without memory the original error is raised unrecorded
-        note_failure(os.environ, judge_restart(error, is_member=environment.MEMBERS in os.environ))
+        message = describe_error(error, is_rank=os.environ.get("WORLD_SIZE", "1") != "1")
+        note_failure(os.environ, judge_restart(message))
         record = CrashRecord(
             run=settings.run,
             step=settings.step,
             attempt=settings.attempt,
             incarnation=settings.incarnation,
-            error=format_error(error),
+            error=message,
             fingerprint=error_fingerprint(error),
             global_step=last_step,
             restored=restored,
@@ -141,14 +144,18 @@ def is_crash(error: BaseException) -> bool:
     return not isinstance(error, KeyboardInterrupt | GeneratorExit | StoreError | FencedError)
 
 
-def judge_restart(error: BaseException, *, is_member: bool = False) -> str:
-    """What the launcher is told about an error: its cause, or that a new process in this pod would not help.
+def describe_error(error: BaseException, *, is_rank: bool) -> str:
+    """`format_error`, and whether it is the loss of another rank, whatever library the broken connection belongs to."""
+    text = format_error(error)
+    is_lost = is_rank and (isinstance(error, ConnectionError) or _BROKEN_CONNECTION.search(text))
+    return f"{text} {BETWEEN_RANKS}" if is_lost else text
 
-    To a member of a gang, a connection that breaks is the loss of another one, whatever library it belongs to.
-    """
-    match = match_error_signature(format_error(error))
+
+def judge_restart(message: str) -> str:
+    """What the launcher is told about an error: its cause, or that a new process in this pod would not help."""
+    match = match_error_signature(message)
     if match is None:
-        return Cause.INFRASTRUCTURE if is_member and isinstance(error, ConnectionError) else Cause.USER_ERROR
+        return Cause.USER_ERROR
     return NEEDS_NEW_POD if match.signature.blames_node else match.signature.cause
 
 

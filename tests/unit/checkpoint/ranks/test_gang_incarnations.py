@@ -4,10 +4,11 @@ import pytest
 from support.builders.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from support.fakes.memory_store import MemoryStore
 
-from tiphys.checkpoint.lifecycle.crash_report import judge_restart
+from tiphys.checkpoint.lifecycle.crash_report import describe_error, judge_restart
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.save.commit import AttemptFence
 from tiphys.errors import FencedError
+from tiphys.failures.classify import AttemptObservation, classify_failure
 from tiphys.records import GangRestartDecision
 from tiphys.store import RunLayout, claim_record
 from tiphys.store.incarnations import gang_decision_key
@@ -57,8 +58,28 @@ def test_commit_of_an_older_incarnation_is_refused_once_the_next_is_started(
         older.check()
 
 
-def test_member_that_loses_a_connection_has_lost_another_one() -> None:
-    lost = ConnectionResetError(104, "Connection reset by peer")
-    assert judge_restart(lost, is_member=True) == "infrastructure"
-    assert judge_restart(lost) == "user_error"
-    assert judge_restart(TypeError("a bug"), is_member=True) == "user_error"
+@pytest.mark.parametrize(
+    ("error", "is_rank", "cause"),
+    [
+        (ConnectionResetError(104, "Connection reset by peer"), True, "infrastructure"),
+        (BrokenPipeError("the other rank is gone"), True, "infrastructure"),
+        (RuntimeError("[c10d] recvValue failed on SocketImpl(fd=6): Connection reset by peer"), True, "infrastructure"),
+        (
+            RuntimeError("Failed to recv, got 0 bytes. Connection was likely closed. Did the remote…"),
+            True,
+            "infrastructure",
+        ),
+        (
+            RuntimeError("[../gloo/transport/tcp/pair.cc:9] Read error [::1]:2: Connection reset"),
+            False,
+            "infrastructure",
+        ),
+        (ConnectionResetError(104, "Connection reset by peer"), False, "user_error"),
+        (TypeError("a bug"), True, "user_error"),
+    ],
+)
+def test_rank_that_loses_a_connection_has_lost_another_one(error: Exception, is_rank: bool, cause: str) -> None:
+    """So says its launcher, which starts it again, and so says the service of the end of its attempt."""
+    message = describe_error(error, is_rank=is_rank)
+    assert judge_restart(message) == cause
+    assert classify_failure(AttemptObservation("Failed", 1, crash_error=message)).cause == cause
