@@ -5,7 +5,7 @@ The launchers of the members meet in storage, below ``gang-restarts/<step>/<atte
 | object | written by | says |
 |---|---|---|
 | ``request.json`` | the first launcher whose program died | that all are to start this incarnation, and why |
-| ``ready/<member>`` | each launcher, once no process of its program is left | whether its program had committed |
+| ``ready/<member>`` | each launcher, once no process of its program is left | whether it had committed, or is gone |
 | ``decision.json`` | the first member's launcher, or one that cannot go on | whether they are started |
 
 Each object is created once. The first decision counts for all, so no member starts alone, and none while a process of
@@ -47,7 +47,7 @@ _PEER_SECONDS = 2.0
 """Time for a request of another member, after a program whose exit code alone says that it failed."""
 _PORTS = 100
 _PORT_VARIABLES, _ENDPOINT = ("MASTER_PORT", "PET_MASTER_PORT"), "PET_RDZV_ENDPOINT"
-_COMMITTED = "-committed"
+_COMMITTED, _GONE = "-committed", "-gone"
 
 
 class GangMember:
@@ -102,7 +102,7 @@ class GangMember:
         """As `tiphys.launch.restart.decide_alone`, together with all other members."""
         following = incarnation + 1
         if self.signals.is_stop_requested:
-            if end.was_ended:
+            if end.was_ended or self.least < self.members:
                 self.refuse(following, environment.EX_TEMPFAIL, "it was asked to end")
             return environment.EX_TEMPFAIL if end.was_ended else end.code
         # Whether the gang has committed is known once all members are ready.
@@ -111,6 +111,7 @@ class GangMember:
         request = self._ask(following, end.code, cause) if cause else self._await_request(following, end)
         code = choose_exit_code(end, allowed, incarnation=incarnation, lacked_memory=lacked_memory)
         if request is None:
+            self.refuse(following, code, f"its program ended with {code}")  # one that dies later need not wait for it
             return code
         if not cause and not may_follow(end, allowed, lacked_memory=lacked_memory):
             self.refuse(following, code, f"its program ended with {code}, which a new process does not cure")
@@ -122,11 +123,14 @@ class GangMember:
         return RequestWatch(self, incarnation)
 
     def refuse(self, incarnation: int, code: int, reason: str) -> None:
-        """Decide that no member starts ``incarnation``, unless an elastic gang can spare this one; never raises."""
-        if self.least < self.members:
-            return
+        """Decide that no member starts ``incarnation``, or, if it can be spared, waits for this one; never raises."""
         try:
-            self.claim_decision(incarnation, exit_code=code, reason=f"member {self.number}: {reason}")
+            if self.least == self.members or self.number == 0:
+                self.claim_decision(incarnation, exit_code=code, reason=f"member {self.number}: {reason}")
+            else:
+                self.store.create(f"{self.prefix(incarnation)}ready/{self.number:05d}{_GONE}", b"")
+        except ObjectExistsError:
+            return  # the reply was lost
         except TiphysError as error:
             log_line(f"the other members wait for this one, because storage does not take its decision: {error}")
 
@@ -269,14 +273,15 @@ class GangRestart:
         if member.number == 0:
             folder = f"{self._prefix}ready/"
             ready = [info.key.removeprefix(folder) for info in member.store.list(folder)]
-            if len(ready) >= member.expected or (is_late and len(ready) >= member.least):
-                return self._decide(ready)
-            if is_late:
-                return self._refuse(f"{len(ready)} of {member.expected} members were ready after {self._waited:.0f} s")
+            gone = {name.removesuffix(_GONE) for name in ready if name.endswith(_GONE)}
+            if len({name[:5] for name in ready}) >= member.expected or is_late:
+                return self._decide([name for name in ready if name[:5] not in gone])
         return self._refuse("the first member has not answered") if is_late else None
 
     def _decide(self, ready: Collection[str]) -> GangRestartDecision:
         member = self._member
+        if len(ready) < member.least:
+            return self._refuse(f"{len(ready)} of {member.expected} members were ready after {self._waited:.0f} s")
         if not any(name.endswith(_COMMITTED) for name in ready):
             return self._refuse("no checkpoint was committed since its programs were started")
         member.expected = len(ready)

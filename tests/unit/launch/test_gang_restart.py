@@ -141,6 +141,8 @@ class Launcher:
     """How its program did end."""
     answer: int | tuple[str, dict[str, str]] | None = None
     left_when_started: int = 0
+    waited_seconds: float = 0.0
+    """For its answer."""
     is_over: bool = False
     error: BaseException | None = None
 
@@ -159,8 +161,9 @@ class Launcher:
                 end = ProgramEnd(0)
             else:
                 self.signals.wait_next(0.5)
-        self.met = end
+        self.met, ended_at = end, self.member.clock()
         self.answer = self.member.decide(end, ALLOWED, 1, lacked_memory=False)
+        self.waited_seconds = self.member.clock() - ended_at
         self.left_when_started = sum(other.met is None for other in self.others)
 
     @property
@@ -294,6 +297,44 @@ def test_members_wait_for_one_that_does_not_end_no_longer_than_they_say() -> Non
     stage.run(launchers)
     assert [launcher.answer for launcher in launchers] == [137, 137]
     assert READY_SECONDS < stage.now < 3 * READY_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("elastic", "gone", "code", "answer"),
+    [
+        ("", 1, 0, 137),  # it is complete, and its pod has ended
+        ("", 0, 0, 137),
+        ("", 1, 1, 1),  # the others have lost it
+        ("2:3", 1, 0, "the program of member 2 ended with 137 (infrastructure)"),
+        ("2:3", 1, 1, "the program of member 2 ended with 137 (infrastructure)"),
+        ("2:3", 1, 75, "the program of member 2 ended with 137 (infrastructure)"),  # its node was drained
+        ("2:3", 0, 0, 137),  # torchrun meets at the first
+        ("3:4", 1, 0, 137),  # one too few
+    ],
+)
+def test_members_do_not_wait_for_one_that_has_ended_before(
+    elastic: str, gone: int, code: int, answer: int | str
+) -> None:
+    stage = Stage(1)
+    store = LosingStore(stage, 0.0)
+    more = {environment.ELASTIC: elastic} if elastic else {}
+    signals = [Signals(stage) for _ in range(3)]
+    members = [
+        GangMember(variables(number, 3, **more), signals[number], store, lambda: stage.now)  # type: ignore[arg-type]
+        for number in range(3)
+    ]
+    ends = [
+        ProgramEnd(code) if number == gone else killed(committed=True) if number == 2 else None for number in range(3)
+    ]
+    launchers = [
+        Launcher(member, signal, end, 100 if number == 2 else 1)
+        for number, (member, signal, end) in enumerate(zip(members, signals, ends, strict=True))
+    ]
+    signals[gone].is_stop_requested = code == environment.EX_TEMPFAIL
+    stage.run(launchers)
+    assert launchers.pop(gone).answer == code
+    assert max(launcher.waited_seconds for launcher in launchers) < READY_SECONDS / 2
+    assert {launcher.answer[0] if launcher.has_started else launcher.answer for launcher in launchers} == {answer}  # type: ignore[index]
 
 
 def test_member_that_was_complete_does_not_complete_the_others() -> None:
