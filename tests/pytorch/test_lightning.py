@@ -3,6 +3,7 @@
 | interrupted | outcome |
 |---|---|
 | in an epoch, at its end, after gradients were accumulated | weights, optimizer and schedule equal in every bit |
+| in an epoch, at its end, twice | the same batches in the same epochs, if the loader can be resumed |
 | while a callback or the module itself averages weights | the averages, too |
 | by SIGTERM | saved at the next optimizer step, exit code 75 |
 | by SIGTERM between two optimizer steps, or in a validation | saved at the next optimizer step, exit code 75 |
@@ -10,6 +11,7 @@
 """
 
 import importlib
+import itertools
 import os
 import signal
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from support.builders.lineage import LINEAGE, ref
 from support.fakes.memory_store import MemoryStore
 from support.stories.sessions import open_session
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tiphys.checkpoint.save import overlap
 from tiphys.checkpoint.save.overlap import LatePiece
@@ -47,11 +50,12 @@ class Loader:
         return EPOCH
 
     def __iter__(self) -> Any:
+        if self.position == EPOCH:  # Lightning counts batches, and takes none beyond the last
+            self.epoch, self.position = self.epoch + 1, 0
         order = torch.randperm(EPOCH, generator=torch.Generator().manual_seed(self.epoch)).tolist()
         while self.position < EPOCH:
             self.position += 1
             yield torch.full((4, 8), float(order[self.position - 1])) + torch.arange(8)
-        self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
@@ -97,10 +101,11 @@ def fit(
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     torch.manual_seed(seed)
-    start = ref(1, restored) if restored else None
+    attempt = options.pop("attempt", 2 if restored else 1)
+    start = ref(attempt - 1, restored) if restored else None
     with open_session(
         store,
-        2 if start else 1,
+        attempt,
         resume_from=start,
         every=options.pop("every", SaveInterval(1, "steps")),
         asynchronous=options.pop("asynchronous", False),
@@ -118,7 +123,7 @@ def fit(
             accumulate_grad_batches=options.pop("accumulate", 1),
         )
         module = Module()
-        trainer.fit(module, Loader(), **options)
+        trainer.fit(module, options.pop("loader", None) or Loader(), **options)
     return trainer
 
 
@@ -144,6 +149,41 @@ def test_a_fit_that_was_interrupted_is_the_fit_that_was_not(name, interrupted):
 
     assert resumed.global_step == STEPS
     assert bits(resumed) == straight
+
+
+class LoaderOfOneState(Loader):
+    """Says at the last batch that it is at the begin of the next epoch."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch + self.position // EPOCH, "position": self.position % EPOCH}
+
+
+def stateful_loader() -> Any:
+    return StatefulDataLoader(torch.arange(EPOCH).repeat(8, 1).T.repeat_interleave(4, 0).float(), 4, shuffle=True)
+
+
+@pytest.mark.parametrize("make_loader", [Loader, LoaderOfOneState, stateful_loader])
+@pytest.mark.parametrize("interrupted", [(4, 9), (EPOCH, 2 * EPOCH), (EPOCH - 1, EPOCH, EPOCH + 1)])
+def test_batches_and_epochs_of_a_loader_that_resumes_are_those_of_a_fit_that_was_not(make_loader, interrupted):
+    """Lightning alone passes an epoch without a step after a restore at the end of one."""
+    from lightning.pytorch import Callback
+
+    def train(store: MemoryStore, until: int, restored: int = 0, attempt: int = 1) -> None:
+        torch.manual_seed(1)
+        given = {"loader": make_loader(), "callbacks": [Recorder()], "attempt": attempt}
+        fit(store, until, name="lightning.pytorch", seed=2, restored=restored, **given)
+
+    class Recorder(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((trainer.current_epoch, batch_idx, batch[:, 0].tolist()))
+
+    seen: list[Any] = []
+    train(MemoryStore(), STEPS)
+    straight, seen = seen, []
+    store = MemoryStore()
+    for attempt, (restored, until) in enumerate(itertools.pairwise((0, *interrupted, STEPS)), 1):
+        train(store, until, restored, attempt)
+    assert seen == straight
 
 
 def test_weights_are_copied_beside_the_next_step_without_a_line_of_the_program(name, monkeypatch):

@@ -51,6 +51,8 @@ class CheckpointCallback(Callback):
         self._session = session
         self._restored_step: int | None = None
         self._random: dict[str, Any] | None = None
+        self._loaders: list[Any] = []
+        """States of the loaders, if the restored step was the last of its epoch."""
         self._last_step = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -66,6 +68,9 @@ class CheckpointCallback(Callback):
         checkpoint = decode_tensors(state, pickled=True)
         self._random = checkpoint.pop(_RANDOM)
         self._restored_step = self._last_step = checkpoint["global_step"]
+        fit = checkpoint["loops"]["fit_loop"]
+        if fit["epoch_loop.batch_progress"]["is_last_batch"]:
+            self._loaders = fit["state_dict"].get("combined_loader") or []
         trainer._checkpoint_connector._loaded_checkpoint = checkpoint
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
@@ -84,6 +89,18 @@ class CheckpointCallback(Callback):
                 f"Lightning ignored the checkpoint of step {self._restored_step} and is at step "
                 f"{trainer.global_step}; use Lightning 2.5 or 2.6, or report this version"
             )
+        if self._loaders:
+            self._end_epoch(trainer.fit_loop)
+
+    def _end_epoch(self, fit_loop: Any) -> None:
+        """Take the end of the restored epoch from the loaders: Lightning would take it for that of the next one."""
+        try:
+            next(fit_loop._data_fetcher)
+        except StopIteration:
+            pass
+        else:  # they are in the next epoch already
+            fit_loop._combined_loader._load_state_dicts(self._loaders)
+        iter(fit_loop._data_fetcher)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Set the random generators, now that the data iterators exist: creating them draws random numbers."""
