@@ -105,8 +105,11 @@ class ProcessStat:
         self.handles_sigterm = bool(handled >> (signal.SIGTERM - 1) & 1)
 
 
-def read_children() -> list[Process]:
-    """The children of this process with all that is below them, without those in its own group: helpers of its own."""
+def read_children(parent: int = 0) -> list[Process]:
+    """The children of ``parent`` with all that is below them; by default those of this process.
+
+    Without those of this process that are in its own group: helpers of its own.
+    """
     own = os.getpid()
     found: dict[int, list[ProcessStat]] = {}
     for entry in os.listdir("/proc"):
@@ -136,7 +139,7 @@ def read_children() -> list[Process]:
             if stat.state not in "ZX" or parent == own
         ]
 
-    return build(own)
+    return build(parent or own)
 
 
 def _read_link(path: str) -> str:

@@ -59,9 +59,10 @@ the end of its program, and an exit code that it has not seen when the kubelet k
 _LOOK_SECONDS, _QUIET_SECONDS = 0.05, 60.0
 _LOOK_SHARE = 0.1
 """Largest share of time to spend on reading /proc, which is long on a machine with thousands of processes."""
-_LOST_RANK = "infrastructure"
-"""Failure of a launcher of ranks that ends with 1 because one of them was killed."""
-_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+_LOST_RANK, _HANG = "infrastructure", "hang"
+"""Failures of a launcher of ranks that ends with 1 because one of them was killed, and of a program that the kernel's
+alarm ended, which leaves stacks in the termination log; an alarm of the program itself leaves nothing there."""
+_ENDED_BY_SIGTERM, _ENDED_BY_SIGALRM = 128 + signal.SIGTERM, 128 + signal.SIGALRM
 _UNCAUGHT_EXCEPTION = 1
 """Exit code of Python. torchrun raises one at SIGTERM, as do libraries whose workers died."""
 
@@ -268,6 +269,8 @@ class ChildProcess:
         lost_ranks = {pid for pid, _ in registry.lost_sessions()} - {self._pid}
         if not self.failures and lost_ranks and self._code == _UNCAUGHT_EXCEPTION and not _has_words():
             self.failures = frozenset({_LOST_RANK})
+        elif not self.failures and self._code == _ENDED_BY_SIGALRM and _has_words():
+            self.failures = frozenset({_HANG})
         self.has_finished = {*(self._left_codes or [self._code])} <= {0, environment.EX_TEMPFAIL}
         has_saved = self._is_preempted or self._registry.has_preempted()
         if self._stopped_at is not None and has_saved and self._code != environment.EX_FENCED:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where version 2 and version 1 of control groups count the processes that the kernel killed for the pod's memory."""
-_SIGKILL, _SIGALRM = 137, 142
+_SIGKILL = 137
 _USER_ERROR = "user_error"
 _SPARE_SECONDS = 1.0
 """Time between two looks at whether a spare process is due, or needs too much memory."""
-_CAUSES = {_SIGKILL: "infrastructure", environment.EX_HANG: "hang", _SIGALRM: "hang"}
+_CAUSES = {_SIGKILL: "infrastructure", environment.EX_HANG: "hang"}
 """As `tiphys.failures.classify` has it; every other exit code is an error of the program."""
 FINAL_CODES = frozenset(
     {0, NOT_FOUND, NOT_EXECUTABLE, 143, environment.EX_TEMPFAIL, environment.EX_UNAVAILABLE, environment.EX_FENCED}

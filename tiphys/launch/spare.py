@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from tiphys.launch.process_table import read_children
 from tiphys.launch.processes import log_line, start_process
 from tiphys.launch.session_registry import ProgramImports
 from tiphys.launch.spare_process import END
@@ -80,6 +81,9 @@ class Spare:
         os.set_blocking(self._commands, False)
         try:
             self.pid = start_process(command, environ, own_group=False)
+        except OSError:
+            self._close_pipes()
+            raise
         finally:
             os.close(commands)
             os.close(answers)
@@ -107,14 +111,20 @@ class Spare:
         return self._has_ended
 
     def close(self, *, ends: bool) -> None:
-        """Close the pipes, and end the process if it ``ends``."""
+        """Close the pipes, and end the process if it ``ends``, with those that its imports have started."""
+        self._close_pipes()
+        if ends and not self.has_ended():
+            os.kill(self.pid, signal.SIGSTOP)  # it starts no more
+            children = [process for child in read_children(self.pid) for process in (child, *child.descendants())]
+            for pid in (self.pid, *(process.pid for process in children)):
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)  # with the spare gone, they are children of the launcher
+            self._has_ended = True
+
+    def _close_pipes(self) -> None:
         os.close(self._commands)
         os.close(self._answers)
-        if ends and not self.has_ended():
-            os.kill(self.pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
-            self._has_ended = True
 
     def _send(self, texts: Sequence[str]) -> bool:
         data = b"\0".join(os.fsencode(text) for text in texts) + END

@@ -186,6 +186,22 @@ print(ended(child, signals), sorted(child.failures))
     )
 
 
+@pytest.mark.parametrize(("stacks", "failures"), [("", []), ("Thread 0x1 (most recent call first):", ["hang"])])
+def test_program_that_sigalrm_ends_hung_if_its_stacks_are_in_the_termination_log(tmp_path, stacks, failures):
+    log = tmp_path / "termination-log"
+    log.write_text(stacks)
+    assert (
+        run(f"""
+from tiphys.launch import processes
+has_words = processes._has_words
+processes._has_words = lambda: has_words({str(log)!r})
+child = ChildProcess(["sh", "-c", "kill -ALRM $$"], os.environ)
+print(ended(child, signals), sorted(child.failures))
+""")
+        == f"142 {failures}\n"
+    )
+
+
 T = 100.0
 
 

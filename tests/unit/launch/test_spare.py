@@ -117,6 +117,26 @@ def test_spare_that_is_not_ready_takes_nothing_over(monkeypatch) -> None:
     assert spare.has_ended()
 
 
+def test_processes_that_an_import_of_a_spare_starts_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $! > \"$OUT.new\"; mv \"$OUT.new\" \"$OUT\"; wait'])"
+    )
+    out = tmp_path / "pid"
+    spare = Spare([sys.executable], ["-c", "pass"], {**os.environ, "PYTHONPATH": str(tmp_path), "OUT": str(out)})
+    spare.prepare(["busy"])
+    until(out.exists)
+    spare.close(ends=True)
+    until(lambda: has_ended(int(out.read_text())))
+
+
+def test_spare_that_cannot_be_started_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(FileNotFoundError):
+        Spare([str(tmp_path / "python")], ["-c", "pass"], {})
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_spare_that_was_killed_takes_nothing_over() -> None:
     spare = Spare([sys.executable], ["-c", "pass"], dict(os.environ))
     spare.prepare(["json"])
