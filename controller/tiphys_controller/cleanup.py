@@ -183,6 +183,8 @@ def find_orphaned_lease(
     return CleanupFinding(CleanupKind.LEASE, lease.namespace, f"{lease.run}/{lease.step}/{lease.attempt}", why)
 
 
+RESUMED_WITHIN = timedelta(days=30)
+"""So long a failed submission may wait for an automatic resume, which may be off; longer than any back-off."""
 UNSENT_AFTER = timedelta(hours=1)
 
 
@@ -234,7 +236,8 @@ def _find_old_marker(
     elif marker.submission > number and now - marker.claimed_at > UNSENT_AFTER:
         why = f"submission {marker.submission} was never claimed"
     elif marker.submission == number and last and last.end:
-        if last.end.status != "Succeeded" and _may_be_resumed(store, marker.run):
+        may_wait = last.end.status != "Succeeded" and now - last.end.written_at < RESUMED_WITHIN
+        if may_wait and _may_be_resumed(store, marker.run):
             return None
         why, remove = (
             f"submission {number} has ended",

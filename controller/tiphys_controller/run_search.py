@@ -1,6 +1,7 @@
 """Finds runs for people: all, or the newest and those that have not ended, which cost the same among very many."""
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -8,8 +9,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from tiphys.lineage.run_history import RunHistory
-from tiphys.store import Store, list_newest_runs, list_open_submissions, list_runs
+from tiphys.store import Store, list_open_submissions, list_runs
 from tiphys.store.layout import RUNS
+from tiphys.store.run_markers import list_newest_markers
 from tiphys_controller.run_phase import RunPhase
 from tiphys_controller.runs import RunSummary, summarize_run
 from tiphys_controller.submit.submitter import Submitter
@@ -87,6 +89,23 @@ def sort_runs(summaries: Iterable[RunSummary], order: RunOrder) -> list[RunSumma
     return sorted(summaries, key=sort_key)
 
 
+class RunMarkers(NamedTuple):
+    """The runs of a store with the keys that led to them: those that have not ended, and then all others."""
+
+    opened: dict[str, set[str]]
+    ended: Iterator[tuple[str, str]]
+    """The newest first; pages are fetched as they are consumed. A name may be of no run."""
+
+
+def list_run_markers(store: Store, most_open: int | None, since: datetime | None = None) -> RunMarkers:
+    """List the open runs, of very many the newest ``most_open``, and the others since ``since``."""
+    opened: defaultdict[str, set[str]] = defaultdict(set)
+    for submission in list_open_submissions(store):
+        opened[submission.run].add(submission.marker)
+    first = dict(islice(opened.items(), most_open))
+    return RunMarkers(first, ((run, key) for run, key in list_newest_markers(store, since) if run not in first))
+
+
 def search_runs(
     store: Store, wanted: RunFilter, submitter: Submitter | None = None, limit: int | None = None
 ) -> RunSearch:
@@ -104,10 +123,10 @@ def search_runs(
     if limit is None and wanted.since is None:
         summaries = list_run_summaries(store, submitter)
         return RunSearch(list(filter(wanted.accepts, summaries)), len(summaries), is_complete=True)
-    opened = dict.fromkeys(submission.run for submission in list_open_submissions(store))
-    first = dict.fromkeys(islice(opened, None if limit is None else max(limit, _MAX_OPEN_RUNS)))
-    newest = (run for run in list_newest_runs(store, wanted.since and wanted.since - _CLOCK_SKEW) if run not in first)
-    read = _summarize_runs(store, submitter, first)
+    most_open = None if limit is None else max(limit, _MAX_OPEN_RUNS)
+    markers = list_run_markers(store, most_open, wanted.since and wanted.since - _CLOCK_SKEW)
+    newest = (run for run, _ in markers.ended)
+    read = _summarize_runs(store, submitter, markers.opened)
     looked_at, found, ended = len(read), list(filter(wanted.accepts, read)), 0
     is_complete = wanted.since is None
     while batch := list(islice(newest, max(limit or 0, _READERS))):

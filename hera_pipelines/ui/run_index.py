@@ -8,7 +8,6 @@ also keeps which GPUs its attempts held.
 import contextlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from datetime import datetime
 from itertools import islice
 
 from tiphys_controller.run_phase import ENDED_PHASES, RunPhase
-from tiphys_controller.run_search import summarize_stored_run
+from tiphys_controller.run_search import list_run_markers, summarize_stored_run
 from tiphys_controller.runs import RunSummary
 from tiphys_controller.submit.submitter import Submitter
 
@@ -25,8 +24,7 @@ from tiphys.errors import IntegrityError, NotFoundError, TiphysError, UsageError
 from tiphys.lineage.run_history import RunHistory
 from tiphys.protocol.compiled_workflow import shown_status
 from tiphys.records import task_name
-from tiphys.store import Store, Submission, list_open_submissions
-from tiphys.store.run_markers import list_newest_markers
+from tiphys.store import Store, Submission
 
 _READERS = 8
 _REFRESH_SECONDS = 5.0
@@ -134,21 +132,12 @@ class RunIndex:
         Raises:
             StoreError: the store does not answer.
         """
-        markers: defaultdict[str, set[str]] = defaultdict(set)
-        for submission in list_open_submissions(self._store):
-            markers[submission.run].add(submission.marker)
-        first = dict.fromkeys(islice(markers, MAX_RUNS))
-        listed = dict(islice(list_newest_markers(self._store), 2 * MAX_RUNS + 1))
-        for name, marker in listed.items():
-            markers[name].add(marker)
-        newest = [name for name in listed if name not in first]
-        names = [*first, *newest[:MAX_RUNS]]
-        self.total, self.is_whole = len(names), len(newest) <= MAX_RUNS
+        opened, ended = list_run_markers(self._store, MAX_RUNS)
+        markers = opened | {name: {marker} for name, marker in islice(ended, MAX_RUNS)}
+        self.total, self.is_whole = len(markers), next(ended, None) is None
         with ThreadPoolExecutor(max_workers=_READERS) as pool:
-            keys = (frozenset(markers[name]) for name in names)
-            found = {
-                name: run for name, run in zip(names, pool.map(self._read_if_due, names, keys), strict=True) if run
-            }
+            read = pool.map(self._read_if_due, markers, map(frozenset, markers.values()))
+            found = {name: run for name, run in zip(markers, read, strict=True) if run}
             self._runs, self.total = found, len(found)
             if self._reads_holds:  # after all summaries, because the list of runs waits for these alone
                 for name, held in zip(found, pool.map(self._read_holds_if_due, list(found)), strict=True):

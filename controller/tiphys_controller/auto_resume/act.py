@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from cachetools import LRUCache, cachedmethod
+
 from tiphys.errors import ConflictError, IntegrityError, UsageError
 from tiphys.faults import failpoint
 from tiphys.kube import require_leadership
@@ -99,6 +101,8 @@ def auto_fork_run(store: Store, submitter: Submitter, run: str, fork_name: str) 
 
 _LEFT_TO_PEOPLE = ("NotAsked", "EndedByPerson", "NeedsPerson")
 """Reasons for which a submission that has ended is never looked at again."""
+_MAX_POLICIES = 10_000
+"""Runs whose policies are kept in memory."""
 _NO_SHUTDOWNS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -140,7 +144,7 @@ class AutoResumeReconciler:
         self._limits = limits
         self._bucket = TokenBucket(limits.resumes_per_minute / 60, limits.resume_burst, dependencies.monotonic)
         self._status_since: dict[RunKey, tuple[int, SubmissionStatus, float]] = {}
-        self._policies: dict[RunKey, AutoResumePolicy | None] = {}
+        self._policies: LRUCache[RunKey, AutoResumePolicy | None] = LRUCache(_MAX_POLICIES)
         self._run_locks: dict[RunKey, _RunLock] = {}
         self._lock = threading.Lock()
 
@@ -241,11 +245,10 @@ class AutoResumeReconciler:
             return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Refused", str(error))
         return forked
 
+    @cachedmethod(lambda self: self._policies, lock=lambda self: self._lock)
     def read_policy(self, key: RunKey) -> AutoResumePolicy | None:
-        """Resume policy of the run's pipeline. It never changes, so it is read once."""
-        if key not in self._policies:
-            self._policies[key] = read_auto_resume_policy(read_run(self._dependencies.stores(key[0]), key[1]).workflow)
-        return self._policies[key]
+        """Resume policy of the run's pipeline. It never changes, so it is kept."""
+        return read_auto_resume_policy(read_run(self._dependencies.stores(key[0]), key[1]).workflow)
 
     def forget_run(self, key: RunKey) -> None:
         """Free the memory kept for a run that is settled."""

@@ -30,6 +30,8 @@ RETRY_SECONDS = 10.0
 """Retry interval after a request failed, or a record was not there yet."""
 VANISHED_SECONDS = 60.0
 """For so long the run of a Workflow is looked for that vanished before its run was known; then a search finds it."""
+_MAX_SETTLED_RUNS = 1000
+"""Settled runs without a Workflow that are kept in memory, so that a search of storage passes over them."""
 SLOW_RETRY_SECONDS = 300.0
 """Retry interval after an error that needs a repair."""
 
@@ -92,6 +94,17 @@ class RunTracker:
                     self._vanished.append(vanished)
             elif not vanished.is_end_recorded and vanished.workflow.phase != "Succeeded":
                 self._record_end(self.track(vanished.run_key), now, vanished=not vanished.workflow.finished)
+
+        if len(self._runs) > _MAX_SETTLED_RUNS + len(self._workflows):
+            self._forget_settled_runs()
+
+    def _forget_settled_runs(self) -> None:
+        present = {tracked.run_key for tracked in (*self._workflows.values(), *self._vanished)}
+        self._runs = {
+            key: run
+            for key, run in self._runs.items()
+            if key in present or not run.is_settled or run.is_busy or run.due_at < NEVER
+        }
 
     def track(self, key: RunKey) -> TrackedRun:
         """Return the tracked run; start to track it if needed."""

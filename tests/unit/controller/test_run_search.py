@@ -138,6 +138,23 @@ def test_a_submission_whose_end_was_recorded_by_a_process_that_died_is_closed(
     assert len(list(store.list(NEWEST))) == (1 if asks else 2)
 
 
+def test_a_failed_submission_that_nothing_has_resumed_for_a_month_is_closed(
+    store: CountingStore, submitter: FakeSubmitter
+) -> None:
+    manifest = pipeline_of(gated("prep"))
+    manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
+    start_run(store, submitter, manifest, "digits")
+    end_run(store, "digits", "Failed", may_be_resumed=True)
+    presence = WorkflowPresence(None, lambda _: True)
+    assert list(find_stalled_runs(store, presence, utc_now() + timedelta(days=29))) == []
+
+    [finding] = find_stalled_runs(store, presence, utc_now() + timedelta(days=31))
+
+    assert finding.remove is not None
+    finding.remove()
+    assert list(store.list(OPEN)) == []
+
+
 def test_a_submission_that_another_has_replaced_is_closed(store: CountingStore, submitter: FakeSubmitter) -> None:
     start_run(store, submitter, PIPELINE, "digits")
     first = read_last_claim(store, "digits")

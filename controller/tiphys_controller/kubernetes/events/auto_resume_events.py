@@ -1,8 +1,10 @@
 """Reports automatic resumes: an Event of the Workflow, a log entry, and metrics."""
 
+import threading
 from collections.abc import Callable
 
 import structlog
+from cachetools import LRUCache
 
 from tiphys.errors import TiphysError
 from tiphys.lineage.run_history import RunHistory
@@ -30,6 +32,8 @@ from tiphys_controller.kubernetes.workflow_view import WorkflowView
 from tiphys_controller.kubernetes.writer import ClusterWriter
 
 _UNREPORTED_REASONS = ("Runs", "Succeeded", "Elsewhere", "NotAsked", "NotSureYet", "RateLimited", "NothingMissing")
+_MAX_RECORDED = 10_000
+"""Newest Events that are known to be recorded; one that is repeated has the same name."""
 _log = structlog.get_logger()
 
 
@@ -49,15 +53,20 @@ class AutoResumeRecorder:
         self._metrics = metrics
         self._limits = limits
         self._monotonic = monotonic
-        self._recorded: set[tuple[RunKey, str]] = set()
+        self._recorded: LRUCache[tuple[RunKey, str], bool] = LRUCache(_MAX_RECORDED)
+        self._lock = threading.Lock()
         self._open_breakers: set[RunKey] = set()
 
     def report_result(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
         self._count(tracked_run, result)
         message = self._build_message(tracked_run, result)
-        if message is None or (tracked_run.key, message.key) in self._recorded:
+        if message is None:
             return
-        self._recorded.add((tracked_run.key, message.key))
+        with self._lock:
+            is_recorded = self._recorded.get((tracked_run.key, message.key), False)
+            self._recorded[tracked_run.key, message.key] = True
+        if is_recorded:
+            return
         _log.info(
             "resume.decided",
             namespace=tracked_run.key[0],

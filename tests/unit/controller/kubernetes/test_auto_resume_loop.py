@@ -9,6 +9,7 @@
 | API server and store time out for an hour | nothing |
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,7 +22,8 @@ from support.fakes.counting_store import CountingStore
 from support.servers.kube_server import KubeServer
 from support.stories.auto_resume_loop import RUN, Bench, hour_of_time_outs
 from tiphys_controller import start_run
-from tiphys_controller.auto_resume.state import AutomationMode
+from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker
+from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes import KubernetesSubmitter, auto_resume_loop
 
 from tiphys.kube import KubeApi, Object, identify_cluster
@@ -120,6 +122,22 @@ def test_a_workflow_without_a_run_is_forgotten_once_it_is_gone(bench: Bench, mon
     bench.round(11, times=20)
     assert looks[RUN] <= 8
     assert bench.names() == []
+
+
+def test_a_settled_run_is_forgotten_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_resume_loop, "_MAX_SETTLED_RUNS", 2)
+    tracker = auto_resume_loop.RunTracker(ObservationHealthTracker(str, int, AutoResumeLimits(), time.monotonic))
+    for number in range(2):
+        tracker.track(("ml", f"ended-{number}")).is_settled = True
+    tracker.update([], 0.0)
+    assert tracker.find_run(("ml", "ended-0")) is not None
+
+    for name in ("waits", "is-reconciled"):
+        tracker.track(("ml", name)).is_busy = name == "is-reconciled"
+    tracker.update([], 0.0)
+
+    kept = [name for name in ("ended-0", "ended-1", "waits", "is-reconciled") if tracker.find_run(("ml", name))]
+    assert kept == ["waits", "is-reconciled"]
 
 
 def test_a_run_that_ended_unobserved_is_found_in_storage(bench: Bench) -> None:
