@@ -17,6 +17,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError, StoreFullError
@@ -256,14 +257,16 @@ class Retention:
         return [ref for ref, since in marked if now - since >= delay]
 
     def list_orphans(self, plan: RetentionPlan) -> list[ObjectInfo]:
-        """Shards that no manifest names and that are too old for a pending commit; costs one listing of all shards."""
+        """Shards and refused pins of checkpoints that are not there and too old for a pending commit; two listings."""
         recent = select_newest_valid(self._keep, plan.snapshot) if self._keep else []
         if self._keep is None or len(recent) < self._keep.last:
             return []
         named = {*plan.snapshot.commits, *plan.quarantined}
         youngest = max(map(age_key, recent))
         shards = ((info, self._layout.parse_shard(info.key)) for info in self._store.list(self._layout.all_shards))
-        return [info for info, ref in shards if ref is not None and ref not in named and age_key(ref) < youngest]
+        pins = ((info, self._layout.parse_pin(info.key)) for info in self._store.list(self._layout.all_pins))
+        refs = chain(shards, ((info, pin and pin[0]) for info, pin in pins))
+        return [info for info, ref in refs if ref is not None and ref not in named and age_key(ref) < youngest]
 
     def _valid(self, usable: list[CheckpointRef]) -> dict[CheckpointRef, dict[str, float]]:
         if self._keep is None:

@@ -146,7 +146,7 @@ def pin_checkpoint(store: Store, ref: CheckpointRef, name: str, by: str = "") ->
     if any(parsed and parsed[1] for parsed in map(layout.parse_tombstone, announced)):
         raise ConflictError(
             f"{store.url}: another process was about to delete checkpoint {ref} of {ref.lineage} when it was pinned; "
-            "the pin is kept, and `tiphys gc --dry-run` shows whether the checkpoint still exists"
+            "the pin counts if `tiphys gc --dry-run` still shows the checkpoint, and is removed with it otherwise"
         )
 
 

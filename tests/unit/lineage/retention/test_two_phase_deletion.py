@@ -187,6 +187,26 @@ def test_a_reference_that_appears_after_the_announcement_is_seen(store, clock):
     assert not any(announcement for _, announcement in marks(store))
 
 
+def test_a_pin_that_came_too_late_goes_with_a_later_pass(store, clock, monkeypatch):
+    refusals, delete = [], store.delete
+
+    def pin_late(key):
+        if key == LAYOUT.manifest(1, 1):
+            with pytest.raises(ConflictError) as caught:
+                pin_checkpoint(store, ref(1, 1), "release")
+            refusals.append(caught)
+        delete(key)
+
+    keep = RetentionPolicy(last=1, delay_seconds=0)
+    monkeypatch.setattr(store, "delete", pin_late)
+    assert retention(store, clock, keep).apply(STARTS, ()) == [ref(1, 1), ref(1, 2)]
+    assert (len(refusals), list_pins(store, LINEAGE)) == (1, {ref(1, 1): ("release",)})
+
+    pin_checkpoint(store, ref(1, 3), "newest")
+    retention(store, clock, keep).apply(STARTS, ())
+    assert list_pins(store, LINEAGE) == {ref(1, 3): ("newest",)}
+
+
 def test_a_fenced_attempt_deletes_nothing_and_takes_its_announcements_back(store, clock):
     def recheck():
         raise FencedError("attempt 2 exists")
